@@ -124,6 +124,14 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
     return outcome
 
 
+def uninterrupted(work: Callable[[], _T]) -> _T:
+    """Do something and return its result; in the main thread, have another thread do it.
+
+    If the caller is interrupted, the work still finishes; its result is discarded.
+    """
+    return in_background(work).result() if may_be_interrupted() else work()
+
+
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     """Start a daemon thread. If this is interrupted, the thread may start all the same."""
     thread = threading.Thread(target=target, name=name, daemon=True)

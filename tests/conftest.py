@@ -1,6 +1,7 @@
 """What every test may ask for: real replay servers, in processes of their own.
 
-Each test that asks for one runs twice, on dm-reverb and on `LocalServer`, unless it says `only_server`.
+Each test that asks for one runs three times, on dm-reverb, on `LocalServer`, and on a `LocalServer` in the process of
+the tests, unless it says `only_server` or needs a process that it may kill.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
-from server_process import HAS_REVERB, HostedServer, Kind, Nursery, ServerProcess
+from server_process import HAS_REVERB, HostedServer, Kind, Nursery, SameProcess, ServerProcess
 
 from reverb_writer.tables import TableConfig
 
@@ -39,10 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _other_server(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     kind = callspec.params.get("server_kind") if callspec else None
+    if kind == "inside" and not {"nursery", "lone_server"}.isdisjoint(item.fixturenames):  # type: ignore[attr-defined]
+        return True
     return kind is not None and any(mark.args[0] != kind for mark in item.iter_markers("only_server"))
 
 
-@pytest.fixture(scope="session", params=["reverb", "local"])
+@pytest.fixture(scope="session", params=["reverb", "local", "inside"])
 def server_kind(request: pytest.FixtureRequest) -> Kind:
     """Which server the test runs on."""
     kind: Kind = request.param
@@ -65,14 +68,15 @@ def nursery(server_kind: Kind, nurseries: Callable[[Kind], Nursery]) -> Nursery:
 
 
 @pytest.fixture(scope="session")
-def shared_process(nursery: Nursery) -> Iterator[ServerProcess]:
+def shared_process(server_kind: Kind, nurseries: Callable[[Kind], Nursery]) -> Iterator[ServerProcess | SameProcess]:
     """One process for all servers that no test wants to kill."""
-    with contextlib.closing(ServerProcess(nursery)) as process:
-        yield process
+    found = SameProcess() if server_kind == "inside" else ServerProcess(nurseries(server_kind))
+    with contextlib.closing(found):
+        yield found
 
 
 @pytest.fixture
-def replay_server(shared_process: ServerProcess) -> Iterator[StartServer]:
+def replay_server(shared_process: ServerProcess | SameProcess) -> Iterator[StartServer]:
     """`replay_server(*tables, port=None)` starts a server, which ends with the test."""
     with contextlib.ExitStack() as servers:
 

@@ -28,7 +28,8 @@ class Relay:
     def __init__(self, address: str, change: Callable[[bytes], bytes]) -> None:
         """Listen on a free port."""
         self.change, self.num_streams = change, 0
-        self._channel = Channel(address)
+        # By another name, because this reads bytes: a server of this process would give samples as they are.
+        self._channel = Channel(address.replace("127.0.0.1", "localhost"))
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(16))
         handlers: dict[str, Any] = {
             method.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(self._passing(method))
@@ -65,6 +66,7 @@ class Relay:
         threading.Thread(target=pass_on, daemon=True).start()
         try:
             for message in stream:
+                assert isinstance(message, bytes)
                 yield self.change(message)
         except ReverbWriterError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

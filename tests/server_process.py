@@ -3,7 +3,8 @@
     tests --Nursery--> a process that has loaded a server's package --fork--> hosts of servers, which may be killed
       +--------------------ServerProcess: requests and replies, pickled--------------------------+
 
-There are two kinds of servers: "reverb" is dm-reverb's, "local" is `LocalServer`. The tests may run on an interpreter
+There are three kinds of servers: "reverb" is dm-reverb's, "local" is `LocalServer`, and "inside" is a `LocalServer` in
+the process of the tests, which reach it without sockets. The tests may run on an interpreter
 without dm-reverb. Servers of the first kind then run on the one that REVERB_WRITER_SERVER_PYTHON names; if it names
 none, there are none. Each process ends when the tests' end of its line closes.
 """
@@ -30,7 +31,7 @@ from ports import free_port
 
 from reverb_writer.tables import TableConfig
 
-Kind: TypeAlias = Literal["reverb", "local"]
+Kind: TypeAlias = Literal["reverb", "local", "inside"]
 
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON") or sys.executable
 START_TIMEOUT_S = 180.0  # TensorFlow takes three seconds to load, and far more on a busy machine
@@ -157,23 +158,51 @@ class ServerProcess:
         return value
 
 
+class SameProcess:
+    """Servers in the process of the tests: they cannot be killed."""
+
+    kind: Kind = "inside"
+
+    def __init__(self) -> None:
+        """Begin without servers."""
+        self._servers: dict[int, Callable[[], None]] = {}
+
+    def start(self, *tables: TableConfig, port: int | None = None) -> HostedServer:
+        """Start a server, as `ServerProcess` does."""
+        tables = tables or (TableConfig("replay"),)
+        port, stop = serve_local(tables, port)
+        self._servers[port] = stop
+        return HostedServer(self, tables, port)
+
+    def stop(self, server: HostedServer) -> None:
+        """Stop one server."""
+        if stop := self._servers.pop(server.port, None):
+            stop()
+
+    def close(self) -> None:
+        """Stop all servers."""
+        for stop in self._servers.values():
+            stop()
+
+
 @dataclass(frozen=True)
 class HostedServer:
     """A replay server in a process of the tests."""
 
-    process: ServerProcess
+    process: Any  # a ServerProcess, or SameProcess
     tables: Sequence[TableConfig]
     port: int
 
     @property
     def address(self) -> str:
         """Where a client finds it."""
-        return f"localhost:{self.port}"
+        return f"127.0.0.1:{self.port}" if self.kind == "inside" else f"localhost:{self.port}"
 
     @property
     def kind(self) -> Kind:
         """Which server it is."""
-        return self.process.kind
+        kind: Kind = self.process.kind
+        return kind
 
     def stop(self) -> None:
         """Stop it; the process goes on."""

@@ -21,9 +21,9 @@ from reverb_writer.local.calls import asked_for, unary_calls
 from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
-from reverb_writer.local.stored_items import encode_responses
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.responses import WholeSamples
 from reverb_writer.transport.endpoints import Answer
 
 _LOG = logging.getLogger(__package__)
@@ -191,8 +191,7 @@ class SampleStream(_Stream):
         request, self._waiting = self._waiting, None
         if request is not None and not self._has_ended:
             self._num_missing -= len(request.samples)
-            for response in encode_responses(request.samples):
-                self._deliver(response)
+            self._deliver(WholeSamples(request.samples, request.num_bytes))
             self.work()
 
 

@@ -19,7 +19,7 @@ from reverb_writer.local.calls import asked_for, unary_calls
 from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
-from reverb_writer.local.stored_items import Draws, encode_responses
+from reverb_writer.local.stored_items import Drawn, encode_responses
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 
@@ -86,7 +86,9 @@ class Service(grpc.GenericRpcHandler):
         except Refusal as refusal:
             _abort(context, refusal)
 
-    def _wait_for_samples(self, table: str, num_samples: int, timeout_s: float | None, ready: threading.Event) -> Draws:
+    def _wait_for_samples(
+        self, table: str, num_samples: int, timeout_s: float | None, ready: threading.Event
+    ) -> list[Drawn]:
         """Return the samples that there are, one at least; none if `ready` is set in vain.
 
         Raises:

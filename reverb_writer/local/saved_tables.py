@@ -11,11 +11,13 @@ when the files are complete, and only then are those of the last save deleted: a
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
 import secrets
 import struct
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,12 @@ from reverb_writer.tables import (
     TableConfig,
 )
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_saving = threading.Lock()  # never taken by the main thread, which may be interrupted
 _VERSION = 1
 _COUNTERS = ("num_inserts", "num_samples", "num_unique_samples", "num_deleted_episodes")
 _LENGTH = struct.Struct("<Q")
@@ -49,7 +57,7 @@ _LIMITERS = {kind.__name__: kind for kind in (MinSize, SampleToInsertRatio, Queu
 
 
 def save(store: Store, folder: str | os.PathLike[str]) -> None:
-    """Write all tables into a folder, in place of what was saved there before.
+    """Write all tables into a folder, in place of what was saved there before. Saves into one folder take turns.
 
     Raises:
         OSError: the folder cannot be written; what was saved before is still there.
@@ -60,19 +68,32 @@ def save(store: Store, folder: str | os.PathLike[str]) -> None:
         tables = [_table_to_json(table) for table in store.tables.values()]
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    name = secrets.token_hex(8)
-    files = {
-        "chunks": _write(path / f"chunks-{name}.bin", (chunk.data for chunk in chunks.values())),
-        "items": _write(path / f"items-{name}.bin", items),
-    }
-    manifest = {"format": LOCAL_FORMAT, "version": _VERSION, "tables": tables, "files": files}
-    partial = path / f"{LOCAL_MANIFEST}.{name}"
-    _write_synced(partial, [json.dumps(manifest, indent=1).encode()])
-    partial.replace(path / LOCAL_MANIFEST)
-    current = {file["name"] for file in files.values()}
-    for old in (*path.glob("chunks-*.bin"), *path.glob("items-*.bin")):
-        if old.name not in current:
-            old.unlink(missing_ok=True)
+    with _turn(path):
+        name = secrets.token_hex(8)
+        files = {
+            "chunks": _write(path / f"chunks-{name}.bin", (chunk.data for chunk in chunks.values())),
+            "items": _write(path / f"items-{name}.bin", items),
+        }
+        manifest = {"format": LOCAL_FORMAT, "version": _VERSION, "tables": tables, "files": files}
+        partial = path / f"{LOCAL_MANIFEST}.{name}"
+        _write_synced(partial, [json.dumps(manifest, indent=1).encode()])
+        partial.replace(path / LOCAL_MANIFEST)
+        current = {file["name"] for file in files.values()}
+        for old in (*path.glob("chunks-*.bin"), *path.glob("items-*.bin")):
+            if old.name not in current:
+                old.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Wait until no other save into a folder is under way, of this process or, where files have locks, of another."""
+    with _saving, contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            folder = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, folder)  # which gives the lock back
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
 
 
 def load(folder: str | os.PathLike[str], max_bytes: int, max_item_bytes: int | None = None) -> Store:

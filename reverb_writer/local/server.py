@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 import grpc
 
 from reverb_writer.arguments import integer
-from reverb_writer.background import in_background, may_be_interrupted
+from reverb_writer.background import Flag, in_background, may_be_interrupted, uninterrupted
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.local import saved_tables
 from reverb_writer.local.daemon_threads import DaemonThreads
@@ -76,7 +76,8 @@ class LocalServer:
         """Start to serve; when this returns, clients can connect."""
         check_tables(tables)
         wanted, bound, item_bound = _checked(port, max_bytes, max_item_bytes)
-        self._serve(Store(tables, bound, item_bound), wanted)
+        # An interrupt of the main thread leaves no half of a server: another thread makes it, and drops it then.
+        uninterrupted(lambda: self._serve(Store(tables, bound, item_bound), wanted))
 
     @classmethod
     def restore(
@@ -106,20 +107,20 @@ class LocalServer:
         server = cls.__new__(cls)
         with progress(f"restoring {folder}"):
             store = saved_tables.load(folder, bound, item_bound)
-        server._serve(store, wanted)  # noqa: SLF001  # of this class
+        uninterrupted(lambda: server._serve(store, wanted))  # noqa: SLF001  # of this class
         return server
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all tables into a folder, in place of what was saved there; clients may go on meanwhile.
 
         Args:
-            folder: Made if it is not there. Its format is described in docs/local.md.
+            folder: Made if it is not there. Its format is described in docs/local.md. Saves into one folder take turns.
 
         Raises:
             OSError: It cannot be written. What was saved there before is still there.
         """
         with progress(f"saving {self.address}"):
-            saved_tables.save(self._store, folder)
+            uninterrupted(lambda: saved_tables.save(self._store, folder))
 
     def _serve(self, store: Store, port: int) -> None:
         process_hooks.claim()
@@ -129,12 +130,13 @@ class LocalServer:
         self._server: Any = grpc.server(executor, handlers=[Service(self._store)], options=_OPTIONS)
         self.port = _bind(self._server, port)
         self.address = f"{_HOST}:{self.port}"
-        self._closed = threading.Event()
+        self._closed = Flag()
         self._server.start()
         # It also ends without `close`: at garbage collection, or when the interpreter ends.
         endpoint = LocalEndpoint(store)
         endpoints.register(self.address, endpoint)
-        self._stop = weakref.finalize(self, _stop, self._server, self._threads, self.address, endpoint, os.getpid())
+        self._end = functools.partial(_end, self._server, self._threads, self.address, endpoint, os.getpid())
+        self._stop = weakref.finalize(self, _stop, self._end)
 
     @property
     def num_bytes(self) -> int:
@@ -156,7 +158,11 @@ class LocalServer:
 
     def close(self) -> None:
         """End all streams, free the port and forget the data. Idempotent; does nothing in a forked child."""
-        self._stop()
+        uninterrupted(self._close)
+
+    def _close(self) -> None:
+        if self._stop.detach() is not None:
+            self._end()
         self._closed.set()
 
     def __enter__(self) -> LocalServer:
@@ -192,13 +198,16 @@ def _bind(server: Any, port: int) -> int:
     return bound
 
 
-def _stop(server: Any, threads: DaemonThreads, address: str, endpoint: LocalEndpoint, process: int) -> None:
-    if os.getpid() != process:
-        return
-    endpoints.forget(address, endpoint)
-    # In another thread: this one may be in the middle of a function of the server, if it is the garbage collector's.
-    ended = in_background(endpoint.close)
-    server.stop(None).wait(_STOP_S)
-    threads.shutdown()
+def _end(server: Any, threads: DaemonThreads, address: str, endpoint: LocalEndpoint, process: int) -> None:
+    if os.getpid() == process:
+        endpoints.forget(address, endpoint)
+        endpoint.close()
+        server.stop(None).wait(_STOP_S)
+        threads.shutdown()
+
+
+def _stop(end: Callable[[], None]) -> None:
+    """End the server in another thread: the garbage collector may call this in the middle of one of its functions."""
+    ended = in_background(end)
     if may_be_interrupted():
         ended.wait(_STOP_S)

@@ -75,120 +75,115 @@ class Item:
         priority: that it has now.
         times_sampled: how often it went out.
         chunks: that its trajectory names, each once, in the order in which it names them.
+        trajectory: a FlatTrajectory.
         num_bytes: memory that it takes, without its chunks.
-        sampled: once it is stamped, the parts of a sample's bytes but for the tail.
-        entry_bytes: of a sample's SampleEntry, unless it is split; likewise.
+        sample_bytes: that a sample of it takes in a response, about.
     """
 
     __slots__ = (
-        "_trajectory",
+        "_inserted_at",
+        "_parts",
         "chunks",
-        "entry_bytes",
         "key",
         "num_bytes",
-        "num_constant",
         "priority",
-        "sampled",
+        "sample_bytes",
         "table",
         "times_sampled",
+        "trajectory",
     )
 
     def __init__(self, key: int, table: str, priority: float, chunks: Sequence[Chunk], trajectory: bytes) -> None:
-        """Make an item that is in no table yet; `trajectory` is a FlatTrajectory."""
+        """Make an item that is in no table yet."""
         self.key, self.table, self.priority = key, table, priority
-        self.chunks, self._trajectory = chunks, trajectory
+        self.chunks, self.trajectory = chunks, trajectory
         self.times_sampled = 0
         self.num_bytes = len(trajectory) + _ITEM_BYTES
-        self.sampled: tuple[bytes, ...] = ()
-        self.entry_bytes = self.num_constant = 0
+        self.sample_bytes = sum([len(chunk.encoded) for chunk in chunks]) + len(trajectory) + _TAIL.itemsize
+        self._inserted_at = b""
+        self._parts: tuple[bytes, ...] = ()
 
     def stamp(self, inserted_at: bytes) -> None:
         """Note when it came into its table, a Timestamp as bytes."""
-        name, trajectory = self.table.encode(), self._trajectory
-        constant = b"".join(
-            (
-                _KEY, varint(self.key), _TABLE, varint(len(name)), name, _INSERTED_AT, varint(len(inserted_at)),
-                inserted_at, _TRAJECTORY, varint(len(trajectory)), trajectory,
-            )
-        )  # fmt: skip
-        self.num_constant = len(constant)
-        length = varint(len(constant))
-        info = b"".join((_INFO, varint(1 + len(length) + len(constant)), _ITEM, length, constant))
-        data = [chunk.encoded for chunk in self.chunks]
-        self.entry_bytes = len(info) + sum(map(len, data)) + _TAIL.itemsize
-        self.sampled = (b"".join((_ENTRY, varint(self.entry_bytes), info)), *data)
-        self._trajectory = b""
+        self._inserted_at = inserted_at
 
     def encode(self) -> bytes:
         """Return its PrioritizedItem."""
-        constant = self.sampled[0][-self.num_constant :]
-        return b"".join((constant, _PRIORITY, _DOUBLE.pack(self.priority), _TIMES_SAMPLED, varint(self.times_sampled)))
+        numbers = (_PRIORITY, _DOUBLE.pack(self.priority), _TIMES_SAMPLED, varint(self.times_sampled))
+        return b"".join((*self._constant(), *numbers))
+
+    def head(self) -> bytes:
+        """Return the part of its SampleInfo that does not change."""
+        constant = b"".join(self._constant())
+        return b"".join((_ITEM, varint(len(constant)), constant))
+
+    def parts(self) -> tuple[bytes, ...]:
+        """Return a field of a response, a SampleEntry but for its tail; the parts are kept for the next time."""
+        if not self._parts:
+            head = self.head()
+            info = b"".join((_INFO, varint(len(head)), head))
+            data = [chunk.encoded for chunk in self.chunks]
+            num_bytes = len(info) + sum(map(len, data)) + _TAIL.itemsize
+            self._parts = (b"".join((_ENTRY, varint(num_bytes), info)), *data)
+        return self._parts
+
+    def _constant(self) -> tuple[bytes, ...]:
+        """Return the fields of its PrioritizedItem that do not change."""
+        name = self.table.encode()
+        return (
+            _KEY, varint(self.key), _TABLE, varint(len(name)), name, _INSERTED_AT, varint(len(self._inserted_at)),
+            self._inserted_at, _TRAJECTORY, varint(len(self.trajectory)), self.trajectory,
+        )  # fmt: skip
 
 
-class Draws:
-    """Items that were drawn, one after the other, with the numbers that they had then.
+class Drawn:
+    """One draw of an item, with the numbers that it had then.
 
-    Attributes:
-        items: that were drawn.
-        rate_limited: whether the one who asked had to wait for the rate limiter.
+    It has the attributes of a SampleEntry, its SampleInfo and its PrioritizedItem: a reader of this process gets it as
+    it is, and reads the bytes of the chunks only if it does not know the item.
     """
 
-    def __init__(self) -> None:
-        """Begin without any."""
-        self.items: list[Item] = []
-        self.rate_limited = False
-        self._priorities: list[float] = []
-        self._times: list[int] = []
-        self._probabilities: list[float] = []
-        self._sizes: list[int] = []
+    __slots__ = ("key", "priority", "probability", "rate_limited", "stored", "table_size", "times_sampled")
 
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.items)
+    def __init__(self, stored: Item, times_sampled: int, probability: float, table_size: int, limited: bool) -> None:
+        """Note the numbers; `limited` is whether the one who asked had to wait for the rate limiter."""
+        self.stored, self.key, self.priority = stored, stored.key, stored.priority
+        self.times_sampled, self.probability = times_sampled, probability
+        self.table_size, self.rate_limited = table_size, limited
 
-    def add(self, items: Sequence[Item], times: Sequence[int], probabilities: Sequence[float], table_size: int) -> None:
-        """Add draws.
+    @property
+    def info(self) -> Drawn:
+        """It is its own SampleInfo."""
+        return self
 
-        Args:
-            items: that were drawn.
-            times: how often each was drawn, this time included.
-            probabilities: that each had.
-            table_size: items in their table.
-        """
-        self.items += items
-        self._priorities += [item.priority for item in items]
-        self._times += times
-        self._probabilities += probabilities
-        self._sizes += [table_size] * len(items)
+    item = info
 
-    def tails(self) -> list[bytes]:
-        """Return the tail of each."""
-        tails = np.repeat(_TEMPLATE, len(self.items))
-        tails["priority"], tails["probability"], tails["limited"] = (
-            self._priorities,
-            self._probabilities,
-            self.rate_limited,
-        )
-        numbers = np.array((self._times, self._sizes), np.uint64)
-        tails["times"], tails["size"] = (numbers[:, :, None] >> _SHIFTS & 0x7F).astype(np.uint8) | _MORE
-        found: list[bytes] = tails.view(f"V{_TAIL.itemsize}").tolist()
-        return found
+    @property
+    def flat_trajectory(self) -> bytes:
+        """Which rows of which chunks it has."""
+        return self.stored.trajectory
+
+    @property
+    def data(self) -> list[bytes]:
+        """The ChunkData of its chunks."""
+        return [chunk.data for chunk in self.stored.chunks]
 
 
-def encode_responses(draws: Draws) -> Iterator[bytes]:
+def encode_responses(samples: Sequence[Drawn]) -> Iterator[bytes]:
     """Return SampleStreamResponses with these samples, each of a size that is worth a message."""
     parts: list[bytes] = []
     num_bytes = 0
-    for item, tail in zip(draws.items, draws.tails(), strict=True):
-        if item.entry_bytes > _MAX_ENTRY_BYTES:
+    for sample, tail in zip(samples, _tails(samples), strict=True):
+        item = sample.stored
+        if item.sample_bytes > _MAX_ENTRY_BYTES:
             if parts:
                 yield b"".join(parts)
                 parts, num_bytes = [], 0
             yield from _split(item, tail)
             continue
-        parts += item.sampled
+        parts += item.parts()
         parts.append(tail)
-        num_bytes += item.entry_bytes
+        num_bytes += item.sample_bytes
         if num_bytes >= _RESPONSE_BYTES:
             yield b"".join(parts)
             parts, num_bytes = [], 0
@@ -196,19 +191,30 @@ def encode_responses(draws: Draws) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
+def _tails(samples: Sequence[Drawn]) -> list[bytes]:
+    """Return the tail of each sample."""
+    tails = np.repeat(_TEMPLATE, len(samples))
+    tails["priority"] = [sample.priority for sample in samples]
+    tails["probability"] = [sample.probability for sample in samples]
+    tails["limited"] = [sample.rate_limited for sample in samples]
+    numbers = np.array([(sample.times_sampled, sample.table_size) for sample in samples], np.uint64)
+    digits = (numbers[:, :, None] >> _SHIFTS & 0x7F).astype(np.uint8) | _MORE
+    tails["times"], tails["size"] = digits[:, 0], digits[:, 1]
+    found: list[bytes] = tails.view(f"V{_TAIL.itemsize}").tolist()
+    return found
+
+
 def _split(item: Item, tail: bytes) -> Iterator[bytes]:
     """Return responses with one entry each, which are one sample together; the first one has its numbers."""
-    head, *data = item.sampled
-    info = head[-(item.num_constant + len(varint(item.num_constant)) + 1) :]
-    info = b"".join((_INFO, varint(len(info)), info))
-    fields: list[bytes] = [info, tail[: -len(_END)]]
+    head = item.head()
+    fields: list[bytes] = [_INFO, varint(len(head)), head, tail[: -len(_END)]]
     num_bytes = 0
-    for chunk in data:
-        if num_bytes and num_bytes + len(chunk) > _MAX_ENTRY_BYTES:
+    for chunk in item.chunks:
+        if num_bytes and num_bytes + len(chunk.encoded) > _MAX_ENTRY_BYTES:
             yield _response(fields)
             fields, num_bytes = [], 0
-        fields.append(chunk)
-        num_bytes += len(chunk)
+        fields.append(chunk.encoded)
+        num_bytes += len(chunk.encoded)
     yield _response([*fields, _END])
 
 

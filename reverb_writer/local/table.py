@@ -22,7 +22,7 @@ import numpy as np
 from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
-from reverb_writer.local.stored_items import Draws, Item
+from reverb_writer.local.stored_items import Drawn, Item
 from reverb_writer.protocol.messages import Timestamp
 from reverb_writer.tables import TableConfig
 
@@ -39,6 +39,8 @@ class SampleRequest:
     Attributes:
         num_missing: samples asked for and not drawn yet.
         samples: that were drawn.
+        num_bytes: that a response with them has, about.
+        has_waited: whether the rate limiter made it wait.
         ready: called once there are samples, by whichever thread's change has let them out, which has the lock of the
             store; must not wait.
     """
@@ -46,7 +48,9 @@ class SampleRequest:
     def __init__(self, num_samples: int, ready: Callable[[], object] = lambda: None) -> None:
         """Ask for so many."""
         self.num_missing = num_samples
-        self.samples = Draws()
+        self.samples: list[Drawn] = []
+        self.num_bytes = 0
+        self.has_waited = False
         self.ready = ready
 
 
@@ -71,7 +75,7 @@ class Table:
         self._inserts: collections.deque[tuple[Item, Confirm]] = collections.deque()
         self._requests: collections.deque[SampleRequest] = collections.deque()
         self._is_advancing = False
-        self._entry_bytes = float(_DRAW_BYTES)  # of a sample, about
+        self._sample_bytes = float(_DRAW_BYTES)  # of the last ones, the mean
         self._clear()
 
     def _clear(self) -> None:
@@ -181,7 +185,7 @@ class Table:
             self._is_advancing = False
         if self._requests:
             for request in self._requests:
-                request.samples.rate_limited = True
+                request.has_waited = True
         self.measure()
 
     def _advance(self) -> bool:
@@ -274,8 +278,8 @@ class Table:
 
     def _serve(self, request: SampleRequest) -> bool:
         """Draw as many samples as a request lacks, a response holds and the limiter allows; return whether any."""
-        num_bytes, samples = 0, request.samples
-        while request.num_missing and num_bytes < _DRAW_BYTES and len(samples) < _MAX_DRAWS:
+        samples = request.samples
+        while request.num_missing and request.num_bytes < _DRAW_BYTES and len(samples) < _MAX_DRAWS:
             allowed = self._balance.num_samples_allowed(len(self._rows), self.diff)
             if not allowed:
                 break
@@ -283,29 +287,30 @@ class Table:
             if self.config.max_times_sampled:
                 num_draws: int = 1
             else:  # as many as may fit, as far as one knows
-                num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - num_bytes) / self._entry_bytes)))
-            num_drawn_bytes = self._draw(num_draws, samples)
-            self._entry_bytes = max(num_drawn_bytes / num_draws, 1.0)
+                num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - request.num_bytes) / self._sample_bytes)))
+            num_bytes = self._draw(num_draws, request)
+            self._sample_bytes = max(num_bytes / num_draws, 1.0)
             request.num_missing -= num_draws
-            num_bytes += num_drawn_bytes
-        return len(samples) > 0
+            request.num_bytes += num_bytes
+        return bool(samples)
 
-    def _draw(self, num_draws: int, samples: Draws) -> int:
-        """Draw so many samples; return how many bytes they take."""
-        size = len(self._rows)
+    def _draw(self, num_draws: int, request: SampleRequest) -> int:
+        """Draw so many samples; return how many bytes they take, about."""
         rows, probabilities = self._sampler.draw(num_draws)
-        items, times, num_bytes = [], [], 0
-        for row in rows:
-            item = self._items[row]
+        items, size, limited = self._items, len(self._rows), request.has_waited
+        drawn = []
+        num_bytes = 0
+        for row, probability in zip(rows, probabilities, strict=True):
+            item = items[row]
             if item is None:
                 raise AssertionError(f"row {row} of table `{self.config.name}` has no item.")
-            item.times_sampled += 1
-            items.append(item)
-            times.append(item.times_sampled)
-            num_bytes += item.entry_bytes
-        self.num_unique_samples += times.count(1)
+            times = item.times_sampled = item.times_sampled + 1
+            if times == 1:
+                self.num_unique_samples += 1
+            num_bytes += item.sample_bytes
+            drawn.append(Drawn(item, times, probability, size, limited))
+        request.samples += drawn
         self.num_samples += num_draws
-        samples.add(items, times, probabilities, size)
-        if times[0] == self.config.max_times_sampled:  # then there is one
+        if drawn[0].times_sampled == self.config.max_times_sampled:  # then it is the only one
             self._delete(rows[0])
         return num_bytes

@@ -31,6 +31,22 @@ def parse(name: str, message_class: Any, reply: bytes) -> Any:
         raise FormatError(f"{len(reply)} bytes that are not a {name} ({error}).") from None
 
 
+class WholeSamples:
+    """Samples of a server of this process, in place of the bytes of a response; `len` is how many those would be.
+
+    Attributes:
+        samples: with the attributes of `reverb_writer.sampled.Entry`.
+    """
+
+    def __init__(self, samples: list[Any], num_bytes: int) -> None:
+        """Take both."""
+        self.samples, self._num_bytes = samples, num_bytes
+
+    def __len__(self) -> int:
+        """Return how many bytes a response would have."""
+        return self._num_bytes
+
+
 class SampleReassembler:
     """Reassembles samples that the server has split over several entries. Not thread-safe."""
 
@@ -39,12 +55,14 @@ class SampleReassembler:
         self._incomplete: Any = None  # the first entry of a sample, with the chunks of all its entries so far
         self._num_bytes = self._num_parts = 0
 
-    def feed(self, message: bytes) -> list[Any]:
+    def feed(self, message: bytes | WholeSamples) -> list[Any]:
         """Return the samples that a SampleStreamResponse completes, in the server's order; the list may be empty.
 
         Returns:
             Messages of `reverb_writer.sampled.Entry`, each a whole sample.
         """
+        if isinstance(message, WholeSamples):
+            return message.samples
         entries = parse("SampleStreamResponse", messages.SampledResponse, message).entries
         if self._incomplete is None and all(map(_IS_END, entries)):
             return list(entries)

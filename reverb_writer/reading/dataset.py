@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__package__)
 
 _END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
+_AT_WORK_S = 0.005  # for the thread to make a batch of samples that have come
 _STOP_S = 3.0  # for the thread to end
 _MAX_SILENCE_S = 0.25  # when the last sample in flight came so long ago, no more is waited for at the end
 
@@ -196,14 +197,25 @@ class Dataset(Views):
                 if too_short is not None:
                     raise too_short
                 return None
-            send_due()
-            if self._woken.wait(max(min(deadline, wait.look_at) - time.monotonic(), 0)):
+            if self._is_woken(min(deadline, wait.look_at)):
                 continue
             now = time.monotonic()
             if now >= deadline:
                 raise too_short or self._too_late(wait, timeout_s)
             if now >= wait.look_at:
                 wait.look()
+
+    def _is_woken(self, until: float) -> bool:
+        """Wait for a batch or an error, until `until` of `time.monotonic()`; return whether there is one.
+
+        Observers of this process send what they hold first, but not while the thread only makes a batch of samples
+        that have come: to send few windows costs about as much as to send many.
+        """
+        soon_s = min(until - time.monotonic(), _AT_WORK_S)
+        if soon_s > 0 and not self._mixer.num_in_flight and self._woken.wait(soon_s):
+            return True
+        send_due()
+        return self._woken.wait(max(until - time.monotonic(), 0))
 
     def _counted(self, found: Batch | Exception | None, called_at: float) -> Batch | None:
         """Return a batch that is handed out, or raise the error in its place."""

@@ -97,7 +97,7 @@ class Channel:
                 self._options["grpc.ssl_target_name_override"] = tls.server_name
             self._dial = functools.partial(grpc.aio.secure_channel, credentials=credentials_of(tls))
             self._advice = "the certificates; the server may ask for one of the client, too"
-        self._is_plain = not tls
+        self._is_direct = not tls and not use_proxy
         self.local_pipes: set[LocalPipe] = set()
         self._pid = os.getpid()
         self._connect_errors: list[tuple[str, float]] = []
@@ -124,8 +124,8 @@ class Channel:
 
     @property
     def endpoint(self) -> endpoints.Endpoint | None:
-        """The server of the address, if it is in this process; such a server has no TLS."""
-        return endpoints.find(self.address) if self._is_plain else None
+        """The server of the address, if it is in this process, and is to be reached without TLS or a proxy."""
+        return endpoints.find(self.address) if self._is_direct else None
 
     def redirect(self, address: str) -> None:
         """Connect to the server at its new address; streams end as if the connection were lost, calls are made again.

@@ -14,7 +14,9 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
-Answer: TypeAlias = "bytes | grpc.RpcError"
+from reverb_writer.protocol.responses import WholeSamples
+
+Answer: TypeAlias = "bytes | WholeSamples | grpc.RpcError"
 
 
 class Stream(Protocol):

@@ -1,4 +1,4 @@
-"""A bidirectional stream of bytes to a server of this process: a `Pipe` without a socket, and without a thread.
+"""A bidirectional stream to a server of this process: a `Pipe` without a socket, and without a thread.
 
     send() -> the server's function, in the same thread -> deliver()
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+
+import grpc
 
 from reverb_writer.background import may_be_interrupted
 from reverb_writer.errors import ClosedError, ReverbWriterError, ServerUnavailableError
@@ -80,12 +82,12 @@ class LocalPipe:
     def _put(self, answer: Answer) -> None:
         if self._has_ended:
             return
-        if isinstance(answer, bytes):
+        if isinstance(answer, grpc.RpcError):
+            self.reason = describe_error(answer)
+            self._end(translate_error(answer, self._channel.address, is_stream=True, reason=self.reason))
+        else:
             self._channel.note_response()
             self._deliver(answer)
-            return
-        self.reason = describe_error(answer)
-        self._end(translate_error(answer, self._channel.address, is_stream=True, reason=self.reason))
 
     def _end(self, error: ReverbWriterError) -> None:
         self._channel.local_pipes.discard(self)

@@ -17,6 +17,7 @@ NEVER = 1 << 62
 
 _EPISODE_CHUNK_LENGTH = 100
 _TINY_CHUNK_BYTES = 2048
+_SHORT_CHUNK_LENGTH = 16
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,15 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     costs bytes in every item, and short ones compress worse. So: windows that do not overlap are a chunk each; others
     get the common grid of all starts and ends, unless one would touch more than four chunks of it; then the shortest
     window's length (twice as many steps sent as used, at most three chunks touched). Chunks that would be tiny are
-    twice as long: their headers outweigh the steps that are sent for nothing.
+    twice as long, and have 16 steps if these are small: their headers outweigh the steps that are sent for nothing.
     The figures are in `docs/decisions/chunk-length.md`.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]
     >>> [chunk_length_for([WindowSpec(20, stride)], step_bytes=52) for stride in (1, 10, 20)]
     [40, 20, 20]
+    >>> chunk_length_for([WindowSpec(2)], step_bytes=52)
+    16
     """
     finite = {(spec.sequence_length, spec.stride_length) for spec in specs if spec.sequence_length is not None}
     if not finite:
@@ -104,4 +107,6 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
         return min(lengths[0], MAX_CHUNK_LENGTH)
     grid = math.gcd(*lengths, *(stride for _, stride in finite))
     length = grid if grid * 4 >= max(lengths) else min(lengths)
-    return min(2 * length if length * step_bytes < _TINY_CHUNK_BYTES else length, MAX_CHUNK_LENGTH)
+    if length * step_bytes < _TINY_CHUNK_BYTES:
+        length = max(2 * length, min(_SHORT_CHUNK_LENGTH, int(_TINY_CHUNK_BYTES / step_bytes)))
+    return min(length, MAX_CHUNK_LENGTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -9,19 +10,23 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from interrupting import interrupted
 from ports import free_port
+from reading import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.loop import THREAD_NAME
 
 TABLES = [
     rw.TableConfig("replay", 100, rw.Prioritized(0.5), rate_limiter=rw.SampleToInsertRatio(2.0, 2, (-100.0, 500.0))),
@@ -149,6 +154,45 @@ def test_what_is_saved_comes_back(saved: tuple[Path, rw.LocalServer]) -> None:
     assert len(list(folder.iterdir())) == 3
     with rw.LocalServer.restore(folder) as third, rw.Client(third.address) as client:
         assert client.server_info()["replay"].current_size == after["replay"].current_size + 8
+
+
+def test_saves_into_one_folder_at_once_take_turns(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(rw.LocalServer([rw.TableConfig("replay")])) for _ in range(2)]
+        for server in servers:
+            write(server.address, 50)
+        both = threading.Barrier(len(servers), timeout=60)
+
+        def save(server: rw.LocalServer) -> None:
+            both.wait()
+            for _ in range(20):
+                server.save(tmp_path)
+
+        threads = [threading.Thread(target=save, args=(server,)) for server in servers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(list(tmp_path.iterdir())) == 3
+    with rw.LocalServer.restore(tmp_path) as server, rw.Client(server.address) as client:
+        assert client.server_info()["replay"].current_size == 48
+
+
+def test_an_interrupted_constructor_leaves_no_thread_and_no_port() -> None:
+    port = free_port()
+    before = set(threading.enumerate())
+    made: list[rw.LocalServer] = []
+    moment, has_ended = 0, False
+    while not has_ended:
+        moment += 1
+        has_ended = interrupted(lambda: made.append(rw.LocalServer([rw.TableConfig("replay")], port)), moment)
+        made.clear()
+        assert eventually(lambda: not [one for one in threading.enumerate() if is_of_server(one, before)])
+    assert moment > 5
+
+
+def is_of_server(thread: threading.Thread, before: set[threading.Thread]) -> bool:
+    return thread not in before and thread.name != THREAD_NAME
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "chunks-*.bin", "items-*.bin"])
