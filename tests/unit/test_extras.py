@@ -21,6 +21,7 @@ EXEMPT = {
     "environments/vector_recorder.py",
     "environments/recorder.py",
     "environments/space_encoding.py",
+    "instinct_rl/datasets.py",  # its classes are those of PyTorch only where PyTorch is installed
     "progress.py",  # rich comes with the package
     "testing.py",  # loaded by pytest
 }
