@@ -198,10 +198,6 @@ class RolloutDataset(RolloutFileBase):
         """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it."""
         return self._reader.fill_transition(buffer, env_ids)
 
-    def as_torch(self, device: Any = None) -> Any:
-        """Return the batches as tensors on a device, as `reverb_writer.rollouts.RolloutDataset.as_torch` does."""
-        return self._reader.as_torch(device)
-
     def __iter__(self) -> Any:
         """Start again from the beginning; in a worker of a `DataLoader`, with the worker's share."""
         loaded = sys.modules.get("torch.utils.data")
