@@ -152,9 +152,9 @@ def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickl
 def _format(*, allow_pickle: bool) -> tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]:
     """Return the functions that find and open trajectories."""
     if allow_pickle:
-        from reverb_writer.instinct_rl import pickled_trajectory  # noqa: PLC0415  # the only use of that package
+        from reverb_writer.instinct_rl import pickles  # noqa: PLC0415  # the only use of that package
 
-        return pickled_trajectory.list_trajectories, pickled_trajectory.open_trajectory
+        return pickles.list_trajectories, pickles.open_trajectory
     return list_trajectories, StoredTrajectory
 
 

@@ -24,23 +24,11 @@ from reverb_writer.errors import FormatError, UnsafeDataError
 
 _OPCODES = {
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2"),
-    *(
-        "LONG",
-        "LONG1",
-        "FLOAT",
-        "BINFLOAT",
-        "EMPTY_DICT",
-        "DICT",
-        "SETITEM",
-        "SETITEMS",
-        "EMPTY_LIST",
-        "LIST",
-        "APPEND",
-    ),
-    *("APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"),
-    *("BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "STRING", "BINSTRING", "SHORT_BINSTRING"),
-    *("GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GLOBAL", "STACK_GLOBAL", "REDUCE"),
-    "BUILD",
+    *("LONG", "LONG1", "FLOAT", "BINFLOAT", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "LIST"),
+    *("APPEND", "APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "UNICODE", "BINUNICODE"),
+    *("SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "STRING"),
+    *("BINSTRING", "SHORT_BINSTRING", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
+    *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
 }
 _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16|\?)")
 _STATE_SIZE = 5  # version, shape, dtype, is_fortran, data

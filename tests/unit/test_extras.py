@@ -20,6 +20,7 @@ EXEMPT = {
     "environments/dm_env_recorder.py",
     "environments/vector_recorder.py",
     "environments/recorder.py",
+    "instinct_rl/datasets.py",  # its classes are those of PyTorch only where PyTorch is installed
     "progress.py",  # rich comes with the package
     "testing.py",  # loaded by pytest
 }

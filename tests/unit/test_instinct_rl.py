@@ -9,16 +9,17 @@ import os
 import pickle
 import pickletools
 import subprocess
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import reverb_writer as rw
 from reverb_writer import instinct_rl
-from reverb_writer.instinct_rl import PickledTrajectory, RolloutDataset
-from reverb_writer.instinct_rl.pickled_trajectory import frame_range
+from reverb_writer.instinct_rl import RolloutDataset, convert_trajectories
+from reverb_writer.instinct_rl.pickles import frame_range, load_trajectory
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 
 
@@ -47,8 +48,9 @@ def write(folder: Path, *chunks: tuple[int, int, dict[str, Any]], ending: str = 
 def test_legacy_trajectories_are_delivered_when_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "trajectory_10", (0, 2, frames(0, 2)), (2, 3, frames(2, 3, done=True)))
     write(tmp_path / "trajectory_9", (4, 6, frames(4, 6)), ending="pkl")
+    os.utime(tmp_path / "trajectory_9", (0, 0))
     batch = RolloutDataset(tmp_path, 1).get_batch(5)
-    assert batch.observation[:, 0, 0].tolist() == [4, 5, 0, 1, 2]  # 9 comes before 10
+    assert batch.observation[:, 0, 0].tolist() == [4, 5, 0, 1, 2]  # 9 is older than 10
     assert batch.next_observation[:, 0, 0].tolist() == [5, 5, 1, 2, 2]
     assert batch.done[:, 0].tolist() == [False, True, False, False, True]
     assert batch.timeout[:, 0].tolist() == [False, True, False, False, False]
@@ -73,7 +75,7 @@ def test_compressed_components_are_put_together_in_the_listed_order(tmp_path: Pa
     np.testing.assert_allclose(found, [[3, 0, 0.49804], [4, 0.99608, 1]], atol=5e-6)
     (tmp_path / "metadata.json").unlink()
     with pytest.raises(rw.FormatError, match="lists no `obs_segments`"):
-        PickledTrajectory(tmp_path / "trajectory_0").load()
+        load_trajectory(tmp_path / "trajectory_0")
 
 
 def test_observations_that_a_saver_left_in_a_tuple_are_read(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_observations_that_a_saver_left_in_a_tuple_are_read(tmp_path: Path) -> N
 def test_chunks_that_do_not_fit_are_refused_by_name(tmp_path: Path, chunks: Any, text: str) -> None:
     write(tmp_path / "trajectory_0", *chunks)
     with pytest.raises(rw.FormatError, match=f"trajectory `trajectory_0`.*{text}"):
-        PickledTrajectory(tmp_path / "trajectory_0").load()
+        load_trajectory(tmp_path / "trajectory_0")
 
 
 def test_frame_range_is_in_the_name() -> None:
@@ -240,6 +242,147 @@ def test_hostile_trajectory_is_skipped_by_name(tmp_path: Path) -> None:
     dataset = RolloutDataset(tmp_path, 1)
     assert len(list(dataset)) == 1
     assert "system" in dataset.skipped["trajectory_0"]
+
+
+def test_trajectories_come_in_the_order_of_modification_and_whether_there_are_enough_is_a_boolean(
+    tmp_path: Path,
+) -> None:
+    dataset = RolloutDataset(tmp_path, 1, keep_latest_n_trajs=2, wait_timeout_s=0)
+    for number, start, seconds in ((0, 30, 300), (1, 10, 100), (2, 20, 200)):
+        assert dataset.read_dataset_directory() is (number == 2)
+        write(tmp_path / f"trajectory_{number}", (start, start + 1, frames(start, start + 1)))
+        os.utime(tmp_path / f"trajectory_{number}", (seconds, seconds))
+    assert [batch.observation.item() for batch in dataset] == [20, 30]
+
+
+def test_a_transition_batch_is_a_step_of_an_environment(tmp_path: Path) -> None:
+    write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
+    dataset = RolloutDataset(tmp_path, 1)
+    first, second = dataset.get_transition_batch(), dataset.get_transition_batch()
+    observation, action, reward, done, infos = second
+    assert (observation.tolist(), action.shape, reward.tolist(), done.tolist()) == ([[1]], (1, 3), [1], [True])
+    assert (first[4]["time_outs"].tolist(), infos["time_outs"].tolist(), [*infos]) == ([False], [True], ["time_outs"])
+    fields = ("observation", "privileged_observation", "action", "reward", "done", "timeout", "next_observation")
+    assert dataset.Transition._fields[:8] == (*fields, "next_privileged_observation")
+    assert isinstance(dataset.get_buffer(), dataset.Transition)
+    with pytest.raises(StopIteration):
+        dataset.get_transition_batch()
+
+
+class Buffer(NamedTuple):
+    observation: Any
+    action: Any
+    reward: Any
+    done: Any
+
+
+class Counter(instinct_rl.RolloutFileBase):
+    """Counts the steps of each environment since its last reset."""
+
+    def reset_all(self) -> None:
+        self.at = np.zeros(self.num_envs)
+
+    def refresh_handlers(self, env_ids: Any) -> None:
+        self.at[env_ids] = 0
+
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
+        assert num_transitions_per_env is None
+        return Buffer(*np.zeros((4, self.num_envs)))
+
+    def fill_transition(self, buffer: Any, env_ids: Any = None) -> Any:
+        assert env_ids is None
+        self.at += 1
+        buffer.observation[:] = self.at
+        return buffer
+
+
+def test_a_subclass_of_the_base_reads_its_own_files() -> None:
+    assert isinstance(RolloutDataset("nowhere", 1), instinct_rl.RolloutFileBase)
+    dataset = Counter("nowhere", 2)
+    assert next(iter(dataset)).observation.tolist() == [1, 1]
+    dataset.reset(dataset.all_env_ids[1:])
+    observation, *_, infos = dataset.get_transition_batch()
+    assert (observation.tolist(), infos) == ([2, 1], {})
+
+
+def test_components_are_put_together_as_the_metadata_lists_them(tmp_path: Path) -> None:
+    (tmp_path / "metadata.json").write_text(
+        json.dumps({"obs_segments": {"b": [1], "a": [2]}, "obs_disassemble_mapping": {"a": "normalized_image"}})
+    )
+    arrays = {"obs_a": np.array([[0, 255]], np.uint8), "obs_b": np.array([[7.0]]), "actions": np.ones((1, 1))}
+    for folder in (tmp_path, [tmp_path]):
+        found = RolloutDataset(folder, 1).assemble_obs_components(arrays)
+        assert {key: value.tolist() for key, value in found.items()} == {"observations": [[7, 0, 1]], "actions": [[1]]}
+    with pytest.raises(rw.FormatError, match="component `obs_a` is missing"):
+        RolloutDataset(tmp_path, 1).assemble_obs_components({"obs_b": np.zeros((1, 1))})
+
+
+def test_pickles_are_converted_once_for_all(tmp_path: Path) -> None:
+    pickled, converted = tmp_path / "pickled", tmp_path / "converted"
+    write(pickled / "run" / "trajectory_1", (0, 2, frames(0, 2)), (2, 3, frames(2, 3, done=True)))
+    write(pickled / "run" / "trajectory_0", (4, 6, frames(4, 6)))
+    write(pickled / "run" / "trajectory_2", (0, 1, {"observations": Hostile(os.system, "true")}))
+    (pickled / "run" / "metadata.json").write_text(json.dumps({"env": "Go1"}))
+    for number, seconds in ((1, 100), (0, 200)):
+        os.utime(pickled / "run" / f"trajectory_{number}", (seconds, seconds))
+    left_out = convert_trajectories(pickled, converted)
+    assert "system" in left_out.pop("trajectory_2")
+    assert not left_out
+    paths = rw.files.list_trajectories(converted)
+    assert [rw.files.StoredTrajectory(path).manifest.metadata for path in paths] == [{"env": "Go1"}] * 2
+    own, theirs = (
+        kind(folder, 1) for kind, folder in ((rw.files.RolloutDataset, converted), (RolloutDataset, pickled))
+    )
+    for ours, same in zip(own, theirs, strict=True):
+        assert [leaf.tolist() for leaf in ours] == [leaf.tolist() for leaf in same]
+    assert len(list(own)) == 5
+    mixed = RolloutDataset([converted, pickled], 1)
+    assert len(list(mixed)) == 10
+
+
+def test_a_trajectory_that_is_converted_to_be_read_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
+    stored = instinct_rl.open_trajectory(tmp_path / "trajectory_0")
+    assert stored.load()["observations"].tolist() == [[0], [1]]
+    del stored
+    assert not list(scratch.iterdir())
+    write(tmp_path / "trajectory_1", (0, 1, {"observations": np.zeros((1, 1)), "dones": np.zeros((1, 1))}))
+    assert instinct_rl.open_trajectory(tmp_path / "trajectory_1").manifest.num_steps == 1
+    assert not list(scratch.iterdir())
+
+
+def test_files_of_a_trajectory_must_hold_the_same_arrays(tmp_path: Path) -> None:
+    other = {key: value for key, value in frames(2, 3).items() if key != "values"}
+    write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)), (2, 3, other))
+    with pytest.raises(rw.FormatError, match="differ from those of the files before"):
+        load_trajectory(tmp_path / "trajectory_0")
+
+
+def test_all_observations_are_those_of_the_rows_and_the_one_after_them() -> None:
+    storage = instinct_rl.SarsaRolloutStorage(2, 3, (1,), (2,), (1,))
+    for t in range(3):
+        now, after = (np.full((2, 1), float(number)) for number in (t, t + 1))
+        transition = storage.Transition(now, -np.tile(now, 2), np.zeros((2, 1)), np.zeros(2), np.zeros(2))
+        transition.next_observations, transition.next_critic_observations = after, -np.tile(after, 2)
+        storage.add_transitions(transition)
+    assert storage.all_observations[:, 1, 0].tolist() == [0, 1, 2, 3]
+    assert storage.all_critic_observations[:, 0, 1].tolist() == [0, -1, -2, -3]
+    assert storage.all_observations[:-1].tolist() == storage.observations.tolist()
+    assert storage.all_observations[1:].tolist() == storage.next_observations.tolist()
+    assert instinct_rl.SarsaRolloutStorage(2, 3, (1,), None, (1,)).all_critic_observations is None
+
+
+def test_storages_are_of_each_other_as_in_the_original() -> None:
+    assert issubclass(instinct_rl.ActionLabelRollout, instinct_rl.QueueRolloutStorage)
+    for kind in (instinct_rl.QueueRolloutStorage, instinct_rl.SarsaRolloutStorage):
+        assert issubclass(kind, instinct_rl.RolloutStorage)
+        assert kind.reccurent_mini_batch_generator is rw.rollouts.RolloutStorage.recurrent_mini_batch_generator
+    assert instinct_rl.ReplayBuffer is rw.rollouts.ReplayBuffer
 
 
 def test_storages_have_the_spelling_of_the_original() -> None:

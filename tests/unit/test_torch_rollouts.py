@@ -9,6 +9,7 @@ import pytest
 from rollout_steps import write_transitions
 
 import reverb_writer as rw
+from reverb_writer import instinct_rl
 from reverb_writer.files import RolloutDataset
 
 torch = pytest.importorskip("torch")
@@ -78,3 +79,27 @@ def test_bfloat16_comes_as_tensors(tmp_path: Path) -> None:
         writer(step, terminated=True, truncated=False)
     batch = RolloutDataset(tmp_path, 1, device="cpu").get_batch()
     assert (batch.observation.dtype, batch.observation.tolist()) == (torch.bfloat16, [1.5])
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_data_set_of_instinct_rl_is_an_iterable_data_set_of_pytorch(tmp_path: Path, num_workers: int) -> None:
+    write_transitions(tmp_path, [2] * 5)
+    dataset = instinct_rl.RolloutDataset(tmp_path, 2)
+    assert isinstance(dataset, torch.utils.data.IterableDataset)
+    seen = [
+        (int(row[0]), int(row[1]))
+        for batch in torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=num_workers)
+        for row, real in zip(batch.observation, batch.mask, strict=True)
+        if real
+    ]
+    assert sorted(seen) == [(episode, t) for episode in range(5) for t in range(2)]
+
+
+def test_a_transition_batch_of_instinct_rl_is_tensors_on_the_device(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [3])
+    dataset = instinct_rl.RolloutDataset(tmp_path, 2, device="cpu")
+    assert dataset.all_env_ids.tolist() == torch.arange(2).tolist()
+    observation, action, reward, done, infos = dataset.get_transition_batch()
+    assert all(isinstance(leaf, torch.Tensor) for leaf in (observation, action, reward, done, infos["time_outs"]))
+    dataset.reset(dataset.all_env_ids)

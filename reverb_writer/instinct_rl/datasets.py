@@ -1,0 +1,207 @@
+"""Data sets of rollout files as instinct_rl has them: `IterableDataset`s of PyTorch, where that is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reverb_writer.files import rollout_dataset, rollout_file_base
+from reverb_writer.files.transition_fields import TransitionBatch
+from reverb_writer.instinct_rl import pickles
+from reverb_writer.rollouts.array_nests import Arrays
+
+
+def _iterable_dataset() -> Any:
+    with contextlib.suppress(ModuleNotFoundError):  # NumPy arrays do not need PyTorch
+        return importlib.import_module("torch.utils.data").IterableDataset
+    return object
+
+
+class RolloutFileBase(rollout_file_base.RolloutFileBase, _iterable_dataset()):  # type: ignore[misc]
+    """Trajectories from files as if `num_envs` environments stepped through them.
+
+    A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`; the buffer is a named
+    tuple with at least `observation`, `action`, `reward` and `done`.
+
+    Attributes:
+        data_dir: where the files are.
+        num_envs: N, environments that step together.
+        device: None for NumPy arrays, or the device of PyTorch tensors.
+        all_env_ids: [N], 0..N-1.
+    """
+
+    def __init__(self, data_dir: Any, num_envs: int, device: Any = None) -> None:
+        """Set the location of the files; they are read when they are first needed."""
+        super().__init__(data_dir, num_envs, device)
+        self.all_env_ids = Arrays(device).asarray(self.all_env_ids)
+
+    def get_transition_batch(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # type: ignore[override]
+        """Return observations, actions, rewards, dones and infos, as an environment's step: the next transitions.
+
+        Infos are `{"time_outs": ...}` if the buffer has `timeout`. `get_batch` has all fields.
+
+        Raises:
+            StopIteration: nothing is left for any environment.
+        """
+        batch = self.get_batch()
+        infos = {"time_outs": batch.timeout} if hasattr(batch, "timeout") else {}
+        return batch.observation, batch.action, batch.reward, batch.done, infos
+
+
+class _Reader(rollout_dataset.RolloutDataset):
+    """The data set of `reverb_writer.files`, with instinct_rl's order and files."""
+
+    def read_dataset_directory(self) -> list[Path]:
+        return [path for directory in self._directories for path in pickles.list_trajectories(directory)]
+
+    def open_trajectory(self, path: Path) -> Any:
+        return pickles.open_trajectory(path)
+
+
+class RolloutDataset(RolloutFileBase):
+    """The trajectories of a directory as instinct_rl reads them: also its pickles, and in the order of modification.
+
+    The unpickler makes NumPy arrays and nothing else; a pickle that asks for more is skipped by name. Pickles are
+    converted each time that they are opened; `convert_trajectories` does it once. In a `DataLoader` with
+    `batch_size=None`, each worker reads its own share of the trajectories.
+
+    Attributes:
+        Transition: the class of the batches, a named tuple.
+    """
+
+    Transition = TransitionBatch
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        num_envs: int,
+        dataset_loops: int = 1,
+        random_shuffle_traj_order: bool = False,
+        keep_latest_n_trajs: int = 0,
+        starting_frame_range: Sequence[int] = (0, 1),
+        device: Any = None,
+        *,
+        seed: int | None = None,
+        fields: Mapping[str, str] | None = None,
+        concatenate_observations: bool = False,
+        first_frame_done: bool = False,
+        wait_timeout_s: float = 30.0,
+        poll_interval_s: float = 1.0,
+    ) -> None:
+        """Configure the reader; the first batch looks for the trajectories.
+
+        Args:
+            data_dir: directory of trajectories, pickled ones or those of this project, or several directories.
+            num_envs: N, environments that step together, >= 1.
+            dataset_loops: how often each trajectory is delivered; < 1 for ever.
+            random_shuffle_traj_order: whether to shuffle the trajectories, in a new order for each loop.
+            keep_latest_n_trajs: N, to read the newest N only, and to wait for as many; 0 for all.
+            starting_frame_range: [low, high), from which the first step of each trajectory is drawn; a shorter
+                trajectory begins at 0.
+            device: None for NumPy arrays, or the device of PyTorch tensors.
+            seed: for the order and the first steps; None for a random one.
+            fields: name of the leaf by field, if it is not one of the usual names.
+            concatenate_observations: whether an observation of several components becomes one float32 vector.
+            first_frame_done: whether `done` is also set on the first transition of each trajectory, as there.
+            wait_timeout_s: how long to wait for the first trajectories, seconds, >= 0.
+            poll_interval_s: time between two searches, seconds.
+
+        Raises:
+            SpecError: an argument is out of range; nothing was read.
+        """
+        super().__init__(data_dir, num_envs, device)
+        self._reader = _Reader(
+            data_dir,
+            num_envs,
+            dataset_loops,
+            random_shuffle_traj_order,
+            keep_latest_n_trajs,
+            starting_frame_range,
+            seed=seed,
+            fields=fields,
+            concatenate_observations=concatenate_observations,
+            first_frame_done=first_frame_done,
+            wait_timeout_s=wait_timeout_s,
+            poll_interval_s=poll_interval_s,
+        )
+        self._num_needed = max(keep_latest_n_trajs, 1)
+
+    @property
+    def num_dataset_looped(self) -> int:
+        """The number of loops that have ended."""
+        return self._reader.num_dataset_looped
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The reason, by name, for each trajectory that could not be read and was skipped."""
+        return self._reader.skipped
+
+    @staticmethod
+    def get_frame_range(filename: str) -> tuple[int, int]:
+        """Return the frames [start, stop) that `filename` states.
+
+        >>> RolloutDataset.get_frame_range("traj_100_200.pkl")
+        (100, 200)
+
+        Raises:
+            FormatError: the name states none.
+        """
+        return pickles.frame_range(filename)
+
+    def read_dataset_directory(self) -> bool:
+        """Return whether there are enough trajectories: `keep_latest_n_trajs`, or one. `reset` waits for them."""
+        return len(self._reader.read_dataset_directory()) >= self._num_needed
+
+    def assemble_obs_components(self, traj_data: dict[str, Any]) -> dict[str, Any]:
+        """Return `traj_data`, arrays by key, with `observations` [T, D] in place of the components `obs_NAME`.
+
+        `metadata.json` of the data set lists the components under `obs_segments`, in their order, and those that are
+        compressed under `obs_disassemble_mapping`.
+
+        Raises:
+            FormatError: it lists none, or one is missing.
+        """
+        directories = [self.data_dir] if isinstance(self.data_dir, str | os.PathLike) else self.data_dir
+        metadata = (pickles.read_metadata(Path(directory)) for directory in directories)
+        return pickles.assemble_components(traj_data, next(filter(None, metadata), {}))
+
+    def shard(self, index: int, num_shards: int) -> None:
+        """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
+        self._reader.shard(index, num_shards)
+        self._is_initialized = False
+
+    def reset_all(self) -> None:
+        """Look for trajectories, and give each environment its first one.
+
+        Raises:
+            ReplayTimeoutError: there are not enough within `wait_timeout_s`.
+        """
+        self._reader.reset()
+
+    def refresh_handlers(self, env_ids: Sequence[int]) -> None:
+        """Give the environments `env_ids` their next trajectory; the rest of their current ones is not delivered."""
+        self._reader.reset(env_ids)
+
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
+        """Make a `Transition` of zeros, arrays of NumPy: leaves [N, ...], or [T, N, ...].
+
+        T is `num_transitions_per_env`.
+        """
+        return self._reader.get_buffer(num_transitions_per_env)
+
+    def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
+        """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it."""
+        return self._reader.fill_transition(buffer, env_ids)
+
+    def __iter__(self) -> Any:
+        """Start again from the beginning; in a worker of a `DataLoader`, with the worker's share."""
+        loaded = sys.modules.get("torch.utils.data")
+        worker = loaded.get_worker_info() if loaded else None
+        if worker is not None:
+            self.shard(worker.id, worker.num_workers)
+        return super().__iter__()
