@@ -148,25 +148,26 @@ class RolloutWriter:
             )
         final = None if final_observation is None else self._boundary_step(structure, final_observation)
         env_ids = self._all_envs
+        present: Any = True  # or which environments have a step
         if env_mask is not None:
             if self.num_envs is None:
                 raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
             present = self._flags("env_mask", env_mask)
             last, env_ids = last & present, np.flatnonzero(present)
+        ended = last.nonzero()[0].tolist()
         outcomes = {
-            int(env): Outcome(**{key: bool(flag[env]) for key, flag in given.items() if key != "end_of_episode"})
-            for env in np.flatnonzero(last)
+            env: Outcome(**{key: bool(flag[env]) for key, flag in given.items() if key != "end_of_episode"})
+            for env in ended
         }
         if self._steps is None:
             self._start(known)
         self._put(leaves, env_ids)
         self._num_steps += 1
-        if not outcomes:
-            self._lengths[env_ids] += 1
+        if not ended:
+            self._lengths += present
             return
-        ended = [*outcomes]
         try:
-            self._lengths[env_ids] += 1
+            self._lengths += present
             if final is not None:
                 self._put(final, np.array(ended))
                 self._lengths[ended] += 1
