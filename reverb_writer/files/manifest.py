@@ -22,7 +22,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, ReverbWriterError
-from reverb_writer.files.step_layout import StepLayout
+from reverb_writer.files.row_layout import RowLayout
 
 FORMAT = "reverb-writer trajectory"
 VERSION = 1
@@ -55,7 +55,7 @@ class Manifest:
     end: End
     terminated: bool | None
     truncated: bool | None
-    layout: StepLayout
+    layout: RowLayout
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Manifest:
                     end=End(values["end"]),
                     terminated=values["terminated"],
                     truncated=values["truncated"],
-                    layout=StepLayout.read(values["structure"], tuple(values["encodings"])),
+                    layout=RowLayout.read(values["structure"], tuple(values["encodings"])),
                     metadata=dict(values["metadata"]),
                 )
         except (ReverbWriterError, AttributeError, DecodeError, KeyError, TypeError, ValueError) as error:

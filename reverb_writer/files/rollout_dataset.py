@@ -21,7 +21,7 @@ import tree
 from reverb_writer.arguments import integer, number
 from reverb_writer.errors import FormatError, SpecError, StructureError
 from reverb_writer.files.rollout_file_base import RolloutFileBase
-from reverb_writer.files.step_layout import StepLayout
+from reverb_writer.files.row_layout import RowLayout
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.files.trajectory_pool import TrajectoryPool
 from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
@@ -156,7 +156,7 @@ class RolloutDataset(RolloutFileBase):
         self._pool = self._new_pool()
         self._cursors: list[Cursor | None] = []
         self._layout: TransitionBatch | None = None
-        self._step_layout: StepLayout | None = None  # of the first trajectory
+        self._step_layout: RowLayout | None = None  # of the first trajectory
         self._flags: list[int] = []
 
     @property

@@ -19,7 +19,7 @@ from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.manifest import End, Manifest
 from reverb_writer.files.outcome import Outcome, is_boundary_step
-from reverb_writer.files.step_layout import Encoding, StepLayout
+from reverb_writer.files.row_layout import Encoding, RowLayout
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
 from reverb_writer.nests import common_length
 from reverb_writer.protocol.signatures import ArraySpec
@@ -34,7 +34,7 @@ class _Steps(NamedTuple):
     """What all steps of a writer have in common."""
 
     structure: StepStructure
-    layout: StepLayout
+    layout: RowLayout
 
 
 class RolloutWriter:
@@ -269,7 +269,7 @@ class RolloutWriter:
         """Return what all steps have in common with `example`: the first step, or a spec without N."""
         structure = StepStructure(example, batch_size=self.num_envs, is_spec=is_spec)
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
-        return _Steps(structure, StepLayout.of(structure.pack(specs), self._encodings))
+        return _Steps(structure, RowLayout.of(structure.pack(specs), self._encodings))
 
     def _start(self, steps: _Steps) -> None:
         """Set what all steps have in common, and make room for the first ones."""

@@ -52,7 +52,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class StepLayout:
+class RowLayout:
     """The nest of a step, its leaves in dm-tree's order, and both as text."""
 
     nest: Any  # of `ArraySpec`
@@ -60,7 +60,7 @@ class StepLayout:
     encoded: str  # the nest as a signature of Reverb, in base 64
 
     @classmethod
-    def of(cls, nest: Any, encodings: Mapping[str, str | Encoding]) -> StepLayout:
+    def of(cls, nest: Any, encodings: Mapping[str, str | Encoding]) -> RowLayout:
         """Return the layout of steps like `nest`, of `ArraySpec`; a leaf without an encoding gets its default.
 
         Raises:
@@ -72,7 +72,7 @@ class StepLayout:
 
     @classmethod
     @functools.lru_cache(maxsize=64)  # most files of a directory have the same
-    def read(cls, encoded: str, encodings: tuple[str, ...]) -> StepLayout:
+    def read(cls, encoded: str, encodings: tuple[str, ...]) -> RowLayout:
         """Return the layout that a manifest describes.
 
         Raises:
