@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import queue
 import random
 import signal
@@ -416,6 +417,7 @@ def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(place: Place
             assert observer.stats().acknowledged_items == 1
         else:
             del observer, write
+            gc.collect()  # not in the next call, whose interrupt may meet the finalizer
         assert eventually(lambda: place.client.server_info()["a"].current_size == 1)
         assert place.column() == [[moment]]
     assert interrupt.moment > 50
