@@ -175,7 +175,7 @@ def source_of(address: Any) -> TargetSource:
         if isinstance(of := getattr(address, name, None), str):
             return source_of(of)
     raise SpecError(
-        "a replay must be `host:port`, several of them, a Target or a source of one, or an object with an address, "
+        "`address` must be `host:port`, several of them, a Target or a source of one, or an object with an address, "
         f"such as a server; got {address!r}."
     )
 

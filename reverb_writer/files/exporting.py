@@ -75,7 +75,9 @@ def export_saved(
     saved = open_saved(Path(folder))
     signatures = saved.signatures()
     if table not in signatures:
-        raise SpecError(f"{saved.path}: no table `{table}` was saved; there are {', '.join(signatures) or 'none'}.")
+        raise SpecError(
+            f"{saved.path}: no table `{table}` was saved; there are {', '.join(sorted(signatures)) or 'none'}."
+        )
     done = exported_keys(writer.data_dir, table)
     items = [item for item in _items(saved) if item.table == table and item.key not in done]
     chunks = _chunks(saved, {key for item in items for key in _chunk_keys(item)})

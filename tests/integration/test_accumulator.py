@@ -110,7 +110,7 @@ def test_a_refused_insert_keeps_the_rollout(place: Place) -> None:
         accumulator.insert(place.client, "zz")
     with pytest.raises(rw.SpecError, match="priority"):
         accumulator.insert(place.client, "a", -1.0)
-    with pytest.raises(rw.SpecError, match="`client` must be"):
+    with pytest.raises(rw.SpecError, match="`address` must be"):
         accumulator.insert(3, "a")
     accumulator.insert(place.client, "a")
     (sample,) = read(place.client, "a")

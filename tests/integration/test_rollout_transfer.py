@@ -283,7 +283,7 @@ def test_export_of_a_saved_replay_writes_each_item_once(
     signature = {"n": ArraySpec((None,), np.dtype(np.int64)), "pair": [ArraySpec((None,), np.dtype(np.float32))]}
     tables = [once, rw.TableConfig("t", 1000, signature=signature), rw.TableConfig("other", 1000)]
     with contextlib.ExitStack() as stack:
-        local = stack.enter_context(rw.LocalServer(tables)) if server_kind == "local" else None
+        local = stack.enter_context(rw.LocalServer(tables)) if server_kind != "reverb" else None
         client = stack.enter_context(rw.Client(local.address if local else replay_server(*tables).address))
         with rw.TrajectoryObserver(client, "once", 3) as observer:
             feed(observer, (300, 200))
@@ -317,7 +317,7 @@ def test_export_of_a_saved_replay_writes_each_item_once(
     assert (good.num_steps, good.error) == (3, "")
     assert structure.error.startswith(f"item {structure.name}: ")
     assert len(list_trajectories(tmp_path / "other")) == 1
-    with pytest.raises(rw.SpecError, match="no table `nowhere` was saved; there are once, t, other"):
+    with pytest.raises(rw.SpecError, match="no table `nowhere` was saved; there are once, other, t"):
         list(export_saved(folder, "nowhere", RolloutWriter(tmp_path / "none")))
 
 

@@ -297,4 +297,4 @@ def test_command_refuses_a_port_that_is_taken() -> None:
     with listener(socket.AF_INET, "127.0.0.1") as port, command("--port", str(port)) as process:
         _, log = process.communicate(timeout=START_TIMEOUT_S)
     assert process.returncode == 1
-    assert f"reverb_writer_server: [Errno 98] port {port} is in use." in log
+    assert f"reverb_writer_server: port {port} is in use." in log

@@ -326,8 +326,8 @@ def test_banner_tells_tables_and_memory(tmp_path: Path) -> None:
     with service(tmp_path, text) as server:
         log = server.log()
     assert "blocks samples while it is empty" in log
-    # 1000 items of 4 steps, 1 apart, in chunks of 2: 600 + 145 x 2.5 + 1400 / 2 + 1.15 x 100 bytes for each.
-    assert "memory of table `replay`: about 1.7 MiB (1,003 steps of 100 bytes before compression)" in log
+    # 1000 items of 4 steps, 1 apart, in chunks of 16: 600 + 145 x 19 / 16 + 1400 / 16 + 1.15 x 100 bytes for each.
+    assert "memory of table `replay`: about 951.8 KiB (1,003 steps of 100 bytes before compression)" in log
     assert "total memory: about 574.7 MiB (572.2 MiB for the processes, 793.5 KiB while a checkpoint is written)" in log
 
 
