@@ -102,10 +102,9 @@ class ServiceProcess:
 
     def restores(self) -> bool:
         """Return whether a child of it reads the chunks of a checkpoint."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        for one in (file for child in children for file in Path(f"/proc/{child}/fd").iterdir()):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if one.readlink().name == "chunks.tfrecord":
+        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            with contextlib.suppress(OSError):  # a file was closed, or the child has ended
+                if any(file.readlink().name == "chunks.tfrecord" for file in Path(f"/proc/{child}/fd").iterdir()):
                     return True
         return False
 

@@ -328,7 +328,7 @@ def test_banner_tells_tables_and_memory(tmp_path: Path) -> None:
     assert "blocks samples while it is empty" in log
     # 1000 items of 4 steps, 1 apart, in chunks of 16: 600 + 145 x 19 / 16 + 1400 / 16 + 1.15 x 100 bytes for each.
     assert "memory of table `replay`: about 951.8 KiB (1,003 steps of 100 bytes before compression)" in log
-    assert "total memory: about 574.7 MiB (572.2 MiB for the processes, 793.5 KiB while a checkpoint is written)" in log
+    assert "total memory: about 573.8 MiB (572.2 MiB for the processes, 684.5 KiB while a checkpoint is written)" in log
 
 
 def test_tables_that_may_not_fit_are_refused_if_so_configured(tmp_path: Path) -> None:
