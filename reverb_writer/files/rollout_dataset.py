@@ -84,7 +84,7 @@ class RolloutDataset(RolloutFileBase):
     New trajectories are found when a loop begins. Memory holds one trajectory for each environment, and the batch.
 
     Example:
-        dataset = RolloutDataset("demos", num_envs=64, dataset_loops=10, random_shuffle_traj_order=True, seed=0)
+        dataset = RolloutDataset("demos", num_envs=64, dataset_loops=10, shuffle=True, seed=0)
         for batch in dataset:
             ...  # batch.observation [64, ...], batch.done, batch.timeout, batch.next_observation, ...
 
@@ -96,9 +96,9 @@ class RolloutDataset(RolloutFileBase):
         data_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         num_envs: int,
         dataset_loops: int = 1,
-        random_shuffle_traj_order: bool = False,
-        keep_latest_n_trajs: int = 0,
-        starting_frame_range: Sequence[int] = (0, 1),
+        shuffle: bool = False,
+        keep_latest: int = 0,
+        start_range: Sequence[int] = (0, 1),
         device: Any = None,
         *,
         seed: int | None = None,
@@ -114,9 +114,9 @@ class RolloutDataset(RolloutFileBase):
             data_dir: directory of trajectories, or several.
             num_envs: N, environments that step together, >= 1.
             dataset_loops: how often each trajectory is delivered; < 1 for ever.
-            random_shuffle_traj_order: whether to shuffle the trajectories, in a new order for each loop.
-            keep_latest_n_trajs: N, to read the newest N only, and to wait for as many; 0 for all.
-            starting_frame_range: [low, high), from which the first step of each trajectory is drawn; a shorter
+            shuffle: whether to shuffle the trajectories, in a new order for each loop.
+            keep_latest: N, to read the newest N only, and to wait for as many; 0 for all.
+            start_range: [low, high), from which the first step of each trajectory is drawn; a shorter
                 trajectory begins at 0.
             device: None for NumPy arrays, or the device of PyTorch tensors.
             seed: for the order and the first steps; None for a random one.
@@ -130,11 +130,11 @@ class RolloutDataset(RolloutFileBase):
             SpecError: an argument is out of range; nothing was read.
         """
         super().__init__(data_dir, num_envs, device)
-        bounds = tuple(starting_frame_range)
+        bounds = tuple(start_range)
         if len(bounds) != 2:  # noqa: PLR2004  # low and high
-            raise SpecError(f"`starting_frame_range` must be (low, high), got {starting_frame_range!r}.")
-        low = integer("starting_frame_range[0]", bounds[0], minimum=0)
-        high = integer("starting_frame_range[1]", bounds[1], minimum=low + 1, hint="The range leaves `high` out.")
+            raise SpecError(f"`start_range` must be (low, high), got {start_range!r}.")
+        low = integer("start_range[0]", bounds[0], minimum=0)
+        high = integer("start_range[1]", bounds[1], minimum=low + 1, hint="The range leaves `high` out.")
         for name, value in (("wait_timeout_s", wait_timeout_s), ("poll_interval_s", poll_interval_s)):
             if number(name, value) < 0:
                 raise SpecError(f"`{name}` must be >= 0 seconds, got {value!r}.")
@@ -146,8 +146,8 @@ class RolloutDataset(RolloutFileBase):
         self._seed = seed
         self._pool_options: dict[str, Any] = {
             "loops": integer("dataset_loops", dataset_loops, minimum=-(1 << 31)),
-            "shuffle": random_shuffle_traj_order,
-            "keep_latest": integer("keep_latest_n_trajs", keep_latest_n_trajs, minimum=0),
+            "shuffle": shuffle,
+            "keep_latest": integer("keep_latest", keep_latest, minimum=0),
             "wait_timeout_s": wait_timeout_s,
             "poll_interval_s": poll_interval_s,
         }

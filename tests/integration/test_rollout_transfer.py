@@ -191,7 +191,7 @@ def test_episodes_that_are_written_at_once_come_again(place: Place, tmp_path: Pa
         (2, True, False, True, "step"),
         (4, True, False, True, "step"),
     ]
-    dataset = rw.files.RolloutDataset(tmp_path, num_envs=1, dataset_loops=1, random_shuffle_traj_order=False)
+    dataset = rw.files.RolloutDataset(tmp_path, num_envs=1, dataset_loops=1, shuffle=False)
     assert [batch.observation.item() for batch in dataset] == [1, 2, 3, 4, 11, 21, 22, 23]
 
 

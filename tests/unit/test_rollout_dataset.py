@@ -123,7 +123,7 @@ def test_every_transition_comes_as_often_as_there_are_loops(
 ) -> None:
     lengths = [3, 1, 4, 2, 5]
     write_transitions(tmp_path, lengths)
-    dataset = RolloutDataset(tmp_path, num_envs, loops, random_shuffle_traj_order=True)
+    dataset = RolloutDataset(tmp_path, num_envs, loops, shuffle=True)
     batches = []
     while True:
         try:
@@ -153,9 +153,7 @@ def test_environment_without_a_trajectory_is_masked_and_zero(tmp_path: Path) -> 
 
 def test_same_seed_same_batches(tmp_path: Path) -> None:
     write_transitions(tmp_path, [2] * 20)
-    orders = [
-        delivered(RolloutDataset(tmp_path, 2, 3, True, starting_frame_range=(0, 2), seed=seed)) for seed in (1, 1, 2)
-    ]
+    orders = [delivered(RolloutDataset(tmp_path, 2, 3, True, start_range=(0, 2), seed=seed)) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     dataset = RolloutDataset(tmp_path, 2, 1, True, seed=1)
     assert delivered(dataset) == delivered(dataset)  # iter() begins anew
@@ -171,7 +169,7 @@ def test_each_loop_has_another_order(tmp_path: Path) -> None:
 def test_first_step_is_drawn_from_the_range_and_zero_if_the_trajectory_is_short(tmp_path: Path) -> None:
     write_transitions(tmp_path, [10, 3])
     starts: dict[int, set[int]] = {0: set(), 1: set()}
-    for batch in itertools.islice(RolloutDataset(tmp_path, 1, 0, starting_frame_range=[4, 7], seed=0), 400):
+    for batch in itertools.islice(RolloutDataset(tmp_path, 1, 0, start_range=[4, 7], seed=0), 400):
         if batch.is_first[0]:
             starts[int(batch.observation[0, 0])].add(int(batch.observation[0, 1]))
     assert starts == {0: {4, 5, 6}, 1: {0}}
@@ -185,7 +183,7 @@ def test_first_frame_is_marked_as_done_only_if_asked(tmp_path: Path) -> None:
 
 def test_newest_trajectories_only(tmp_path: Path) -> None:
     write_transitions(tmp_path, [1, 2, 3, 1])
-    assert delivered(RolloutDataset(tmp_path, 1, keep_latest_n_trajs=2)) == [(2, 0), (2, 1), (2, 2), (3, 0)]
+    assert delivered(RolloutDataset(tmp_path, 1, keep_latest=2)) == [(2, 0), (2, 1), (2, 2), (3, 0)]
 
 
 def test_several_directories(tmp_path: Path) -> None:
@@ -295,7 +293,7 @@ def test_too_few_trajectories_are_waited_for_and_then_an_error(tmp_path: Path) -
     with pytest.raises(rw.ReplayTimeoutError, match=r"0 complete trajectories after 0.0 s, expected 1"):
         RolloutDataset(tmp_path / "nowhere", 1, wait_timeout_s=0).get_batch()
     write_transitions(tmp_path, [1])
-    dataset = RolloutDataset(tmp_path, 1, keep_latest_n_trajs=2, wait_timeout_s=60, poll_interval_s=0.01)
+    dataset = RolloutDataset(tmp_path, 1, keep_latest=2, wait_timeout_s=60, poll_interval_s=0.01)
     writing = threading.Timer(0.05, write_transitions, (tmp_path, [2]))
     writing.start()
     assert delivered(dataset) == [(0, 0), (0, 0), (0, 1)]
@@ -322,7 +320,7 @@ def test_shards_part_the_trajectories(tmp_path: Path) -> None:
     write_transitions(tmp_path, [2] * 5)
     found = []
     for index in range(3):
-        dataset = RolloutDataset(tmp_path, 2, random_shuffle_traj_order=True)
+        dataset = RolloutDataset(tmp_path, 2, shuffle=True)
         dataset.shard(index, 3)
         found += delivered(dataset)
     assert sorted(found) == [(episode, t) for episode in range(5) for t in range(2)]
@@ -332,9 +330,9 @@ def test_shards_part_the_trajectories(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         ({"num_envs": 0}, "`num_envs` must be >= 1, got 0"),
-        ({"starting_frame_range": (2, 2)}, r"`starting_frame_range\[1\]` must be >= 3, got 2"),
-        ({"starting_frame_range": (1,)}, r"must be \(low, high\)"),
-        ({"keep_latest_n_trajs": -1}, "`keep_latest_n_trajs` must be >= 0"),
+        ({"start_range": (2, 2)}, r"`start_range\[1\]` must be >= 3, got 2"),
+        ({"start_range": (1,)}, r"must be \(low, high\)"),
+        ({"keep_latest": -1}, "`keep_latest` must be >= 0"),
         ({"wait_timeout_s": -1}, "`wait_timeout_s` must be >= 0 seconds"),
         ({"fields": {"state": "x"}}, "`fields` has state, expected some of observation"),
     ],

@@ -31,7 +31,7 @@ def test_workers_together_read_each_trajectory_once(tmp_path: Path, num_workers:
     if num_workers == 0 and context == "fork":
         pytest.skip("there is no process to start")
     write_transitions(tmp_path, [2] * 7)
-    view = RolloutDataset(tmp_path, 2, random_shuffle_traj_order=True, seed=3).as_torch()
+    view = RolloutDataset(tmp_path, 2, shuffle=True, seed=3).as_torch()
     assert isinstance(view, torch.utils.data.IterableDataset)
     loader = torch.utils.data.DataLoader(
         view, batch_size=None, num_workers=num_workers, multiprocessing_context=context if num_workers else None
