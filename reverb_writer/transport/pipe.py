@@ -93,7 +93,8 @@ class Pipe:
     async def _run(self) -> None:
         error = await self._carry()
         self._cancel()
-        self._call = None  # gRPC keeps the connection as long as there is a call of it
+        # gRPC keeps the connection as long as there is a call of it; frames of the error's traceback have the call, too.
+        self._call = error.__traceback__ = error.__context__ = None
         self._outgoing.clear()
         deliver, self._deliver = self._deliver, _ignore  # the owner must not be kept, and the connection with it
         if not self._has_ended:
