@@ -9,11 +9,16 @@ import ast
 import contextlib
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from reverb_writer.errors import MissingExtraError
+
+# Two threads that first use names at the same time would each hold the import lock of a module that the other one needs:
+# Python then hands out modules that are half loaded.
+_loading = threading.RLock()
 
 
 def module_of_names(stub: Path) -> dict[str, str]:
@@ -40,9 +45,10 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = module_of[name]
-        if module == package:  # a package in this package, which is a name by itself
-            return importlib.import_module(f"{package}.{name}")
-        value = getattr(importlib.import_module(module), name)
+        with _loading:
+            if module == package:  # a package in this package, which is a name by itself
+                return importlib.import_module(f"{package}.{name}")
+            value = getattr(importlib.import_module(module), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -30,9 +30,9 @@ class ReplayBufferSamples(NamedTuple):
     """A batch of transitions: tensors [B, ...] on the buffer's device. Of a `Dict` space a field is a dict of tensors.
 
     Attributes:
-        observations: [B, *observation].
+        observations: [B, ...].
         actions: [B, action]; of a discrete space [B, 1].
-        next_observations: [B, *observation].
+        next_observations: [B, ...].
         dones: [B, 1] float32; 1 where the episode ended, except by a time limit.
         rewards: [B, 1] float32.
     """
@@ -103,9 +103,9 @@ class ReplayBuffer:
         """Add a transition of each environment; the arrays are copied.
 
         Args:
-            obs: [n_envs, *observation]; for a `Dict` space, a dict of these.
+            obs: [n_envs, ...]; for a `Dict` space, a dict of these.
             next_obs: the same of the following observations, those that ended an episode included.
-            action: [n_envs, *action].
+            action: [n_envs, ...].
             reward: [n_envs].
             done: [n_envs]; whether the transition ended its episode.
             infos: one for each environment; only `TimeLimit.truncated` is read.
