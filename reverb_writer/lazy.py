@@ -16,7 +16,7 @@ from typing import Any
 
 from reverb_writer.errors import MissingExtraError
 
-# Two threads that first use names at the same time would each hold the import lock of a module that the other one needs:
+# Two threads that first use names at once would each hold the import lock of a module that the other one needs:
 # Python then hands out modules that are half loaded.
 _loading = threading.RLock()
 

@@ -93,7 +93,7 @@ class Pipe:
     async def _run(self) -> None:
         error = await self._carry()
         self._cancel()
-        # gRPC keeps the connection as long as there is a call of it; frames of the error's traceback have the call, too.
+        # gRPC keeps the connection as long as there is a call of it, and so do the frames of the traceback.
         self._call = error.__traceback__ = error.__context__ = None
         self._outgoing.clear()
         deliver, self._deliver = self._deliver, _ignore  # the owner must not be kept, and the connection with it
