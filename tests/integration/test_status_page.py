@@ -186,13 +186,13 @@ def test_page_begins_with_memory_and_the_newest_checkpoint(page: Any) -> None:
     text = page.locator("#service").inner_text().splitlines()
     assert text[::2] == ["memory", "full tables need", "newest checkpoint", "kept on disk"]
     assert " of " in text[1]
-    assert text[3] == "at least 1.7 MiB"  # three tables without a signature
+    assert text[3] == "at least 951.8 KiB"  # three tables without a signature
     assert text[5].endswith(" ago")
 
 
 def test_page_tells_the_bytes_of_a_table_and_shows_an_unused_one_small(page: Any) -> None:
     unused, replay = page.locator("[data-table=unused]"), page.locator("[data-table=replay]")
-    assert "0 of 1,000 items, about 0 B of 1.7 MiB, 0.0 %" in unused.inner_text()
+    assert "0 of 1,000 items, about 0 B of 951.8 KiB, 0.0 %" in unused.inner_text()
     assert unused.locator("svg").count() == 0
     assert unused.bounding_box()["height"] < replay.bounding_box()["height"] / 4
 
