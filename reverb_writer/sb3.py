@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.client.client import as_client
@@ -147,7 +148,7 @@ class ReplayBuffer:
         if self._dataset is None:
             self._observer.flush(self._timeout_s)  # so that a program that has just begun finds its own transitions
             self._dataset = ReplayDataset(self._client, self._table, batch_size, timeout_s=self._timeout_s)
-        step = {name: _first(column) for name, column in next(self._dataset).data.items()}
+        step = tree.map_structure(lambda column: column[:, 0], next(self._dataset).data)  # windows of one step
         if env is not None:
             for name in ("observation", "next_observation"):
                 step[name] = env.normalize_obs(step[name])
@@ -186,13 +187,6 @@ class ReplayBuffer:
             return {str(name): self._stored(observation[name], space[name]) for name in observation}
         shape = space.shape if space.shape or not hasattr(space, "n") else (1,)
         return np.asarray(observation, space.dtype).reshape(self._n_envs, *shape)
-
-
-def _first(column: Any) -> Any:
-    """Return the only step of each window."""
-    if isinstance(column, Mapping):
-        return {name: _first(inner) for name, inner in column.items()}
-    return column[:, 0]
 
 
 def _narrow(dtype: Any) -> Any:

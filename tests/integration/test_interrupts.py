@@ -25,6 +25,7 @@ from reading import Place, eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.writing import sender
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -404,7 +405,10 @@ def test_signals_at_random_moments_of_many_environments_lose_and_double_nothing(
     write_three(place, signals, iter(lambda: signals.num_interrupted < _NUM_SIGNALS, False), max_delay_s=0.01)
 
 
-def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(place: Place) -> None:
+def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "_EXIT_S", 60.0)  # a busy machine takes longer to deliver what was forgotten
     interrupt = EachMoment()
     for moment in interrupt:
         observer = rw.TrajectoryObserver(place.client, "a", 1)
@@ -452,8 +456,10 @@ def test_interrupt_at_any_moment_of_a_step_that_waits_takes_it_or_not(
             with contextlib.suppress(rw.ReplayTimeoutError):
                 interrupt(write)
             assert observer.stats().steps == number * size
-            found += [int(sample.data["n"][0]) for sample in client.sample("replay", 2 * size)]
-        left = client.sample("replay", number * size - len(found))
-        found += [int(sample.data["n"][0]) for sample in left]
+            # On a busy machine no call may have found room in time, several times in a row: then fewer are there.
+            if num_samples := min(2 * size, number * size - len(found)):
+                found += [int(sample.data["n"][0]) for sample in client.sample("replay", num_samples)]
+        if num_left := number * size - len(found):
+            found += [int(sample.data["n"][0]) for sample in client.sample("replay", num_left)]
         assert sorted(found) == list(range(number * size))
     assert interrupt.moment > 20

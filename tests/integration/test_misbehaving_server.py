@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import queue
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,6 +158,17 @@ def test_stream_that_has_ended_is_freed_without_the_collector(server: Misbehavin
             assert eventually(lambda: alive() is None)
         finally:
             gc.enable()
+
+
+def test_error_that_ends_a_stream_keeps_no_frames(server: MisbehavingServer) -> None:
+    """They have gRPC's call, which keeps the connection as long as someone keeps the error."""
+    met: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with Channel(server.address) as channel:
+        pipe = Pipe(channel, messages.SAMPLE_STREAM, met.put)
+        assert eventually(lambda: pipe._call is not None)
+    error = met.get(timeout=30)
+    assert isinstance(error, rw.ClosedError)
+    assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
 
 
 def test_samples_that_nobody_asked_for_do_not_pile_up_at_a_learner(server: MisbehavingServer) -> None:

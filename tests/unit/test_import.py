@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import subprocess
 import sys
+import threading
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -75,3 +77,33 @@ def test_names_are_listed_before_they_are_loaded() -> None:
 
 def test_package_ships_its_types() -> None:
     assert resources.files(reverb_writer).joinpath("py.typed").is_file()
+
+
+def test_names_that_two_threads_first_use_at_once_load_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each may hold the import lock of a module that the other needs, and gets half of it."""
+    package = tmp_path / "two_names"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import threading\nfrom reverb_writer.lazy import lazy_names\n"
+        "loading, overlaps = threading.Semaphore(1), []\n"
+        "__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)\n"
+    )
+    (package / "__init__.pyi").write_text("from two_names.a import A as A\nfrom two_names.b import B as B\n")
+    for name in "ab":
+        (package / f"{name}.py").write_text(
+            "import time\nfrom two_names import loading, overlaps\n"
+            "overlaps.append(not loading.acquire(blocking=False))\n"
+            f"time.sleep(0.2)\nloading.release()\n{name.upper()} = '{name}'\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    two_names = importlib.import_module("two_names")
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda name=name: found.append(getattr(two_names, name))) for name in "AB"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == ["a", "b"]
+    assert two_names.overlaps == [False, False]
