@@ -87,17 +87,19 @@ class Service:
         """
         work = threading.Thread(target=self._work, name="service", daemon=True)
         work.start()
+        was_asked = False
         while work.is_alive():
             self._state.loop_runs()
             received = signals.next_signal(_PAUSE_S)
             with contextlib.suppress(queue.Empty):
                 self._start_process(self._wanted.get_nowait())
-            if received is not None and (self._stop.is_set() or not self._may_have_clients()):
-                if self._stop.is_set():
+            if received is not None and (was_asked or not self._may_have_clients()):
+                if was_asked:
                     _logger.warning("%s again: stopped at once", received.name)
                 self._stop_at_once()  # or nothing is served yet, so nothing is lost
                 return 128 + received
             if received is not None:
+                was_asked = True
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 self._stop.set()
             code = self._look_at(work)
@@ -119,12 +121,15 @@ class Service:
             self._died_at = self._died_at or now
             return DIED if now - self._died_at > _END_TIMEOUT_S else None
         is_alive, why = self._state.alive()
-        self._failed_at = None if is_alive or self._stop.is_set() else self._failed_at or now
+        self._failed_at = None if is_alive else self._failed_at or now
         # By this loop's time: after a pause of the whole machine, the monitor has its turn first.
         if self._failed_at is None or not 0 < self._config.http_max_silence_s < now - self._failed_at:
             return None
+        hangs = self._state.work_hangs()
+        if self._stop.is_set() and not hangs:
+            return None
         _logger.error("the server ends itself: %s", why)
-        if self._state.work_hangs():  # nobody is there to write a last checkpoint
+        if hangs:  # nobody is there to write a last checkpoint
             self._stop_at_once()
             return NOT_ALIVE
         self._ends_itself = True
