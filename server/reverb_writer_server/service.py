@@ -1,7 +1,7 @@
 """The life of a server: start, restore, serve, drain, write a last checkpoint, stop.
 
     starting -> restoring -> serving -> draining -> stopped
-        │ three starts failed alike │ first SIGTERM or SIGINT    │ second one: stopped at once
+        │ three starts failed alike │ first signal, or not alive │ second signal: stopped at once
         └-> failed, until a signal
 
 Two threads: the main one answers signals and touches no disk; the other does all the rest.
@@ -28,7 +28,7 @@ from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.jobs import Jobs
-from reverb_writer_server.machine_limits import raise_descriptor_limit, thread_cpu_s
+from reverb_writer_server.machine_limits import cpu_s, raise_descriptor_limit
 from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
@@ -112,8 +112,8 @@ class Service:
     def _look_at(self, work: threading.Thread) -> int | None:
         """See whether the service is alive; return the exit code if it is to end at once, because `work` hangs."""
         now = time.monotonic()
-        if (cpu_s := thread_cpu_s(work.native_id)) != self._work_cpu_s:
-            self._work_cpu_s = cpu_s
+        if (had_s := cpu_s(f"self/task/{work.native_id}")) != self._work_cpu_s:
+            self._work_cpu_s = had_s
             self._state.work_runs()
         if self._state.phase != "serving" or self._process is None:
             return None
@@ -275,7 +275,7 @@ class Service:
         self._figures = monitor.latest()
         saver = None
         if self._folder is not None:
-            saver = Saver(self._config.checkpoints, self._folder, process, address, state, self._jobs)
+            saver = Saver(self._config.checkpoints.every_s, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
         if self._config.memory_alert_bytes:
             alert = MemoryAlert(self._config.memory_alert_bytes)
@@ -287,7 +287,7 @@ class Service:
         state.phase, state.detail = "serving", ""
         while process.alive() and not self._stop.is_set() and not monitor.wait(_PAUSE_S):
             state.work_runs()
-        if monitor.answers():
+        if monitor.wait(0):
             started.log(monitor)
             self._ready(f"ready at {state.address}, tables: {', '.join(names)}")
         while process.alive():
