@@ -587,7 +587,7 @@ def _waits_for_its_service(child: int) -> bool:
 
 def test_server_is_alive_while_a_save_moves_and_not_when_it_has_stopped_to(tmp_path: Path) -> None:
     """Two saves at once take all threads of gRPC, so that nothing answers: here, Reverb is stopped in a save."""
-    text = configuration(tmp_path) + "\n[http]\nmax_silence_s = 12"
+    text = configuration(tmp_path) + "\n[http]\nmax_silence_s = 20"
     with service(tmp_path, text) as server:
         fill(server.address, 60)
 
