@@ -1,4 +1,4 @@
-"""What the kernel tells: limits of descriptors, processes that it ended for want of memory, and time of a thread."""
+"""What the kernel tells: limits of descriptors, processes that it ended for want of memory, and processor time."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ def num_oom_kills() -> int:
     return total
 
 
-def thread_cpu_s(thread: int | None) -> float:
-    """Return how many seconds of processor time a thread of this process has had; 0 if it has ended."""
+def statistics(entry: str) -> list[str]:
+    """Return the fields of /proc/ENTRY/stat from the state on; none if that process or thread has ended."""
     try:
-        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        return []
+
+
+def cpu_s(entry: str) -> float:
+    """Return how many seconds of processor time the process or thread of /proc/ENTRY has had; 0 if it has ended."""
+    return sum(map(int, statistics(entry)[11:13])) / os.sysconf("SC_CLK_TCK")

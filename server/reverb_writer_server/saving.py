@@ -19,7 +19,6 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import parse
 from reverb_writer.transport.channel import Channel
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
-from reverb_writer_server.config.schema import CheckpointConfig
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
@@ -47,7 +46,7 @@ class Saver:
 
     def __init__(
         self,
-        settings: CheckpointConfig,
+        every_s: float,
         folder: CheckpointFolder,
         process: ReverbProcess,
         address: str,
@@ -57,14 +56,14 @@ class Saver:
         """Connect, for as long as the server has descriptors.
 
         Args:
-            settings: when to save, and how many to keep.
+            every_s: seconds between two saves; 0 for none but those that are requested.
             folder: where Reverb writes, and what is kept.
             process: the Reverb process.
             address: where it serves.
             state: is told the result of each save.
             jobs: runs what may fail.
         """
-        self._settings, self._folder, self._process, self._state = settings, folder, process, state
+        self._every_s, self._folder, self._process, self._state = every_s, folder, process, state
         self._jobs = jobs
         self._channel = Channel(address, permanent=True)
         self._refreshed_at = self._began_at = time.monotonic()
@@ -76,8 +75,7 @@ class Saver:
     def tick(self, is_stopping: Callable[[], bool]) -> None:
         """Keep what was finished meanwhile, and save if it is time; a save ends early when `is_stopping` says so."""
         self._jobs.run("keep", self._keep_finished)
-        every_s = self._settings.every_s
-        is_due = bool(every_s) and time.monotonic() - self._began_at >= every_s
+        is_due = 0 < self._every_s <= time.monotonic() - self._began_at
         if (is_due or self._is_requested.is_set()) and not is_stopping():
             self._is_requested.clear()
             self._jobs.run("checkpoint", lambda: self._save(is_stopping, is_stopping))
@@ -229,7 +227,7 @@ class Saver:
                     "checkpoints.keep = %d one stays. Give it more room, or lower checkpoints.keep.",
                     format_bytes(expected),
                     pruned,
-                    self._settings.keep,
+                    self._folder.keep,
                 )
 
     def _keep_finished(self) -> bool:

@@ -1,7 +1,7 @@
 """The life of a server: start, restore, serve, drain, write a last checkpoint, stop.
 
     starting -> restoring -> serving -> draining -> stopped
-        │ three starts failed alike │ first SIGTERM or SIGINT    │ second one: stopped at once
+        │ three starts failed alike │ first signal, or not alive │ second signal: stopped at once
         └-> failed, until a signal
 
 Two threads: the main one answers signals and touches no disk; the other does all the rest.
@@ -28,7 +28,7 @@ from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.jobs import Jobs
-from reverb_writer_server.machine_limits import raise_descriptor_limit, thread_cpu_s
+from reverb_writer_server.machine_limits import cpu_s, raise_descriptor_limit
 from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
@@ -87,17 +87,19 @@ class Service:
         """
         work = threading.Thread(target=self._work, name="service", daemon=True)
         work.start()
+        was_asked = False
         while work.is_alive():
             self._state.loop_runs()
             received = signals.next_signal(_PAUSE_S)
             with contextlib.suppress(queue.Empty):
                 self._start_process(self._wanted.get_nowait())
-            if received is not None and (self._stop.is_set() or not self._may_have_clients()):
-                if self._stop.is_set():
+            if received is not None and (was_asked or not self._may_have_clients()):
+                if was_asked:
                     _logger.warning("%s again: stopped at once", received.name)
                 self._stop_at_once()  # or nothing is served yet, so nothing is lost
                 return 128 + received
             if received is not None:
+                was_asked = True
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 self._stop.set()
             code = self._look_at(work)
@@ -110,8 +112,8 @@ class Service:
     def _look_at(self, work: threading.Thread) -> int | None:
         """See whether the service is alive; return the exit code if it is to end at once, because `work` hangs."""
         now = time.monotonic()
-        if (cpu_s := thread_cpu_s(work.native_id)) != self._work_cpu_s:
-            self._work_cpu_s = cpu_s
+        if (had_s := cpu_s(f"self/task/{work.native_id}")) != self._work_cpu_s:
+            self._work_cpu_s = had_s
             self._state.work_runs()
         if self._state.phase != "serving" or self._process is None:
             return None
@@ -119,12 +121,15 @@ class Service:
             self._died_at = self._died_at or now
             return DIED if now - self._died_at > _END_TIMEOUT_S else None
         is_alive, why = self._state.alive()
-        self._failed_at = None if is_alive or self._stop.is_set() else self._failed_at or now
+        self._failed_at = None if is_alive else self._failed_at or now
         # By this loop's time: after a pause of the whole machine, the monitor has its turn first.
         if self._failed_at is None or not 0 < self._config.http_max_silence_s < now - self._failed_at:
             return None
+        hangs = self._state.work_hangs()
+        if self._stop.is_set() and not hangs:
+            return None
         _logger.error("the server ends itself: %s", why)
-        if self._state.work_hangs():  # nobody is there to write a last checkpoint
+        if hangs:  # nobody is there to write a last checkpoint
             self._stop_at_once()
             return NOT_ALIVE
         self._ends_itself = True
@@ -270,7 +275,7 @@ class Service:
         self._figures = monitor.latest()
         saver = None
         if self._folder is not None:
-            saver = Saver(self._config.checkpoints, self._folder, process, address, state, self._jobs)
+            saver = Saver(self._config.checkpoints.every_s, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
         if self._config.memory_alert_bytes:
             alert = MemoryAlert(self._config.memory_alert_bytes)
@@ -282,7 +287,7 @@ class Service:
         state.phase, state.detail = "serving", ""
         while process.alive() and not self._stop.is_set() and not monitor.wait(_PAUSE_S):
             state.work_runs()
-        if monitor.answers():
+        if monitor.wait(0):
             started.log(monitor)
             self._ready(f"ready at {state.address}, tables: {', '.join(names)}")
         while process.alive():

@@ -587,7 +587,7 @@ def _waits_for_its_service(child: int) -> bool:
 
 def test_server_is_alive_while_a_save_moves_and_not_when_it_has_stopped_to(tmp_path: Path) -> None:
     """Two saves at once take all threads of gRPC, so that nothing answers: here, Reverb is stopped in a save."""
-    text = configuration(tmp_path) + "\n[http]\nmax_silence_s = 12"
+    text = configuration(tmp_path) + "\n[http]\nmax_silence_s = 20"
     with service(tmp_path, text) as server:
         fill(server.address, 60)
 
@@ -614,20 +614,34 @@ def test_server_is_alive_while_a_save_moves_and_not_when_it_has_stopped_to(tmp_p
 
 
 def test_thread_that_hangs_while_it_keeps_a_checkpoint_ends_the_server(tmp_path: Path) -> None:
-    with service(tmp_path, configuration(tmp_path) + "\n[http]\nmax_silence_s = 2") as server:
+    """Reverb hangs, too, as on the same disk. It is given up first, and then nobody writes a last checkpoint."""
+    with service(tmp_path, configuration(tmp_path)) as server:
         insert(server.address, 1)
-        save(server, tmp_path)
-        (name,) = kept(tmp_path)
-        endless = tmp_path / "checkpoints" / "incoming" / "2026-01-01T00:00:00+00:00"
+        assert server.end() == 0
+    (name,) = kept(tmp_path)
+    endless = tmp_path / "checkpoints" / "incoming" / "2026-01-01T00:00:00+00:00"
+    items = endless / "items.tfrecord"
+    with service(tmp_path, configuration(tmp_path) + "\n[http]\nmax_silence_s = 2") as server:
         shutil.copytree(tmp_path / "checkpoints" / "kept" / name, endless, ignore=shutil.ignore_patterns("DONE"))
-        (endless / "items.tfrecord").unlink()
-        os.mkfifo(endless / "items.tfrecord")  # as of a disk that does not answer: a read waits for ever
+        items.unlink()
+        os.mkfifo(items)  # as of a disk that does not answer: a read waits for ever
         (endless / "DONE").touch()
+        eventually(lambda: _is_read(items), "the thread reads it")
+        os.kill(server.child(), signal.SIGSTOP)
         assert server.process.wait(150) == 6
+        assert server.log().count("the server ends itself: ") == 2
         assert "ends itself: the thread that keeps checkpoints has stood still for " in server.log()
-    (endless / "items.tfrecord").unlink()
+    items.unlink()
     with service(tmp_path, configuration(tmp_path)) as server:
         assert sizes(server.address) == {"replay": 1}
+
+
+def _is_read(pipe: Path) -> bool:
+    """Return whether a process reads a named pipe; from then on its read waits until this process ends."""
+    with contextlib.suppress(OSError):
+        os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        return True
+    return False
 
 
 PHASES = ("start", "restore", "serve", "checkpoint", "drain", "last checkpoint")

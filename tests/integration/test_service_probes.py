@@ -128,8 +128,10 @@ def test_server_that_is_not_alive_ends_itself_with_its_last_checkpoint(tmp_path:
         psutil.Process(server.child()).rlimit(psutil.RLIMIT_NOFILE, (96, 96))
         with idle_connections(server.port, 136):
             eventually(lambda: metrics(server)["reverb_process_open_fds"] == 96, "there are no more")
-        assert server.process.wait(150) == 6  # nobody acts on /livez, as under Docker
-        assert "ERROR   the server ends itself: the server has accepted no new connection for " in server.log()
+        reason = "ERROR   the server ends itself: the server has accepted no new connection for "
+        eventually(lambda: reason in server.log(), "nobody acts on /livez, as under Docker")
+        server.process.send_signal(signal.SIGTERM)  # the first signal, so the last checkpoint is still written
+        assert server.process.wait(150) == 6
     with service(tmp_path, text) as server, rw.Client(server.address) as client:
         assert client.server_info()["replay"].current_size == 1
 

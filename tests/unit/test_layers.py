@@ -59,7 +59,6 @@ SERVER = [
     "checkpoints",
     "config",
     "machine_limits",
-    "watch_thread",
     "log_setup",
     "parent_death",
     "signals",

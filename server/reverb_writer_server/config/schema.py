@@ -86,7 +86,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "checkpoints.every_s": Key(quantity("seconds"), 600.0, "time between checkpoints; 0 for no periodic ones"),
     "checkpoints.keep": Key(count(1, 1000), 3, "number of checkpoints to keep"),
-    "checkpoints.on_exit": Key(boolean, True, "whether SIGTERM and SIGINT write a last checkpoint"),
+    "checkpoints.on_exit": Key(boolean, True, "whether a stop writes a last checkpoint"),
     "checkpoints.restore": Key(
         text('"latest", "none" or the name of a checkpoint'),
         "latest",
@@ -273,10 +273,11 @@ def load(
 
 
 def _value(settings: Settings, name: str) -> Any:
-    key, found = KEYS[name], settings.get(*name.split("."))
-    if found is None:
-        return key.default
-    return found if key.kind is not _PATH else Path(found) if found else None
+    key = KEYS[name]
+    found = settings.get(*name.split("."), default=key.default)
+    if key.kind is _PATH:
+        return Path(found) if found else None
+    return found
 
 
 def _table(settings: Settings, name: str) -> ServedTable:

@@ -58,7 +58,7 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     about = (
         f"at least {format_bytes(total)}, without {', '.join(f'`{name}`' for name in unknown)}"
         if unknown
-        else (f"about {format_bytes(total)}")
+        else f"about {format_bytes(total)}"
     )
     verdict = ": more than is available. Lower max_size or raise the limit" if excess else ""
     parts = f"{format_bytes(PROCESS_BYTES)} for the processes"

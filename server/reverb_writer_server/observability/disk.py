@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-
-from reverb_writer_server.watch_thread import WatchThread
 
 _logger = logging.getLogger(__name__)
 _EVERY_S = 10.0
@@ -36,7 +35,7 @@ class DiskFacts:
     certificate_expires_at: float | None = None
 
 
-class DiskWatch(WatchThread):
+class DiskWatch:
     """Looks at once, and then every ten seconds in its own thread until it is closed."""
 
     def __init__(self, directory: Path | None, certificate: Path | None, found: Callable[[DiskFacts], None]) -> None:
@@ -50,7 +49,14 @@ class DiskWatch(WatchThread):
         self._directory, self._certificate, self._found = directory, certificate, found
         self._told = ""
         self._look()
-        super().__init__("disk-watch", _JOIN_S)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="disk-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread, or leave it behind if the disk does not answer. Idempotent."""
+        self._closed.set()
+        self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
         while not self._closed.wait(_EVERY_S):

@@ -47,7 +47,7 @@ class Monitor:
         ran_at: `time.monotonic()` at which its thread last began a round.
     """
 
-    def __init__(self, address: str, order: Sequence[str], is_saving: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, address: str, order: Sequence[str], is_saving: Callable[[], bool]) -> None:
         """Start the thread; the server need not answer yet.
 
         Args:

@@ -14,9 +14,8 @@ from reverb_writer_server.observability.memory import available_bytes, used_byte
 from reverb_writer_server.observability.monitor import Monitor
 
 _MAX_PAUSE_S = 30.0  # of a thread that is alive; its calls end within seconds
-_DISK_PATIENCE = (
-    10  # times `max_silence_s`, for the thread that waits for disks: a slow one syncs gigabytes for minutes
-)
+# Times `max_silence_s`, for the thread that waits for disks: a slow disk syncs gigabytes for minutes.
+_DISK_PATIENCE = 10
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,10 @@ class ServiceState:
             return False, f"the monitor has not run for {now - monitor.ran_at:.0f} s"
         if self.work_hangs():
             return False, f"the thread that keeps checkpoints has stood still for {now - self._work_ran_at:.0f} s"
-        if 0 < self.max_silence_s < monitor.standstill_s():
-            return (
-                False,
-                f"{monitor.fault() or 'the server answers again'}; http.max_silence_s is {self.max_silence_s:g}",
-            )
+        silence_s = monitor.standstill_s()
+        if 0 < self.max_silence_s < silence_s:
+            fault = monitor.fault() or f"the server has been silent for {silence_s:.0f} s"
+            return False, f"{fault}; http.max_silence_s is {self.max_silence_s:g}"
         return True, "alive"
 
     def ready(self) -> tuple[bool, str]:

@@ -14,7 +14,7 @@ from reverb_writer.errors import ReverbWriterError
 from reverb_writer_server.config.bind import ALL
 from reverb_writer_server.reverb.draining import tcp_sockets
 
-LOOPBACK_INTERFACE = b"lo"
+_INTERFACE = b"lo"
 
 
 class LoopbackError(ReverbWriterError, OSError):
@@ -37,7 +37,7 @@ def restrict_to_loopback(port: int) -> None:
                     duplicate.shutdown(socket.SHUT_RDWR)
                 continue
             try:
-                duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, LOOPBACK_INTERFACE)
+                duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _INTERFACE)
             except OSError as error:
                 raise LoopbackError(
                     f"port {port}: cannot be restricted to this machine ({error.strerror}). That needs Linux 5.7, or "

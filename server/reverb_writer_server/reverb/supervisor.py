@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
-from reverb_writer_server.machine_limits import num_oom_kills
+from reverb_writer_server.machine_limits import cpu_s, num_oom_kills, statistics
 from reverb_writer_server.reverb.allocator import with_jemalloc
 from reverb_writer_server.reverb.child import StartRequest
 from reverb_writer_server.reverb.child_log import level_of
@@ -83,7 +83,7 @@ class ReverbProcess:
 
     def is_stopped(self) -> bool:
         """Return whether the process is stopped, as by SIGSTOP or a debugger."""
-        return self._statistics()[:1] in (["T"], ["t"])
+        return statistics(str(self.pid))[:1] in (["T"], ["t"])
 
     def resume(self) -> None:
         """Let a stopped process go on."""
@@ -91,8 +91,7 @@ class ReverbProcess:
 
     def cpu_s(self) -> float:
         """Return how many seconds of processor time it has had; 0 if it has ended."""
-        statistics = self._statistics()
-        return sum(map(int, statistics[11:13])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(str(self.pid))
 
     def has_open(self, folder: Path) -> bool:
         """Return whether it has a file open in a folder or below."""
@@ -194,13 +193,6 @@ class ReverbProcess:
         except OSError:
             return 0
         return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("rchar")), 0)
-
-    def _statistics(self) -> list[str]:
-        """Return the fields of /proc/PID/stat from the state on; none if the process has ended."""
-        try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return []
 
     def _send(self, message: Any) -> None:
         try:
