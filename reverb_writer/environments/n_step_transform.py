@@ -27,13 +27,15 @@ import tree
 
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.errors import StructureError
-from reverb_writer.leaves import stored_dtype
+from reverb_writer.leaves import Fit, fit, stored_dtype
 from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
 from reverb_writer.steps import boundary_steps
 
 Array = npt.NDArray[Any]
 
 _NEEDED = ("observation", "action", "reward", "discount")
+_ADVICE = "Use one dtype in all steps."
+_FOLDED = ("reward", "discount")
 _MARKERS = frozenset({"step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"})
 
 
@@ -41,19 +43,21 @@ class _Ring:
     """Starts of transitions: the step with index i of an episode is in row i % n.
 
     Attributes:
-        steps: leaves [n, N, ...] of the steps without markers.
+        steps: leaves [n, N, ...] of the steps, without markers, rewards and discounts.
         rewards: [n, N, ...] float64 each, the rewards since each start, discounted.
         discounts: [n, N, ...] float64 each, their discounts.
     """
 
     def __init__(self, fields: Mapping[str, Any], n: int, num_envs: int | None) -> None:
         """Make a ring for steps like this one."""
-        self._paths, _ = named_leaves(fields, "a step")
-        self._flatten, self._pack = flattener(fields), packer(structure_of(fields))
+        self._paths, leaves = named_leaves(fields, "a step")
+        self._flatten = flattener(fields)
+        self._pack = packer(structure_of({name: part for name, part in fields.items() if name not in _FOLDED}))
         self._is_single = num_envs is None
         names = [path.partition("/")[0] for path in self._paths]
+        self._others_at = [number for number, name in enumerate(names) if name not in _FOLDED]
         self._reward_at, self._discount_at = (
-            [number for number, name in enumerate(names) if name == wanted] for wanted in ("reward", "discount")
+            [number for number, name in enumerate(names) if name == wanted] for wanted in _FOLDED
         )
         num_rewards, num_discounts = len(self._reward_at), len(self._discount_at)
         # If only one of them is a nest, the other is repeated.
@@ -66,7 +70,7 @@ class _Ring:
                 f"{num_rewards} rewards and {num_discounts} discounts, expected as many of one as of the other."
             )
         self._pack_folded = packer(structure_of(fields["discount" if num_discounts > 1 else "reward"]))
-        arrays = self.leaves(fields)
+        arrays = list(map(np.asarray, leaves))
         if num_envs is not None:
             reward, discount = (arrays[at[0]] for at in (self._reward_at, self._discount_at))
             if num_rewards > 1 or discount.shape not in (reward.shape, reward.shape[:1]):
@@ -74,47 +78,54 @@ class _Ring:
             for path, leaf in zip(self._paths, arrays, strict=True):
                 if leaf.shape[:1] != (num_envs,):
                     raise StructureError(f"leaf `{path}`: shape {leaf.shape}, expected ({num_envs}, ...).")
-        pairs = self.pairs(arrays)
+        self._expected = [(stored_dtype(leaf.dtype), leaf.shape) for leaf in arrays]
+        self._reward_dtypes, self._discount_dtypes = (
+            [self._expected[number][0] for number in at] for at in (self._reward_at, self._discount_at)
+        )
         self.steps, self.rewards, self.discounts = (
-            [np.zeros((n, *leaf.shape), stored_dtype(leaf.dtype)) for leaf in column] for column in (arrays, *pairs)
+            [np.zeros((n, *leaf.shape), stored_dtype(leaf.dtype)) for leaf in column] for column in self.split(fields)
         )
 
-    def leaves(self, fields: Mapping[str, Any]) -> list[Array]:
-        """Return the leaves of a step, [N, ...]; those of one environment become [1, ...]."""
+    def split(self, fields: Mapping[str, Any]) -> tuple[list[Array], list[Array], list[Array]]:
+        """Return a step as a row of `steps`, of `rewards` and of `discounts`.
+
+        Leaves are [N, ...]; those of one environment become [1, ...]. There are as many rewards as discounts, and a
+        reward has the axes of its discount.
+
+        Raises:
+            StructureError: it has not the leaves, dtypes and shapes of the first step.
+        """
         try:
             leaves = self._flatten(fields)
         except (TypeError, LookupError):
             paths, leaves = named_leaves(fields, "a step")
             check_same_leaves("a step", paths, self._paths, "the first step")
-        return [np.asarray(leaf)[None] if self._is_single else np.asarray(leaf) for leaf in leaves]
-
-    def pairs(self, leaves: list[Array]) -> tuple[list[Array], list[Array]]:
-        """Return rewards and discounts, float64, as many of one as of the other; a reward has its discount's axes."""
+        arrays = [
+            fit(leaf, dtype, shape, f"a step, leaf `{path}`", "as in the first step", Fit.LOSSLESS, _ADVICE)
+            for leaf, path, (dtype, shape) in zip(leaves, self._paths, self._expected, strict=True)
+        ]
+        if self._is_single:
+            arrays = [array[None] for array in arrays]
         rewards, discounts = (
-            [leaves[number].astype(np.float64) for number in at] for at in (self._reward_at, self._discount_at)
+            [arrays[number].astype(np.float64) for number in at] for at in (self._reward_at, self._discount_at)
         )
         for number, (reward, discount) in enumerate(zip(rewards, discounts, strict=True)):
             if discount.shape != reward.shape and discount.ndim > 1:
                 ndim = max(reward.ndim, discount.ndim)
                 rewards[number] = _widened(reward, ndim, 1) + 0 * _widened(discount, ndim, 1)
-        return rewards, discounts
+        return [arrays[number] for number in self._others_at], rewards, discounts
 
     def transition(self, rows: Array, env_ids: Array) -> dict[str, Any]:
         """Return the steps of these starts, with folded rewards and discounts in the dtypes of the steps."""
-        leaves = [leaf[rows, env_ids] for leaf in self.steps]
-        rewards, discounts = (
-            [
-                column[rows, env_ids].astype(self.steps[number].dtype)
-                for column, number in zip(folded, numbers, strict=True)
-            ]
-            for folded, numbers in ((self.rewards, self._reward_at), (self.discounts, self._discount_at))
+        leaves, rewards, discounts = (
+            [leaf[rows, env_ids] for leaf in column] for column in (self.steps, self.rewards, self.discounts)
         )
         if self._is_single:
             leaves, rewards, discounts = ([leaf[0] for leaf in column] for column in (leaves, rewards, discounts))
         return {
             **self._pack(leaves),
-            "reward": self._pack_folded(rewards),
-            "discount": self._pack_folded(discounts),
+            "reward": self._pack_folded(_cast(rewards, self._reward_dtypes)),
+            "discount": self._pack_folded(_cast(discounts, self._discount_dtypes)),
         }
 
 
@@ -177,7 +188,8 @@ class NStepTransform:
             env_mask: [N] booleans, which environments have a step here; None for all. With `num_envs` only.
 
         Raises:
-            StructureError: it lacks a field, or has different numbers of rewards and discounts. Nothing changed.
+            StructureError: it lacks a field, has different numbers of rewards and discounts, or does not fit the first
+                step. Nothing changed.
             StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Nothing changed, except that some
                 of the transitions may have been passed on; a call with the same step passes on the others.
         """
@@ -199,43 +211,42 @@ class NStepTransform:
         present = self._flags("env_mask", True if env_mask is None else env_mask)
         fields = {name: value for name, value in fields.items() if name not in _MARKERS}
         ring = self._ring or _Ring(fields, self._n, self.num_envs)
-        leaves = ring.leaves(fields)
-        self._pass_on(ring, fields["observation"], present, present & ends)
+        acting, ending = present & ~ends, present & ends
+        new = ring.split(fields) if acting.any() else None  # of a last step, only the observation counts
+        self._pass_on(ring, fields["observation"], present, ending)
         self._ring, self._num_passed = ring, 0
-        self._push(ring, leaves, present & ~ends)
-        self._counts[present & ends] = 0
+        if new is not None:
+            self._push(ring, new, acting)
+        self._counts[ending] = 0
 
     def _pass_on(self, ring: _Ring, observation: Any, present: Array, ending: Array) -> None:
         """Pass on the oldest start of each environment, and all starts of those whose episode ends."""
         held = np.minimum(self._counts, self._n)
-        rounds = [present & (held > 0)]
-        if ending.any():
-            rounds += [ending & (held > index) for index in range(1, self._n)]
-        rounds = [env_mask for env_mask in rounds if env_mask.any()]
-        for index in range(self._num_passed, len(rounds)):
+        for index in range(self._num_passed, self._n):
+            env_mask = (ending if index else present) & (held > index)
+            if not env_mask.any():
+                return
             rows = (self._counts - held + index) % self._n
             transition = {**ring.transition(rows, self._env_ids), "next_observation": observation}
             last = ending & (held == index + 1)
             if self.num_envs is None:
                 self._observer(transition, end_of_episode=bool(last[0]))
             else:
-                self._observer(transition, end_of_episode=last, env_mask=rounds[index])
+                self._observer(transition, end_of_episode=last, env_mask=env_mask)
             self._num_passed = index + 1
 
-    def _push(self, ring: _Ring, leaves: list[Array], acting: Array) -> None:
+    def _push(self, ring: _Ring, new: tuple[list[Array], list[Array], list[Array]], acting: Array) -> None:
         """Add a reward and a discount to all starts, and a start; rows that hold none become what is never read."""
-        if not acting.any():
-            return
-        rewards, discounts = ring.pairs(leaves)
-        for total, so_far, reward, discount in zip(ring.rewards, ring.discounts, rewards, discounts, strict=True):
+        for total, so_far, reward, discount in zip(ring.rewards, ring.discounts, *new[1:], strict=True):
             weights = self._gamma * _widened(so_far, total.ndim, 2)
             np.add(total, weights * reward, out=total, where=_widened(acting, reward.ndim, 1))
             np.multiply(so_far, self._gamma * discount, out=so_far, where=_widened(acting, discount.ndim, 1))
-        rows, env_ids = (self._counts % self._n)[acting], self._env_ids[acting]
-        for column, new in ((ring.steps, leaves), (ring.rewards, rewards), (ring.discounts, discounts)):
-            for held, leaf in zip(column, new, strict=True):
-                held[rows, env_ids] = leaf[acting]
-        self._counts[acting] += 1
+        env_ids = self._env_ids[acting]
+        rows = self._counts[env_ids] % self._n
+        for column, added in zip((ring.steps, ring.rewards, ring.discounts), new, strict=True):
+            for held, leaf in zip(column, added, strict=True):
+                held[rows, env_ids] = leaf[env_ids]
+        self._counts += acting
 
     def _flags(self, name: str, flags: Any) -> Array:
         array = np.asarray(flags, bool)
@@ -249,3 +260,7 @@ class NStepTransform:
 def _widened(array: Array, ndim: int, axis: int) -> Array:
     """Return an array with as many axes, those that are new at `axis`."""
     return array.reshape(*array.shape[:axis], *(1,) * (ndim - array.ndim), *array.shape[axis:])
+
+
+def _cast(arrays: list[Array], dtypes: list[np.dtype[Any]]) -> list[Array]:
+    return [array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True)]

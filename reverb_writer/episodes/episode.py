@@ -13,8 +13,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import episode_steps
 from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.episodes.lookback_buffer import BROKEN_STATE, InfiniteLookbackBuffer
-from reverb_writer.episodes.row_form import Block
-from reverb_writer.episodes.rows import Rows
+from reverb_writer.episodes.rows import Row, Rows
 from reverb_writer.errors import ClosedError, FormatError, IncompleteError, SpecError, StructureError, UnknownKeyError
 from reverb_writer.spaces import check
 from reverb_writer.windows import WindowSpec
@@ -32,7 +31,7 @@ class CheckedStep(NamedTuple):
     """A step that fits an episode."""
 
     columns: list[Rows]
-    blocks: list[Block]  # what each column gets
+    added: list[Row]  # what each column gets
     extra_model_outputs: dict[str, InfiniteLookbackBuffer]  # those of the episode once it has the step
 
 
@@ -136,22 +135,22 @@ class Episode(EpisodeData):
                 names = f"{sorted(buffers)}, got {sorted(extras)}"
                 raise StructureError(f"`extra_model_outputs` must have the names of the first step, {names}.")
         columns = [self.observations.rows, self.actions.rows, self.rewards.rows]
-        blocks = [
+        added = [
             columns[0].checked(observation, "observation"),
             columns[1].checked(action, "action"),
             columns[2].checked(reward, "reward"),
         ]
-        if not blocks[2].form.is_number:
+        if not added[2][0].is_number:
             raise StructureError(f"`reward` must be a number, got {reward!r}.")
         for key, buffer in buffers.items():
             columns.append(buffer.rows)
-            blocks.append(buffer.rows.checked(extras[key], key))
-        return CheckedStep(columns, blocks, buffers)
+            added.append(buffer.rows.checked(extras[key], key))
+        return CheckedStep(columns, added, buffers)
 
     def _take(self, step: CheckedStep, infos: Any, terminated: bool, truncated: bool) -> None:
         """Add a step that `_checked_step` has returned since the last call; this cannot fail."""
-        for rows, block in zip(step.columns, step.blocks, strict=True):
-            rows.put(block)
+        for rows, row in zip(step.columns, step.added, strict=True):
+            rows.append(row)
         self.infos.rows.columns[0].append({} if infos is None else infos)
         self.extra_model_outputs = step.extra_model_outputs
         self.t += 1

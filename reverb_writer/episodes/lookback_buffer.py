@@ -109,7 +109,7 @@ class InfiniteLookbackBuffer:
         Raises:
             StructureError: its structure or shapes differ from the first row. Nothing changed.
         """
-        self.rows.put(self.rows.checked(item, "item"))
+        self.rows.append(self.rows.checked(item, "item"))
 
     def extend(self, items: Any) -> None:
         """Add rows: `items` is a list of them, or a nest of arrays [T, ...].

@@ -15,7 +15,7 @@ from reverb_writer.spaces import Parts
 
 Array = npt.NDArray[Any]
 
-NOT_FITTING = (AttributeError, LookupError, TypeError)
+NOT_FITTING = (AttributeError, LookupError, TypeError, ValueError)
 """What `RowForm.read` raises of an item that does not fit exactly."""
 
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1  # of int64
@@ -42,8 +42,8 @@ class RowForm:
         dtypes, shapes: of each leaf; `object` for strings.
         is_single: whether rows are arrays, numbers or strings, and no nests.
         is_number: whether rows are real numbers.
-        read: returns the leaves of a row, copied, in a list each, if they have exactly these dtypes and shapes; else it
-            raises one of `NOT_FITTING`.
+        read: returns the leaves of a row, copied, if they have exactly these dtypes and shapes; else it raises one of
+            `NOT_FITTING`.
     """
 
     def __init__(
@@ -102,20 +102,13 @@ class RowForm:
         """Return columns of m rows as a list of rows."""
         return list(columns[0]) if self.is_single else [self._pack(row) for row in zip(*columns, strict=True)]
 
-    def _reader(self) -> Callable[[Any], list[list[Any]]]:
+    def _reader(self) -> Callable[[Any], list[Any]]:
         readers = list(map(_leaf_reader, self.dtypes, self.shapes))
         if self.is_single:
             (read,) = readers
-            return lambda item: [[read(item)]]
+            return lambda item: [read(item)]
         flatten = flattener(self._example)
-
-        def read_nest(item: Any) -> list[list[Any]]:
-            leaves = flatten(item)
-            if len(leaves) != len(readers):
-                raise TypeError
-            return [[read(leaf)] for read, leaf in zip(readers, leaves, strict=True)]
-
-        return read_nest
+        return lambda item: [read(leaf) for read, leaf in zip(readers, flatten(item), strict=True)]
 
 
 class _AnyObjects(RowForm):
@@ -127,8 +120,8 @@ class _AnyObjects(RowForm):
     def __reduce__(self) -> Any:
         return _AnyObjects, ()
 
-    def _reader(self) -> Callable[[Any], list[list[Any]]]:
-        return lambda item: [[item]]
+    def _reader(self) -> Callable[[Any], list[Any]]:
+        return lambda item: [item]
 
 
 ANY_OBJECTS = _AnyObjects()
@@ -166,22 +159,27 @@ def listed(leaf: Array) -> list[Any]:
 
 def _leaf_reader(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Any], Any]:
     """Return a function that copies a leaf, or raises TypeError."""
-    strings = (str, bytes) if dtype.kind == "O" and not shape else ()
-    python_type = None if shape else _PYTHON_TYPES.get(dtype)
+    python_type = _PYTHON_TYPES.get(dtype)
 
-    is_text = dtype.kind == "O"  # the elements of such an array must be checked one by one
+    def read_string(leaf: Any) -> Any:
+        if shape or type(leaf) not in (str, bytes):  # the elements of an array must be checked one by one
+            raise TypeError
+        return leaf
 
-    def read(leaf: Any) -> Any:
+    def read_array(leaf: Any) -> Any:
+        if not (isinstance(leaf, np.ndarray) and leaf.dtype == dtype and leaf.shape == shape):
+            raise TypeError
+        return leaf.copy()
+
+    def read_number(leaf: Any) -> Any:
         kind = type(leaf)
         if kind is python_type and (kind is not int or _LOWEST <= leaf <= _HIGHEST):
             return leaf
-        if not is_text and isinstance(leaf, _ARRAYS) and leaf.dtype == dtype and leaf.shape == shape:
-            return leaf.copy() if shape else leaf.item() if python_type is not None else np.asarray(leaf)[()]
-        if kind in strings:
-            return leaf
-        raise TypeError
+        if not (isinstance(leaf, _ARRAYS) and leaf.dtype == dtype and leaf.shape == ()):
+            raise TypeError
+        return np.asarray(leaf)[()] if python_type is None else leaf.item()
 
-    return read
+    return read_string if dtype.kind == "O" else read_array if shape else read_number
 
 
 def _stacked(column: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

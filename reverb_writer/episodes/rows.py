@@ -1,7 +1,7 @@
 """Rows of one form: lists of copied leaves, or arrays once they are finalized.
 
 Adding a row is done in two parts, so that several columns can add a row together: `checked` may refuse it and changes
-nothing, `put` cannot fail.
+nothing, `append` cannot fail. Likewise for several rows: `fitting` and `put`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from reverb_writer.episodes.row_form import ANY_OBJECTS, NOT_FITTING, Block, Row
 
 Array = npt.NDArray[Any]
 Index = slice | Array
+Row = tuple[RowForm, list[Any]]
+"""A row: the form that all rows have once it is added, and its leaves."""
 
 
 class Rows:
@@ -37,8 +39,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.columns[0]) if self.columns else 0
 
-    def checked(self, item: Any, what: str) -> Block:
-        """Return a row as the argument of `put`; errors call it `what`.
+    def checked(self, item: Any, what: str) -> Row:
+        """Return a row as the argument of `append`; errors call it `what`.
 
         Raises:
             StructureError: its structure or shapes differ from the first row.
@@ -46,10 +48,11 @@ class Rows:
         form = self.form
         if form is not None:
             try:
-                return Block(form, form.read(item))
+                return form, form.read(item)
             except NOT_FITTING:
                 pass
-        return self.fitting(stacked([item], what), what)
+        form, columns = self.fitting(stacked([item], what), what)
+        return form, [listed(column)[0] for column in columns]
 
     def block(self, data: Any) -> Block:
         """Return rows as a block, copied: a list of them, or a nest of arrays [m, ...]."""
@@ -69,6 +72,15 @@ class Rows:
         form.check_exact(block)
         form.check_exact(Block(self.form, self.columns))
         return Block(form, form.stack(block.columns))
+
+    def append(self, row: Row) -> None:
+        """Add a row that is `checked`."""
+        form, leaves = row
+        if form is not self.form or self.finalized:
+            self.put(Block(form, [[leaf] for leaf in leaves]))
+            return
+        for column, leaf in zip(self.columns, leaves, strict=True):
+            column.append(leaf)
 
     def put(self, block: Block) -> None:
         """Add the rows of a block that is `fitting`."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import join_paths, named_leaves, shapes_text
+from reverb_writer.nests import check_same_leaves, join_paths, named_leaves, shapes_text
 from reverb_writer.slices.slice_markers import SliceMarkers
 from reverb_writer.transitions.step_flags import split_mask
 
@@ -122,18 +122,17 @@ def _check_alike(batches: Sequence[Batch]) -> None:
     """Check that batches have one structure, dtypes and shapes, but for the number of samples."""
     if len({(batch.markers is None, batch.next is None) for batch in batches}) > 1:
         raise StructureError("batches differ: members need one kind of slices.")
-    first, first_leaves = named_leaves(batches[0].data, "a batch")
+    where = "members must have steps of one structure"
+    first_paths, first_leaves = named_leaves(batches[0].data, where)
     for batch in batches:
-        paths, leaves = named_leaves(batch.data, "a batch")
-        for path, other, leaf, like in zip(
-            (*paths, ""), (*first, ""), (*leaves, None), (*first_leaves, None), strict=False
-        ):
-            if path != other or (leaf is not None and (leaf.dtype, leaf.shape[1:]) != (like.dtype, like.shape[1:])):
-                got = "" if leaf is None else f" {leaf.dtype} {list(leaf.shape)}"
-                expected = "" if like is None else f" {like.dtype} {list(like.shape)}"
+        paths, leaves = named_leaves(batch.data, where)
+        check_same_leaves(where, paths, first_paths, "the first")
+        for path, leaf, like in zip(paths, leaves, first_leaves, strict=True):
+            if (leaf.dtype, leaf.shape[1:]) != (like.dtype, like.shape[1:]):
                 raise StructureError(
-                    f"members must have steps of one structure: leaf `{path}`{got}, expected `{other}`{expected} as "
-                    "in the first, but for the number of samples. Have them alike, by `transform` for example."
+                    f"{where}: leaf `{path}` {leaf.dtype} {list(leaf.shape)}, expected `{path}` {like.dtype} "
+                    f"{list(like.shape)} as in the first, but for the number of samples. Have them alike, by "
+                    "`transform` for example."
                 )
 
 

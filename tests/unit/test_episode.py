@@ -255,6 +255,17 @@ def test_steps_are_copied() -> None:
     assert [row.tolist() for row in episode.get_actions()] == [[1, 1], [2, 2], [3, 3]]
 
 
+def test_rows_with_another_number_of_leaves_are_refused() -> None:
+    Seen = pytest.importorskip("attr").make_class("Seen", ["rays"])  # noqa: N806  # a class
+    episode = Episode()
+    episode.add_env_reset(Seen([1.0, 2.0]))
+    for rays in ([1.0], [1.0, 2.0, 3.0]):
+        with pytest.raises(StructureError, match="its leaves are not those of the first row"):
+            episode.add_env_step(Seen(rays), 0, 0.0)
+    episode.add_env_step(Seen([3.0, 4.0]), 0, 0.0)
+    assert episode.get_observations() == [Seen([1.0, 2.0]), Seen([3.0, 4.0])]
+
+
 def test_nests_with_numbers_and_arrays_grow_beyond_their_first_room() -> None:
     episode = Episode()
     episode.add_env_reset({"n": 0, "v": (np.zeros(3, np.float32),)})

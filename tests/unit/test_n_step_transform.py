@@ -174,6 +174,26 @@ def test_rewards_and_discounts_that_do_not_go_together_are_refused() -> None:
         transform(2, 0.5, [bad, bad])
 
 
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"reward": 0.5}, r"leaf `reward`: 0.5 \(float64\) does not fit into int64. Use one dtype in all steps"),
+        ({"action": np.zeros(3, np.int32)}, r"leaf `action`: int32 \(3,\), expected int32 \(\) as in the first step"),
+        ({"more": 1}, "its leaves are not those of the first step. Missing: none; unexpected: `more`"),
+    ],
+)
+def test_a_step_that_does_not_fit_the_first_one_is_refused_and_changes_nothing(bad: Any, message: str) -> None:
+    passed: Passed = []
+    fold = rw.environments.NStepTransform(lambda t, *, end_of_episode: passed.append((t, end_of_episode)), 2, 0.5)
+    steps = [step(1, 2, 1.0), step(2, 4, 1.0), step(3, 6, 1.0), step(4, None, None, last=True)]
+    for one in steps:
+        if not one["is_last"] and one is not steps[0]:
+            with pytest.raises(rw.StructureError, match=message):
+                fold({**one, **bad})
+        fold(one)
+    assert told(passed) == [(1, 2, 2, 1), (1, 3, 4, 0.5), (2, 4, 7, 0.5), (3, 4, 6, 1)]
+
+
 @pytest.mark.parametrize(("n", "gamma"), [(0, 0.9), (1.5, 0.9), (2, 1.5), (2, -0.1), (2, float("nan"))])
 def test_numbers_that_can_never_work_are_refused(n: Any, gamma: float) -> None:
     with pytest.raises(rw.SpecError):

@@ -339,3 +339,6 @@ def test_bad_members_are_named() -> None:
         sample_members(
             [member(0, [4]), ({"reward": np.zeros(4)}, Trajectories.from_lengths([4]))], SliceSampler(2, 2), rng()
         )
+    members = [({"reward": np.zeros(4, dtype)}, Trajectories.from_lengths([4])) for dtype in (np.float32, np.float64)]
+    with pytest.raises(StructureError, match=r"leaf `reward` float64 \[2\], expected `reward` float32 \[2\]"):
+        sample_members(members, SliceSampler(2, 2), rng())
