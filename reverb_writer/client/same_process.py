@@ -25,7 +25,7 @@ _largest: dict[tuple[str, str], float] = {}  # by address and table
 
 
 def add_sender(sender: Any) -> None:
-    """Have `sender.send_due()` called, which never raises or waits, before a learner waits; holds no reference."""
+    """Have `sender.send_due()` called when a learner lacks samples; it must not raise or wait. Holds no reference."""
     _senders[id(sender)] = sender
 
 
