@@ -177,7 +177,6 @@ class SampleStream(_Stream):
         if not self._num_missing:
             self._table, self._num_missing, timeout_s = asked_for(self._messages.popleft())
             if timeout_s is not None:
-                self._num_missing = 0
                 raise Refusal(Status.INVALID_ARGUMENT, "`rate_limiter_timeout` is for clients of other processes.")
             self._store.table(self._table)
         self._waiting = SampleRequest(self._num_missing, self._answer)

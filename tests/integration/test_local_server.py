@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,11 +72,12 @@ def test_a_learner_that_goes_takes_nothing() -> None:
         request = messages.SampleStreamRequest(table="queue", num_samples=3).SerializeToString()
         stream = ByteStream(channel, messages.SAMPLE_STREAM)
         stream.send(request)
+        requests = server._store.tables["queue"]._requests
+        assert eventually(lambda: len(requests) == 1)
+        stream.cancel()
+        assert eventually(lambda: not requests)
         with rw.Client(server.address) as client:
-            time.sleep(0.1)
-            stream.cancel()
             client.insert([np.arange(3)], {"queue": 1.0})
-            time.sleep(0.1)
             assert len(list(client.sample("queue", 1))) == 1
 
 
