@@ -18,19 +18,22 @@ from typing import Any
 
 _FIRST_PRIORITY = 1.0
 
-_senders: weakref.WeakSet[Any] = weakref.WeakSet()  # of what holds complete windows for a while, to send many together
+# By id, what holds complete windows for a while, to send many together. No WeakSet: one that another thread adds to
+# cannot be iterated over.
+_senders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _largest: dict[tuple[str, str], float] = {}  # by address and table
 
 
 def add_sender(sender: Any) -> None:
-    """Have `sender.send_due()` called, which never raises or waits, before a learner waits; holds no reference."""
-    _senders.add(sender)
+    """Have `sender.send_due()` called when a learner lacks samples; it must not raise or wait. Holds no reference."""
+    _senders[id(sender)] = sender
 
 
 def send_due() -> None:
     """Send the due windows of every observer."""
-    for sender in list(_senders):
-        sender.send_due()
+    for reference in _senders.valuerefs():
+        if (sender := reference()) is not None:
+            sender.send_due()
 
 
 def note_priority(address: str, table: str, priority: float) -> None:

@@ -23,7 +23,7 @@ from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.responses import WholeSamples
+from reverb_writer.protocol.responses import UnencodedSamples
 from reverb_writer.transport.endpoints import Answer
 
 _LOG = logging.getLogger(__package__)
@@ -177,7 +177,6 @@ class SampleStream(_Stream):
         if not self._num_missing:
             self._table, self._num_missing, timeout_s = asked_for(self._messages.popleft())
             if timeout_s is not None:
-                self._num_missing = 0
                 raise Refusal(Status.INVALID_ARGUMENT, "`rate_limiter_timeout` is for clients of other processes.")
             self._store.table(self._table)
         self._waiting = SampleRequest(self._num_missing, self._answer)
@@ -191,7 +190,7 @@ class SampleStream(_Stream):
         request, self._waiting = self._waiting, None
         if request is not None and not self._has_ended:
             self._num_missing -= len(request.samples)
-            self._deliver(WholeSamples(request.samples, request.num_bytes))
+            self._deliver(UnencodedSamples(request.samples, request.num_bytes))
             self.work()
 
 

@@ -31,7 +31,7 @@ def parse(name: str, message_class: Any, reply: bytes) -> Any:
         raise FormatError(f"{len(reply)} bytes that are not a {name} ({error}).") from None
 
 
-class WholeSamples:
+class UnencodedSamples:
     """Samples of a server of this process, in place of the bytes of a response; `len` is how many those would be.
 
     Attributes:
@@ -55,13 +55,13 @@ class SampleReassembler:
         self._incomplete: Any = None  # the first entry of a sample, with the chunks of all its entries so far
         self._num_bytes = self._num_parts = 0
 
-    def feed(self, message: bytes | WholeSamples) -> list[Any]:
+    def feed(self, message: bytes | UnencodedSamples) -> list[Any]:
         """Return the samples that a SampleStreamResponse completes, in the server's order; the list may be empty.
 
         Returns:
             Messages of `reverb_writer.sampled.Entry`, each a whole sample.
         """
-        if isinstance(message, WholeSamples):
+        if isinstance(message, UnencodedSamples):
             return message.samples
         entries = parse("SampleStreamResponse", messages.SampledResponse, message).entries
         if self._incomplete is None and all(map(_IS_END, entries)):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import Flag, in_background, may_be_interrupted
 from reverb_writer.client.client import Client, as_client
-from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.reading.batches import Batch
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__package__)
 
 _END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
-_AT_WORK_S = 0.005  # for the thread to make a batch of samples that have come
 _STOP_S = 3.0  # for the thread to end
 _MAX_SILENCE_S = 0.25  # when the last sample in flight came so long ago, no more is waited for at the end
 
@@ -185,7 +183,7 @@ class Dataset(Views):
             self._woken.clear()
             has_ended = self._prefetcher.has_ended  # before the look: nothing comes after it
             try:
-                batch = self._counted(self._prefetcher.pop(), start)
+                batch = self._counted(self._prefetcher.pop(waits=True), start)
             except IncompleteError as error:
                 if time.monotonic() >= deadline:
                     raise
@@ -197,25 +195,13 @@ class Dataset(Views):
                 if too_short is not None:
                     raise too_short
                 return None
-            if self._is_woken(min(deadline, wait.look_at)):
+            if self._woken.wait(min(deadline, wait.look_at) - time.monotonic()):
                 continue
             now = time.monotonic()
             if now >= deadline:
                 raise too_short or self._too_late(wait, timeout_s)
             if now >= wait.look_at:
                 wait.look()
-
-    def _is_woken(self, until: float) -> bool:
-        """Wait for a batch or an error, until `until` of `time.monotonic()`; return whether there is one.
-
-        Observers of this process send what they hold first, but not while the thread only makes a batch of samples
-        that have come: to send few windows costs about as much as to send many.
-        """
-        soon_s = min(until - time.monotonic(), _AT_WORK_S)
-        if soon_s > 0 and not self._mixer.num_in_flight and self._woken.wait(soon_s):
-            return True
-        send_due()
-        return self._woken.wait(max(until - time.monotonic(), 0))
 
     def _counted(self, found: Batch | Exception | None, called_at: float) -> Batch | None:
         """Return a batch that is handed out, or raise the error in its place."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from reverb_writer.background import Flag, LateThread
+from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
@@ -105,6 +106,7 @@ class Prefetcher:
         self._batches: Iterator[tuple[Batch | None, bool]] = iter(())
         self._num_skipped = 0
         self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not ask for
+        self._is_awaited = False  # whether the reader waits for a batch that is not ready
         self._request: _Request | None = None
         self._end: tuple[float, float] | None = None  # see `stop`
         self._discards = False
@@ -118,8 +120,14 @@ class Prefetcher:
         if self._end is None:
             self._thread.start()
 
-    def pop(self) -> Batch | Exception | None:
-        """Return the next batch if it is ready, or the error in its place."""
+    def pop(self, *, waits: bool = False) -> Batch | Exception | None:
+        """Return the next batch if it is ready, or the error in its place.
+
+        A reader that `waits` if there is none has the observers of this process send what they hold, but not before
+        the thread has made what it can of the samples that have come: to send few windows costs about as much as to
+        send many.
+        """
+        self._is_awaited = waits and not self._ready
         try:
             return self._ready.popleft().item
         except IndexError:
@@ -238,7 +246,14 @@ class Prefetcher:
                 self._put_rest()
                 request.is_done = True
                 request.woken.set()
-            self._changed.wait(None if next_at == math.inf else next_at - time.monotonic())
+            self._wait(next_at)
+
+    def _wait(self, until: float) -> None:
+        """Wait until there is something to do: at `until` of `time.monotonic()`, or earlier."""
+        if self._is_awaited and not (self._ready or self._changed.is_set()):
+            self._is_awaited = False
+            send_due()
+        self._changed.wait(None if until == math.inf else until - time.monotonic())
 
     def _advance(self, now: float, *, rest: bool, bounded: bool) -> bool:
         """Do the next piece of work on samples that have come; return whether there was one.

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Iterator
 
 from reverb_writer.errors import ReverbWriterError, ServerUnavailableError
-from reverb_writer.protocol.responses import WholeSamples
+from reverb_writer.protocol.responses import UnencodedSamples
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.local_pipe import open_pipe
 from reverb_writer.transport.pipe import Event
@@ -39,7 +39,7 @@ class ByteStream:
         """Whether a message has come, or the end, that was not read."""
         return not self._events.empty()
 
-    def read(self) -> bytes | WholeSamples:
+    def read(self) -> bytes | UnencodedSamples:
         """Wait for the next message; a server of this process gives samples as they are.
 
         Raises:
@@ -57,7 +57,7 @@ class ByteStream:
             self._pipe.resume()
         return event
 
-    def __iter__(self) -> Iterator[bytes | WholeSamples]:
+    def __iter__(self) -> Iterator[bytes | UnencodedSamples]:
         while True:
             yield self.read()
 

@@ -14,9 +14,9 @@ from typing import Protocol, TypeAlias
 
 import grpc
 
-from reverb_writer.protocol.responses import WholeSamples
+from reverb_writer.protocol.responses import UnencodedSamples
 
-Answer: TypeAlias = "bytes | WholeSamples | grpc.RpcError"
+Answer: TypeAlias = "bytes | UnencodedSamples | grpc.RpcError"
 
 
 class Stream(Protocol):

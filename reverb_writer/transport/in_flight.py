@@ -64,13 +64,13 @@ class InsertRequest:
         before, self.num_pending = self.num_pending, int(np.count_nonzero(self._is_pending))
         return before - self.num_pending
 
-    def remaining_rows(self) -> list[bytes]:
-        """Return the bytes of the items that are not acknowledged."""
+    def remaining_rows(self) -> list[npt.NDArray[np.uint8]]:
+        """Return the items that are not acknowledged, one encoded item a row."""
         if self.num_pending == self.num_items:
-            return [rows.tobytes() for _, rows in self.rows]
+            return [rows for _, rows in self.rows]
         starts = [key - self.first_key for key, _ in self.rows]
         return [
-            rows[self._is_pending[start : start + len(rows)]].tobytes()
+            rows[self._is_pending[start : start + len(rows)]]
             for start, (_, rows) in zip(starts, self.rows, strict=True)
         ]
 
@@ -148,7 +148,7 @@ class InFlight:
 
         Chunks that the server has on this connection are left out.
         """
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         size = 0
         while self._queued and size < num_bytes:
             request = self._queued.popleft()
@@ -158,8 +158,8 @@ class InFlight:
                     parts.append(chunk)
                     size += len(chunk)
             for rows in request.remaining_rows():
-                parts.append(rows)
-                size += len(rows)
+                parts.append(rows.data)
+                size += rows.nbytes
             self.release(request.chunks, request)
             self._sent.append(request)
         self._on_server.intersection_update(self._references)
@@ -169,7 +169,7 @@ class InFlight:
     def acknowledge(self, keys: Keys) -> None:
         """Mark these items as acknowledged; keys that are not in flight are ignored."""
         expected = len(keys)
-        for request in self._sent:
+        for request in [*self._sent]:
             if not expected:
                 break
             found = request.acknowledge(keys)
@@ -179,7 +179,7 @@ class InFlight:
                 self.progress_at = time.monotonic()
             if not request.num_pending:
                 self.pending_bytes -= request.num_bytes
-        self._sent = collections.deque(request for request in self._sent if request.num_pending)
+                self._sent.remove(request)  # nearly always the first
 
     def requeue(self) -> int:
         """Put all that is sent and not acknowledged back at the head of the queue, in order, for a new connection.

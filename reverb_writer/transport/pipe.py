@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from reverb_writer.errors import ClosedError, ReverbWriterError, ServerUnavailableError
-from reverb_writer.protocol.responses import WholeSamples
+from reverb_writer.protocol.responses import UnencodedSamples
 from reverb_writer.transport import loop
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.grpc_errors import describe_error, translate_error
@@ -20,7 +20,7 @@ from reverb_writer.transport.wire import WireClosedError
 
 _LOG = logging.getLogger(__package__)
 
-Event: TypeAlias = "bytes | WholeSamples | ReverbWriterError"
+Event: TypeAlias = "bytes | UnencodedSamples | ReverbWriterError"
 
 
 class Pipe:

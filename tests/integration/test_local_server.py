@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,9 +52,10 @@ def test_it_listens_on_loopback_only_and_frees_its_port() -> None:
         pass
 
 
-def test_close_ends_streams_that_wait() -> None:
+@pytest.mark.parametrize("scheme", ["", "dns:"], ids=["in this process", "over gRPC"])
+def test_close_ends_streams_that_wait(scheme: str) -> None:
     server = rw.LocalServer([rw.TableConfig("replay")])
-    with Channel(server.address) as channel:
+    with Channel(scheme + server.address) as channel:
         request = messages.SampleStreamRequest(table="replay", num_samples=1).SerializeToString()
         streams = [ByteStream(channel, messages.SAMPLE_STREAM) for _ in range(20)]
         for stream in streams:
@@ -68,16 +68,18 @@ def test_close_ends_streams_that_wait() -> None:
                 stream.read()
 
 
-def test_a_learner_that_goes_takes_nothing() -> None:
-    with rw.LocalServer([rw.TableConfig.queue("queue", 5)]) as server, Channel(server.address) as channel:
+@pytest.mark.parametrize("scheme", ["", "dns:"], ids=["in this process", "over gRPC"])
+def test_a_learner_that_goes_takes_nothing(scheme: str) -> None:
+    with rw.LocalServer([rw.TableConfig.queue("queue", 5)]) as server, Channel(scheme + server.address) as channel:
         request = messages.SampleStreamRequest(table="queue", num_samples=3).SerializeToString()
         stream = ByteStream(channel, messages.SAMPLE_STREAM)
         stream.send(request)
+        requests = server._store.tables["queue"]._requests
+        assert eventually(lambda: len(requests) == 1)
+        stream.cancel()
+        assert eventually(lambda: not requests)
         with rw.Client(server.address) as client:
-            time.sleep(0.1)
-            stream.cancel()
             client.insert([np.arange(3)], {"queue": 1.0})
-            time.sleep(0.1)
             assert len(list(client.sample("queue", 1))) == 1
 
 

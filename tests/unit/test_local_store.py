@@ -13,7 +13,9 @@ from store_messages import Inserter, chunk, draw, item, store_of
 from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
+from reverb_writer.local.stored_items import encode_responses
 from reverb_writer.local.sum_tree import SumTree
+from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, Selector, TableConfig
 
@@ -169,6 +171,18 @@ def test_samples_wait_for_min_size() -> None:
     assert draw(store, 1) == []
     inserter.insert([3])
     assert len(draw(store, 1000)) == 1000
+
+
+def test_a_sample_tells_whether_its_request_had_to_wait() -> None:
+    store = store_of(TableConfig("replay"))
+    late, prompt = SampleRequest(1), SampleRequest(1)
+    store.request("replay", late)
+    Inserter(store).insert([1])
+    store.request("replay", prompt)
+    for request, waited in ((late, True), (prompt, False)):
+        (response,) = encode_responses(request.samples)
+        (entry,) = messages.SampleStreamResponse.FromString(response).entries
+        assert (entry.info.rate_limited, request.samples[0].info.rate_limited) == (waited, waited)
 
 
 def test_counters_are_those_of_the_draws() -> None:
