@@ -230,12 +230,6 @@ def test_some_environments_step_alone(tmp_path: Path) -> None:
     assert delivered([dataset.get_batch()]) == [(0, 0), (1, 2)]
 
 
-def test_transition_batch_has_time_outs_as_an_environment_has(tmp_path: Path) -> None:
-    write_transitions(tmp_path, [1], truncated=(0,))
-    batch, info = RolloutDataset(tmp_path, 1).get_transition_batch()
-    assert info["time_outs"].tolist() == batch.timeout.tolist() == [True]
-
-
 def test_batches_are_the_callers(tmp_path: Path) -> None:
     write_transitions(tmp_path, [3])
     dataset = RolloutDataset(tmp_path, 1)
@@ -372,8 +366,6 @@ class Counter(RolloutFileBase):
 def test_other_sources_of_trajectories_are_four_methods(tmp_path: Path) -> None:
     counter = Counter(tmp_path, 2)
     assert [batch["at"].tolist() for batch in counter] == [[0, 0], [1, 1], [2, 2]]
-    counter.reset()
-    assert counter.get_transition_batch()[1] == {}
     counter.reset()
     assert counter.get_batch(2)["at"].tolist() == [[0, 0], [1, 1]]
     counter.reset([1])
