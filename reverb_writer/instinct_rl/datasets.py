@@ -50,8 +50,8 @@ class RolloutFileBase(rollout_file_base.RolloutFileBase, _iterable_dataset()):  
 class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
     """The trajectories of a directory as instinct_rl reads them: also its pickles, and in the order of modification.
 
-    The unpickler makes NumPy arrays and nothing else; a pickle that asks for more is skipped by name. Pickles are
-    converted each time that they are opened; `convert_trajectories` does it once. In a `DataLoader` with
+    The unpickler makes NumPy arrays and nothing else; a pickle that asks for more is skipped by name. Each loop reads
+    the pickles again; `convert_trajectories` makes files of them that are read faster. In a `DataLoader` with
     `batch_size=None`, each worker reads its own share of the trajectories.
 
     Attributes:
