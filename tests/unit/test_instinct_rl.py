@@ -255,6 +255,26 @@ def test_trajectories_come_in_the_order_of_modification_and_whether_there_are_en
     assert [batch.observation.item() for batch in dataset] == [20, 30]
 
 
+def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:
+    with rw.files.RolloutWriter(tmp_path) as writer:
+        for episode in range(6):
+            for t in range(5):
+                state = {"a": np.float32(episode), "b": np.full(2, t)}
+                writer({"state": state, "action": 0.0, "reward": 1.0}, end_of_episode=t == 4)
+    options: dict[str, Any] = {
+        "seed": 3,
+        "fields": {"observation": "state"},
+        "concatenate_observations": True,
+        "first_frame_done": True,
+    }
+    ours = rw.files.RolloutDataset(tmp_path, 2, 2, shuffle=True, keep_latest=4, start_range=(1, 4), **options)
+    theirs = RolloutDataset(tmp_path, 2, 2, True, 4, [1, 4], **options)  # the original's order
+    expected, found = (
+        [[leaf.tolist() for leaf in batch if leaf is not None] for batch in each] for each in (ours, theirs)
+    )
+    assert found == expected
+
+
 def test_a_transition_batch_is_a_step_of_an_environment(tmp_path: Path) -> None:
     write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
     dataset = RolloutDataset(tmp_path, 1)

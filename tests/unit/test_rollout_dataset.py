@@ -255,6 +255,13 @@ def test_nested_observations_come_as_they_are_or_as_one_vector(tmp_path: Path) -
     assert RolloutDataset(tmp_path, 1, concatenate_observations=True).get_batch().observation.tolist() == [[1, 1, 3]]
 
 
+def test_what_the_environment_ended_at_its_limit_is_no_timeout(tmp_path: Path) -> None:
+    step = {"observation": np.zeros((1, 2)), "action": np.ones(1), "reward": np.ones(1)}
+    RolloutWriter(tmp_path).save(step, terminated=True, truncated=True)
+    batch = RolloutDataset(tmp_path, 1).get_batch()
+    assert (batch.done.tolist(), batch.timeout.tolist()) == ([True], [False])
+
+
 def test_fields_of_other_names_are_named_by_the_caller(tmp_path: Path) -> None:
     RolloutWriter(tmp_path).save({"state": np.zeros((1, 2)), "u": np.ones(1), "r": np.ones(1)})
     with pytest.raises(rw.StructureError, match="steps have r, state, u, but no `observation`"):
@@ -274,6 +281,9 @@ def test_damaged_trajectory_is_skipped_by_name(tmp_path: Path, caplog: pytest.Lo
         found = delivered(dataset)
     assert found == [(episode, t) for episode in (0, 2) for t in range(4)] * 2
     assert set(dataset.skipped) == {damaged.name, "trajectory_5.npz"}
+    damaged.unlink()
+    assert delivered(dataset) == found
+    assert damaged.name in dataset.skipped  # what was left out once stays named
     assert [damaged.name in record.getMessage() for record in caplog.records] == [False, True]
 
 
