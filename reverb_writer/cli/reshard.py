@@ -43,12 +43,12 @@ def command(saved: tuple[Path, ...], addresses: tuple[str, ...], timeout: float,
 
     with report_errors(), new_client(list(addresses), timeout, **security) as client:
         resharding = Resharding([open_saved(path) for path in saved], client, timeout)
-        tally = run_transfer(resharding.run(), "resharding", resharding.num_items)
+        result = run_transfer(resharding.run(), "resharding", resharding.num_items)
         twice = f"; {resharding.num_twice} were there twice" if resharding.num_twice else ""
         click.echo(
-            f"{tally.num_done} of {resharding.num_items} items of {len(saved)} checkpoints in {tally.seconds:.1f} s "
-            f"({tally.num_done / tally.seconds:,.0f} items/s){twice}."
+            f"{result.num_done} of {resharding.num_items} items of {len(saved)} checkpoints in {result.seconds:.1f} s "
+            f"({result.num_done / result.seconds:,.0f} items/s){twice}."
         )
         for address, tables in resharding.counts().items():
             click.echo(f"  {address}: {', '.join(f'{name} {count:,}' for name, count in sorted(tables.items())) or 0}")
-    raise SystemExit(tally.exit_code)
+    raise SystemExit(result.exit_code)

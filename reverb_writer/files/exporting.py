@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import tree
-from google.protobuf.message import DecodeError
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Sample
@@ -24,7 +23,7 @@ from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssemb
 from reverb_writer.decoding.samples import split_samples
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
 from reverb_writer.files.rollout_writer import RolloutWriter
-from reverb_writer.files.saved_replay import SavedReplay, open_saved
+from reverb_writer.files.saved_replay import open_saved
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.files.transferred import Transferred
 from reverb_writer.protocol import messages
@@ -79,8 +78,10 @@ def export_saved(
             f"{saved.path}: no table `{table}` was saved; there are {', '.join(sorted(signatures)) or 'none'}."
         )
     done = exported_keys(writer.data_dir, table)
-    items = [item for item in _items(saved) if item.table == table and item.key not in done]
-    chunks = _chunks(saved, {key for item in items for key in _chunk_keys(item)})
+    found = saved.parsed_items(messages.StoredItem)
+    items = [item for item in found if item.table == table and item.key not in done]
+    keys = {key for item in items for key in _chunk_keys(item)}
+    chunks = {key: chunk for key, chunk in saved.keyed_chunks() if key in keys}
     assembler = BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
     for item in items:
         try:
@@ -164,23 +165,6 @@ def _until_all_are_seen(client: Client, table: TableInfo, timeout_s: float | Non
                 f"table `{table.name}`: {size - len(keys)} of {size} items never came in {in_vain} samples, because "
                 "their priority is too small, or because they were removed meanwhile."
             )
-
-
-def _items(saved: SavedReplay) -> Iterator[Any]:
-    for number, record in enumerate(saved.items()):
-        try:
-            yield messages.StoredItem.FromString(record)
-        except DecodeError as error:
-            raise FormatError(f"{saved.path}: item {number} is damaged.") from error
-
-
-def _chunks(saved: SavedReplay, keys: set[int]) -> dict[int, bytes]:
-    """Return the chunks with these keys."""
-    try:
-        by_key = ((messages.ChunkData.FromString(record).chunk_key, record) for record in saved.chunks())
-        return {key: record for key, record in by_key if key in keys}
-    except DecodeError as error:
-        raise FormatError(f"{saved.path}: a chunk is damaged.") from error
 
 
 def _chunk_keys(item: Any) -> set[int]:

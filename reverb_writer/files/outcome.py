@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from reverb_writer.files.manifest import End
 from reverb_writer.slices.markers import read_markers
-from reverb_writer.steps import BOUNDARY_MARKS
+from reverb_writer.steps import boundary_steps
 
 
 class Outcome(NamedTuple):
@@ -32,8 +31,5 @@ class Outcome(NamedTuple):
 
 def is_boundary_step(rows: Any) -> bool:
     """Return whether the last step is a boundary step, which only holds an observation (TF-Agents, RLDS)."""
-    for name, last in BOUNDARY_MARKS:
-        column = rows.get(name) if isinstance(rows, Mapping) else getattr(rows, name, None)
-        if column is not None:
-            return bool(column[-1] == last)
-    return False
+    flags = boundary_steps(rows)
+    return flags is not None and bool(flags[-1])

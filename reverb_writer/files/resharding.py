@@ -17,16 +17,16 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, IncompleteError, SpecError
 from reverb_writer.files.saved_replay import SavedReplay, open_saved
+from reverb_writer.files.transferred import Transferred
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import as_request
 from reverb_writer.tables.rate_limits import insert_room
@@ -71,13 +71,6 @@ def reshard(folders: Sequence[str | os.PathLike[str]], client: Any, timeout_s: f
     finally:
         if owned:
             client.close()
-
-
-class Resharded(NamedTuple):
-    """One item was sent."""
-
-    num_steps: int
-    error: str = ""
 
 
 @dataclass
@@ -128,7 +121,7 @@ class Resharding:
             self._share(name, counts[name])
         self.num_items = sum(counts[name] for name in counts.keys() - self._single)
 
-    def run(self) -> Generator[Resharded, None, None]:
+    def run(self) -> Generator[Transferred, None, None]:
         """Send the items; yields each. At the end all are confirmed; if it is closed before, some may be missing.
 
         Raises:
@@ -141,8 +134,7 @@ class Resharding:
                 streams.callback(server.inserts.close)
             seen: set[tuple[str, int]] = set()
             for saved in self._saved:
-                chunks = {messages.ChunkData.FromString(record).chunk_key: record for record in saved.chunks()}
-                yield from self._send_all(saved, chunks, seen)
+                yield from self._send_all(saved, dict(saved.keyed_chunks()), seen)
                 for server in self._servers:
                     self._release(server)
             for server in self._servers:
@@ -159,7 +151,7 @@ class Resharding:
         seen: set[tuple[str, int]] = set()
         self.num_twice = 0
         for saved in self._saved:
-            for item in _items(saved):
+            for item in saved.parsed_items(messages.PrioritizedItem):
                 at = (item.inserted_at.seconds, item.inserted_at.nanos)
                 self._newest[item.table] = max(self._newest.get(item.table, (at, item.key)), (at, item.key))
                 if (item.table, item.key) in seen:
@@ -194,9 +186,9 @@ class Resharding:
 
     def _send_all(
         self, saved: SavedReplay, chunks: Mapping[int, bytes], seen: set[tuple[str, int]]
-    ) -> Iterator[Resharded]:
+    ) -> Iterator[Transferred]:
         server, run, last_chunks = self._servers[0], 0, frozenset[int]()
-        for item in _items(saved):
+        for item in saved.parsed_items(messages.PrioritizedItem):
             name = item.table
             if name in self._single:
                 if self._newest[name][1] == item.key:
@@ -210,7 +202,7 @@ class Resharding:
                 server.left[name] -= 1
                 self._send(server, item, chunks)
                 run, last_chunks = run + 1, its_chunks
-                yield Resharded(_num_steps(item))
+                yield Transferred(str(item.key), _num_steps(item))
 
     def _send_everywhere(self, item: Any, chunks: Mapping[int, bytes], seen: set[tuple[str, int]]) -> None:
         if (item.table, item.key) not in seen:
@@ -256,14 +248,6 @@ class Resharding:
                         f"table `{name}` at {server.shard.address} has {found} items, expected {expected}. If no other "
                         "client has removed or sampled any, empty it and insert the items again."
                     )
-
-
-def _items(saved: SavedReplay) -> Iterator[Any]:
-    for number, record in enumerate(saved.items()):
-        try:
-            yield messages.PrioritizedItem.FromString(record)
-        except DecodeError as error:
-            raise FormatError(f"{saved.path}: item {number} is damaged.") from error
 
 
 def _chunk_keys(item: Any) -> frozenset[int]:

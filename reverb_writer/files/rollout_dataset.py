@@ -177,10 +177,6 @@ class RolloutDataset(RolloutFileBase):
         """
         return StoredTrajectory(path)
 
-    def read_dataset_directory(self) -> list[Path]:
-        """Return the paths of the complete trajectories, oldest first."""
-        return [path for directory in self._directories for path in list_trajectories(directory)]
-
     def shard(self, index: int, num_shards: int) -> None:
         """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
         self._shard = (index, num_shards)
@@ -246,8 +242,12 @@ class RolloutDataset(RolloutFileBase):
                 self._cursors[env] = self._pool.take()
         return at
 
+    def _list_trajectories(self) -> list[Path]:
+        """Return the paths of the complete trajectories, oldest first."""
+        return [path for directory in self._directories for path in list_trajectories(directory)]
+
     def _new_pool(self) -> TrajectoryPool:
-        return TrajectoryPool(self.read_dataset_directory, self._open, rng=self._rng, **self._pool_options)
+        return TrajectoryPool(self._list_trajectories, self._open, rng=self._rng, **self._pool_options)
 
     def _open(self, path: Path) -> Cursor:
         """Open a trajectory at the first step to deliver; a damaged one raises here."""

@@ -89,15 +89,6 @@ class RolloutFileBase:
 
         return TensorConverter(self.device)(buffer)
 
-    def get_transition_batch(self) -> tuple[Any, dict[str, Any]]:
-        """Return one transition of each environment, and `{"time_outs": ...}` as an environment's infos.
-
-        Raises:
-            StopIteration: nothing is left for any environment.
-        """
-        batch = self.get_batch()
-        return batch, {"time_outs": batch.timeout} if hasattr(batch, "timeout") else {}
-
     def as_torch(self, device: Any = None) -> Any:
         """Return a `torch.utils.data.IterableDataset` of the batches, for a `DataLoader` with any number of workers.
 

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,30 @@ class SavedReplay:
     items: Callable[[], Iterable[bytes]]  # returns PrioritizedItem messages, table by table, oldest first
     chunks: Callable[[], Iterable[bytes]]  # returns ChunkData messages
     signatures: Callable[[], dict[str, Any]]  # returns the nest of each table's items; None where it is not known
+
+    def parsed_items(self, message: Any) -> Iterator[Any]:
+        """Yield the items as messages of a class that can read PrioritizedItem.
+
+        Raises:
+            FormatError: one is damaged.
+        """
+        for number, record in enumerate(self.items()):
+            try:
+                yield message.FromString(record)
+            except DecodeError as error:
+                raise FormatError(f"{self.path}: item {number} is damaged.") from error
+
+    def keyed_chunks(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the chunks with their keys.
+
+        Raises:
+            FormatError: one is damaged.
+        """
+        for number, record in enumerate(self.chunks()):
+            try:
+                yield messages.ChunkData.FromString(record).chunk_key, record
+            except DecodeError as error:
+                raise FormatError(f"{self.path}: chunk {number} is damaged.") from error
 
 
 def open_saved(path: Path) -> SavedReplay:

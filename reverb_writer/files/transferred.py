@@ -1,4 +1,4 @@
-"""The outcome of an import or an export, trajectory by trajectory."""
+"""The outcome of an import, an export or a resharding, one by one."""
 
 from __future__ import annotations
 

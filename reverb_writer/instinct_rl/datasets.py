@@ -23,16 +23,10 @@ def _iterable_dataset() -> Any:
 
 
 class RolloutFileBase(rollout_file_base.RolloutFileBase, _iterable_dataset()):  # type: ignore[misc]
-    """Trajectories from files as if `num_envs` environments stepped through them.
+    """The base class of `reverb_writer.files`, as an `IterableDataset` of PyTorch.
 
     A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`; the buffer is a named
-    tuple with at least `observation`, `action`, `reward` and `done`.
-
-    Attributes:
-        data_dir: where the files are.
-        num_envs: N, environments that step together.
-        device: None for NumPy arrays, or the device of PyTorch tensors.
-        all_env_ids: [N], 0..N-1.
+    tuple with at least `observation`, `action`, `reward` and `done`. `all_env_ids` is on the device.
     """
 
     def __init__(self, data_dir: Any, num_envs: int, device: Any = None) -> None:
@@ -40,7 +34,7 @@ class RolloutFileBase(rollout_file_base.RolloutFileBase, _iterable_dataset()):  
         super().__init__(data_dir, num_envs, device)
         self.all_env_ids = Arrays(device).asarray(self.all_env_ids)
 
-    def get_transition_batch(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # type: ignore[override]
+    def get_transition_batch(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Return observations, actions, rewards, dones and infos, as an environment's step: the next transitions.
 
         Infos are `{"time_outs": ...}` if the buffer has `timeout`. `get_batch` has all fields.
@@ -53,21 +47,11 @@ class RolloutFileBase(rollout_file_base.RolloutFileBase, _iterable_dataset()):  
         return batch.observation, batch.action, batch.reward, batch.done, infos
 
 
-class _Reader(rollout_dataset.RolloutDataset):
-    """The data set of `reverb_writer.files`, with instinct_rl's order and files."""
-
-    def read_dataset_directory(self) -> list[Path]:
-        return [path for directory in self._directories for path in pickles.list_trajectories(directory)]
-
-    def open_trajectory(self, path: Path) -> Any:
-        return pickles.open_trajectory(path)
-
-
-class RolloutDataset(RolloutFileBase):
+class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
     """The trajectories of a directory as instinct_rl reads them: also its pickles, and in the order of modification.
 
-    The unpickler makes NumPy arrays and nothing else; a pickle that asks for more is skipped by name. Pickles are
-    converted each time that they are opened; `convert_trajectories` does it once. In a `DataLoader` with
+    The unpickler makes NumPy arrays and nothing else; a pickle that asks for more is skipped by name. Each loop reads
+    the pickles again; `convert_trajectories` makes files of them that are read faster. In a `DataLoader` with
     `batch_size=None`, each worker reads its own share of the trajectories.
 
     Attributes:
@@ -114,14 +98,14 @@ class RolloutDataset(RolloutFileBase):
         Raises:
             SpecError: an argument is out of range; nothing was read.
         """
-        super().__init__(data_dir, num_envs, device)
-        self._reader = _Reader(
+        super().__init__(
             data_dir,
             num_envs,
             dataset_loops,
             random_shuffle_traj_order,
             keep_latest_n_trajs,
             starting_frame_range,
+            device,
             seed=seed,
             fields=fields,
             concatenate_observations=concatenate_observations,
@@ -130,16 +114,6 @@ class RolloutDataset(RolloutFileBase):
             poll_interval_s=poll_interval_s,
         )
         self._num_needed = max(keep_latest_n_trajs, 1)
-
-    @property
-    def num_dataset_looped(self) -> int:
-        """The number of loops that have ended."""
-        return self._reader.num_dataset_looped
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """The reason, by name, for each trajectory that could not be read and was skipped."""
-        return self._reader.skipped
 
     @staticmethod
     def get_frame_range(filename: str) -> tuple[int, int]:
@@ -155,7 +129,11 @@ class RolloutDataset(RolloutFileBase):
 
     def read_dataset_directory(self) -> bool:
         """Return whether there are enough trajectories: `keep_latest_n_trajs`, or one. `reset` waits for them."""
-        return len(self._reader.read_dataset_directory()) >= self._num_needed
+        return len(self._list_trajectories()) >= self._num_needed
+
+    def open_trajectory(self, path: Path) -> Any:
+        """Return the trajectory at `path`, of this project or pickled."""
+        return pickles.open_trajectory(path)
 
     def assemble_obs_components(self, traj_data: dict[str, Any]) -> dict[str, Any]:
         """Return `traj_data`, arrays by key, with `observations` [T, D] in place of the components `obs_NAME`.
@@ -166,37 +144,8 @@ class RolloutDataset(RolloutFileBase):
         Raises:
             FormatError: it lists none, or one is missing.
         """
-        directories = [self.data_dir] if isinstance(self.data_dir, str | os.PathLike) else self.data_dir
-        metadata = (pickles.read_metadata(Path(directory)) for directory in directories)
+        metadata = map(pickles.read_metadata, self._directories)
         return pickles.assemble_components(traj_data, next(filter(None, metadata), {}))
-
-    def shard(self, index: int, num_shards: int) -> None:
-        """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
-        self._reader.shard(index, num_shards)
-        self._is_initialized = False
-
-    def reset_all(self) -> None:
-        """Look for trajectories, and give each environment its first one.
-
-        Raises:
-            ReplayTimeoutError: there are not enough within `wait_timeout_s`.
-        """
-        self._reader.reset()
-
-    def refresh_handlers(self, env_ids: Sequence[int]) -> None:
-        """Give the environments `env_ids` their next trajectory; the rest of their current ones is not delivered."""
-        self._reader.reset(env_ids)
-
-    def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
-        """Make a `Transition` of zeros, arrays of NumPy: leaves [N, ...], or [T, N, ...].
-
-        T is `num_transitions_per_env`.
-        """
-        return self._reader.get_buffer(num_transitions_per_env)
-
-    def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
-        """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it."""
-        return self._reader.fill_transition(buffer, env_ids)
 
     def __iter__(self) -> Any:
         """Start again from the beginning; in a worker of a `DataLoader`, with the worker's share."""
@@ -205,3 +154,6 @@ class RolloutDataset(RolloutFileBase):
         if worker is not None:
             self.shard(worker.id, worker.num_workers)
         return super().__iter__()
+
+    def _list_trajectories(self) -> list[Path]:
+        return [path for directory in self._directories for path in pickles.list_trajectories(directory)]

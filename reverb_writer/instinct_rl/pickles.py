@@ -1,4 +1,4 @@
-"""The trajectories of instinct_rl's savers, which are pickles, converted into those of this project.
+"""The trajectories of instinct_rl's savers, which are pickles: read as those of this project, or converted into them.
 
     DIR/metadata.json
     DIR/trajectory_7/traj_000000_000064.pickle       frames 0..63: a dict of arrays [64, ...]
@@ -13,17 +13,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import tempfile
-import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tree
 
 from reverb_writer import files
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
+from reverb_writer.files.manifest import End, Manifest
+from reverb_writer.files.outcome import Outcome, is_boundary_step
+from reverb_writer.files.row_layout import RowLayout
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
+from reverb_writer.protocol.signatures import ArraySpec
 
 _FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\.(?!npz$).*)?")  # parts of this project's trajectories are .npz
 _LARGEST = 255
@@ -82,27 +84,33 @@ def load_trajectory(path: Path) -> dict[str, Any]:
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def open_trajectory(path: Path) -> files.StoredTrajectory:
-    """Return the trajectory at `path`: of this project, or converted from pickles into a temporary folder.
+class PickledTrajectory(files.StoredTrajectory):
+    """A pickled trajectory, whose arrays are in memory."""
 
-    The folder is removed with the object that is returned.
+    def __init__(self, path: Path) -> None:
+        """Read its pickles; raises what `load_trajectory` raises."""
+        self.path = path
+        steps = load_trajectory(path)
+        self._arrays: list[Any] = tree.flatten(steps)
+        for array in self._arrays:
+            array.setflags(write=False)  # so that `load` returns copies
+        last_rows = {key: array[-2:] for key, array in steps.items()}
+        layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in steps.items()}, {})
+        outcome = Outcome().completed(last_rows, End.STEP)
+        self.manifest = Manifest(len(self._arrays[0]), is_boundary_step(last_rows), End.STEP, *outcome, layout)
+
+    def _columns(self) -> list[Any]:
+        return self._arrays
+
+
+def open_trajectory(path: Path) -> files.StoredTrajectory:
+    """Return the trajectory at `path`: of this project, or made of pickles, which is in memory.
 
     Raises:
         FormatError: it is torn, half-written or damaged; names it.
         UnsafeDataError: a pickle asks for more than arrays.
     """
-    if not is_pickled(path):
-        return files.StoredTrajectory(path)
-    steps = load_trajectory(path)
-    folder = tempfile.mkdtemp(prefix="instinct_rl_")
-    try:
-        with files.RolloutWriter(folder) as writer:
-            stored = files.StoredTrajectory(writer.save(steps))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    weakref.finalize(stored, shutil.rmtree, folder, ignore_errors=True)
-    return stored
+    return PickledTrajectory(path) if is_pickled(path) else files.StoredTrajectory(path)
 
 
 def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.PathLike[str]) -> dict[str, str]:

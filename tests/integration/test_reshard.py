@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,3 +230,20 @@ def test_items_of_reverbs_own_writer_keep_their_keys(
             both.mutate_priorities("replay", updates={key: 7.0})
     items = sorted(itertools.chain(*found(after, "replay")))
     assert items == [([n, n + 1, n + 2], 7.0) for n in range(28)]
+
+
+@pytest.mark.parametrize("kind", ["item", "chunk"])
+def test_damaged_record_is_named_by_its_number(kind: str, tmp_path: Path) -> None:
+    with rw.LocalServer([rw.TableConfig("t")]) as before, rw.Client(before.address) as client:
+        client.insert({"n": np.arange(2)}, {"t": 1.0})
+        before.save(tmp_path / "saved")
+    saved = open_saved(tmp_path / "saved")
+    records = [*getattr(saved, f"{kind}s")(), b"\xff"]
+    changed: dict[str, Any] = {f"{kind}s": lambda: records}
+    damaged = dataclasses.replace(saved, **changed)
+    with (
+        rw.LocalServer([rw.TableConfig("t")]) as after,
+        rw.Client(after.address) as client,
+        pytest.raises(rw.FormatError, match=f"saved: {kind} 1 is damaged"),
+    ):
+        collections.deque(Resharding([damaged], client, 20).run(), maxlen=0)

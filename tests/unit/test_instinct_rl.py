@@ -255,6 +255,26 @@ def test_trajectories_come_in_the_order_of_modification_and_whether_there_are_en
     assert [batch.observation.item() for batch in dataset] == [20, 30]
 
 
+def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:
+    with rw.files.RolloutWriter(tmp_path) as writer:
+        for episode in range(6):
+            for t in range(5):
+                state = {"a": np.float32(episode), "b": np.full(2, t)}
+                writer({"state": state, "action": 0.0, "reward": 1.0}, end_of_episode=t == 4)
+    options: dict[str, Any] = {
+        "seed": 3,
+        "fields": {"observation": "state"},
+        "concatenate_observations": True,
+        "first_frame_done": True,
+    }
+    ours = rw.files.RolloutDataset(tmp_path, 2, 2, shuffle=True, keep_latest=4, start_range=(1, 4), **options)
+    theirs = RolloutDataset(tmp_path, 2, 2, True, 4, [1, 4], **options)  # the original's order
+    expected, found = (
+        [[leaf.tolist() for leaf in batch if leaf is not None] for batch in each] for each in (ours, theirs)
+    )
+    assert found == expected
+
+
 def test_a_transition_batch_is_a_step_of_an_environment(tmp_path: Path) -> None:
     write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
     dataset = RolloutDataset(tmp_path, 1)
@@ -340,17 +360,30 @@ def test_pickles_are_converted_once_for_all(tmp_path: Path) -> None:
     assert len(list(mixed)) == 10
 
 
-def test_a_trajectory_that_is_converted_to_be_read_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("done", [False, True])
+def test_a_pickled_trajectory_is_that_of_its_conversion_but_by_its_own_name(tmp_path: Path, done: bool) -> None:
+    write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)), (2, 3, frames(2, 3, done=done)))
+    pickled = instinct_rl.open_trajectory(tmp_path / "trajectory_0")
+    convert_trajectories(tmp_path, tmp_path / "converted")
+    (path,) = rw.files.list_trajectories(tmp_path / "converted")
+    converted = instinct_rl.open_trajectory(path)
+    assert (pickled.name, pickled.path) == ("trajectory_0", tmp_path / "trajectory_0")
+    assert pickled.manifest == converted.manifest
+    pickled.load()["observations"][:] = 7  # the caller's
+    for ours, same in zip(pickled.steps(), converted.steps(), strict=True):
+        assert {key: (leaf.dtype, leaf.tolist()) for key, leaf in ours.items()} == {
+            key: (leaf.dtype, leaf.tolist()) for key, leaf in same.items()
+        }
+
+
+def test_reading_pickles_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
     stored = instinct_rl.open_trajectory(tmp_path / "trajectory_0")
-    assert stored.load()["observations"].tolist() == [[0], [1]]
-    del stored
     assert not list(scratch.iterdir())
+    assert stored.load()["observations"].tolist() == [[0], [1]]
     write(tmp_path / "trajectory_1", (0, 1, {"observations": np.zeros((1, 1)), "dones": np.zeros((1, 1))}))
     assert instinct_rl.open_trajectory(tmp_path / "trajectory_1").manifest.num_steps == 1
     assert not list(scratch.iterdir())

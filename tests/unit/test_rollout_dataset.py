@@ -230,12 +230,6 @@ def test_some_environments_step_alone(tmp_path: Path) -> None:
     assert delivered([dataset.get_batch()]) == [(0, 0), (1, 2)]
 
 
-def test_transition_batch_has_time_outs_as_an_environment_has(tmp_path: Path) -> None:
-    write_transitions(tmp_path, [1], truncated=(0,))
-    batch, info = RolloutDataset(tmp_path, 1).get_transition_batch()
-    assert info["time_outs"].tolist() == batch.timeout.tolist() == [True]
-
-
 def test_batches_are_the_callers(tmp_path: Path) -> None:
     write_transitions(tmp_path, [3])
     dataset = RolloutDataset(tmp_path, 1)
@@ -261,6 +255,13 @@ def test_nested_observations_come_as_they_are_or_as_one_vector(tmp_path: Path) -
     assert RolloutDataset(tmp_path, 1, concatenate_observations=True).get_batch().observation.tolist() == [[1, 1, 3]]
 
 
+def test_what_the_environment_ended_at_its_limit_is_no_timeout(tmp_path: Path) -> None:
+    step = {"observation": np.zeros((1, 2)), "action": np.ones(1), "reward": np.ones(1)}
+    RolloutWriter(tmp_path).save(step, terminated=True, truncated=True)
+    batch = RolloutDataset(tmp_path, 1).get_batch()
+    assert (batch.done.tolist(), batch.timeout.tolist()) == ([True], [False])
+
+
 def test_fields_of_other_names_are_named_by_the_caller(tmp_path: Path) -> None:
     RolloutWriter(tmp_path).save({"state": np.zeros((1, 2)), "u": np.ones(1), "r": np.ones(1)})
     with pytest.raises(rw.StructureError, match="steps have r, state, u, but no `observation`"):
@@ -280,6 +281,9 @@ def test_damaged_trajectory_is_skipped_by_name(tmp_path: Path, caplog: pytest.Lo
         found = delivered(dataset)
     assert found == [(episode, t) for episode in (0, 2) for t in range(4)] * 2
     assert set(dataset.skipped) == {damaged.name, "trajectory_5.npz"}
+    damaged.unlink()
+    assert delivered(dataset) == found
+    assert damaged.name in dataset.skipped  # what was left out once stays named
     assert [damaged.name in record.getMessage() for record in caplog.records] == [False, True]
 
 
@@ -372,8 +376,6 @@ class Counter(RolloutFileBase):
 def test_other_sources_of_trajectories_are_four_methods(tmp_path: Path) -> None:
     counter = Counter(tmp_path, 2)
     assert [batch["at"].tolist() for batch in counter] == [[0, 0], [1, 1], [2, 2]]
-    counter.reset()
-    assert counter.get_transition_batch()[1] == {}
     counter.reset()
     assert counter.get_batch(2)["at"].tolist() == [[0, 0], [1, 1]]
     counter.reset([1])

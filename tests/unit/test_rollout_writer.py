@@ -259,6 +259,22 @@ def test_writers_in_several_processes_share_a_directory(tmp_path: Path) -> None:
     assert all(steps["t"].tolist() == [0, 1, 2, 3, 4] for steps in loaded)
 
 
+def test_strings_of_negative_length_are_refused(tmp_path: Path) -> None:
+    path = RolloutWriter(tmp_path).save({"name": np.array([b"ab", b"c"], object)})
+    lengths = np.array([2, 1]).tobytes()
+    path.write_bytes(
+        with_member(path, "name.lengths.npy", lambda data: data.replace(lengths, np.array([4, -1]).tobytes()))
+    )
+    with pytest.raises(rw.FormatError, match="leaf `name`: a string cannot have a negative length"):
+        StoredTrajectory(path).load()
+
+
+def test_loaded_steps_are_the_callers(tmp_path: Path) -> None:
+    stored = StoredTrajectory(RolloutWriter(tmp_path).save({"x": np.arange(3)}))
+    stored.load()["x"][:] = 7
+    assert stored.load()["x"].tolist() == [0, 1, 2]
+
+
 def test_order_survives_copying_and_folders_within_folders(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         write_transitions(tmp_path / "from" / name, [1])
@@ -270,14 +286,19 @@ def test_order_survives_copying_and_folders_within_folders(tmp_path: Path) -> No
     assert [path.name for path in list_trajectories(tmp_path / "to")] == names
 
 
-def rewritten(path: Path, change: Any) -> bytes:
-    """Return a file whose manifest was changed by somebody who knows how to write a zip file."""
+def with_member(path: Path, name: str, change: Any, method: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a file of which a member was changed by somebody who knows how to write a zip file."""
     out = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(out, "w") as changed:
         for member in archive.namelist():
             data = archive.read(member)
-            changed.writestr(member, change(data.decode()) if member == "manifest.json" else data)
+            changed.writestr(member, change(data) if member == name else data, method)
     return out.getvalue()
+
+
+def rewritten(path: Path, change: Any) -> bytes:
+    """Return a file whose manifest was changed."""
+    return with_member(path, "manifest.json", lambda data: change(data.decode()))
 
 
 @pytest.mark.parametrize(
@@ -300,6 +321,11 @@ def rewritten(path: Path, change: Any) -> bytes:
             lambda path: rewritten(path, lambda text: re.sub('"structure": ".*?"', '"structure": ""', text)),
             "`structure`",
         ),
+        (
+            lambda path: with_member(path, "reward.npy", lambda data: data.replace(b"<f4", b"<i4")),
+            "array `reward` is not float32",
+        ),
+        (lambda path: with_member(path, "", None, zipfile.ZIP_BZIP2), "is compressed by method 12"),
     ],
 )
 def test_damaged_trajectory_is_refused_by_name(tmp_path: Path, damage: Any, text: str) -> None:
