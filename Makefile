@@ -114,7 +114,7 @@ ray: .venv/.made .venv-ray/.made  ## shards that Ray places: fake nodes on this 
 .PHONY: newest
 newest: .venv-newest/.made  ## the client's tests on the newest CPython here, on the server in pure Python
 	$(install-client)
-	.venv-newest/bin/pytest -m 'not slow' $(CLIENT_TESTS)
+	.venv-newest/bin/pytest $(PARALLEL) -m 'not slow' $(CLIENT_TESTS)
 
 .PHONY: oldest
 oldest: .venv/.made .venv-oldest/.made  ## the client's tests on CPython 3.10 with its oldest dependencies
@@ -125,14 +125,14 @@ frameworks: .venv/.made .venv-frameworks/.made  ## what works with PyTorch, JAX 
 	$(test-frameworks) -k 'not jax and not rlax'
 	$(test-frameworks) -k 'jax or rlax'  # by itself: JAX has threads, so a process with it must not be forked
 
-test-frameworks = REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest $(FRAMEWORK_TESTS)
+test-frameworks = REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest $(PARALLEL) $(FRAMEWORK_TESTS)
 
 # The client as it ships: built, installed, and tested against a server of .venv.
 install-client = .venv-$@/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
 	--force-reinstall .
 define test-client
 	$(install-client)
-	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-$@/bin/pytest $(CLIENT_TESTS)
+	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-$@/bin/pytest $(PARALLEL) $(CLIENT_TESTS)
 endef
 
 .PHONY: docker
