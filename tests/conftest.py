@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -29,6 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_sessionstart() -> None:
+    """Let programs that tests start take SIGINT: a job in the background of a shell ignores it otherwise."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what `only_server` rules out."""
     left_out = [item for item in items if _other_server(item)]
@@ -43,6 +50,13 @@ def _other_server(item: pytest.Item) -> bool:
     if kind == "inside" and not {"nursery", "lone_server"}.isdisjoint(item.fixturenames):  # type: ignore[attr-defined]
         return True
     return kind is not None and any(mark.args[0] != kind for mark in item.iter_markers("only_server"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_old_objects_in_collections() -> None:
+    """Keep what there is out of later collections: many tests collect, and each time would take most of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", params=["reverb", "local", "inside"])
