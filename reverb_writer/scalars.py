@@ -25,6 +25,24 @@ class Scalars:
         """
         return {prefix + name: number for name, number in _numbers(self)}
 
+    def __str__(self) -> str:
+        """Return the numbers as a table, without those that are 0.
+
+        >>> @dataclasses.dataclass
+        ... class Counts(Scalars):
+        ...     steps: int
+        ...     resent_items: int
+        ...     blocked_s: float
+        >>> print(Counts(1200, 0, 0.25))
+        Counts, without zeros
+          steps      1,200
+          blocked_s  0.25
+        """
+        numbers = {name: number for name, number in _numbers(self) if number}
+        width = max(map(len, numbers), default=0)
+        lines = [f"  {name:{width}}  {round(number, 3):,.15g}" for name, number in numbers.items()]
+        return "\n".join([f"{type(self).__name__}, without zeros", *lines])
+
 
 def _numbers(record: Any) -> Iterator[tuple[str, float]]:
     """Yield names and numbers of a dataclass or a mapping."""
