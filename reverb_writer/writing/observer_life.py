@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reverb_writer.arguments import check_timeout, integer
-from reverb_writer.errors import ClosedError, ReverbWriterError
+from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.waits import Wait
 from reverb_writer.windows import SHORT_EPISODE
@@ -178,7 +178,8 @@ class ObserverLife:
         try:
             self.close(min(self._session.timeout_s, _LEAVE_S) if self._session is not None else None)
         except ReverbWriterError as left:
-            _LOG.error("While another error was under way, the observer could not deliver all items: %s", left)
+            if not isinstance(error, FinishedError):
+                _LOG.error("While another error was under way, the observer could not deliver all items: %s", left)
 
     def __reduce__(self) -> Any:
         raise ClosedError(
