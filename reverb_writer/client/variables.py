@@ -319,7 +319,7 @@ class Variables:
         if self._question is None:
             now = time.monotonic()
             if now >= self._ask_at:
-                self._client.check_usable()
+                self._client.connections.check_usable()
                 self._ask_at = now + self._interval_s
                 self._question = in_background(functools.partial(self._look, self._seen, Deadline(self._timeout_s)))
         elif self._question.done():
@@ -346,8 +346,8 @@ class Variables:
         return _News(now_seen, *max(read.values(), key=lambda one: one[0], default=(0, None, False)))
 
     def _shards(self, *states: ShardState) -> Sequence[Server]:
-        self._client.check_usable()
-        return self._client.in_state(*(states or ("up", "draining")))
+        self._client.connections.check_usable()
+        return self._client.connections.in_state(*(states or ("up", "draining")))
 
     def _read(self, shard: Server, deadline: Deadline) -> tuple[int, Any, bool]:
         """Return the version that a server has, its nest, and whether it is the last."""

@@ -204,14 +204,14 @@ class ObserverLife:
 
     def _check(self, sender: Sender | None) -> None:
         """Raise if nothing can be written: closed, forked, or the client is closed."""
-        self._open_session.client.check_usable()
+        self._open_session.client.connections.check_usable()
         if sender is not None and sender.is_ended:
             raise ClosedError("the observer is closed. Call `open()` to write again.")
 
     def _start(self, example: Any, *, is_spec: bool = False) -> Sender:
         """Take the layout from the first step or a spec, and start what sends the steps."""
         session = self._open_session
-        session.client.check_usable()
+        session.client.connections.check_usable()
         structure = self._structure
         if structure is None:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)

@@ -54,9 +54,9 @@ class Session:
         tables = list(dict.fromkeys(table for target in targets for table in target.tables))
         try:
             wait_s = self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
-            self.client.check_usable()
+            self.client.connections.check_usable()
             with logged(lambda: f"an observer waits for the server at {self.client.address}"):
-                found = answering(self.client.in_state("up"), wait_s)
+                found = answering(self.client.connections.in_state("up"), wait_s)
             server, info = next(iter(found.items()))
             check_tables_exist(tables, info, server.address)
         except BaseException:
