@@ -16,6 +16,7 @@ from reverb_writer.client.variables import Variables as Variables
 from reverb_writer.episodes import Episode as Episode
 from reverb_writer.episodes import EpisodeBatch as EpisodeBatch
 from reverb_writer.errors import ClosedError as ClosedError
+from reverb_writer.errors import FinishedError as FinishedError
 from reverb_writer.errors import FormatError as FormatError
 from reverb_writer.errors import IncompleteError as IncompleteError
 from reverb_writer.errors import MissingExtraError as MissingExtraError

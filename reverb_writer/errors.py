@@ -8,6 +8,7 @@
     ├── MissingExtraError       (ImportError)      an optional package is not installed
     ├── IncompleteError         (RuntimeError)     data was requested that is not complete yet
     ├── ClosedError             (RuntimeError)     used after close(), or in a forked child
+    ├── FinishedError           (RuntimeError)     the learner has ended the run, so what was waited for never comes
     ├── ServerUnavailableError  (ConnectionError)  nothing answers at the address
     ├── PermissionDeniedError   (PermissionError)  a gateway refuses this client the call
     ├── ReplayTimeoutError      (TimeoutError)     the server answers, but the time is up; the message names the cause
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 __all__ = [
     "ClosedError",
+    "FinishedError",
     "FormatError",
     "IncompleteError",
     "MissingExtraError",
@@ -69,6 +71,10 @@ class MissingExtraError(ReverbWriterError, ModuleNotFoundError):
 
 class ClosedError(ReverbWriterError, RuntimeError):
     """A resource was used after `close()`, or in a process forked from its owner."""
+
+
+class FinishedError(ReverbWriterError, RuntimeError):
+    """The learner has ended the run, so what a call waited for never comes."""
 
 
 class ServerUnavailableError(ReverbWriterError, ConnectionError):

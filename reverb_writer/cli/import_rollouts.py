@@ -12,7 +12,7 @@ import click
 
 from reverb_writer.cli.server_options import connection_options, new_client, report_errors
 from reverb_writer.cli.transfer import run_transfer
-from reverb_writer.client.client import Client
+from reverb_writer.client.client import Client, only_server
 from reverb_writer.files.importing import Journal, import_trajectories
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.windows import EndOfEpisode
@@ -168,6 +168,6 @@ def _number(priority: str) -> float:
 def _journal(client: Client, directory: Path, path: Path | None, purpose: dict[str, Any]) -> Journal:
     if path is not None:
         return Journal(path, purpose, directory)
-    purpose = {**purpose, "server": f"{client.request_info().state_id:032x}"}
+    purpose = {**purpose, "server": f"{only_server(client).request_info().state_id:032x}"}
     digest = hashlib.sha256(json.dumps(purpose, sort_keys=True).encode()).hexdigest()[:16]
     return Journal(directory / f".import_{digest}.jsonl", purpose, directory)

@@ -19,11 +19,11 @@ from reverb_writer.client.client_stats import ClientStats, TableStats, tables_ht
 from reverb_writer.client.on_shards import first_that_answers, on_all
 from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.client.shards import ServerSet, first_target
-from reverb_writer.client.targets import Shard, ShardState, Target, source_of
+from reverb_writer.client.targets import Shard, Target, source_of
 from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import LEAST_S, Deadline
-from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
-from reverb_writer.tables.table_info import ServerInfo, TableInfo, merge_tables
+from reverb_writer.errors import ReverbWriterError, SpecError
+from reverb_writer.tables.table_info import TableInfo, merge_tables
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.tls import TLS
 
@@ -100,7 +100,6 @@ class Client:
         self.connections = ServerSet(source, target, connect)
         self.timeout_s = timeout_s
         self._arguments = arguments
-        self._is_closed = False
         self._turns = itertools.count()
 
     @property
@@ -109,35 +108,14 @@ class Client:
         return self.connections.target
 
     @property
-    def may_have_several(self) -> bool:
-        """Whether the client has several servers, or may have several later."""
-        return len(self.shards) > 1 or not isinstance(self.connections.source, Target)
-
-    @property
     def shards(self) -> tuple[Server, ...]:
         """The connections to the servers of the target, in its order."""
         return self.connections.shards
 
-    def check_usable(self) -> None:
-        """Raise if the client is closed, or belongs to a parent process.
-
-        Raises:
-            ClosedError: says which, and what to do.
-        """
-        if self._is_closed:
-            raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
-        for shard in self.shards:
-            shard.channel.check_usable()
-
-    def each(self) -> list[Client]:
-        """Return a client for each server. It shares the connection with this one, and is closed by itself."""
-        targets = [Target(0, (shard.shard,)) for shard in self.shards]
-        return [_remade((target, *self._arguments[1:]), target) for target in targets]
-
     @property
     def address(self) -> str:
         """The server's address, as given; several with commas between them."""
-        return ",".join(shard.address for shard in self.shards)
+        return self.connections.address
 
     @property
     def server_address(self) -> str:
@@ -172,7 +150,7 @@ class Client:
 
     def __repr__(self) -> str:
         """Return the servers' addresses; does not ask them."""
-        return f"<Client of {self.address}{' (closed)' if self._is_closed else ''}>"
+        return f"<Client of {self.address}{' (closed)' if self.connections.is_closed else ''}>"
 
     def _repr_html_(self) -> str:
         """Return the tables for a notebook, or why they cannot be shown; waits two seconds at most."""
@@ -180,10 +158,6 @@ class Client:
             return tables_html(self.address, self.server_info(_SHOW_TIMEOUT_S))
         except ReverbWriterError as error:
             return f"<pre>{html.escape(f'{self!r}: {error}')}</pre>"
-
-    def request_info(self, timeout_s: float | None = None) -> ServerInfo:
-        """Return the tables of the only server together with the identity of its process."""
-        return self._only().request_info(timeout_s)
 
     def insert(
         self,
@@ -244,8 +218,8 @@ class Client:
         """
         num_samples = integer("num_samples", num_samples, minimum=1)
         deadline = self._deadline(timeout_s)
-        self.check_usable()
-        (first, *others) = shards = self.in_state("up", "draining")
+        self.connections.check_usable()
+        (first, *others) = shards = self.connections.in_state("up", "draining")
         if others:
             samples = sample_shards(shards, next(self._turns), table, num_samples, deadline)
         else:
@@ -288,7 +262,6 @@ class Client:
 
         An `insert` of another thread that is under way raises `ClosedError`.
         """
-        self._is_closed = True
         self.connections.close()
 
     def __enter__(self) -> Self:
@@ -299,28 +272,18 @@ class Client:
 
     def _all(self, verb: Callable[[Server, Deadline], _T], timeout_s: float | None) -> list[_T]:
         """Ask all servers at once and return the answers in their order; raises as `on_all`."""
-        self.check_usable()
+        self.connections.check_usable()
         deadline = self._deadline(timeout_s)
-        return on_all(self.in_state("up", "draining"), lambda shard: verb(shard, deadline))
+        return on_all(self.connections.in_state("up", "draining"), lambda shard: verb(shard, deadline))
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
     def _next(self, deadline: Deadline) -> Server:
         """Return the server whose turn it is, or the first after it that answers; if none does, that one."""
-        self.check_usable()
-        shards, turn = self.in_state("up"), next(self._turns)
+        self.connections.check_usable()
+        shards, turn = self.connections.in_state("up"), next(self._turns)
         return first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))], deadline)
-
-    def in_state(self, *states: ShardState) -> Sequence[Server]:
-        """Return the servers in one of these states; all if none is."""
-        return [shard for shard in self.shards if shard.shard.state in states] or self.shards
-
-    def _only(self) -> Server:
-        self.check_usable()
-        if len(self.shards) > 1:
-            raise SpecError(f"this is for a client of one server, got {self.address}. Use one of `client.each()`.")
-        return self.shards[0]
 
 
 def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
@@ -333,6 +296,18 @@ def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool
     if isinstance(client, Client):
         return client, False
     return Client(client, timeout_s=Client.DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s), True
+
+
+def only_server(client: Client) -> Server:
+    """Return the server of a client that must not have several.
+
+    Raises:
+        SpecError: it has.
+    """
+    client.connections.check_usable()
+    if len(client.shards) > 1:
+        raise SpecError(f"this is for a client of one server, got {client.address}. Make a client of one of them.")
+    return client.shards[0]
 
 
 def _without_callers_time(samples: Iterator[Sample], deadline: Deadline, left_at: float) -> Iterator[Sample]:

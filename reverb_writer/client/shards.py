@@ -16,14 +16,14 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from reverb_writer.background import Flag, start_thread
 from reverb_writer.client.on_shards import logged
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.targets import Shard, Target, TargetSource
+from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource
 from reverb_writer.deadline import Deadline
-from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 
 _LOG = logging.getLogger(__package__)
 
@@ -49,12 +49,38 @@ class ServerSet:
         self._lock = threading.Lock()
         # By name; those of earlier targets as long as anything uses them, as a shard may come back.
         self._known: weakref.WeakValueDictionary[str, Server] = weakref.WeakValueDictionary()
-        self._is_closed, self._wanted = Flag(), Flag()
+        self._closed, self._wanted = Flag(), Flag()
         self._trouble: str | None = None  # why the newest target is not followed
         self.shards = self._connections_of(target)
         if not isinstance(source, Target):
             # The thread must not keep a client alive that nobody uses any more.
-            start_thread(functools.partial(_follow, weakref.ref(self), self._is_closed, self._wanted), _THREAD)
+            start_thread(functools.partial(_follow, weakref.ref(self), self._closed, self._wanted), _THREAD)
+
+    @property
+    def address(self) -> str:
+        """The servers' addresses, with commas between them."""
+        return ",".join(shard.address for shard in self.shards)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    @property
+    def may_have_several(self) -> bool:
+        """Whether there are several servers, or may be several later."""
+        return len(self.shards) > 1 or not isinstance(self.source, Target)
+
+    def check_usable(self) -> None:
+        """Raise ClosedError if the connections are closed, or belong to a parent process; it says what to do."""
+        if self.is_closed:
+            raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
+        for shard in self.shards:
+            shard.channel.check_usable()
+
+    def in_state(self, *states: ShardState) -> Sequence[Server]:
+        """Return the servers in one of these states; all if none is."""
+        return [shard for shard in self.shards if shard.shard.state in states] or self.shards
 
     def refresh_soon(self) -> None:
         """Have the source asked soon, because a shard is unreachable. Does not wait."""
@@ -76,7 +102,7 @@ class ServerSet:
 
     def close(self) -> None:
         """Close the connections. Idempotent; does nothing in a forked child."""
-        self._is_closed.set()
+        self._closed.set()
         self._wanted.set()
         self._close_all()
 
@@ -91,7 +117,7 @@ class ServerSet:
             _LOG.info("The target has changed: %s.", _text(target))
             self.shards = self._connections_of(target)
             self.target = target
-        if self._is_closed.is_set():  # meanwhile
+        if self.is_closed:  # meanwhile
             self._close_all()
 
     def _connections_of(self, target: Target) -> tuple[Server, ...]:

@@ -1,8 +1,10 @@
 """Weights on their way from the learner back to the actors, through a table.
 
-    learner: publish(nest) -> the table's only item -> actors: poll() at every step, latest() to wait
+    learner: publish(nest) -> the table's only item -> actors: poll() at every step, latest() and wait() to wait
+             finish()
 
-The first column of an item holds the nest's structure, so an actor needs no configuration, and the version's number.
+The first column of an item holds the nest's structure, so an actor needs no configuration, the version's number, and
+whether it is the last one.
 
 Of several servers one gets each version: the first in the rendezvous order of the table's name that answers. Readers
 compare each server's count of inserts with the count at which they have read it, and read only what has changed.
@@ -10,11 +12,13 @@ compare each server's count of inserts with the count at which they have read it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,14 +31,22 @@ from reverb_writer.client.on_shards import answering, first_that_answers, logged
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import ShardState, rank_shards
 from reverb_writer.deadline import Deadline
-from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
+from reverb_writer.errors import (
+    FinishedError,
+    FormatError,
+    ReplayTimeoutError,
+    ServerUnavailableError,
+    SpecError,
+    StructureError,
+)
 from reverb_writer.leaves import host_array
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.specs import decode_spec, encode_spec
 from reverb_writer.tables.table_info import TableInfo, check_tables_exist
 
 _LOG = logging.getLogger(__package__)
-_PAUSE_S = (0.05, 0.5)  # between two questions of `latest`: at first, and at most
+_PAUSE_S = (0.05, 0.5)  # between two questions of a call that waits: at first, and at most
+_LAST = b"last"  # marks the version after which there is none
 
 MAX_BYTES = 1_000_000_000
 """Size of the largest nest that can be published, in bytes."""
@@ -47,9 +59,10 @@ _Count = tuple[int, int]
 class _News(NamedTuple):
     """What a look at the servers has brought."""
 
-    seen: Mapping[str, _Count]  # by server: the count at which its version was read
+    seen: dict[str, _Count]  # by server: the count at which its version was read
     version: int  # of the newest version that was read; 0 if none was
     nest: Any
+    is_last: bool
 
 
 class Variables:
@@ -71,10 +84,11 @@ class Variables:
     Example:
         learner = rw.Variables("localhost:8000", "weights")
         learner.publish(network.weights)
+        learner.finish()
 
         actor = rw.Variables("localhost:8000", "weights")
         weights = actor.latest()
-        for step in steps:
+        while not actor.finished:
             weights = actor.poll(weights)
     """
 
@@ -113,8 +127,10 @@ class Variables:
         self._table = table
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
-        self._news: Outcome[_News] | None = None  # the request of `poll` that is in flight
-        self._seen: Mapping[str, _Count] = {}
+        self._question: Outcome[_News] | None = None  # the request of `poll` that is in flight
+        self._unread: _News | None = None  # what it has brought, for the next `poll`
+        self._is_finished = False
+        self._seen: dict[str, _Count] = {}
         self._publishes_to: str | None = None
         self._last_number = 0  # the largest that `publish` has given out by itself
         self.version = 0
@@ -132,7 +148,7 @@ class Variables:
 
         Args:
             nest: of arrays, in dicts with keys of type `str`, lists, tuples and named tuples; 1 GB at most. Tensors may
-                have gradients and be on any device.
+                have gradients and be on any device. Or a module of PyTorch, or what else has a `state_dict()`.
             version: its number, larger than all before it, such as the number of updates so far; None for one more than
                 the last, or for the first the time in milliseconds. Give it always or never. With None the number of a
                 call that fails is not used again: a server may have got that version.
@@ -148,6 +164,22 @@ class Variables:
         if version is not None:
             hint = "Readers take only larger numbers than the one that they have."
             version = integer("version", version, minimum=self.version + 1, hint=hint)
+        return self._publish(nest.state_dict() if hasattr(nest, "state_dict") else nest, version)
+
+    def finish(self) -> None:
+        """Say that the run has ended: `finished` becomes true, and `wait` returns. Actors may still get the weights.
+
+        The newest version is published once more, under a number of its own and marked as the last one. A `publish`
+        after that begins a new run.
+
+        Raises:
+            ReplayTimeoutError, ServerUnavailableError: not confirmed in time.
+        """
+        news = self._look({}, Deadline(self._timeout_s))
+        newest = max(news.version, self.version)
+        self._publish(news.nest if news.version else (), newest + 1 if newest else None, is_last=True)
+
+    def _publish(self, nest: Any, version: int | None, *, is_last: bool = False) -> int:
         leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
         num_bytes = sum(leaf.nbytes for leaf in leaves)
         if num_bytes > MAX_BYTES:
@@ -158,10 +190,10 @@ class Variables:
             if version is None:
                 first = 0 if self._last_number else time.time_ns() // 1_000_000
                 version = self._last_number = max(self._last_number + 1, self.version + 1, first)
-        structure = np.array([encoded, str(version).encode()], object)
+        structure = np.array([encoded, str(version).encode(), *([_LAST] if is_last else [])], object)
         self._insert([structure, *(leaf[None] for leaf in leaves)])
         with self._lock:
-            self.version = max(self.version, version)
+            self.version, self._is_finished = max(self.version, version), is_last
         return version
 
     def _insert(self, data: list[Any]) -> None:
@@ -185,25 +217,77 @@ class Variables:
 
         Raises:
             ReplayTimeoutError: nothing was published in time.
+            FinishedError: the run has ended, and nothing was published in it.
             FormatError: what is in the table was not written by `publish`.
         """
+        news = self._await(timeout_s, lambda news: news.version > 0)
+        if news.is_last and not tree.flatten(news.nest):
+            raise FinishedError(f"table `{self._table}`: the run has ended, and nothing was published in it.")
+        return news.nest
+
+    def wait(self, *, newer_than: int | None = None, timeout_s: float | None = None) -> Any:
+        """Return the newest version when its number is larger than `newer_than`; wait for that.
+
+        Args:
+            newer_than: number of a version; None for that of `version`.
+            timeout_s: seconds to wait at most; None for the object's.
+
+        Returns:
+            The nest, as `latest` does; None if the run has `finished`.
+
+        Raises:
+            SpecError: `newer_than` is no integer >= 0.
+            ReplayTimeoutError: no newer version was published in time.
+            FormatError: what is in the table was not written by `publish`.
+        """
+        least = self.version if newer_than is None else integer("newer_than", newer_than, minimum=0)
+        news = self._await(timeout_s, lambda news: news.is_last or news.version > least)
+        return None if news.is_last else news.nest
+
+    def load_into(self, module: Any) -> bool:
+        """Load the newest version into a module; wait for the first one, and for no other.
+
+        Args:
+            module: of PyTorch, or anything with `state_dict()` and `load_state_dict()`, of the structure of what was
+                published. Arrays become tensors if its own are.
+
+        Returns:
+            Whether there was a version that `poll` or this has not returned yet.
+
+        Raises:
+            ReplayTimeoutError: nothing was published in time.
+            FinishedError: the run has ended, and nothing was published in it.
+            StructureError, FormatError: as `poll`. What `load_state_dict` raises is raised as it is.
+        """
+        nest = self.poll() if self.version else self.latest()
+        if nest is None:
+            return False
+        if any(hasattr(leaf, "detach") for leaf in tree.flatten(module.state_dict())):
+            nest = tree.map_structure(sys.modules["torch"].as_tensor, nest)  # the module has loaded it
+        module.load_state_dict(nest)
+        return True
+
+    def _await(self, timeout_s: float | None, is_wanted: Callable[[_News], bool]) -> _News:
+        """Ask until there is a version that is wanted."""
         deadline = Deadline(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
         pause_s, longest_s = _PAUSE_S
-        why = "waiting for the server"
+        why, seen = "waiting for the server", dict[str, _Count]()
         with logged(lambda: f"table `{self._table}`: {why} at {self._client.address}"):
-            while not (news := self._look({}, deadline)).version:
-                why = "nothing was published yet, waiting for it"
+            while not is_wanted(news := self._look(seen, deadline)):
+                seen = news.seen
+                why = f"nothing {'newer ' if seen else ''}was published yet, waiting for it"
                 time.sleep(min(pause_s, max(deadline.timeout_s - deadline.spent_s, 0.0)))
                 if deadline.spent_s >= deadline.timeout_s:
                     raise ReplayTimeoutError(
-                        f"table `{self._table}` is empty at {self._client.address} after {deadline.timeout_s:.1f} s. "
-                        "Nothing was published yet: start the learner, or raise `timeout_s`."
+                        f"table `{self._table}` {'has no newer version' if seen else 'is empty'} at "
+                        f"{self._client.address} after {deadline.timeout_s:.1f} s. Nothing was published yet: start "
+                        "the learner, or raise `timeout_s`."
                     )
                 pause_s = min(2 * pause_s, longest_s)
         with self._lock:
-            self._seen, self.version = news.seen, news.version
-            self._news = None  # its answer may be older
-        return news.nest
+            self._seen, self.version, self._is_finished = news.seen, news.version, news.is_last
+            self._question = self._unread = None  # an answer may be older
+        return news
 
     def poll(self, default: Any = None) -> Any:
         """Return the newest version if its number is larger than that of `version`, else `default`.
@@ -216,25 +300,35 @@ class Variables:
             FormatError: what is in the table was not written by `publish`.
         """
         with self._lock:
-            if self._news is None:
-                now = time.monotonic()
-                if now >= self._ask_at:
-                    self._client.check_usable()
-                    self._ask_at = now + self._interval_s
-                    self._news = in_background(functools.partial(self._look, self._seen, Deadline(self._timeout_s)))
-                return default
-            if not self._news.done():
-                return default
-            answer, self._news = self._news, None
-            try:
-                news = answer.result()
-            except (ReplayTimeoutError, ServerUnavailableError):
-                return default
-            self._seen = news.seen
-            if news.version <= self.version:
+            self._proceed()
+            news, self._unread = self._unread, None
+            if news is None or news.version <= self.version:
                 return default
             self.version = news.version
             return news.nest
+
+    @property
+    def finished(self) -> bool:
+        """Whether the learner has called `finish`; asks as `poll` does, never waits, and raises the same errors."""
+        with self._lock:
+            self._proceed()
+            return self._is_finished
+
+    def _proceed(self) -> None:
+        """Ask the servers if it is time, or take their answer if it has come; needs the lock."""
+        if self._question is None:
+            now = time.monotonic()
+            if now >= self._ask_at:
+                self._client.connections.check_usable()
+                self._ask_at = now + self._interval_s
+                self._question = in_background(functools.partial(self._look, self._seen, Deadline(self._timeout_s)))
+        elif self._question.done():
+            answer, self._question = self._question, None
+            with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
+                news = answer.result()
+                self._seen = news.seen
+                if news.version > max(self.version, self._unread.version if self._unread else 0):
+                    self._unread, self._is_finished = news, news.is_last
 
     def _look(self, seen: Mapping[str, _Count], deadline: Deadline) -> _News:
         """Read the servers that answer and whose counts are not those that were `seen`."""
@@ -248,30 +342,26 @@ class Variables:
         read, failed = on_each([*changed], lambda shard: self._read(shard, deadline))
         if failed and not read:
             raise next(iter(failed.values()))
-        seen = {**seen, **{shard.name: changed[shard] for shard in read}}
-        version, nest = max(read.values(), key=lambda one: one[0], default=(0, None))
-        return _News(seen, version, nest)
+        now_seen = {**seen, **{shard.name: changed[shard] for shard in read}}
+        return _News(now_seen, *max(read.values(), key=lambda one: one[0], default=(0, None, False)))
 
     def _shards(self, *states: ShardState) -> Sequence[Server]:
-        self._client.check_usable()
-        return self._client.in_state(*(states or ("up", "draining")))
+        self._client.connections.check_usable()
+        return self._client.connections.in_state(*(states or ("up", "draining")))
 
-    def _read(self, shard: Server, deadline: Deadline) -> tuple[int, Any]:
-        """Return the version that a server has, and its nest."""
+    def _read(self, shard: Server, deadline: Deadline) -> tuple[int, Any, bool]:
+        """Return the version that a server has, its nest, and whether it is the last."""
         (sample,) = shard.sample(self._table, 1, deadline)
         structure, *leaves = tree.flatten(sample.data)
-        if (
-            structure.shape != (2,)
-            or not all(isinstance(part, bytes) for part in structure)
-            or not structure[1].isdigit()
-        ):
+        encoded, number, *mark = structure.tolist() if structure.shape in ((2,), (3,)) else (b"", b"")
+        if not isinstance(encoded, bytes) or not isinstance(number, bytes) or not number.isdigit():
             raise FormatError(
                 f"table `{self._table}`: an item that `publish` has not written. Give it a table of its own."
             )
-        spec = decode_spec(structure[0])
+        spec = decode_spec(encoded)
         if len(tree.flatten(spec)) != len(leaves):
             raise FormatError(f"table `{self._table}`: {len(leaves)} arrays, expected {len(tree.flatten(spec))}.")
-        return int(structure[1]), tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
+        return int(number), tree.unflatten_as(spec, [leaf[0] for leaf in leaves]), mark == [_LAST]
 
     def close(self) -> None:
         """Close the client, if it is this object's own. Idempotent."""

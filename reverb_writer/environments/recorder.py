@@ -12,7 +12,7 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import Autoreset
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
-from reverb_writer.spaces import encoder, space_of, space_spec
+from reverb_writer.environments.space_leaves import encoder, space_of, space_spec
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

@@ -20,9 +20,9 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
+from reverb_writer.environments.space_leaves import encoder, space_of, space_spec
 from reverb_writer.episodes.episode_batch import AutoresetMode, final_observation
 from reverb_writer.nests import write_row
-from reverb_writer.spaces import encoder, space_of, space_spec
 
 
 class VectorRecorder(VectorWrapper):

@@ -14,8 +14,8 @@ from reverb_writer.episodes import episode_steps
 from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.episodes.lookback_buffer import BROKEN_STATE, InfiniteLookbackBuffer
 from reverb_writer.episodes.rows import Row, Rows
+from reverb_writer.episodes.spaces import check
 from reverb_writer.errors import ClosedError, FormatError, IncompleteError, SpecError, StructureError, UnknownKeyError
-from reverb_writer.spaces import check
 from reverb_writer.windows import WindowSpec
 
 _CHECK_EVERY = 50

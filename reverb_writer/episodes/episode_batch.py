@@ -28,8 +28,8 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes.episode import CheckedStep, Episode
+from reverb_writer.episodes.spaces import parts_of
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.spaces import parts_of
 
 _FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # the second one until Gymnasium 1.0
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
+from reverb_writer.episodes.spaces import SpaceLeaf
 from reverb_writer.errors import SpecError
-from reverb_writer.spaces import SpaceLeaf
 
 Array = npt.NDArray[Any]
 

@@ -14,6 +14,7 @@ from reverb_writer.episodes import filling
 from reverb_writer.episodes.indexing import Indices, is_single, position, span
 from reverb_writer.episodes.row_form import RowForm, listed
 from reverb_writer.episodes.rows import Rows
+from reverb_writer.episodes.spaces import Parts, check
 from reverb_writer.errors import (
     ClosedError,
     FormatError,
@@ -22,7 +23,6 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
-from reverb_writer.spaces import Parts, check
 
 Array = npt.NDArray[Any]
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer.episodes.spaces import Parts
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import as_array, mismatch
 from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, structure_of
-from reverb_writer.spaces import Parts
 
 Array = npt.NDArray[Any]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import tree
 
-from reverb_writer.client.client import Client
+from reverb_writer.client.client import Client, only_server
 from reverb_writer.client.server_calls import Sample
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
 from reverb_writer.decoding.samples import split_samples
@@ -132,7 +132,7 @@ def export_items(
         StructureError: there is no such table.
         ReplayTimeoutError: not all items came; says how many did.
     """
-    info = client.request_info(timeout_s)
+    info = only_server(client).request_info(timeout_s)
     check_tables_exist([table], info, client.address)
     found = info.tables[table]
     check_exportable(found)

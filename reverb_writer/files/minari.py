@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import tree
 
-from reverb_writer.errors import SpecError
+from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_file import StoredTrajectory
 from reverb_writer.files.transition_fields import TransitionFields
 from reverb_writer.lazy import needs
 from reverb_writer.leaves import padded_rows
 from reverb_writer.progress import progress
-from reverb_writer.spaces import space_of_columns
 
 
 def from_minari(dataset: Any, writer: RolloutWriter) -> int:
@@ -103,8 +102,8 @@ def to_minari(
     folder = Path(minari_dir).resolve() / "data"  # Minari joins a relative one to itself
     if (folder / "metadata.json").exists():
         raise SpecError(f"{folder} has a data set already. Name another folder.")
-    observation_space = observation_space or space_of_columns(first.observations)
-    action_space = action_space or space_of_columns(first.actions)
+    observation_space = observation_space or _space_of_columns(first.observations)
+    action_space = action_space or _space_of_columns(first.actions)
     folder.mkdir(parents=True, exist_ok=True)
     storage = MinariStorage.new(folder, observation_space, action_space, data_format="hdf5", jpeg_encoding=False)
     storage.update_metadata({"dataset_id": dataset_id, "minari_version": minari.__version__})
@@ -138,6 +137,30 @@ def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> Any:
         terminations=done & ~timeout,
         truncations=done & timeout,
     )
+
+
+def _space_of_columns(nest: Any) -> Any:
+    """Return an unbounded space for the rows of a nest of columns [T, ...].
+
+    Raises:
+        StructureError: a column has no numbers.
+    """
+    with needs("`to_minari`", "reverb-writer[minari]"):
+        from gymnasium import spaces  # noqa: PLC0415  # an extra
+
+    if isinstance(nest, Mapping):
+        return spaces.Dict({key: _space_of_columns(value) for key, value in nest.items()})
+    if isinstance(nest, tuple):
+        return spaces.Tuple([_space_of_columns(value) for value in nest])
+    dtype, shape = nest.dtype, nest.shape[1:]
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, shape, dtype)
+    if dtype.kind not in "iu":
+        raise StructureError(
+            f"no default space exists for {dtype} {shape}. Pass `observation_space` and `action_space`."
+        )
+    limits = np.iinfo(dtype)
+    return spaces.Box(limits.min, limits.max, shape, dtype)
 
 
 def _one_more(column: Any) -> Any:

@@ -99,7 +99,7 @@ class Mixer(abc.ABC):
         self._client, self._infos, self._table, self._options = client, infos, table, options
         self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
         self._changed, self._remember = changed, remember
-        self._may_have_several = client.may_have_several
+        self._may_have_several = client.connections.may_have_several
         self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
         self._shards: Sequence[Server] = ()
         self._sources: dict[str, Source] = {}  # by name; replaced, so that other threads may read it

@@ -34,7 +34,7 @@ def open_table(
     if options.single_pass:
         for one in tables:
             check_single_pass(one)
-    is_exact = client.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
+    is_exact = client.connections.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
 
     def make(
         batch_size: int, *, changed: Callable[[], object], remember: Callable[[Sequence[int], Server], object]
@@ -58,7 +58,7 @@ def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: b
     Returns:
         The answers by name of the shard, at least one.
     """
-    present = client.in_state("up", "draining")
+    present = client.connections.in_state("up", "draining")
     addresses = ", ".join(shard.address for shard in present)
     with logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
         try:

@@ -71,7 +71,7 @@ class PriorityUpdates:
 
     def remember_owner(self, keys: Sequence[int], server: Server) -> None:
         """Remember which server keys came from, for as many as a learner can have in hand."""
-        if self._client.may_have_several:
+        if self._client.connections.may_have_several:
             with self._lock:
                 self._owners.update(dict.fromkeys(keys, server.name))
                 _drop_oldest(self._owners, _MAX_KEYS)
@@ -149,7 +149,7 @@ class PriorityUpdates:
         Each key is counted once: as gone if no server could get it, or as failed if one that should have it did not.
         """
         num_gone = 0
-        if not self._client.may_have_several:
+        if not self._client.connections.may_have_several:
             failed = self._send_to(self._client.shards[0], batch, self._client.timeout_s)
         else:
             lost = self.lost_servers()

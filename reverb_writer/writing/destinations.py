@@ -149,7 +149,7 @@ class Destinations:
     @property
     def has_choice(self) -> bool:
         """Whether there are several servers, or may be."""
-        return len(self._destinations) > 1 or self._client.may_have_several
+        return len(self._destinations) > 1 or self._client.connections.may_have_several
 
     def follow_target(self) -> list[Destination]:
         """Make destinations for new servers; return those whose server has left the target, and give them up."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reverb_writer.arguments import check_timeout, integer
-from reverb_writer.errors import ClosedError, ReverbWriterError
+from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.waits import Wait
 from reverb_writer.windows import SHORT_EPISODE
@@ -178,7 +178,8 @@ class ObserverLife:
         try:
             self.close(min(self._session.timeout_s, _LEAVE_S) if self._session is not None else None)
         except ReverbWriterError as left:
-            _LOG.error("While another error was under way, the observer could not deliver all items: %s", left)
+            if not isinstance(error, FinishedError):
+                _LOG.error("While another error was under way, the observer could not deliver all items: %s", left)
 
     def __reduce__(self) -> Any:
         raise ClosedError(
@@ -203,14 +204,14 @@ class ObserverLife:
 
     def _check(self, sender: Sender | None) -> None:
         """Raise if nothing can be written: closed, forked, or the client is closed."""
-        self._open_session.client.check_usable()
+        self._open_session.client.connections.check_usable()
         if sender is not None and sender.is_ended:
             raise ClosedError("the observer is closed. Call `open()` to write again.")
 
     def _start(self, example: Any, *, is_spec: bool = False) -> Sender:
         """Take the layout from the first step or a spec, and start what sends the steps."""
         session = self._open_session
-        session.client.check_usable()
+        session.client.connections.check_usable()
         structure = self._structure
         if structure is None:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)

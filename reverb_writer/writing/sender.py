@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from reverb_writer.background import LateThread
 from reverb_writer.client import same_process
-from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError
+from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.waits import Wait
 from reverb_writer.writing import process_ends
@@ -38,6 +38,7 @@ _NOTICE_S = 0.2  # how long steps wait until the log says so
 _LOOK_S, _GATHER_S = 0.5, 0.025  # twice how long rows are not looked at; how long windows of ended episodes wait
 _HANDOVER_S = 5.0  # how much longer than its time-out a call waits for the sender to answer
 _EXIT_S = 2.0
+_UNTIL_S = 0.2  # how often a call that waits asks whether the run has ended
 
 
 class Sender:
@@ -54,13 +55,14 @@ class Sender:
         *,
         num_envs: int | None,
         max_delay_s: float,
+        until: Callable[[], object] | None = None,
     ) -> None:
         """Prepare the thread, which begins with the first work."""
         self.ring = ring
         self.is_ended = False
         self._num_envs = 1 if num_envs is None else num_envs
         self._wake_rows = max(_WAKE_ROWS, _WAKE_CALLS * self._num_envs)
-        self._max_delay_s = max_delay_s
+        self._max_delay_s, self._until = max_delay_s, until
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waits: list[Wait] = []
         self._due_at = math.inf  # when complete windows must be encoded
@@ -212,6 +214,8 @@ class Sender:
         times = [self._due_at - time.monotonic(), self._outbox.proceed(), *(wait.left_s() for wait in self._waits)]
         if not self._is_idle:
             times.append(min(self._max_delay_s, _LOOK_S) / 2)
+        if self._waits and self._until is not None:
+            times.append(_UNTIL_S)
         pause_s = min(times)
         return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
 
@@ -289,6 +293,8 @@ class Sender:
                 continue
             try:
                 is_done = self._is_done(wait)
+                if not is_done:
+                    self._check_run(wait)
             except Exception as error:  # noqa: BLE001  # raised by the waiting call
                 self._answer(wait, error)
                 continue
@@ -311,6 +317,12 @@ class Sender:
         if wait.kind == "room":
             return self._has_room(wait)
         return not self._outbox.num_pending
+
+    def _check_run(self, wait: Wait) -> None:
+        """Raise if the run has ended: a call then waits no longer."""
+        if self._until is not None and wait.waited_s >= _UNTIL_S and self._until():
+            text = f"the run has ended (`until` is true): {self._outbox.num_pending} items are not delivered."
+            raise FinishedError(text)
 
     def _has_room(self, wait: Wait) -> bool:
         """Return whether a step may be written, and grant it.
@@ -370,7 +382,7 @@ class Sender:
         if num_left:
             addresses = ", ".join(destination.server.address for destination in self._outbox.destinations)
             text = "%s: closed with %d items undelivered. Call `close()` before the program ends: it waits for them."
-            _LOG.error(text, addresses, num_left)
+            _LOG.log(logging.INFO if isinstance(error, FinishedError) else logging.ERROR, text, addresses, num_left)
         self._count()
         self.is_ended = True  # who posts something from here on sees it; what was posted before is answered here
         with contextlib.suppress(queue.Empty):

@@ -54,9 +54,9 @@ class Session:
         tables = list(dict.fromkeys(table for target in targets for table in target.tables))
         try:
             wait_s = self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
-            self.client.check_usable()
+            self.client.connections.check_usable()
             with logged(lambda: f"an observer waits for the server at {self.client.address}"):
-                found = answering(self.client.in_state("up"), wait_s)
+                found = answering(self.client.connections.in_state("up"), wait_s)
             server, info = next(iter(found.items()))
             check_tables_exist(tables, info, server.address)
         except BaseException:
@@ -117,7 +117,7 @@ class Session:
         grid = chunk_grid([target.spec for target in self.targets], length)
         cutter = Cutter(ring, kinds, num_envs, lambda: OpenEpisode(encoder, grid), on_dropped)
         drops_oldest = options.on_block == "drop_oldest"
-        sender = Sender(ring, num_envs=num_envs, max_delay_s=options.max_delay_s)
+        sender = Sender(ring, num_envs=num_envs, max_delay_s=options.max_delay_s, until=options.until)
         max_items = options.max_in_flight_items or least_items(kinds.items_per_step * (num_envs or 1))
         max_sent = max_items / 2 if drops_oldest else math.inf
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
@@ -25,6 +26,7 @@ class StreamKeywords(TypedDict, total=False):
     chunk_length: int | None
     actor_id: str | None
     patience_s: float
+    until: Callable[[], object] | None
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class StreamOptions:
             gets the episode. None for a name of machine, process and count.
         patience_s: of several servers: seconds without a confirmation and without an answer after which one is given
             up: its unconfirmed items are dropped and counted, and the next episodes go to others. Infinity for never.
+        until: function without arguments that tells whether the run has ended, such as `lambda: variables.finished`.
+            The observer's thread asks it five times a second while a call waits; when it returns true, the call raises
+            `FinishedError`. None to wait for the time-out.
     """
 
     timeout_s: float | None = None
@@ -61,6 +66,7 @@ class StreamOptions:
     chunk_length: int | None = None
     actor_id: str | None = None
     patience_s: float = 10.0
+    until: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         """Check what has no check elsewhere."""

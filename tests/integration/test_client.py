@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading import SIGNATURE, fifo, read, read_column
+from reading import SIGNATURE, read, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -23,16 +23,6 @@ def test_pickled_client_is_one_of_the_same_servers(client: rw.Client) -> None:
         assert other.address == client.address
         assert other.timeout_s == client.timeout_s
         assert [sample.data[0].tolist() for sample in read(other, "a")] == [[7]]
-
-
-def test_each_server_of_a_client_has_one_of_its_own(replay_server: Any) -> None:
-    servers = [replay_server(fifo("a")) for _ in range(2)]
-    with rw.Client([server.address for server in servers]) as client:
-        for number, one in enumerate(client.each()):
-            one.insert(np.array([number]), {"a": 1.0})
-            assert one.address == servers[number].address
-        assert client.server_info()["a"].current_size == 2
-        assert sorted(int(sample.data[0][0]) for sample in client.sample("a", 2)) == [0, 1]
 
 
 # What the server tells.
@@ -74,7 +64,7 @@ def test_server_info_tells_of_every_table(client: rw.Client) -> None:
 
 def test_identity_of_the_server_stays(client: rw.Client, server: HostedServer) -> None:
     with rw.Client(server.address) as other:
-        assert client.request_info().state_id == other.request_info().state_id
+        assert client.shards[0].request_info().state_id == other.shards[0].request_info().state_id
 
 
 # Priorities, reset, checkpoint.

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import numpy as np
@@ -271,3 +272,47 @@ def test_each_of_many_threads_publishes_under_a_number_of_its_own(replay_server:
     with rw.Variables(server.address, "weights") as learner, ThreadPoolExecutor(8) as threads:
         versions = sorted(threads.map(lambda number: learner.publish([number]), range(40)))
     assert versions == [*range(versions[0], versions[0] + 40)]
+
+
+class Module:
+    """What has a state, as modules of PyTorch have."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_state_of_a_module_is_published_and_loaded(replay_server: StartServer) -> None:
+    address = replay_server(rw.TableConfig.variables("weights")).address
+    there, here = Module({"layer.weight": np.ones((2, 3), np.float32), "steps": 7}), Module({})
+    with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights", interval_s=0.001) as actor:
+        learner.publish(there)
+        assert actor.load_into(here)
+        np.testing.assert_array_equal(here.state["layer.weight"], np.ones((2, 3)))
+        assert here.state["steps"] == 7
+        assert not actor.load_into(here)
+        learner.publish(Module({"steps": 8}))
+        assert eventually(lambda: actor.load_into(here))
+        assert here.state == {"steps": 8}
+
+
+def test_weights_of_a_pytorch_module_are_loaded_as_tensors(replay_server: StartServer) -> None:
+    torch = pytest.importorskip("torch")
+
+    def network(dtype: Any) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(dtype)
+
+    address = replay_server(rw.TableConfig.variables("weights")).address
+    for dtype in (torch.float32, torch.bfloat16):
+        there, here = network(dtype), network(dtype)
+        with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as actor:
+            learner.publish(there)
+            assert actor.load_into(here)
+        for name, tensor in there.state_dict().items():
+            assert torch.equal(here.state_dict()[name], tensor)
+            assert here.state_dict()[name].dtype == tensor.dtype

@@ -27,7 +27,6 @@ CLIENT = [
     "decoding",
     "environments",
     "episodes",
-    "spaces",
     "protocol",
     "returns",
     "slices",
