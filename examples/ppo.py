@@ -2,21 +2,20 @@
 
     python examples/ppo.py --actors 4
 
-    actor: SequenceObserver, windows of T steps and the one after ─┐
-    actor: ...                                                     ├─> table `rollouts`, a queue ─> learner: fill_from,
-    actor: ...                                                     ┘                               compute_returns, PPO
-      ▲                                                                                                       │
-      └──────────────────── table `weights`, the newest only <────────────────────────────────────────────────┘
+    actor: windows of T steps and the observation after them ─┐
+    actor: ...                                                ├─> table `rollouts`, a queue ─> learner: fill_from,
+    actor: ...                                                ┘                               compute_returns, PPO
+      ▲                                                                                                  │
+      └─────────────────── table `weights`, the newest only <────────────────────────────────────────────┘
 
-The queue is short, so that actors wait for the learner and none plays by weights that are long gone; what their policy
-thought of each action goes with it, for PPO's ratio. `TABLES` is what a server of one's own (`--server`) needs.
+Each actor writes its share of a rollout and then waits for newer weights. So every step of a rollout was played by the
+weights that the learner published last. `TABLES` is what a server of one's own (`--server`) needs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import multiprocessing
 import sys
 import time
@@ -40,7 +39,7 @@ LEARNING_RATE, ENTROPY, MAX_GRADIENT = 1e-3, 0.01, 0.5
 GOAL = 400.0  # mean length of the episodes of a rollout
 TIMEOUT_S = 120.0
 
-TABLES = [rw.TableConfig.queue("rollouts", BATCH_SIZE), rw.TableConfig.variables("weights")]
+TABLES = [rw.TableConfig.queue("rollouts", NUM_WINDOWS), rw.TableConfig.variables("weights")]
 
 
 def actor_critic() -> Any:
@@ -58,48 +57,46 @@ def actions_of(network: Any, observations: Any) -> Any:
     return torch.distributions.Categorical(logits=network["policy"](observations))
 
 
-def act(address: str, seed: int) -> None:
-    """Play until the process is ended, and write each step with the policy's log-probability and value."""
+def act(address: str, seed: int, num_windows: int) -> None:
+    """Play `num_windows` windows by each version of the weights, until the learner finishes."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     network, env = actor_critic(), gymnasium.make("CartPole-v1")
     with (
         rw.Variables(address, "weights", TIMEOUT_S) as weights,
-        rw.SequenceObserver(
-            address, "rollouts", NUM_STEPS + 1, NUM_STEPS, timeout_s=TIMEOUT_S, max_in_flight_items=1
-        ) as observer,
+        rw.SequenceObserver(address, "rollouts", NUM_STEPS + 1, NUM_STEPS + 1, timeout_s=TIMEOUT_S) as observer,
         torch.no_grad(),
     ):
-        load(network, weights.latest())
         observation, _ = env.reset(seed=seed)
-        for step in itertools.count():
-            if step % NUM_STEPS == 0 and (newer := weights.poll()) is not None:
-                load(network, newer)
-            seen = torch.as_tensor(observation)
-            actions = actions_of(network, seen)
-            action = actions.sample()
-            final, reward, terminated, truncated, _ = env.step(int(action))
-            truncated = truncated and not terminated
-            observer(
-                {
-                    "observations": observation,
-                    "actions": action.numpy(),
-                    "rewards": np.float32(reward),
-                    "dones": np.bool_(terminated or truncated),
-                    "values": network["critic"](seen)[0].numpy(),
-                    "actions_log_prob": actions.log_prob(action).numpy(),
-                    "truncated": np.bool_(truncated),
-                    "final_values": network["critic"](torch.as_tensor(final))[0].numpy()
-                    if truncated
-                    else np.float32(0),
-                }
-            )
-            observation = env.reset()[0] if terminated or truncated else final
+        while (newest := weights.wait()) is not None:
+            network.load_state_dict({name: torch.as_tensor(array) for name, array in newest.items()})
+            for _ in range(num_windows):
+                for _ in range(NUM_STEPS):
+                    step, observation = play(network, env, observation)
+                    observer(step)
+                value = network["critic"](torch.as_tensor(observation))[0].numpy()
+                observer({**step, "observations": observation, "values": value})  # only these two are used of it
+            observer.flush()
 
 
-def load(network: Any, weights: dict[str, Any]) -> None:
-    """Set the weights of a network."""
-    network.load_state_dict({name: torch.as_tensor(array) for name, array in weights.items()})
+def play(network: Any, env: Any, observation: Any) -> tuple[dict[str, Any], Any]:
+    """Return a step, with the policy's log-probability and the critic's value, and the next observation."""
+    seen = torch.as_tensor(observation)
+    actions = actions_of(network, seen)
+    action = actions.sample()
+    final, reward, terminated, truncated, _ = env.step(int(action))
+    truncated = truncated and not terminated
+    step = {
+        "observations": observation,
+        "actions": action.numpy(),
+        "rewards": np.float32(reward),
+        "dones": np.bool_(terminated or truncated),
+        "values": network["critic"](seen)[0].numpy(),
+        "actions_log_prob": actions.log_prob(action).numpy(),
+        "truncated": np.bool_(truncated),
+        "final_values": network["critic"](torch.as_tensor(final))[0].numpy() if truncated else np.float32(0),
+    }
+    return step, env.reset()[0] if terminated or truncated else final
 
 
 def learn(address: str, seed: int) -> Generator[float, None, None]:
@@ -111,10 +108,12 @@ def learn(address: str, seed: int) -> Generator[float, None, None]:
     storage = RolloutStorage(NUM_WINDOWS, NUM_STEPS, 4, None, np.zeros((), np.int64), device="cpu", seed=seed)
     with (
         rw.Variables(address, "weights", TIMEOUT_S) as weights,
-        rw.ReplayDataset(address, "rollouts", BATCH_SIZE, max_in_flight_batches=1, timeout_s=TIMEOUT_S) as dataset,
+        rw.ReplayDataset(address, "rollouts", BATCH_SIZE, timeout_s=TIMEOUT_S) as dataset,
+        contextlib.ExitStack() as end,
     ):
+        end.callback(weights.finish)
         while True:
-            weights.publish({name: weight.numpy() for name, weight in network.state_dict().items()})
+            weights.publish(network)
             following = storage.fill_from(dataset)
             assert following is not None, "windows have the step after the last one"
             storage.compute_returns(following.values, GAMMA, LAM)
@@ -139,25 +138,21 @@ def loss(network: Any, batch: Any) -> Any:
 
 def run(address: str, num_actors: int, seed: int, seconds: float, goal: float) -> bool:
     """Start the actors, learn, and return whether the goal was reached in time."""
-    processes = multiprocessing.get_context("spawn")
-    actors = [processes.Process(target=act, args=(address, seed + i), daemon=True) for i in range(num_actors)]
+    processes, share = multiprocessing.get_context("spawn"), NUM_WINDOWS // num_actors
+    actors = [processes.Process(target=act, args=(address, seed + i, share), daemon=True) for i in range(num_actors)]
     for actor in actors:
         actor.start()
     deadline, mean = time.monotonic() + seconds, 0.0
-    try:
-        with contextlib.closing(learn(address, seed)) as rollouts:
-            for number, length in enumerate(rollouts, 1):
-                mean += 0.2 * (length - mean)
-                if number % 10 == 0:
-                    steps = number * NUM_WINDOWS * NUM_STEPS
-                    print(f"{steps:8,} steps: episodes of {mean:5.0f} steps", flush=True)
-                if mean >= goal or time.monotonic() > deadline:
-                    break
-    finally:
-        for actor in actors:
-            actor.terminate()
-        for actor in actors:
-            actor.join()
+    with contextlib.closing(learn(address, seed)) as rollouts:
+        for number, length in enumerate(rollouts, 1):
+            mean += 0.2 * (length - mean)
+            if number % 10 == 0:
+                steps = number * NUM_WINDOWS * NUM_STEPS
+                print(f"{steps:8,} steps: episodes of {mean:5.0f} steps", flush=True)
+            if mean >= goal or time.monotonic() > deadline:
+                break
+    for actor in actors:
+        actor.join()  # the learner has said that the run ends
     return mean >= goal
 
 
@@ -166,7 +161,7 @@ def main() -> int:
     parser.add_argument(
         "--server", metavar="ADDRESS", help="of a server that has the tables; without it, one is started"
     )
-    parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--actors", type=int, default=2, choices=[1, 2, 4, 8, 16])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=300.0, help="time to learn")
     parser.add_argument(
