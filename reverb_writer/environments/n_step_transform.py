@@ -80,7 +80,7 @@ class _Ring:
                     raise StructureError(f"leaf `{path}`: shape {leaf.shape}, expected ({num_envs}, ...).")
         self._expected = [(stored_dtype(leaf.dtype), leaf.shape) for leaf in arrays]
         self._reward_dtypes, self._discount_dtypes = (
-            [self._expected[number][0] for number in at] for at in (self._reward_at, self._discount_at)
+            [_folded_dtype(self._expected[number][0]) for number in at] for at in (self._reward_at, self._discount_at)
         )
         self.steps, self.rewards, self.discounts = (
             [np.zeros((n, *leaf.shape), stored_dtype(leaf.dtype)) for leaf in column] for column in self.split(fields)
@@ -116,7 +116,7 @@ class _Ring:
         return [arrays[number] for number in self._others_at], rewards, discounts
 
     def transition(self, rows: Array, env_ids: Array) -> dict[str, Any]:
-        """Return the steps of these starts, with folded rewards and discounts in the dtypes of the steps."""
+        """Return the steps of these starts, with folded rewards and discounts in their dtypes, float32 for integers."""
         leaves, rewards, discounts = (
             [leaf[rows, env_ids] for leaf in column] for column in (self.steps, self.rewards, self.discounts)
         )
@@ -260,6 +260,11 @@ class NStepTransform:
 def _widened(array: Array, ndim: int, axis: int) -> Array:
     """Return an array with as many axes, those that are new at `axis`."""
     return array.reshape(*array.shape[:axis], *(1,) * (ndim - array.ndim), *array.shape[axis:])
+
+
+def _folded_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of sums of such rewards, or products of such discounts; they have fractions."""
+    return dtype if dtype.kind == "f" else np.dtype(np.float32)
 
 
 def _cast(arrays: list[Array], dtypes: list[np.dtype[Any]]) -> list[Array]:
