@@ -28,15 +28,14 @@ import tree
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, fit, stored_dtype
-from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
-from reverb_writer.steps import boundary_steps
+from reverb_writer.nests import check_same_leaves, fields_of, flattener, named_leaves, packer, structure_of
+from reverb_writer.steps import MARKER_NAMES, boundary_steps
 
 Array = npt.NDArray[Any]
 
 _NEEDED = ("observation", "action", "reward", "discount")
 _ADVICE = "Use one dtype in all steps."
 _FOLDED = ("reward", "discount")
-_MARKERS = frozenset({"step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"})
 
 
 class _Ring:
@@ -197,8 +196,8 @@ class NStepTransform:
             raise StructureError(
                 "`env_mask` is for steps of several environments. Pass `num_envs` to `NStepTransform`."
             )
-        fields = step._asdict() if hasattr(step, "_asdict") else step
-        missing = [name for name in _NEEDED if not isinstance(fields, Mapping) or name not in fields]
+        fields = fields_of(step) or {}
+        missing = [name for name in _NEEDED if name not in fields]
         if missing:
             raise StructureError(f"a step for n-step transitions has no {missing}; it needs {[*_NEEDED]}.")
         if end_of_episode is None:
@@ -209,7 +208,7 @@ class NStepTransform:
                 )
         ends = self._flags("end_of_episode", end_of_episode)
         present = self._flags("env_mask", True if env_mask is None else env_mask)
-        fields = {name: value for name, value in fields.items() if name not in _MARKERS}
+        fields = {name: value for name, value in fields.items() if name not in MARKER_NAMES}
         ring = self._ring or _Ring(fields, self._n, self.num_envs)
         acting, ending = present & ~ends, present & ends
         new = ring.split(fields) if acting.any() else None  # of a last step, only the observation counts

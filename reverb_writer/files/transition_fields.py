@@ -15,7 +15,7 @@ import tree
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
-from reverb_writer.nests import shapes_text
+from reverb_writer.nests import fields_of, shapes_text
 from reverb_writer.slices.markers import read_markers
 
 Flags = npt.NDArray[np.bool_]
@@ -144,12 +144,12 @@ class TransitionFields:
     def _get(self, steps: Any, field: str) -> Any:
         found = self._find(steps, field)
         if found is None:
-            there = ", ".join(str(key) for key, _ in _items(steps)) or "no names"
+            there = ", ".join(map(str, fields_of(steps) or ())) or "no names"
             raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
         return found
 
     def _find(self, steps: Any, field: str) -> Any:
-        named = dict(_items(steps))
+        named = fields_of(steps) or {}
         return next((named[name] for name in self._names[field] if name in named), None)
 
 
@@ -167,12 +167,6 @@ def concatenate_components(nest: Any) -> Any:
 
 def _form(nest: Any) -> list[tuple[Any, ...]]:
     return [(path, leaf.dtype, leaf.shape) for path, leaf in tree.flatten_with_path(nest)]
-
-
-def _items(steps: Any) -> list[tuple[Any, Any]]:
-    if isinstance(steps, Mapping):
-        return list(steps.items())
-    return list(zip(steps._fields, steps, strict=True)) if hasattr(steps, "_fields") else []
 
 
 def _flat(column: Any) -> npt.NDArray[Any]:

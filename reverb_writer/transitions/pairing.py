@@ -22,15 +22,14 @@ from reverb_writer.arrays import (
 )
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array
-from reverb_writer.nests import join_paths, named_leaves
+from reverb_writer.nests import fields_of, join_paths, named_leaves
+from reverb_writer.steps import MARKER_NAMES
 from reverb_writer.transitions.next_rows import order_with_next
 from reverb_writer.transitions.records import Transitions, has_rows
 from reverb_writer.transitions.step_flags import StepFlags, as_rows, follow_ends, shifted, split_mask
 
 _NEEDED = ("observation", "action", "reward")
-_FLAGS = frozenset(
-    {"discount", "step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"}
-)
+_FLAGS = MARKER_NAMES | {"discount"}
 
 
 def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Transitions:
@@ -82,7 +81,7 @@ def is_batch(steps: Any) -> bool:
     if isinstance(steps, Transitions):
         return False
     has_info = hasattr(steps, "data") and hasattr(steps, "info")
-    return has_info or isinstance(split_mask(steps)[0], Mapping) or hasattr(steps, "_asdict")
+    return has_info or fields_of(split_mask(steps)[0]) is not None
 
 
 def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
@@ -226,8 +225,8 @@ def _parts_of(batch: Any, mask: Any, markers: Any) -> _Parts:
 
 
 def _fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
-    fields = data._asdict() if hasattr(data, "_asdict") else data
-    if not isinstance(fields, Mapping):
+    fields = fields_of(data)
+    if fields is None:
         raise StructureError(
             f"steps must be a dict or a named tuple of leaves [B, T, ...], got a {type(data).__name__}. A table "
             "without a stored spec gives columns without names, and `collate='list'` a list of items."
@@ -348,8 +347,8 @@ def _leaf_at(nest: Any, path: str) -> Any:
     """
     found = nest
     for name in path.split("/"):
-        fields = found._asdict() if hasattr(found, "_asdict") else found
-        if not isinstance(fields, Mapping) or name not in fields:
+        fields = fields_of(found) or {}
+        if name not in fields:
             raise StructureError(f"no leaf `{path}`: there are {join_paths(named_leaves(nest, 'the nest')[0])}.")
         found = fields[name]
     return found
