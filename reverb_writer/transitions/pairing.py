@@ -24,7 +24,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array
 from reverb_writer.nests import fields_of, join_paths, named_leaves
 from reverb_writer.steps import MARKER_NAMES
-from reverb_writer.transitions.next_rows import order_with_next
 from reverb_writer.transitions.records import Transitions, has_rows
 from reverb_writer.transitions.step_flags import StepFlags, as_rows, follow_ends, shifted, split_mask
 
@@ -168,7 +167,7 @@ def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str
     from each row      a0 a1 a2   -    b0 b1   the one from b1 is masked: no row follows
     """
     slices = parts.markers.slices
-    order, at, starts = order_with_next(slices)
+    order, at, starts = _order_with_next(slices)
     told = [name for name in fields if name in _FLAGS or name in _NEEDED[1:]]
     xp = array_namespace(*tree.flatten([fields[name] for name in told]))
 
@@ -194,6 +193,24 @@ def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str
         continues=take_rows(xp, found.continues, at),
         extras=_others(fields),
     )
+
+
+def _order_with_next(slices: Any) -> tuple[Any, Any, Any]:
+    """Return slices with the rows after them in between: numbers of rows, where each row is now, which begin a slice.
+
+    Row N + s is the one after slice s, which is left out where the trajectory ends.
+    """
+    num_rows, cut = len(slices.rows), np.asarray(slices.cut_by_sampler)
+    num_before = np.cumsum(cut) - cut  # rows that are put in before each slice
+    offset = np.arange(num_rows) - np.repeat(slices.first_rows, slices.widths)
+    is_padding = offset >= np.repeat(slices.lengths, slices.widths)
+    at = np.arange(num_rows) + np.repeat(num_before, slices.widths) + (is_padding & np.repeat(cut, slices.widths))
+    order = np.full(num_rows + int(cut.sum()) + 1, num_rows - 1)
+    order[at] = np.arange(num_rows)
+    order[(slices.first_rows + num_before + slices.lengths)[cut]] = num_rows + np.flatnonzero(cut)
+    starts = np.zeros(len(order), bool)
+    starts[at[slices.first_rows]] = starts[-1] = True
+    return order, at, starts
 
 
 def _own(xp: Any, leaf: Array) -> Any:
