@@ -273,25 +273,17 @@ def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
     xp, markers = flags.xp, parts.markers
     if markers is None and (parts.lengths is None or len(flags.shape) > 1):
         return None
+    if markers is not None:
+        starts = markers.slices.starts
+        if starts.shape != flags.shape:
+            raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {starts.shape}.")
+        found = array_like(xp, starts, flags.like)
+        return found if markers.is_init is None else found | as_bool(xp, markers.is_init)
     starts = np.zeros(flags.shape, bool)
-    if markers is None:
-        if parts.lengths.sum() != len(starts):
-            raise StructureError(f"the items have {parts.lengths.sum()} rows, and the flags {len(starts)}.")
-        starts[np.cumsum(parts.lengths)[:-1]] = True
-        return array_like(xp, starts, flags.like)
-    given = {name: getattr(markers, name, None) for name in ("truncated", "is_init", "traj_ids")}
-    shapes = {name: tuple(marker.shape) for name, marker in given.items() if marker is not None}
-    if set(shapes.values()) - {flags.shape} or not shapes:
-        raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {shapes}.")
-    found = array_like(xp, starts, flags.like)
-    if given["truncated"] is not None:
-        found = found | shifted(xp, as_bool(xp, given["truncated"]))
-    if given["is_init"] is not None:
-        found = found | as_bool(xp, given["is_init"])
-    if given["traj_ids"] is not None:
-        changes = given["traj_ids"][1:] != given["traj_ids"][:-1]
-        found = found | concatenated(xp, [found[:1], changes], 0)
-    return found
+    if parts.lengths.sum() != len(starts):
+        raise StructureError(f"the items have {parts.lengths.sum()} rows, and the flags {len(starts)}.")
+    starts[np.cumsum(parts.lengths)[:-1]] = True
+    return array_like(xp, starts, flags.like)
 
 
 def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> tuple[Array, Array]:
