@@ -72,6 +72,11 @@ def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str],
     )
 
 
+def fields_of(nest: Any) -> Mapping[Any, Any] | None:
+    """Return the parts of a dict or of a named tuple by name; None for anything else."""
+    return nest if isinstance(nest, Mapping) else nest._asdict() if hasattr(nest, "_asdict") else None
+
+
 def common_length(nest: Any, what: str) -> int:
     """Return T of a nest with leaves [T, ...].
 

@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import keyword
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, as_array, fit, stored_dtype, zeros
-from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
+from reverb_writer.nests import check_same_leaves, fields_of, flattener, named_leaves, packer, structure_of
 
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
 
-BOUNDARY_MARKS = (("step_type", LAST), ("is_last", 1))
+FLAG_NAMES: Final = {
+    "first": ("is_first",),
+    "last": ("is_last",),
+    "terminated": ("terminated", "is_terminal"),
+    "truncated": ("truncated",),
+    "step_type": ("step_type",),
+}
+"""Names of the leaves that are flags of the state that a row shows, by kind; the first one that the steps have counts.
+
+`slices.markers` adds TorchRL's.
+"""
+
+MARKER_NAMES: Final = frozenset(itertools.chain(["next_step_type"], *FLAG_NAMES.values()))
+"""All of these names, and the type of the row that follows."""
+
+_BOUNDARY_MARKS = (("step_type", LAST), ("is_last", 1))
 """The fields that mark a boundary step, and their values there; the first one that a step has counts."""
 
 _dtype_and_shape = operator.attrgetter("dtype", "shape")
@@ -74,11 +90,24 @@ def boundary_steps(steps: Any) -> Any:
     array([[False,  True],
            [False, False]])
     """
-    fields = steps._asdict() if hasattr(steps, "_asdict") else steps
-    for name, last in BOUNDARY_MARKS:
-        if isinstance(fields, Mapping) and fields.get(name) is not None:
+    fields = fields_of(steps) or {}
+    for name, last in _BOUNDARY_MARKS:
+        if fields.get(name) is not None:
             return np.asarray(fields[name]) == last
     return None
+
+
+def find_flags(steps: Any, names: Mapping[str, Sequence[str]] = FLAG_NAMES) -> dict[str, Any]:
+    """Return the leaves of steps that are flags, by kind: of each kind the first name that the steps have.
+
+    >>> find_flags({"is_last": 0, "done": 1}, {"first": ["is_first"], "last": ["done", "is_last"]})
+    {'last': 1}
+    """
+    fields = fields_of(steps) or {}
+    found = {
+        kind: [fields[name] for name in of_kind if fields.get(name) is not None] for kind, of_kind in names.items()
+    }
+    return {kind: leaves[0] for kind, leaves in found.items() if leaves}
 
 
 class StepStructure:
@@ -186,7 +215,7 @@ class StepStructure:
 
     def _find_boundary(self) -> tuple[int, int] | None:
         """Return the number of the leaf that marks a boundary step, and its value there."""
-        for name, last in BOUNDARY_MARKS:
+        for name, last in _BOUNDARY_MARKS:
             if name in self.paths:
                 index = self.paths.index(name)
                 dtype, shape = self.dtypes[index], self.shapes[index]

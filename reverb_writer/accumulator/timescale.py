@@ -5,7 +5,7 @@ All leaves of a row are checked before one is written.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -136,16 +136,14 @@ class Timescale:
             expected = "None" if leaf.dtype is None else f"an array of {leaf.dtype} {leaf.shape}"
             raise StructureError(f"{leaf.name}: {type(value).__name__}, expected {expected} {_LIKE}.")
         array = np.asarray(value)
-        found: Array | None = array
-        if array.dtype != leaf.dtype:
-            found = convert(array, leaf.dtype, leaf.name, self._policy, _ADVICE)
-        if array.shape == leaf.shape and found is not None:
-            return found
-        # NumPy broadcasts each size of 1, and drops sizes of 1 in front.
-        pairs = itertools.zip_longest(reversed(array.shape), reversed(leaf.shape))
-        if found is None or any(size not in (1, None, expected) for size, expected in pairs):
-            raise mismatch(leaf.name, array.dtype, array.shape, leaf.dtype, leaf.shape, _LIKE)
-        return found.reshape(array.shape[max(0, array.ndim - len(leaf.shape)) :])
+        # Also integers, which `same_kind` would wrap, and 2.0, which it would refuse for an integer.
+        found = convert(array, leaf.dtype, leaf.name, self._policy, _ADVICE)
+        if found is not None:
+            with contextlib.suppress(ValueError):  # the shape does not fit
+                row = np.empty(leaf.shape, leaf.dtype)
+                np.copyto(row, found)
+                return row
+        raise mismatch(leaf.name, array.dtype, array.shape, leaf.dtype, leaf.shape, _LIKE)
 
     def _where(self, path: str = "") -> str:
         return f"timescale '{self.name}'" + (path and f", leaf `{path}`")

@@ -48,21 +48,21 @@ def command(table: str, saved: Path | None, directory: Path, **connection: Any) 
       130  stopped by Ctrl-C or SIGTERM; the same command continues
     """  # noqa: D301  # \b is click's mark for lines to keep
     with report_errors():
-        num_before = len(exported_keys(directory, table))
+        done = exported_keys(directory, table)
         if saved is not None:
             with RolloutWriter(directory) as writer:
-                result = run_transfer(export_saved(saved, table, writer), "exporting", None)
+                result = run_transfer(export_saved(saved, table, writer, skip=done), "exporting", None)
         else:
-            result = _export_live(table, directory, num_before, connection)
+            result = _export_live(table, directory, done, connection)
         click.echo(
             f"{result.num_done} items, {result.num_steps} steps in {result.seconds:.1f} s "
-            f"({result.num_done / result.seconds:,.0f} items/s); already on disk: {num_before}, "
+            f"({result.num_done / result.seconds:,.0f} items/s); already on disk: {len(done)}, "
             f"left out: {result.num_left_out}."
         )
     raise SystemExit(result.exit_code)
 
 
-def _export_live(table: str, directory: Path, num_before: int, connection: dict[str, Any]) -> TransferResult:
+def _export_live(table: str, directory: Path, done: set[int], connection: dict[str, Any]) -> TransferResult:
     with new_client(**connection) as client:
         found = client.server_info().get(table)
         if found is not None:
@@ -70,6 +70,6 @@ def _export_live(table: str, directory: Path, num_before: int, connection: dict[
                 check_exportable(found)
             except SpecError as error:
                 raise click.UsageError(str(error)) from error
-        todo = max(found.current_size - num_before, 0) if found is not None else 0
+        todo = max(found.current_size - len(done), 0) if found is not None else 0
         with RolloutWriter(directory) as writer:
-            return run_transfer(export_items(client, table, writer), "exporting", todo)
+            return run_transfer(export_items(client, table, writer, skip=done), "exporting", todo)

@@ -28,15 +28,14 @@ import tree
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, fit, stored_dtype
-from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
-from reverb_writer.steps import boundary_steps
+from reverb_writer.nests import check_same_leaves, fields_of, flattener, named_leaves, packer, structure_of
+from reverb_writer.steps import MARKER_NAMES, boundary_steps
 
 Array = npt.NDArray[Any]
 
 _NEEDED = ("observation", "action", "reward", "discount")
 _ADVICE = "Use one dtype in all steps."
 _FOLDED = ("reward", "discount")
-_MARKERS = frozenset({"step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"})
 
 
 class _Ring:
@@ -80,7 +79,7 @@ class _Ring:
                     raise StructureError(f"leaf `{path}`: shape {leaf.shape}, expected ({num_envs}, ...).")
         self._expected = [(stored_dtype(leaf.dtype), leaf.shape) for leaf in arrays]
         self._reward_dtypes, self._discount_dtypes = (
-            [self._expected[number][0] for number in at] for at in (self._reward_at, self._discount_at)
+            [_folded_dtype(self._expected[number][0]) for number in at] for at in (self._reward_at, self._discount_at)
         )
         self.steps, self.rewards, self.discounts = (
             [np.zeros((n, *leaf.shape), stored_dtype(leaf.dtype)) for leaf in column] for column in self.split(fields)
@@ -116,7 +115,7 @@ class _Ring:
         return [arrays[number] for number in self._others_at], rewards, discounts
 
     def transition(self, rows: Array, env_ids: Array) -> dict[str, Any]:
-        """Return the steps of these starts, with folded rewards and discounts in the dtypes of the steps."""
+        """Return the steps of these starts, with folded rewards and discounts in their dtypes, float32 for integers."""
         leaves, rewards, discounts = (
             [leaf[rows, env_ids] for leaf in column] for column in (self.steps, self.rewards, self.discounts)
         )
@@ -197,8 +196,8 @@ class NStepTransform:
             raise StructureError(
                 "`env_mask` is for steps of several environments. Pass `num_envs` to `NStepTransform`."
             )
-        fields = step._asdict() if hasattr(step, "_asdict") else step
-        missing = [name for name in _NEEDED if not isinstance(fields, Mapping) or name not in fields]
+        fields = fields_of(step) or {}
+        missing = [name for name in _NEEDED if name not in fields]
         if missing:
             raise StructureError(f"a step for n-step transitions has no {missing}; it needs {[*_NEEDED]}.")
         if end_of_episode is None:
@@ -209,7 +208,7 @@ class NStepTransform:
                 )
         ends = self._flags("end_of_episode", end_of_episode)
         present = self._flags("env_mask", True if env_mask is None else env_mask)
-        fields = {name: value for name, value in fields.items() if name not in _MARKERS}
+        fields = {name: value for name, value in fields.items() if name not in MARKER_NAMES}
         ring = self._ring or _Ring(fields, self._n, self.num_envs)
         acting, ending = present & ~ends, present & ends
         new = ring.split(fields) if acting.any() else None  # of a last step, only the observation counts
@@ -260,6 +259,11 @@ class NStepTransform:
 def _widened(array: Array, ndim: int, axis: int) -> Array:
     """Return an array with as many axes, those that are new at `axis`."""
     return array.reshape(*array.shape[:axis], *(1,) * (ndim - array.ndim), *array.shape[axis:])
+
+
+def _folded_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of sums of such rewards, or products of such discounts; they have fractions."""
+    return dtype if dtype.kind == "f" else np.dtype(np.float32)
 
 
 def _cast(arrays: list[Array], dtypes: list[np.dtype[Any]]) -> list[Array]:

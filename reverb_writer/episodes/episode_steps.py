@@ -19,7 +19,7 @@ So a chunk that was cut has no flag at its end, because the episode continues. S
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ import tree
 from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.errors import IncompleteError, StructureError
 from reverb_writer.leaves import as_bytes, padded_rows
-from reverb_writer.nests import join_paths, named_leaves, packer
+from reverb_writer.nests import fields_of, join_paths, named_leaves, packer
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.windows import WindowSpec
 
@@ -128,4 +128,4 @@ def _structured(data: Sequence[Any], like: Any) -> Any:
 
 
 def _field(data: Any, name: str) -> Any:
-    return data.get(name) if isinstance(data, Mapping) else getattr(data, name, None)
+    return (fields_of(data) or {}).get(name)

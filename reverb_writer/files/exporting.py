@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,9 @@ def exported_keys(data_dir: Any, table: str) -> set[int]:
 
 
 def export_saved(
-    folder: str | os.PathLike[str], table: str, writer: RolloutWriter
+    folder: str | os.PathLike[str], table: str, writer: RolloutWriter, *, skip: Collection[int] | None = None
 ) -> Generator[Transferred, None, None]:
-    """Write each item of a table that a server has saved as a trajectory; those in the writer's directory are skipped.
+    """Write each item of a table that a server has saved as a trajectory.
 
     Key and priority are in the trajectory's metadata. Takes the memory of the table's data, compressed.
 
@@ -62,6 +62,7 @@ def export_saved(
             written.
         table: its name.
         writer: where items go.
+        skip: keys of items to leave out; None for those of the items that the writer's directory has.
 
     Yields:
         The outcome of each item, oldest first.
@@ -77,15 +78,15 @@ def export_saved(
         raise SpecError(
             f"{saved.path}: no table `{table}` was saved; there are {', '.join(sorted(signatures)) or 'none'}."
         )
-    done = exported_keys(writer.data_dir, table)
+    done = exported_keys(writer.data_dir, table) if skip is None else skip
     found = saved.parsed_items(messages.StoredItem)
-    items = [item for item in found if item.table == table and item.key not in done]
-    keys = {key for item in items for key in _chunk_keys(item)}
-    chunks = {key: chunk for key, chunk in saved.keyed_chunks() if key in keys}
+    items = [(item, _chunk_keys(item)) for item in found if item.table == table and item.key not in done]
+    wanted = {key for _, keys in items for key in keys}
+    chunks = {key: chunk for key, chunk in saved.keyed_chunks() if key in wanted}
     assembler = BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
-    for item in items:
+    for item, keys in items:
         try:
-            sample = _decoded(item, chunks, assembler, signatures[table])
+            sample = _decoded(item, keys, chunks, assembler, signatures[table])
         except (FormatError, UnsafeDataError) as error:
             yield Transferred(str(item.key), 0, f"item {item.key}: {error}")
         else:
@@ -113,8 +114,9 @@ def export_items(
     writer: RolloutWriter,
     *,
     timeout_s: float | None = None,
+    skip: Collection[int] | None = None,
 ) -> Generator[Transferred, None, None]:
-    """Write each item that a table holds now as a trajectory; items in the writer's directory are skipped.
+    """Write each item that a table holds now as a trajectory.
 
     Key and priority are in the trajectory's metadata. An item is complete on disk before the next one is asked for.
 
@@ -123,6 +125,7 @@ def export_items(
         table: its name.
         writer: where items go.
         timeout_s: how long to wait for a sample, seconds; None for the client's.
+        skip: as for `export_saved`.
 
     Yields:
         The outcome of each item.
@@ -136,7 +139,7 @@ def export_items(
     check_tables_exist([table], info, client.address)
     found = info.tables[table]
     check_exportable(found)
-    seen = exported_keys(writer.data_dir, table)
+    seen = set(exported_keys(writer.data_dir, table) if skip is None else skip)
     for sample in _until_all_are_seen(client, found, timeout_s):
         if sample.info.key not in seen:
             seen.add(sample.info.key)
@@ -175,13 +178,14 @@ def _chunk_keys(item: Any) -> set[int]:
     return {key for of_group in slices for key, _, _ in of_group}
 
 
-def _decoded(item: Any, chunks: dict[int, bytes], assembler: BatchAssembler, signature: Any) -> Sample:
-    """Return an item as it would be sampled.
+def _decoded(
+    item: Any, keys: set[int], chunks: Mapping[int, bytes], assembler: BatchAssembler, signature: Any
+) -> Sample:
+    """Return an item, which needs the chunks with these keys, as it would be sampled.
 
     Raises:
         FormatError, UnsafeDataError: it is damaged, or too large.
     """
-    keys = _chunk_keys(item)
     if missing := keys - chunks.keys():
         raise FormatError(f"it needs chunk {min(missing)}, which was not saved.")
     entry = messages.SampledResponse().entries.add(data=[chunks[key] for key in keys])

@@ -23,6 +23,8 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, ReverbWriterError
 from reverb_writer.files.row_layout import RowLayout
+from reverb_writer.slices.markers import read_markers
+from reverb_writer.steps import boundary_steps
 
 FORMAT = "reverb-writer trajectory"
 VERSION = 1
@@ -57,6 +59,33 @@ class Manifest:
     truncated: bool | None
     layout: RowLayout
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        num_steps: int,
+        last_rows: Any,
+        end: End,
+        layout: RowLayout,
+        metadata: Mapping[str, Any],
+        *,
+        terminated: bool | None = None,
+        truncated: bool | None = None,
+        has_boundary: bool = False,
+    ) -> Manifest:
+        """Describe a trajectory; its last steps, leaves [2, ...], tell what its writer does not."""
+        is_boundary = boundary_steps(last_rows)
+        if end is not End.STEP:
+            terminated, truncated = terminated or False, True if truncated is None else truncated
+        else:
+            has_boundary = has_boundary or (is_boundary is not None and bool(is_boundary[-1]))
+            if terminated is None and truncated is None:
+                markers = read_markers(last_rows)
+                terminated = None if markers.terminated is None else bool(markers.terminated[-1])
+                truncated = None if markers.truncated is None else bool(markers.truncated[-1])
+            if truncated is None and terminated is not None:
+                truncated = not terminated
+        return cls(num_steps, has_boundary, end, terminated, truncated, layout, metadata)
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:

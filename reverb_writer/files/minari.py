@@ -129,13 +129,13 @@ def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> Any:
     observation = values["observation"]
     if not manifest.boundary_step:  # the observation after the last step was not stored
         observation = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observation)
-    done, timeout = values["done"][:num_transitions], values["timeout"][:num_transitions]
+    done, truncated = values["done"][:num_transitions], values["truncated"][:num_transitions]
     return EpisodeBuffer(
         observations=observation,
         actions=tree.map_structure(lambda leaf: leaf[:num_transitions], values["action"]),
         rewards=values["reward"][:num_transitions],
-        terminations=done & ~timeout,
-        truncations=done & timeout,
+        terminations=done & ~truncated,
+        truncations=done & truncated,
     )
 
 

@@ -1,15 +1,18 @@
 """Read trajectories on disk as if many environments stepped through them.
 
-    pool --take--> cursor of an environment --rows--> batch [N, ...] or [T, N, ...]
-      ^                    | end of the trajectory
-      +--------------------+
+    trajectories --take--> cursor of an environment --rows--> batch [N, ...] or [T, N, ...]
+          ^                        | end of the trajectory
+          +------------------------+
 
-A cursor holds its trajectory in memory.
+A cursor holds its trajectory in memory. When all trajectories were taken, a loop has ended.
 """
 
 from __future__ import annotations
 
+import collections
+import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,10 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer, number
-from reverb_writer.errors import FormatError, SpecError, StructureError
+from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
 from reverb_writer.files.rollout_file_base import RolloutFileBase
 from reverb_writer.files.row_layout import RowLayout
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
-from reverb_writer.files.trajectory_pool import TrajectoryPool
 from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
@@ -31,11 +33,13 @@ from reverb_writer.protocol.signatures import ArraySpec
 
 Array = npt.NDArray[Any]
 
+_LOG = logging.getLogger(__package__)
+
 
 class Cursor:
     """The position in one trajectory, whose steps are in memory."""
 
-    def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
+    def __init__(self, trajectory: Any, fields: TransitionFields, start: int, *, first_frame_done: bool) -> None:
         """Read a trajectory, or an object with `manifest` and `load` of a `StoredTrajectory`; begin at `start`."""
         self._at, self._num_transitions = start, trajectory.manifest.num_transitions
         values = fields.read(trajectory.load(), trajectory.manifest)
@@ -45,7 +49,10 @@ class Cursor:
             if values[f"next_{field}"] is None:  # it was not stored: it is the observation of the next step
                 values[f"next_{field}"] = values[field]
                 ahead.add(f"next_{field}")
-        self._batch = TransitionBatch(**values, is_first=np.arange(num_steps) == start, mask=np.ones(num_steps, bool))
+        is_first = np.arange(num_steps) == start
+        if first_frame_done:
+            values["done"] |= is_first
+        self._batch = TransitionBatch(**values, is_first=is_first, mask=np.ones(num_steps, bool))
         self._columns: list[Array | None] = tree.flatten(self._batch)
         self._ahead = [int(path[0] in ahead) for path, _ in tree.flatten_with_path(self._batch)]  # in steps
 
@@ -86,9 +93,12 @@ class RolloutDataset(RolloutFileBase):
     Example:
         dataset = RolloutDataset("demos", num_envs=64, dataset_loops=10, shuffle=True, seed=0)
         for batch in dataset:
-            ...  # batch.observation [64, ...], batch.done, batch.timeout, batch.next_observation, ...
+            ...  # batch.observation [64, ...], batch.done, batch.truncated, batch.next_observation, ...
 
     Source: instinct_rl's `RolloutDataset` by its description; docs/compatibility.md lists the differences.
+
+    Attributes:
+        num_dataset_looped: the number of loops that have ended.
     """
 
     def __init__(
@@ -144,30 +154,23 @@ class RolloutDataset(RolloutFileBase):
         self._first_frame_done = first_frame_done
         self._fields = TransitionFields(fields, concatenate=concatenate_observations)
         self._seed = seed
-        self._pool_options: dict[str, Any] = {
-            "loops": integer("dataset_loops", dataset_loops, minimum=-(1 << 31)),
-            "shuffle": shuffle,
-            "keep_latest": integer("keep_latest", keep_latest, minimum=0),
-            "wait_timeout_s": wait_timeout_s,
-            "poll_interval_s": poll_interval_s,
-        }
+        self._loops = integer("dataset_loops", dataset_loops, minimum=-(1 << 31))
+        self._shuffle, self._keep_latest = shuffle, integer("keep_latest", keep_latest, minimum=0)
+        self._wait_timeout_s, self._poll_interval_s = wait_timeout_s, poll_interval_s
         self._shard = (0, 1)
         self._rng = np.random.default_rng()
-        self._pool = self._new_pool()
+        self.num_dataset_looped = 0
+        self._unused: collections.deque[Path] = collections.deque()  # trajectories of this loop that nobody has taken
+        self._num_opened = 0  # trajectories of this loop that were taken
+        self._skipped: dict[str, str] = {}
         self._cursors: list[Cursor | None] = []
         self._layout: TransitionBatch | None = None
         self._step_layout: RowLayout | None = None  # of the first trajectory
-        self._flags: list[int] = []
-
-    @property
-    def num_dataset_looped(self) -> int:
-        """The number of loops that have ended."""
-        return self._pool.num_loops
 
     @property
     def skipped(self) -> dict[str, str]:
         """The reason, by name, for each trajectory that could not be read and was skipped."""
-        return dict(self._pool.skipped)
+        return dict(self._skipped)
 
     def open_trajectory(self, path: Path) -> Any:
         """Return the trajectory at `path`; a subclass may read other formats.
@@ -190,21 +193,18 @@ class RolloutDataset(RolloutFileBase):
         Raises:
             ReplayTimeoutError: there are not enough within `wait_timeout_s`.
         """
-        index, num_shards = self._shard
+        index, _ = self._shard
         self._rng = np.random.default_rng(self._seed if self._seed is None else [self._seed, index])
-        skipped = self._pool.skipped
-        self._pool = self._new_pool()
-        self._pool.skipped.update(skipped)
-        if num_shards > 1:
-            self._pool.shard(index, num_shards)
+        self._skipped = dict(self._skipped)  # not that of the data set of which this is a share
         self._cursors = [None] * self.num_envs
-        self._pool.reset()
+        self.num_dataset_looped = 0
+        self._start_loop()
         self.refresh_handlers(range(self.num_envs))
 
     def refresh_handlers(self, env_ids: Sequence[int]) -> None:
         """Give the environments `env_ids` their next trajectory; the rest of their current ones is not delivered."""
         for env in env_ids:
-            self._cursors[env] = self._pool.take()
+            self._cursors[env] = self._take()
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> TransitionBatch:
         """Make a batch of zeros and empty strings: leaves [N, ...], or [T, N, ...].
@@ -231,23 +231,66 @@ class RolloutDataset(RolloutFileBase):
 
     def _fill(self, leaves: Sequence[Any], env: int) -> int:
         """Fill [T] of one environment; return how many of them there were."""
-        done, is_first, mask = (leaves[index] for index in self._flags)
         at = 0
-        while at < len(mask) and (cursor := self._cursors[env]) is not None:
+        while at < len(leaves[-1]) and (cursor := self._cursors[env]) is not None:
             length = cursor.fill(leaves, at, env)
-            if self._first_frame_done:
-                done[at, env] |= is_first[at, env]
             at += length
             if cursor.is_at_end:
-                self._cursors[env] = self._pool.take()
+                self._cursors[env] = self._take()
         return at
 
     def _list_trajectories(self) -> list[Path]:
         """Return the paths of the complete trajectories, oldest first."""
         return [path for directory in self._directories for path in list_trajectories(directory)]
 
-    def _new_pool(self) -> TrajectoryPool:
-        return TrajectoryPool(self._list_trajectories, self._open, rng=self._rng, **self._pool_options)
+    def _take(self) -> Cursor | None:
+        """Return the next trajectory; None if all loops have ended.
+
+        A damaged one is skipped and named in the log.
+        """
+        while True:
+            while self._unused:
+                path = self._unused.popleft()
+                try:
+                    cursor = self._open(path)
+                except (FormatError, UnsafeDataError) as error:
+                    if path.name not in self._skipped:
+                        _LOG.warning("Skipped: %s", error)
+                    self._skipped[path.name] = str(error)
+                else:
+                    self._num_opened += 1
+                    return cursor
+            if not self._num_opened:
+                if self._shard != (0, 1):
+                    return None  # a shard without trajectories
+                raise FormatError(f"none of {len(self._skipped)} trajectories can be read: {self._skipped}")
+            if 0 < self._loops <= self.num_dataset_looped + 1:
+                self.num_dataset_looped = self._loops
+                return None
+            self.num_dataset_looped += 1
+            self._start_loop()
+
+    def _start_loop(self) -> None:
+        index, num_shards = self._shard
+        paths = self._wait()[index::num_shards]  # before the shuffle, so that no two shards share a trajectory
+        order = self._rng.permutation(len(paths)) if self._shuffle else np.arange(len(paths))
+        self._unused = collections.deque(paths[number] for number in order)
+        self._num_opened = 0
+
+    def _wait(self) -> Sequence[Path]:
+        """Return the paths of the trajectories to read, as soon as there are enough."""
+        wanted = max(self._keep_latest, 1)
+        end = time.monotonic() + self._wait_timeout_s
+        while True:
+            paths = self._list_trajectories()
+            if len(paths) >= wanted:
+                return paths[-self._keep_latest :]
+            if time.monotonic() >= end:
+                raise ReplayTimeoutError(
+                    f"{len(paths)} complete trajectories after {self._wait_timeout_s:.1f} s, expected {wanted}. Start "
+                    "the writer, raise `wait_timeout_s`, or check `data_dir`."
+                )
+            time.sleep(min(self._poll_interval_s, max(end - time.monotonic(), 0.0)))
 
     def _open(self, path: Path) -> Cursor:
         """Open a trajectory at the first step to deliver; a damaged one raises here."""
@@ -256,15 +299,14 @@ class RolloutDataset(RolloutFileBase):
         num_transitions = stored.manifest.num_transitions
         if not num_transitions:
             raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
-        cursor = Cursor(stored, self._fields, start if start < num_transitions else 0)
+        start = start if start < num_transitions else 0
+        cursor = Cursor(stored, self._fields, start, first_frame_done=self._first_frame_done)
         steps = stored.manifest.layout
         if steps.leaves and steps == self._step_layout:
             return cursor
         layout = cursor.layout()
         if self._layout is None:
             self._layout, self._step_layout = layout, steps
-            names = [path[0] for path, _ in tree.flatten_with_path(layout)]
-            self._flags = [names.index(name) for name in ("done", "is_first", "mask")]
         elif layout != self._layout:
             raise StructureError(
                 f"trajectory `{path.name}` has {layout}, but those before it have {self._layout}. "

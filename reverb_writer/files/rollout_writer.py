@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.manifest import End, Manifest
-from reverb_writer.files.outcome import Outcome, is_boundary_step
 from reverb_writer.files.row_layout import Encoding, RowLayout
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
 from reverb_writer.nests import common_length
@@ -26,6 +25,9 @@ from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
 
 Array = npt.NDArray[Any]
+
+_Outcome: TypeAlias = Mapping[str, bool | None]
+"""`terminated` and `truncated`, as far as the caller tells."""
 
 _FIRST_LENGTH = 64  # steps of each environment that there is room for at first
 
@@ -155,9 +157,8 @@ class RolloutWriter:
             present = self._flags("env_mask", env_mask)
             last, env_ids = last & present, np.flatnonzero(present)
         ended = last.nonzero()[0].tolist()
-        outcomes = {
-            env: Outcome(**{key: bool(flag[env]) for key, flag in given.items() if key != "end_of_episode"})
-            for env in ended
+        outcomes: dict[int, _Outcome] = {
+            env: {name: bool(flag[env]) for name, flag in given.items() if name != "end_of_episode"} for env in ended
         }
         if self._steps is None:
             self._start(known)
@@ -187,7 +188,7 @@ class RolloutWriter:
         chosen = [integer("env_ids", env, minimum=0, maximum=last) for env in env_ids or ()]
         ended = self._all_envs.tolist() if env_ids is None else chosen
         try:
-            self._write(dict.fromkeys(ended, Outcome()), how)
+            self._write({env: {} for env in ended}, how)
         finally:
             self._lengths[ended] = 0
 
@@ -214,7 +215,7 @@ class RolloutWriter:
             StructureError: the leaves differ in length, or from what was written before. Nothing changed.
             OSError: the disk failed, for example because it is full.
         """
-        return self._save(steps, End(end), Outcome(terminated, truncated), metadata or {})
+        return self._save(steps, End(end), {"terminated": terminated, "truncated": truncated}, metadata or {})
 
     def write_episode(self, episode: Episode) -> Path:
         """Write `episode`, whole or a chunk that was cut, as one trajectory, and return its file.
@@ -224,10 +225,11 @@ class RolloutWriter:
         """
         terminated = episode.is_terminated
         truncated = episode.is_truncated or not terminated  # what was cut has a next state
-        return self._save(episode.steps(), End.STEP, Outcome(terminated, truncated), {}, has_boundary=True)
+        outcome = {"terminated": terminated, "truncated": truncated}
+        return self._save(episode.steps(), End.STEP, outcome, {}, has_boundary=True)
 
     def _save(
-        self, steps: Any, end: End, outcome: Outcome, metadata: Mapping[str, Any], *, has_boundary: bool = False
+        self, steps: Any, end: End, outcome: _Outcome, metadata: Mapping[str, Any], *, has_boundary: bool = False
     ) -> Path:
         self._check_open()
         num_steps = common_length(steps, "`steps`")
@@ -302,7 +304,7 @@ class RolloutWriter:
             blocks[-1][:, :length] = block
         self._blocks = blocks
 
-    def _write(self, outcomes: Mapping[int, Outcome], end: End, *, has_boundary: bool = False) -> None:
+    def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:
         """Write the episodes of some environments, those without steps left out.
 
         Raises:
@@ -324,21 +326,16 @@ class RolloutWriter:
         self,
         columns: Sequence[Array],
         end: End,
-        outcome: Outcome,
+        outcome: _Outcome,
         metadata: Mapping[str, Any],
         *,
         has_boundary: bool = False,
     ) -> Path:
         assert self._steps is not None  # noqa: S101  # because there is a step
         last_rows = self._steps.structure.pack([column[-2:] for column in columns])
-        manifest = Manifest(
-            len(columns[0]),
-            has_boundary or (end is End.STEP and is_boundary_step(last_rows)),
-            end,
-            *outcome.completed(last_rows, end),
-            self._steps.layout,
-            {**self._metadata, **metadata},
-        )
+        metadata = {**self._metadata, **metadata}
+        layout = self._steps.layout
+        manifest = Manifest.of(len(columns[0]), last_rows, end, layout, metadata, **outcome, has_boundary=has_boundary)
         self._last_ns = max(self._last_ns + 1, time.time_ns())
         path = self.data_dir / f"{PREFIX}{self._last_ns:020d}_{self._id}_{self._num_written:08d}{SUFFIX}"
         write_trajectory(path, manifest, columns)

@@ -1,4 +1,4 @@
-"""The fields of transitions found in steps of any form: observation, action, reward, done, timeout.
+"""The fields of transitions found in steps of any form: observation, action, reward, done, truncated.
 
 A boundary step at the end of a trajectory (TF-Agents, RLDS) only holds the final observation: n steps are n - 1
 transitions. Without one each step is a transition, and the observation after the last one is known if it was stored.
@@ -15,7 +15,7 @@ import tree
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
-from reverb_writer.nests import shapes_text
+from reverb_writer.nests import fields_of, shapes_text
 from reverb_writer.slices.markers import read_markers
 
 Flags = npt.NDArray[np.bool_]
@@ -32,7 +32,7 @@ _NAMES: Final = {
     "reward": ("reward", "rewards"),
     # Else the markers of `slices.markers`, and the end flags of the manifest.
     "done": ("dones",),
-    "timeout": ("timeout", "timeouts", "time_outs"),
+    "truncated": ("timeout", "timeouts", "time_outs"),
     # Else the next step's observation.
     "next_observation": tuple(f"next_{name}" for name in _OBSERVATION),
     "next_privileged_observation": tuple(f"next_{name}" for name in _PRIVILEGED),
@@ -49,8 +49,8 @@ class TransitionBatch(NamedTuple):
         action: the action taken.
         reward: the reward of the action.
         done: bool, whether it is the last transition of its trajectory.
-        timeout: bool, whether a limit ended the trajectory and not the environment, so that the state after it has a
-            value.
+        truncated: bool, whether a limit ended the trajectory and not the environment, so that the state after it has
+            a value.
         next_observation: after the action, of the same trajectory: the one in the step, if steps have it. After the
             last step it is the final observation; where none was stored, the last one again.
         next_privileged_observation: the same for the critic alone.
@@ -63,7 +63,7 @@ class TransitionBatch(NamedTuple):
     action: Any
     reward: Any
     done: Any
-    timeout: Any
+    truncated: Any
     next_observation: Any
     next_privileged_observation: Any
     is_first: Any
@@ -95,13 +95,13 @@ class TransitionFields:
         """
         observation = self._concatenated(self._get(steps, "observation"))
         action, reward = self._get(steps, "action"), _flat(self._get(steps, "reward"))
-        done, timeout, is_recorded = self._ends(steps, manifest, len(reward))
+        done, truncated, is_recorded = self._ends(steps, manifest, len(reward))
         last = manifest.num_transitions - 1
         if last >= 0:
             if manifest.terminated is None and manifest.truncated is None:
-                timeout[last] |= is_recorded and not done[last]  # the recording stopped before the episode did
+                truncated[last] |= is_recorded and not done[last]  # the recording stopped before the episode did
             else:
-                timeout[last] |= bool(manifest.truncated) and not manifest.terminated
+                truncated[last] |= bool(manifest.truncated) and not manifest.terminated
             done[last] = True
         privileged = self._concatenated(self._find(steps, "privileged_observation"))
         return {
@@ -110,7 +110,7 @@ class TransitionFields:
             "action": action,
             "reward": reward,
             "done": done,
-            "timeout": timeout,
+            "truncated": truncated,
             "next_observation": self._next(steps, "observation", observation),
             "next_privileged_observation": self._next(steps, "privileged_observation", privileged),
         }
@@ -129,27 +129,27 @@ class TransitionFields:
         return after
 
     def _ends(self, steps: Any, manifest: Manifest, num_steps: int) -> tuple[Flags, Flags, bool]:
-        """Return `done` and `timeout` of the steps, and whether the steps have `done`."""
-        done = timeout = np.zeros(num_steps, bool)
+        """Return `done` and `truncated` of the steps, and whether the steps have `done`."""
+        done = truncated = np.zeros(num_steps, bool)
         ends = None
         if not manifest.boundary_step:
             markers = read_markers(steps)
-            stored, limits = self._find(steps, "done"), self._find(steps, "timeout")
+            stored, limits = self._find(steps, "done"), self._find(steps, "truncated")
             ends = markers.ends if stored is None else _flat(stored) != 0
             done = done if ends is None else ends
             if limits is not None or markers.truncated is not None:
-                timeout = np.asarray(markers.truncated if limits is None else _flat(limits) != 0)
-        return np.array(done), np.array(timeout), ends is not None
+                truncated = np.asarray(markers.truncated if limits is None else _flat(limits) != 0)
+        return np.array(done), np.array(truncated), ends is not None
 
     def _get(self, steps: Any, field: str) -> Any:
         found = self._find(steps, field)
         if found is None:
-            there = ", ".join(str(key) for key, _ in _items(steps)) or "no names"
+            there = ", ".join(map(str, fields_of(steps) or ())) or "no names"
             raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
         return found
 
     def _find(self, steps: Any, field: str) -> Any:
-        named = dict(_items(steps))
+        named = fields_of(steps) or {}
         return next((named[name] for name in self._names[field] if name in named), None)
 
 
@@ -167,12 +167,6 @@ def concatenate_components(nest: Any) -> Any:
 
 def _form(nest: Any) -> list[tuple[Any, ...]]:
     return [(path, leaf.dtype, leaf.shape) for path, leaf in tree.flatten_with_path(nest)]
-
-
-def _items(steps: Any) -> list[tuple[Any, Any]]:
-    if isinstance(steps, Mapping):
-        return list(steps.items())
-    return list(zip(steps._fields, steps, strict=True)) if hasattr(steps, "_fields") else []
 
 
 def _flat(column: Any) -> npt.NDArray[Any]:

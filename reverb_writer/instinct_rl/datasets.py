@@ -8,12 +8,26 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reverb_writer.files import rollout_dataset, rollout_file_base
-from reverb_writer.files.transition_fields import TransitionBatch
 from reverb_writer.instinct_rl import pickles
 from reverb_writer.rollouts.array_nests import Arrays
+
+
+class Transition(NamedTuple):
+    """`TransitionBatch` of `reverb_writer.files`, whose `truncated` is called `timeout` here."""
+
+    observation: Any
+    privileged_observation: Any
+    action: Any
+    reward: Any
+    done: Any
+    timeout: Any
+    next_observation: Any
+    next_privileged_observation: Any
+    is_first: Any
+    mask: Any
 
 
 def _iterable_dataset() -> Any:
@@ -58,7 +72,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
         Transition: the class of the batches, a named tuple.
     """
 
-    Transition = TransitionBatch
+    Transition = Transition
 
     def __init__(
         self,
@@ -89,7 +103,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
                 trajectory begins at 0.
             device: None for NumPy arrays, or the device of PyTorch tensors.
             seed: for the order and the first steps; None for a random one.
-            fields: name of the leaf by field, if it is not one of the usual names.
+            fields: name of the leaf by field of `Transition`, if it is not one of the usual names.
             concatenate_observations: whether an observation of several components becomes one float32 vector.
             first_frame_done: whether `done` is also set on the first transition of each trajectory, as there.
             wait_timeout_s: how long to wait for the first trajectories, seconds, >= 0.
@@ -107,13 +121,17 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             starting_frame_range,
             device,
             seed=seed,
-            fields=fields,
+            fields={"truncated" if field == "timeout" else field: name for field, name in (fields or {}).items()},
             concatenate_observations=concatenate_observations,
             first_frame_done=first_frame_done,
             wait_timeout_s=wait_timeout_s,
             poll_interval_s=poll_interval_s,
         )
         self._num_needed = max(keep_latest_n_trajs, 1)
+
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
+        """Make a batch of zeros: a `Transition`, leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
+        return Transition(*super().get_buffer(num_transitions_per_env))
 
     @staticmethod
     def get_frame_range(filename: str) -> tuple[int, int]:

@@ -22,7 +22,6 @@ import tree
 from reverb_writer import files
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.files.manifest import End, Manifest
-from reverb_writer.files.outcome import Outcome, is_boundary_step
 from reverb_writer.files.row_layout import RowLayout
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 from reverb_writer.protocol.signatures import ArraySpec
@@ -96,8 +95,7 @@ class PickledTrajectory(files.StoredTrajectory):
             array.setflags(write=False)  # so that `load` returns copies
         last_rows = {key: array[-2:] for key, array in steps.items()}
         layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in steps.items()}, {})
-        outcome = Outcome().completed(last_rows, End.STEP)
-        self.manifest = Manifest(len(self._arrays[0]), is_boundary_step(last_rows), End.STEP, *outcome, layout)
+        self.manifest = Manifest.of(len(self._arrays[0]), last_rows, End.STEP, layout, {})
 
     def _columns(self) -> list[Any]:
         return self._arrays

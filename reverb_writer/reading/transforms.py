@@ -21,7 +21,7 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import named_leaves, shapes_text
+from reverb_writer.nests import fields_of, named_leaves, shapes_text
 from reverb_writer.reading.batches import Batch
 from reverb_writer.slices import read_markers
 from reverb_writer.slices.boundaries import first_rows
@@ -210,7 +210,7 @@ def _with_part(nest: Any, path: list[str], function: Any, leaf: str) -> Any:
     if mask is not None:
         return _with_part(steps, path, function, leaf), mask
     name, *rest = path
-    fields = nest if isinstance(nest, Mapping) else nest._asdict() if hasattr(nest, "_asdict") else {}
+    fields = fields_of(nest) or {}
     if name not in fields:
         paths = ", ".join(f"`{one}`" for one in named_leaves(nest, "the batch")[0])
         raise StructureError(f"`frame_stack`: a batch without `{leaf}`; its leaves there are {paths}.")

@@ -13,7 +13,7 @@ from typing import Any
 import tree
 
 from reverb_writer.errors import IncompleteError, StructureError
-from reverb_writer.nests import map_present
+from reverb_writer.nests import fields_of, map_present
 from reverb_writer.rollouts.array_nests import Arrays
 from reverb_writer.rollouts.storage_records import Transition
 from reverb_writer.steps import boundary_steps
@@ -53,14 +53,14 @@ def read(
 
 def _fields_of(data: Any, kind: type[Transition]) -> Mapping[str, Any]:
     names = {field.name for field in fields(kind)}
-    data = data._asdict() if hasattr(data, "_asdict") else data
-    if not isinstance(data, Mapping) or not names.issuperset(data):
-        found = ", ".join(map(str, data)) if isinstance(data, Mapping) else f"a {type(data).__name__}"
+    given = fields_of(data)
+    if given is None or not names.issuperset(given):
+        found = f"a {type(data).__name__}" if given is None else ", ".join(map(str, given))
         raise StructureError(
             f"the windows must be dicts or named tuples of fields of `Transition`, {', '.join(sorted(names))}; got "
             f"{found}. Pass `fields_fn` to translate them."
         )
-    return data
+    return given
 
 
 def _check(found: Mapping[str, Any], missing: int, num_rows: int) -> int:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import check_same_leaves, join_paths, named_leaves, shapes_text
+from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
 from reverb_writer.slices.slice_markers import SliceMarkers
 from reverb_writer.transitions.step_flags import split_mask
 
@@ -143,8 +143,8 @@ def _pinned(tensor: Any) -> Any:
 def _whereabouts(data: Any, name: str) -> str:
     """Return where a leaf is, or which there are; ends the message about one that was looked for elsewhere."""
     steps, mask = split_mask(data)
-    fields = steps._asdict() if hasattr(steps, "_asdict") else steps
-    if not isinstance(fields, Mapping):
+    fields = fields_of(steps)
+    if fields is None:
         return f", only `data`, a {type(data).__name__}, `info`, `markers` and `next`."
     if name in fields:
         of_data = "batch.data" if mask is None else "batch.data[0]"

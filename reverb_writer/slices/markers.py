@@ -26,18 +26,19 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.steps import LAST
-from reverb_writer.transitions.step_flags import find_flags, split_mask, with_types
+from reverb_writer.steps import FLAG_NAMES, LAST, find_flags
+from reverb_writer.transitions.step_flags import split_mask, with_types
 
-_ENDS = {"last": ["done", "is_last"], "terminated": ["terminated", "is_terminal"], "truncated": ["truncated"]}
-_TOLD_BY_NEXT = {"done": ["done"], "terminated": ["terminated"], "truncated": ["truncated"]}
-_OTHERS = {
-    "first": ["is_init", "is_first"],
-    "step_type": ["step_type"],
-    "discount": ["discount"],
-    "traj_ids": ["traj_ids", "episode"],
+_NAMES = {
+    **FLAG_NAMES,
+    "first": ("is_init", *FLAG_NAMES["first"]),
+    "last": ("done", *FLAG_NAMES["last"]),
+    "discount": ("discount",),
+    "traj_ids": ("traj_ids", "episode"),
 }
 """Names of leaves by kind, as the table above lists them; the first one that the steps have counts."""
+
+_ENDS = {kind: _NAMES[kind] for kind in ("last", "terminated", "truncated")}
 
 Flags = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
@@ -145,9 +146,9 @@ def _find(nest: Any) -> dict[str, Any]:
     """Return the leaves that are markers, by kind."""
     steps, mask = split_mask(nest)
     inner = find_flags(steps, {"next": ["next"], "collector": ["collector"]})
-    following = inner.get("next")
-    found = find_flags(steps, _OTHERS) | find_flags(inner.get("collector"), {"traj_ids": ["traj_ids"]})
-    found |= find_flags(following if find_flags(following, _TOLD_BY_NEXT) else steps, _ENDS)
+    found = find_flags(steps, _NAMES) | find_flags(inner.get("collector"), {"traj_ids": ["traj_ids"]})
+    if told_by_next := find_flags(inner.get("next"), _ENDS):
+        found = {kind: leaf for kind, leaf in found.items() if kind not in _ENDS} | told_by_next
     return found if mask is None else {**found, "mask": mask}
 
 

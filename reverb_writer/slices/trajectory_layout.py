@@ -17,20 +17,10 @@ from reverb_writer.slices.boundaries import Trajectories, find_trajectories
 from reverb_writer.slices.markers import Flags, read_markers
 
 
-def as_arrays(nest: Any) -> Any:
-    """Return the nest with NumPy arrays as leaves."""
-    return tree.map_structure(np.asarray, nest)
+def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Any:
+    """Copy rows, given by flat indices, out of leaves [*shape, ...].
 
-
-def row_specs(nest: Any) -> Any:
-    """Return the dtype and shape of one row of each leaf, as a nest."""
-    return tree.map_structure(lambda leaf: (leaf.dtype, leaf.shape[1:]), nest)
-
-
-def check_rows(nest: Any, shape: tuple[int, ...]) -> None:
-    """Check that all leaves are [*shape, ...].
-
-    >>> check_rows({"reward": np.zeros(4)}, (5,))
+    >>> take_rows({"reward": np.zeros(4)}, np.array([0]), (5,))
     Traceback (most recent call last):
     reverb_writer.errors.StructureError: leaf `reward`: shape (4,), expected rows (5,), as all leaves must have.
     """
@@ -39,11 +29,6 @@ def check_rows(nest: Any, shape: tuple[int, ...]) -> None:
             raise StructureError(
                 f"leaf `{path}`: shape {np.shape(leaf)}, expected rows {shape}, as all leaves must have."
             )
-
-
-def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Any:
-    """Copy rows, given by flat indices, out of leaves [*shape, ...]."""
-    check_rows(nest, shape)
     if len(shape) == 1:
         return tree.map_structure(lambda leaf: np.asarray(leaf).take(rows, axis=0), nest)
     indices = np.unravel_index(rows, shape)
@@ -101,7 +86,14 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
     >>> padded.data.tolist(), padded.mask.tolist()
     ([[1, 2, 3], [4, 0, 0]], [[True, True, True], [True, False, False]])
     """
-    lengths = _lengths(trajectories)
+    if not trajectories:
+        raise StructureError("expected one trajectory or more, got none.")
+    nests = [tree.map_structure(np.asarray, nest) for nest in trajectories]
+    lengths = [common_length(nest, "trajectory") for nest in nests]
+    expected, *others = (tree.map_structure(lambda leaf: (leaf.dtype, leaf.shape[1:]), nest) for nest in nests)
+    for form in others:
+        if form != expected:
+            raise StructureError(f"trajectories must be of one structure, {expected}, got {form}.")
     longest = max(lengths)
     length = longest if length is None else integer("length", length, minimum=longest)
     mask = np.arange(length) < np.array(lengths)[:, None]
@@ -109,16 +101,4 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
     def stack(*leaves: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.stack([padded_rows(leaf, length) for leaf in leaves])
 
-    return PaddedTrajectories(tree.map_structure(stack, *(as_arrays(nest) for nest in trajectories)), mask)
-
-
-def _lengths(trajectories: Sequence[Any]) -> list[int]:
-    """Return the number of rows of each nest; all must have one structure."""
-    if not trajectories:
-        raise StructureError("expected one trajectory or more, got none.")
-    lengths, expected = [], row_specs(as_arrays(trajectories[0]))
-    for nest in map(as_arrays, trajectories):
-        lengths.append(common_length(nest, "trajectory"))
-        if row_specs(nest) != expected:
-            raise StructureError(f"trajectories must be of one structure, {expected}, got {row_specs(nest)}.")
-    return lengths
+    return PaddedTrajectories(tree.map_structure(stack, *nests), mask)

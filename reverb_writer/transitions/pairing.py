@@ -22,15 +22,13 @@ from reverb_writer.arrays import (
 )
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array
-from reverb_writer.nests import join_paths, named_leaves
-from reverb_writer.transitions.next_rows import order_with_next
+from reverb_writer.nests import fields_of, join_paths, named_leaves
+from reverb_writer.steps import MARKER_NAMES
 from reverb_writer.transitions.records import Transitions, has_rows
 from reverb_writer.transitions.step_flags import StepFlags, as_rows, follow_ends, shifted, split_mask
 
 _NEEDED = ("observation", "action", "reward")
-_FLAGS = frozenset(
-    {"discount", "step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"}
-)
+_FLAGS = MARKER_NAMES | {"discount"}
 
 
 def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Transitions:
@@ -82,7 +80,7 @@ def is_batch(steps: Any) -> bool:
     if isinstance(steps, Transitions):
         return False
     has_info = hasattr(steps, "data") and hasattr(steps, "info")
-    return has_info or isinstance(split_mask(steps)[0], Mapping) or hasattr(steps, "_asdict")
+    return has_info or fields_of(split_mask(steps)[0]) is not None
 
 
 def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
@@ -169,7 +167,7 @@ def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str
     from each row      a0 a1 a2   -    b0 b1   the one from b1 is masked: no row follows
     """
     slices = parts.markers.slices
-    order, at, starts = order_with_next(slices)
+    order, at, starts = _order_with_next(slices)
     told = [name for name in fields if name in _FLAGS or name in _NEEDED[1:]]
     xp = array_namespace(*tree.flatten([fields[name] for name in told]))
 
@@ -195,6 +193,24 @@ def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str
         continues=take_rows(xp, found.continues, at),
         extras=_others(fields),
     )
+
+
+def _order_with_next(slices: Any) -> tuple[Any, Any, Any]:
+    """Return slices with the rows after them in between: numbers of rows, where each row is now, which begin a slice.
+
+    Row N + s is the one after slice s, which is left out where the trajectory ends.
+    """
+    num_rows, cut = len(slices.rows), np.asarray(slices.cut_by_sampler)
+    num_before = np.cumsum(cut) - cut  # rows that are put in before each slice
+    offset = np.arange(num_rows) - np.repeat(slices.first_rows, slices.widths)
+    is_padding = offset >= np.repeat(slices.lengths, slices.widths)
+    at = np.arange(num_rows) + np.repeat(num_before, slices.widths) + (is_padding & np.repeat(cut, slices.widths))
+    order = np.full(num_rows + int(cut.sum()) + 1, num_rows - 1)
+    order[at] = np.arange(num_rows)
+    order[(slices.first_rows + num_before + slices.lengths)[cut]] = num_rows + np.flatnonzero(cut)
+    starts = np.zeros(len(order), bool)
+    starts[at[slices.first_rows]] = starts[-1] = True
+    return order, at, starts
 
 
 def _own(xp: Any, leaf: Array) -> Any:
@@ -226,8 +242,8 @@ def _parts_of(batch: Any, mask: Any, markers: Any) -> _Parts:
 
 
 def _fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
-    fields = data._asdict() if hasattr(data, "_asdict") else data
-    if not isinstance(fields, Mapping):
+    fields = fields_of(data)
+    if fields is None:
         raise StructureError(
             f"steps must be a dict or a named tuple of leaves [B, T, ...], got a {type(data).__name__}. A table "
             "without a stored spec gives columns without names, and `collate='list'` a list of items."
@@ -257,25 +273,17 @@ def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
     xp, markers = flags.xp, parts.markers
     if markers is None and (parts.lengths is None or len(flags.shape) > 1):
         return None
+    if markers is not None:
+        starts = markers.slices.starts
+        if starts.shape != flags.shape:
+            raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {starts.shape}.")
+        found = array_like(xp, starts, flags.like)
+        return found if markers.is_init is None else found | as_bool(xp, markers.is_init)
     starts = np.zeros(flags.shape, bool)
-    if markers is None:
-        if parts.lengths.sum() != len(starts):
-            raise StructureError(f"the items have {parts.lengths.sum()} rows, and the flags {len(starts)}.")
-        starts[np.cumsum(parts.lengths)[:-1]] = True
-        return array_like(xp, starts, flags.like)
-    given = {name: getattr(markers, name, None) for name in ("truncated", "is_init", "traj_ids")}
-    shapes = {name: tuple(marker.shape) for name, marker in given.items() if marker is not None}
-    if set(shapes.values()) - {flags.shape} or not shapes:
-        raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {shapes}.")
-    found = array_like(xp, starts, flags.like)
-    if given["truncated"] is not None:
-        found = found | shifted(xp, as_bool(xp, given["truncated"]))
-    if given["is_init"] is not None:
-        found = found | as_bool(xp, given["is_init"])
-    if given["traj_ids"] is not None:
-        changes = given["traj_ids"][1:] != given["traj_ids"][:-1]
-        found = found | concatenated(xp, [found[:1], changes], 0)
-    return found
+    if parts.lengths.sum() != len(starts):
+        raise StructureError(f"the items have {parts.lengths.sum()} rows, and the flags {len(starts)}.")
+    starts[np.cumsum(parts.lengths)[:-1]] = True
+    return array_like(xp, starts, flags.like)
 
 
 def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> tuple[Array, Array]:
@@ -348,8 +356,8 @@ def _leaf_at(nest: Any, path: str) -> Any:
     """
     found = nest
     for name in path.split("/"):
-        fields = found._asdict() if hasattr(found, "_asdict") else found
-        if not isinstance(fields, Mapping) or name not in fields:
+        fields = fields_of(found) or {}
+        if name not in fields:
             raise StructureError(f"no leaf `{path}`: there are {join_paths(named_leaves(nest, 'the nest')[0])}.")
         found = fields[name]
     return found

@@ -22,18 +22,10 @@ import tree
 
 from reverb_writer.arrays import Array, any_true, array_like, array_namespace, as_array, as_bool, concatenated
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import join_paths
-from reverb_writer.steps import FIRST, LAST
+from reverb_writer.nests import fields_of, join_paths
+from reverb_writer.steps import FIRST, FLAG_NAMES, LAST, find_flags
 
 _ADVICE = "docs/steps.md draws which row has which flag."
-_NAMES = {
-    "first": ("is_first",),
-    "last": ("is_last",),
-    "terminated": ("terminated", "is_terminal"),
-    "truncated": ("truncated",),
-    "step_type": ("step_type",),
-}
-"""The leaves that are flags of the state that a row shows, by kind; the first one that the steps have counts."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,7 @@ class StepFlags:
     @classmethod
     def read(cls, fields: Mapping[str, Any], masks: Sequence[Any]) -> StepFlags:
         """Find the flags among the fields of steps, by name; masks, of the flags' shape, are False for padding."""
-        given = find_flags(fields, _NAMES)
+        given = find_flags(fields)
         discount = fields.get("discount")
         told_by = given or ({} if discount is None or tree.is_nested(discount) else {"discount": discount})
         if not told_by:
@@ -79,7 +71,7 @@ class StepFlags:
         if boundary is None and terminal is not None and truncated is None:
             missing.append("`is_last`, `step_type` or `truncated`, which tell where an episode ended")
         if missing:
-            found = [name for names in _NAMES.values() for name in names if fields.get(name) is not None]
+            found = [name for names in FLAG_NAMES.values() for name in names if fields.get(name) is not None]
             raise StructureError(
                 f"the steps lack {'; and '.join(missing)}. Flags found: {join_paths(found)}. {_ADVICE}"
             )
@@ -89,19 +81,6 @@ class StepFlags:
             boundary = terminal | truncated
             _check_rows(fields, boundary, terminal, real)
         return cls(xp, shape, like, real, first, boundary, terminal)
-
-
-def find_flags(steps: Any, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the leaves of steps that are flags, by kind: of each kind the first name that the steps have.
-
-    >>> find_flags({"is_last": 0, "done": 1}, {"first": ["is_first"], "last": ["done", "is_last"]})
-    {'last': 1}
-    """
-    fields = steps if isinstance(steps, Mapping) else steps._asdict() if hasattr(steps, "_asdict") else {}
-    found = {
-        kind: [fields[name] for name in of_kind if fields.get(name) is not None] for kind, of_kind in names.items()
-    }
-    return {kind: leaves[0] for kind, leaves in found.items() if leaves}
 
 
 def with_types(flags: Mapping[str, Array]) -> dict[str, Array]:
@@ -120,8 +99,11 @@ def split_mask(data: Any) -> tuple[Any, Any]:
     """
     if type(data) is tuple and len(data) == 2:  # noqa: PLR2004  # a pair
         steps, mask = data
-        has_fields = isinstance(steps, Mapping) or hasattr(steps, "_fields")
-        if has_fields and not tree.is_nested(mask) and str(getattr(mask, "dtype", "bool")).endswith("bool"):
+        if (
+            fields_of(steps) is not None
+            and not tree.is_nested(mask)
+            and str(getattr(mask, "dtype", "bool")).endswith("bool")
+        ):
             return steps, mask
     return data, None
 

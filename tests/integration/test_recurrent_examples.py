@@ -121,4 +121,4 @@ def test_rollout_files_teach_the_expert_of_the_trajectories(
     for _ in range(2):  # each epoch has every transition once
         batches = list(dataset)
         assert sum(int(batch.mask.sum()) for batch in batches) == num_episodes * example.EPISODE
-        assert sum(int(batch.timeout.sum()) for batch in batches) == num_episodes
+        assert sum(int(batch.truncated.sum()) for batch in batches) == num_episodes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import runpy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -143,9 +142,6 @@ def test_tensorflow_learns(address: str) -> None:
     np.testing.assert_allclose(weights.numpy(), WEIGHTS, atol=1e-2)
 
 
-PRIORITIZED = pathlib.Path(__file__).parents[2] / "examples" / "prioritized_torch.py"
-
-
 @pytest.mark.parametrize(
     ("rewards", "num_actions", "terminated", "expected"),
     [
@@ -179,18 +175,6 @@ def test_targets_over_n_steps_tell_a_time_limit_from_a_termination(
     assert found.mask[0, 0].item() == (expected is not None)
     if expected is not None:
         assert targets[0, 0].item() == pytest.approx(expected)
-
-
-def test_prioritized_q_learning_finds_the_way(replay_server: StartServer) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("gymnasium")
-    example = runpy.run_path(str(PRIORITIZED))
-    server = replay_server(rw.TableConfig("replay", 5000, sampler=rw.Prioritized(0.6)))
-    example["act"](server.address, 200)
-    values = example["learn"](server.address, 1000)
-    assert values[:-1].argmax(axis=1).tolist() == [1] * 4
-    # The step into the end is worth 1.
-    assert abs(values[3, 1] - 1.0) < 0.1
 
 
 def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(replay_server: StartServer) -> None:

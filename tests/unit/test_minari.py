@@ -70,7 +70,7 @@ def test_frames_and_nests_go_there_and_back(tmp_path: Path) -> None:
     assert found["is_last"].tolist() == [False] * 4 + [True]
     batch = RolloutDataset(tmp_path / "back", 1).get_batch(4)
     assert batch.reward[:, 0].tolist() == [0, 1, 2, 3]
-    assert batch.timeout[:, 0].tolist() == [False, False, False, True]
+    assert batch.truncated[:, 0].tolist() == [False, False, False, True]
 
 
 def test_what_cannot_be_a_data_set_is_refused(tmp_path: Path) -> None:

@@ -121,6 +121,18 @@ def test_rewards_and_discounts_may_be_nests_and_arrays_and_go_with_each_other() 
     assert (two["discount"][0], two["discount"][1].tolist()) == (0.5, [0, 0.5])
 
 
+@pytest.mark.parametrize("integer", [int, np.int32, bool])
+def test_sums_of_integers_are_floats_because_they_have_fractions(integer: Any) -> None:
+    steps = [
+        step(1, integer(1), integer(1)),
+        step(2, integer(1), integer(1)),
+        step(3, integer(0), integer(0), last=True),
+    ]
+    passed = transform(2, 0.5, steps)
+    assert told(passed) == [(1, 2, 1, 1), (1, 3, 1.5, 0.5), (2, 3, 1, 1)]
+    assert {passed[0][0][name].dtype for name in ("reward", "discount")} == {np.dtype(np.float32)}
+
+
 @given(
     st.integers(1, 5),
     st.sampled_from([0.0, 0.5, 1.0]),

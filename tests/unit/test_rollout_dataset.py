@@ -33,7 +33,7 @@ def test_one_environment_steps_through_one_trajectory_after_the_other(tmp_path: 
     batches = list(RolloutDataset(tmp_path, 1))
     assert delivered(batches) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     assert [bool(batch.done[0]) for batch in batches] == [False, False, True, False, True]
-    assert [bool(batch.timeout[0]) for batch in batches] == [False, False, False, False, True]
+    assert [bool(batch.truncated[0]) for batch in batches] == [False, False, False, False, True]
     assert [bool(batch.is_first[0]) for batch in batches] == [True, False, False, True, False]
     assert [batch.action.tolist() for batch in batches[:3]] == [[[0]], [[10]], [[20]]]
     assert [float(batch.reward[0]) for batch in batches[3:]] == pytest.approx([1, 1.1])
@@ -101,7 +101,7 @@ def test_boundary_step_is_the_last_next_observation(tmp_path: Path, length: int)
     assert batch.next_observation[:, 0].tolist() == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2]]
     assert batch.reward[:, 0].tolist() == [1, 2, 3, 1, 2]
     assert batch.done[:, 0].tolist() == [False, False, True, False, True]
-    assert batch.timeout[:, 0].tolist() == [False, False, False, False, True]
+    assert batch.truncated[:, 0].tolist() == [False, False, False, False, True]
 
 
 def test_recorded_dones_and_timeouts_are_delivered(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_recorded_dones_and_timeouts_are_delivered(tmp_path: Path) -> None:
     writer.save({**steps, "dones": np.array([0, 0, 0, 0]), "timeouts": np.zeros(4, bool)})
     batch = RolloutDataset(tmp_path, 1).get_batch(8)
     assert batch.done[:, 0].tolist() == [False, True, False, True, False, False, False, True]
-    assert batch.timeout[:, 0].tolist() == [False, True, False, False, False, False, False, True]
+    assert batch.truncated[:, 0].tolist() == [False, True, False, False, False, False, False, True]
     assert batch.reward.shape == (8, 1)
 
 
@@ -259,7 +259,7 @@ def test_what_the_environment_ended_at_its_limit_is_no_timeout(tmp_path: Path) -
     step = {"observation": np.zeros((1, 2)), "action": np.ones(1), "reward": np.ones(1)}
     RolloutWriter(tmp_path).save(step, terminated=True, truncated=True)
     batch = RolloutDataset(tmp_path, 1).get_batch()
-    assert (batch.done.tolist(), batch.timeout.tolist()) == ([True], [False])
+    assert (batch.done.tolist(), batch.truncated.tolist()) == ([True], [False])
 
 
 def test_fields_of_other_names_are_named_by_the_caller(tmp_path: Path) -> None:

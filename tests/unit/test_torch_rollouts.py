@@ -56,7 +56,7 @@ def test_more_workers_than_trajectories(tmp_path: Path) -> None:
 def test_next_observation_and_flags_are_tensors_too(tmp_path: Path) -> None:
     write_transitions(tmp_path, [2], truncated=(0,))
     *_, last = RolloutDataset(tmp_path, 1).as_torch("cpu")
-    assert last.timeout.tolist() == last.done.tolist() == [True]
+    assert last.truncated.tolist() == last.done.tolist() == [True]
     assert last.next_observation.tolist() == [[0, 1]]
     assert type(last).__name__ == "TransitionBatch"
     assert rw.files.RolloutDataset is RolloutDataset

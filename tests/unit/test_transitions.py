@@ -11,7 +11,7 @@ import pytest
 import tree
 
 import reverb_writer as rw
-from reverb_writer.slices import SliceSampler, find_trajectories, gather, read_markers
+from reverb_writer.slices import SliceSampler, Trajectories, find_trajectories, gather, read_markers
 from reverb_writer.steps import FIRST, LAST, MID
 
 ENDS = ("terminated", "truncated", "cut")
@@ -315,8 +315,10 @@ def test_what_steps_do_not_say_is_refused(batch: Any, message: str) -> None:
 def test_masks_and_markers_of_other_shapes_are_refused() -> None:
     with pytest.raises(rw.StructureError, match=r"a mask has shape \(4,\), expected that of the flags, \(1, 4\)"):
         rw.to_transitions(STEPS, mask=np.ones(4, bool))
+    slices = SliceSampler(1, 3).each(Trajectories.from_lengths([3]), np.random.default_rng(0))
+    markers = gather({"reward": np.zeros(3)}, slices).markers
     with pytest.raises(rw.StructureError, match=r"markers must be \[N\]"):
-        rw.to_transitions(STEPS, markers=SimpleNamespace(truncated=np.zeros(3, bool)))
+        rw.to_transitions(STEPS, markers=markers)
 
 
 def test_transitions_over_n_steps_are_not_taken_twice() -> None:
