@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from reverb_writer.arguments import check_timeout, integer, number
+from reverb_writer.arguments import check_timeout, check_wait, integer
 from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.client import as_client
 from reverb_writer.client.on_shards import answering, first_that_answers, logged, on_each
@@ -36,7 +36,6 @@ from reverb_writer.errors import (
     FormatError,
     ReplayTimeoutError,
     ServerUnavailableError,
-    SpecError,
     StructureError,
 )
 from reverb_writer.leaves import host_array
@@ -118,9 +117,7 @@ class Variables:
             StructureError: there is no such table, or it holds more than one item.
             ServerUnavailableError: no server answers within the time-out.
         """
-        self._interval_s = number("interval_s", interval_s)
-        if self._interval_s < 0:
-            raise SpecError(f"`interval_s` must be >= 0 seconds, got {interval_s!r}.")
+        self._interval_s = check_wait(interval_s, "interval_s")
         if connect_timeout_s is not None:
             connect_timeout_s = check_timeout(connect_timeout_s, "connect_timeout_s")
         self._client, self._owns_client = as_client(client, timeout_s)
