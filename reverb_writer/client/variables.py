@@ -164,10 +164,10 @@ class Variables:
         return self._publish(nest.state_dict() if hasattr(nest, "state_dict") else nest, version)
 
     def finish(self) -> None:
-        """Say that the run has ended: `finished` becomes true, and `wait` returns. Actors may still get the weights.
+        """Say that the run has ended: `finished` becomes true, and `wait` returns None.
 
-        The newest version is published once more, under a number of its own and marked as the last one. A `publish`
-        after that begins a new run.
+        The newest version is published once more, under the next number and marked as the last one, so actors that
+        start late still get weights. A `publish` after that begins a new run.
 
         Raises:
             ReplayTimeoutError, ServerUnavailableError: not confirmed in time.
