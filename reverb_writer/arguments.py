@@ -91,11 +91,11 @@ def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
     return min(seconds, threading.TIMEOUT_MAX)
 
 
-def check_wait(timeout_s: object) -> float:
-    """Return a `timeout_s` that may be 0, for no wait."""
-    seconds = number("timeout_s", timeout_s)
+def check_wait(timeout_s: object, name: str = "timeout_s") -> float:
+    """Return a time that may be 0, for no wait, in seconds."""
+    seconds = number(name, timeout_s)
     if seconds < 0:
-        raise SpecError(f"`timeout_s` must be >= 0 seconds, got {seconds:g}.")
+        raise SpecError(f"`{name}` must be >= 0 seconds, got {seconds:g}.")
     return seconds
 
 

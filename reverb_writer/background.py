@@ -109,7 +109,7 @@ def may_be_interrupted() -> bool:
 
 
 def in_background(work: Callable[[], _T]) -> Outcome[_T]:
-    """Have another thread do something; it goes on to its end whatever becomes of the caller.
+    """Have another thread do something; if the caller is interrupted, the work still finishes.
 
     Does it here if there is no thread to be had, as when the interpreter ends.
     """
@@ -122,14 +122,6 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
     except RuntimeError:
         outcome.settle(work)
     return outcome
-
-
-def uninterrupted(work: Callable[[], _T]) -> _T:
-    """Do something and return its result; in the main thread, have another thread do it.
-
-    If the caller is interrupted, the work still finishes; its result is discarded.
-    """
-    return in_background(work).result() if may_be_interrupted() else work()
 
 
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:

@@ -22,11 +22,6 @@ _MAX_PARTS = 8
 """Parts of a list or a tuple that `shapes_text` shows; of a longer one, only the first."""
 
 
-def join_path(path: Sequence[Any]) -> str:
-    """Return the name of a leaf, such as `observation/rgb`; the empty string for an array without a nest around it."""
-    return "/".join(map(str, path))
-
-
 def join_paths(paths: Sequence[str]) -> str:
     """List names of leaves for a message.
 
@@ -37,7 +32,7 @@ def join_paths(paths: Sequence[str]) -> str:
 
 
 def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
-    """Return the names and the leaves of a nest.
+    """Return the names of a nest's leaves, such as `observation/rgb`, and the leaves. An array alone has the name "".
 
     Raises:
         StructureError: the keys of a dict cannot be sorted; `where` begins the message.
@@ -46,7 +41,7 @@ def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
         with_paths = tree.flatten_with_path(nest)
     except TypeError as error:
         raise StructureError(f"{where}: {error} Use keys of one type.") from error
-    return tuple(join_path(path) for path, _ in with_paths), [leaf for _, leaf in with_paths]
+    return tuple("/".join(map(str, path)) for path, _ in with_paths), [leaf for _, leaf in with_paths]
 
 
 def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str], like: str) -> None:

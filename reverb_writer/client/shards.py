@@ -104,9 +104,6 @@ class ServerSet:
         """Close the connections. Idempotent; does nothing in a forked child."""
         self._closed.set()
         self._wanted.set()
-        self._close_all()
-
-    def _close_all(self) -> None:
         for connection in self._known.values():
             connection.close()
 
@@ -118,7 +115,7 @@ class ServerSet:
             self.shards = self._connections_of(target)
             self.target = target
         if self.is_closed:  # meanwhile
-            self._close_all()
+            self.close()
 
     def _connections_of(self, target: Target) -> tuple[Server, ...]:
         connections = []

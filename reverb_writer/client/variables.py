@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from reverb_writer.arguments import check_timeout, integer, number
+from reverb_writer.arguments import check_timeout, check_wait, integer
 from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.client import as_client
 from reverb_writer.client.on_shards import answering, first_that_answers, logged, on_each
@@ -36,7 +36,6 @@ from reverb_writer.errors import (
     FormatError,
     ReplayTimeoutError,
     ServerUnavailableError,
-    SpecError,
     StructureError,
 )
 from reverb_writer.leaves import host_array
@@ -118,9 +117,7 @@ class Variables:
             StructureError: there is no such table, or it holds more than one item.
             ServerUnavailableError: no server answers within the time-out.
         """
-        self._interval_s = number("interval_s", interval_s)
-        if self._interval_s < 0:
-            raise SpecError(f"`interval_s` must be >= 0 seconds, got {interval_s!r}.")
+        self._interval_s = check_wait(interval_s, "interval_s")
         if connect_timeout_s is not None:
             connect_timeout_s = check_timeout(connect_timeout_s, "connect_timeout_s")
         self._client, self._owns_client = as_client(client, timeout_s)
@@ -167,10 +164,10 @@ class Variables:
         return self._publish(nest.state_dict() if hasattr(nest, "state_dict") else nest, version)
 
     def finish(self) -> None:
-        """Say that the run has ended: `finished` becomes true, and `wait` returns. Actors may still get the weights.
+        """Say that the run has ended: `finished` becomes true, and `wait` returns None.
 
-        The newest version is published once more, under a number of its own and marked as the last one. A `publish`
-        after that begins a new run.
+        The newest version is published once more, under the next number and marked as the last one, so actors that
+        start late still get weights. A `publish` after that begins a new run.
 
         Raises:
             ReplayTimeoutError, ServerUnavailableError: not confirmed in time.

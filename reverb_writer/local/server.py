@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from reverb_writer.arguments import integer
-from reverb_writer.background import Flag, in_background, may_be_interrupted, uninterrupted
+from reverb_writer.background import Flag, in_background, may_be_interrupted
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.local import saved_tables
 from reverb_writer.local.daemon_threads import DaemonThreads
@@ -77,7 +77,7 @@ class LocalServer:
         check_tables(tables)
         wanted, bound, item_bound = _checked(port, max_bytes, max_item_bytes)
         # An interrupt of the main thread leaves no half of a server: another thread makes it, and drops it then.
-        uninterrupted(lambda: self._serve(Store(tables, bound, item_bound), wanted))
+        in_background(lambda: self._serve(Store(tables, bound, item_bound), wanted)).result()
 
     @classmethod
     def restore(
@@ -107,7 +107,7 @@ class LocalServer:
         server = cls.__new__(cls)
         with progress(f"restoring {folder}"):
             store = saved_tables.load(folder, bound, item_bound)
-        uninterrupted(lambda: server._serve(store, wanted))  # noqa: SLF001  # of this class
+        in_background(lambda: server._serve(store, wanted)).result()  # noqa: SLF001  # of this class
         return server
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -120,7 +120,7 @@ class LocalServer:
             OSError: It cannot be written. What was saved there before is still there.
         """
         with progress(f"saving {self.address}"):
-            uninterrupted(lambda: saved_tables.save(self._store, folder))
+            in_background(lambda: saved_tables.save(self._store, folder)).result()
 
     def _serve(self, store: Store, port: int) -> None:
         process_hooks.claim()
@@ -158,7 +158,7 @@ class LocalServer:
 
     def close(self) -> None:
         """End all streams, free the port and forget the data. Idempotent; does nothing in a forked child."""
-        uninterrupted(self._close)
+        in_background(self._close).result()
 
     def _close(self) -> None:
         if self._stop.detach() is not None:

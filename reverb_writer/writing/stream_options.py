@@ -52,8 +52,8 @@ class StreamOptions:
         patience_s: of several servers: seconds without a confirmation and without an answer after which one is given
             up: its unconfirmed items are dropped and counted, and the next episodes go to others. Infinity for never.
         until: function without arguments that tells whether the run has ended, such as `lambda: variables.finished`.
-            The observer's thread asks it five times a second while a call waits; when it returns true, the call raises
-            `FinishedError`. None to wait for the time-out.
+            The observer's thread asks it often while a call waits, so it must be quick; when it returns true, the call
+            raises `FinishedError`. None to wait for the time-out.
     """
 
     timeout_s: float | None = None
@@ -84,6 +84,10 @@ class StreamOptions:
             raise SpecError(f"`actor_id` must be a string that is not empty, or None, got {self.actor_id!r}.")
         if not self.max_delay_s > 0:
             raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
+        if self.until is not None and not callable(self.until):
+            raise SpecError(
+                f"`until` must be a function without arguments, got {self.until!r}. Put `lambda:` before it."
+            )
         if self.max_item_bytes is not None:
             integer("max_item_bytes", self.max_item_bytes, minimum=1)
         if self.chunk_length is not None:

@@ -94,6 +94,11 @@ def test_actor_that_a_rate_limiter_blocks_ends_with_the_run(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+def test_until_must_be_a_function() -> None:
+    with pytest.raises(rw.SpecError, match=r"`until` must be a function without arguments, got False. Put `lambda:`"):
+        rw.TrajectoryObserver("localhost:1", "queue", 1, until=False)  # type: ignore[arg-type]  # what is tested
+
+
 def test_error_of_until_is_raised_by_the_call_that_waits(replay_server: StartServer) -> None:
     def until() -> bool:
         raise ZeroDivisionError
