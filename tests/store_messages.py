@@ -67,7 +67,7 @@ def draw(store: Store, num_samples: int, table: str = "replay") -> list[tuple[in
             store.table(table).withdraw(request)
         if not request.samples:
             break
-        for response in encode_responses(request.samples):
+        for response in encode_responses(request.samples, rate_limited=request.has_waited):
             entries = messages.SampleStreamResponse.FromString(response).entries
             drawn += [(entry.info.item.key, entry.info.probability, entry.info.table_size) for entry in entries]
     return drawn

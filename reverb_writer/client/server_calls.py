@@ -28,7 +28,7 @@ from reverb_writer.leaves import stored_dtype
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
-from reverb_writer.protocol.responses import parse
+from reverb_writer.protocol.responses import Samples, parse
 from reverb_writer.protocol.specs import check_signature, packer, packer_of, spec_tensor
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
@@ -277,7 +277,7 @@ def _column(path: str, leaf: Any) -> Any:
     return array
 
 
-def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, began_at: float) -> list[Any]:
+def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, began_at: float) -> Samples:
     """Return the samples of the next message, which was waited for since `began_at`.
 
     Raises:
@@ -298,7 +298,7 @@ def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, bega
             stream.look(time.monotonic(), began_at)
 
 
-def _decoded(assembler: BatchAssembler, samples: list[Any]) -> Iterator[tuple[list[Any], SampleInfo, bytes]]:
+def _decoded(assembler: BatchAssembler, samples: Samples) -> Iterator[tuple[list[Any], SampleInfo, bytes]]:
     """Yield the columns, the info and the encoded spec of each sample; the spec is empty if there is none."""
     while samples:
         if errors := assembler.add(samples):

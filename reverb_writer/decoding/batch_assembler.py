@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import functools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,15 @@ from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
 from reverb_writer.decoding.chunk_schema import DtypesAndShapes
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.sample_rows import JoinedRanges, SampleRows
+from reverb_writer.decoding.sample_rows import JoinedRows, SampleRows
 from reverb_writer.decoding.samples import BatchInfo, Column, ColumnBuilder
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
-from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
+from reverb_writer.protocol.responses import Samples
+from reverb_writer.protocol.trajectory_parsing import ItemLayout, Parsed, Slice, parse_trajectory
 
 MAX_SAMPLE_BYTES = 1 << 30
 """Default of the largest decoded size of a sample."""
-
-_DTYPES = (np.uint64, np.float64, np.float64, np.int64, np.int32)
-"""Of the numbers of a sample, in the order of `BatchInfo`'s first fields."""
 
 _MAX_ITEM_CACHES = 4
 _ITEMS_SHARE = 4  # memory limit of the row ranges of items: this part of the limit of decoded chunks
@@ -48,6 +46,7 @@ class BatchAssembler:
     Attributes:
         num_decoded_chunks: chunks decoded so far. A chunk whose columns are in several partitions counts for each.
         num_foreign: samples that were left out because their spec is not the table's.
+        num_samples: that were added since the last `take`.
         held_back: samples that the last `add` has not added, from the first one of another spec than the batch's on.
     """
 
@@ -73,19 +72,14 @@ class BatchAssembler:
         self._batch_size, self._num_buffers = batch_size, num_buffers
         self._used: collections.deque[list[ColumnBuilder]] = collections.deque()  # of the last batches
         self.num_decoded_chunks = self.num_foreign = 0
-        self.held_back: list[Any] = []
+        self.held_back = Samples.of(())
         self._structure = structure
         self._received_at = 0.0  # the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
         self._caches: dict[tuple[ItemLayout, bytes], ItemCache] = {}  # by layout and spec
         self._current: ItemCache | None = None  # of the last sample
-        self._known: Mapping[int, RowRanges] = {}  # its items
+        self._known: Mapping[int, int] = {}  # its items
         self.begin_next()
-
-    @property
-    def num_samples(self) -> int:
-        """Return how many samples were added since the last `take`."""
-        return len(self._numbers)
 
     @property
     def spec(self) -> bytes:
@@ -97,38 +91,48 @@ class BatchAssembler:
         """Return the size of all decoded chunks in the cache."""
         return sum(one.ring.num_bytes for cache in list(self._caches.values()) for one in cache.partitions)
 
-    def add(self, samples: Iterable[Any]) -> list[ReverbWriterError]:
-        """Add whole samples, `reverb_writer.sampled.Entry`, and return one error for each that is left out.
+    def add(self, samples: Samples) -> list[ReverbWriterError]:
+        """Add whole samples, and return one error for each that is left out.
 
         An UnsafeDataError says that a tensor must not be decoded, or that the sample is too large. A FormatError says
         that parts of the sample are damaged, or contradict each other or other samples of the batch.
         """
-        if not self._numbers:
+        if not self.num_samples:
             self._received_at = time.monotonic()
+        self.held_back = Samples.of(())
         errors: list[ReverbWriterError] = []
-        self.held_back = []
-        remaining = iter(samples)
-        for sample in remaining:
-            info = sample.info
-            item = info.item
-            key = item.key
-            ranges = self._known.get(key)
-            if ranges is None:
+        items = [item for item in map(self._known.get, samples.keys.tolist()) if item is not None]
+        if len(items) == len(samples):
+            self._items += items
+            self.num_samples += len(samples)
+        else:
+            samples, errors = self._add_new(samples)
+        # Numbers, not messages: one that is kept would keep the whole response.
+        self._numbers.append(samples.numbers)
+        return errors
+
+    def _add_new(self, samples: Samples) -> tuple[Samples, list[ReverbWriterError]]:
+        """Add samples, some of new items; return those that are added, and errors of others."""
+        errors: list[ReverbWriterError] = []
+        added: list[int] = []
+        for number, (key, entry) in enumerate(zip(samples.keys.tolist(), samples, strict=True)):
+            item = self._known.get(key)  # a new item may have had others evicted
+            if item is None:
                 try:
-                    ranges = self._find_or_load(key, item.flat_trajectory, sample.data)
+                    item = self._find_or_load(key, entry.info.item.flat_trajectory, entry.data)
                 except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
                     continue
-                if ranges is None:
+                if item is None:
                     if self._structure is None:
-                        self.held_back = [sample, *remaining]
+                        self.held_back = samples[number:]
                         break
                     self.num_foreign += 1
                     continue
-            self._ranges.append(ranges)
-            # Numbers, not messages: one that is kept would keep the whole response.
-            self._numbers.append((key, item.priority, info.probability, info.table_size, item.times_sampled))
-        return errors
+            self._items.append(item)
+            self.num_samples += 1
+            added.append(number)
+        return samples if len(added) == len(samples) else samples[added], errors
 
     def take(self) -> tuple[list[Column], BatchInfo]:
         """Return the columns of all samples added since the last call, and their info; begin the next batch."""
@@ -142,10 +146,8 @@ class BatchAssembler:
         self._copy_rows()
         is_scalar = self._current.layout.is_scalar if self._current else ()
         columns = [builder.build(scalar) for builder, scalar in zip(self._builders, is_scalar, strict=True)]
-        lengths = functools.reduce(
-            np.maximum, [column.lengths for column in columns], np.zeros(len(self._numbers), np.int64)
-        )
-        return columns, self._info(lengths)
+        all_lengths = [*{id(column.lengths): column.lengths for column in columns}.values()]  # mostly one array
+        return columns, self._info(functools.reduce(np.maximum, all_lengths or [np.zeros(0, np.int64)]))
 
     def rows(self) -> SampleRows:
         """Return the rows of all samples added since the last `take`, without copying them.
@@ -153,10 +155,11 @@ class BatchAssembler:
         They are valid until samples are added. Call `begin_next` when they are not needed any more.
         """
         cache = self._current
-        if cache and all(builder.largest_array is None for builder in self._builders):
-            joined = [JoinedRanges([of[number] for of in self._ranges]) for number in range(len(cache.partitions))]
+        self._find_places()
+        if cache and len(self._places) == 1 and all(builder.largest_array is None for builder in self._builders):
+            (joined,) = self._places
             if all(np.array_equal(one.lengths, joined[0].lengths) for one in joined[1:]):
-                sources: dict[int, tuple[npt.NDArray[Any], JoinedRanges | None]] = {}
+                sources: dict[int, tuple[npt.NDArray[Any], JoinedRows | None]] = {}
                 for partition, ranges in zip(cache.partitions, joined, strict=True):
                     for column, source in zip(partition.columns, partition.ring.columns, strict=True):
                         sources[column] = source, ranges
@@ -164,57 +167,66 @@ class BatchAssembler:
         return SampleRows.of_columns(*self._copied())
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
-        numbers = zip(*self._numbers, strict=True) if self._numbers else [()] * len(_DTYPES)
+        numbers = self._numbers or [Samples.of(()).numbers]
         keys, priorities, probabilities, table_sizes, times_sampled = (
-            np.array(of_all, dtype) for of_all, dtype in zip(numbers, _DTYPES, strict=True)
+            numbers[0] if len(numbers) == 1 else map(np.concatenate, zip(*numbers, strict=True))
         )
         return BatchInfo(keys, priorities, probabilities, table_sizes, times_sampled, lengths, self._received_at)
 
     def begin_next(self) -> None:
         """Begin the next batch, without samples."""
         num_columns = len(self._current.layout.is_scalar) if self._current else 0
-        self._ranges: list[RowRanges] = []  # of the samples whose rows are in the rings of the current cache
-        # How many of these samples' rows have been copied to the builders, by partition.
+        self._items: list[int] = []  # numbers of items in the current cache, whose rows were not looked up yet
+        self._places: list[list[JoinedRows]] = []  # of the samples before these: rows in each partition's ring
+        # How many of these were copied to the builders, by partition.
         self._num_copied = [0] * len(self._current.partitions) if self._current else []
         reusable = self._used.popleft() if len(self._used) >= max(self._num_buffers, 1) else []
         if len(reusable) == num_columns:
             self._builders = [ColumnBuilder(builder.largest_array) for builder in reusable]
         else:
             self._builders = [ColumnBuilder() for _ in range(num_columns)]
-        self._numbers: list[tuple[int, float, float, int, int]] = []  # of each sample, see `_DTYPES`
+        self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # of the samples, see `Samples.numbers`
+        self.num_samples = 0
 
     def _copy_rows(self) -> None:
         """Copy the rows of all samples to the builders."""
         for number in range(len(self._num_copied)):
             self._copy_rows_of(number)
-        self._ranges.clear()
+        self._places.clear()
+        self._num_copied = [0] * len(self._num_copied)
+
+    def _find_places(self) -> None:
+        """Look up the rows of the samples whose rows were not."""
+        if self._current and self._items:
+            self._places.append(self._current.rows_of(self._items))
+            self._items.clear()
 
     def _copy_rows_of(self, number: int) -> None:
         """Copy the rows of all samples, as far as they are in one partition of the current cache, to the builders."""
-        ranges = [ranges_of[number] for ranges_of in self._ranges[self._num_copied[number] :]]
-        if self._current and ranges:
+        self._find_places()
+        if self._current:
             partition = self._current.partitions[number]
-            joined = JoinedRanges(ranges)
-            rows = joined.all_rows()
-            for column, source in zip(partition.columns, partition.ring.columns, strict=True):
-                self._builders[column].append_rows(source, rows, joined.lengths, self._batch_size)
-            self._num_copied[number] = len(self._ranges)
+            for places in self._places[self._num_copied[number] :]:
+                rows, lengths = places[number].all_rows(), places[number].lengths
+                for column, source in zip(partition.columns, partition.ring.columns, strict=True):
+                    self._builders[column].append_rows(source, rows, lengths, self._batch_size)
+            self._num_copied[number] = len(self._places)
 
-    def _find_or_load(self, key: int, trajectory: bytes, encoded_chunks: Sequence[bytes]) -> RowRanges | None:
-        """Return the row ranges of an item that is not in the current cache, and make its cache the current one.
+    def _find_or_load(self, key: int, trajectory: bytes | Parsed, encoded_chunks: Sequence[bytes]) -> int | None:
+        """Return the number of an item that is not in the current cache, and make its cache the current one.
 
         None if the item's spec is not the table's, or that of the batch.
         """
-        layout, slices_of = parse_trajectory(trajectory)
+        layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
         cache, ranges = self._find(layout, slices_of)
         if cache is None:
             chunks = EncodedChunks(encoded_chunks, self._max_sample_bytes)
             spec = self._spec_of(slices_of[0][0][0], chunks)
         else:
             spec = cache.spec
-        if not (self._structure.admits(spec) if self._structure else not self._numbers or spec == self.spec):
+        if not (self._structure.admits(spec) if self._structure else not self.num_samples or spec == self.spec):
             return None
-        if self._current and self._numbers and layout.is_scalar != self._current.layout.is_scalar:
+        if self._current and self.num_samples and layout.is_scalar != self._current.layout.is_scalar:
             raise FormatError(
                 f"an item of {len(layout.is_scalar)} columns in a batch whose first item has "
                 f"{len(self._current.layout.is_scalar)}, or the two differ in which columns have no time dimension. "
@@ -226,8 +238,11 @@ class BatchAssembler:
                 self._structure.settle(spec)
             cache = self._caches[layout, spec]
         self._make_current(cache)
-        cache.add_item(key, slices_of, ranges)
-        return ranges
+        if not cache.has_room(ranges):
+            self._find_places()
+            cache.clear_items()
+            self._known = cache.items
+        return cache.add_item(key, slices_of, ranges)
 
     def _find(
         self, layout: ItemLayout, slices_of: Sequence[Sequence[Slice]]
@@ -272,6 +287,8 @@ class BatchAssembler:
                 for number, of_item in cache.partitions_to_reset(slices_of, chunks):
                     self._save_rows(cache, number)
                     cache.clear_items()
+                    if cache is self._current:
+                        self._known = cache.items
                     cache.partitions[number].ring.reset(of_item)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
@@ -307,7 +324,7 @@ class BatchAssembler:
             return
         self._copy_rows()
         self._current, self._known, self._num_copied = cache, cache.items, [0] * len(cache.partitions)
-        if not self._numbers:
+        if not self.num_samples:
             self.begin_next()
         if self._caches.get((cache.layout, cache.spec)) is not cache:
             self._caches.pop((cache.layout, cache.spec), None)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from reverb_writer.decoding.chunk_ring import ChunkRing
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.sample_rows import JoinedRows
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 
 RowRanges = tuple[tuple[int, ...], ...]
 """Row ranges of an item in each partition's ring: of range after range, the first row and the number of rows."""
 
-_ENTRY_BYTES, _INT_BYTES = 320, 40  # the item's key in `_items_of` included
+_ENTRY_BYTES, _ROW_BYTES = 320, 4  # the item's key in `_items_of` included
 
 
 class Partition(NamedTuple):
@@ -33,40 +37,50 @@ class ItemCache:
         layout: of the items.
         spec: of the items, encoded; empty if they carry none.
         partitions: every column is in exactly one.
-        items: row ranges by key of the item, whose trajectory never changes. They are valid until a ring evicts one of
-            the item's chunks; then call `forget_items`.
+        items: by key, the number under which an item is known. Its trajectory never changes, so its rows are valid
+            until a ring evicts one of its chunks; then call `forget_items`.
     """
 
     def __init__(self, layout: ItemLayout, spec: bytes, partitions: Sequence[Partition], max_item_bytes: int) -> None:
-        """Start without items; `max_item_bytes` is the memory limit of `items`."""
+        """Start without items; `max_item_bytes` is the memory limit of what is known of them."""
         self.layout, self.spec, self.partitions = layout, spec, partitions
-        self.items: dict[int, RowRanges] = {}
-        self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
-        self._item_bytes, self._max_item_bytes = 0, max_item_bytes
+        self._max_item_bytes = max_item_bytes
+        self.clear_items()
 
-    def add_item(self, key: int, slices_of: Sequence[Sequence[Slice]], ranges: RowRanges) -> None:
-        """Keep the row ranges of an item, which has these slices, by group."""
-        num_bytes = _bytes_of(ranges)
-        if self._item_bytes + num_bytes > self._max_item_bytes:
-            self.clear_items()
-        self._item_bytes += num_bytes
-        self.items[key] = ranges
+    def has_room(self, ranges: RowRanges) -> bool:
+        """Return whether an item of these row ranges can be added; if not, call `clear_items` first."""
+        return not self._num_items or self._item_bytes + _bytes_of(ranges) <= self._max_item_bytes
+
+    def add_item(self, key: int, slices_of: Sequence[Sequence[Slice]], ranges: RowRanges) -> int:
+        """Keep the row ranges of an item, which has these slices, by group; return its number."""
+        self._item_bytes += _bytes_of(ranges)
+        item = self._num_items
+        self._num_items += 1
+        for rows, of_partition in zip(self._rows, ranges, strict=True):
+            rows.append(item, of_partition)
+        self.items[key] = item
         for slices in slices_of:
             for chunk_key, _, _ in slices:
                 self._items_of.setdefault(chunk_key, []).append(key)
+        return item
+
+    def rows_of(self, items: Sequence[int]) -> list[JoinedRows]:
+        """Return the rows of items in each partition's ring, given their numbers."""
+        numbers = np.array(items, np.intp)
+        return [rows.joined(numbers) for rows in self._rows]
 
     def forget_items(self, chunk_keys: Iterable[int]) -> None:
-        """Forget the row ranges of items that name one of these chunks."""
+        """Forget the items that name one of these chunks."""
         for chunk_key in chunk_keys:
             for key in self._items_of.pop(chunk_key, ()):
-                if ranges := self.items.pop(key, None):
-                    self._item_bytes -= _bytes_of(ranges)
+                self.items.pop(key, None)
 
     def clear_items(self) -> None:
-        """Forget all row ranges, but no chunks."""
-        self.items.clear()
-        self._items_of.clear()
-        self._item_bytes = 0
+        """Forget all items, but no chunks. `rows_of` must have been called for those whose rows are needed."""
+        self.items: dict[int, int] = {}
+        self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
+        self._rows = [_ItemRows() for _ in self.partitions]
+        self._num_items = self._item_bytes = 0  # those that were forgotten included: their places are not used again
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
         """Return the row ranges of an item, which has these slices, by group.
@@ -84,10 +98,7 @@ class ItemCache:
                 if rows is None or rows[0] + offset + length > rows[1]:
                     return None
                 start = rows[0] + offset
-                if ranges and start == ranges[-2] + ranges[-1]:  # chunks of an episode are mostly put one by one
-                    ranges[-1] += length
-                else:
-                    ranges += (start, length)
+                ranges += (start, length)
                 num_rows += length
             if num_rows > partition.max_rows:
                 return None
@@ -149,6 +160,34 @@ class ItemCache:
         return found
 
 
+class _ItemRows:
+    """Where in a ring the rows of items are: of each item, all in order."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros(1024, np.int32)  # of all items, end to end
+        self._stop = 0
+        self._starts, self._lengths = np.zeros((2, 64), np.intp)  # of each item's rows in these
+
+    def append(self, item: int, ranges: tuple[int, ...]) -> None:
+        """Add an item, with the number after the last one's."""
+        starts, lengths = ranges[::2], ranges[1::2]
+        length = sum(lengths)
+        if item == len(self._starts):
+            self._starts, self._lengths = np.concatenate([self._starts] * 2), np.concatenate([self._lengths] * 2)
+        if self._stop + length > len(self._rows):
+            larger = np.zeros(max(2 * len(self._rows), self._stop + length), np.int32)
+            larger[: self._stop] = self._rows[: self._stop]
+            self._rows = larger
+        self._starts[item], self._lengths[item] = self._stop, length
+        for start, num_rows in zip(starts, lengths, strict=True):
+            self._rows[self._stop : self._stop + num_rows] = np.arange(start, start + num_rows)
+            self._stop += num_rows
+
+    def joined(self, items: npt.NDArray[np.intp]) -> JoinedRows:
+        """Return the rows of items."""
+        return JoinedRows(self._rows, self._starts[items], self._lengths[items])
+
+
 def _bytes_of(ranges: RowRanges) -> int:
-    """Return the memory that an item's row ranges take, roughly."""
-    return _ENTRY_BYTES + _INT_BYTES * sum(map(len, ranges))
+    """Return the memory that an item takes, roughly."""
+    return _ENTRY_BYTES + _ROW_BYTES * sum([sum(of_partition[1::2]) for of_partition in ranges])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -16,38 +15,37 @@ from reverb_writer.errors import StructureError
 Array = npt.NDArray[Any]
 
 
-class JoinedRanges:
-    """The row ranges of several samples. Their rows, laid end to end, are numbered from 0 to M - 1.
+class JoinedRows:
+    """Where in a ring the rows of several samples are. Laid end to end, they are numbered from 0 to M - 1.
 
-    >>> joined = JoinedRanges([(7, 2, 0, 1), (3, 2)])
-    >>> joined.lengths.tolist(), joined.all_rows().tolist(), joined.rows(np.array([1, 2, 3])).tolist()
-    ([3, 2], [7, 8, 0, 3, 4], [8, 0, 3])
+    >>> joined = JoinedRows(np.array([7, 8, 0, 3, 4]), starts=np.array([3, 0]), lengths=np.array([2, 3]))
+    >>> joined.all_rows().tolist(), joined.rows(np.array([1, 2, 3])).tolist()
+    ([3, 4, 7, 8, 0], [4, 7, 8])
     """
 
-    def __init__(self, ranges: Sequence[tuple[int, ...]]) -> None:
-        """Join them; of each sample, first row and number of rows of range after range."""
-        num_ranges = np.fromiter(map(len, ranges), np.intp, len(ranges)) // 2
-        numbers = np.fromiter(itertools.chain.from_iterable(ranges), np.intp, 2 * int(num_ranges.sum()))
-        self._starts, self._range_lengths = numbers[::2], numbers[1::2]
-        self._stops = self._range_lengths.cumsum()
-        self._offsets = self._starts - self._stops + self._range_lengths  # from numbers of rows to rows in the ring
-        # [n] number of rows of each sample
-        self.lengths: npt.NDArray[np.int64] = np.add.reduceat(self._range_lengths, num_ranges.cumsum() - num_ranges)
+    def __init__(
+        self, rows: npt.NDArray[np.int32], starts: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64]
+    ) -> None:
+        """Refer to some of `rows`; of each sample, the first one and how many they are."""
+        self._rows, self.lengths = rows, lengths
+        self._stops = lengths.cumsum()
+        self._offsets = starts - self._stops + lengths  # from numbers to places in `rows`
 
-    def all_rows(self) -> npt.NDArray[np.intp]:
+    def all_rows(self) -> npt.NDArray[np.int32]:
         """Return [M] where in the ring all rows are."""
-        rows: npt.NDArray[np.intp] = np.arange(self._stops[-1]) + self._offsets.repeat(self._range_lengths)
+        rows: npt.NDArray[np.int32] = self._rows.take(np.arange(self._stops[-1]) + self._offsets.repeat(self.lengths))
         return rows
 
-    def rows(self, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    def rows(self, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
         """Return [N] where in the ring some rows are, given by their numbers."""
-        rows: npt.NDArray[np.intp] = numbers + self._offsets[self._stops.searchsorted(numbers, "right")]
+        places = numbers + self._offsets[self._stops.searchsorted(numbers, "right")]
+        rows: npt.NDArray[np.int32] = self._rows.take(places)
         return rows
 
     def copy(self, source: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return [M, ...], a copy of all rows of one of the ring's columns."""
-        starts, lengths = self._starts.tolist(), self._range_lengths.tolist()
-        return np.concatenate([source[start : start + length] for start, length in zip(starts, lengths, strict=True)])
+        copied: npt.NDArray[Any] = source.take(self.all_rows(), axis=0, mode="clip")
+        return copied
 
 
 class SampleRows:
@@ -59,7 +57,7 @@ class SampleRows:
         row_bytes: size of a row, without the characters of strings.
     """
 
-    def __init__(self, sources: Sequence[tuple[Array, JoinedRanges | None]], info: BatchInfo) -> None:
+    def __init__(self, sources: Sequence[tuple[Array, JoinedRows | None]], info: BatchInfo) -> None:
         """Refer to rows.
 
         Args:
@@ -77,7 +75,7 @@ class SampleRows:
         Raises:
             StructureError: samples differ in dtype or shape, or the columns of a sample in length.
         """
-        sources: list[tuple[Array, JoinedRanges | None]] = []
+        sources: list[tuple[Array, JoinedRows | None]] = []
         for number, column in enumerate(columns):
             if isinstance(column.rows, list):
                 raise StructureError(
@@ -99,7 +97,7 @@ class SampleRows:
 
         Of the columns whose indices are in `only`, or of all; None is returned for the others.
         """
-        places: dict[JoinedRanges | None, npt.NDArray[Any]] = {None: rows}  # several columns have the same
+        places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns have the same
         taken: list[Any] = []
         for index, (source, ranges) in enumerate(self._sources):
             if only is not None and index not in only:

@@ -19,8 +19,7 @@ Array = npt.NDArray[Any]
 _MAX_GROWTH = 8  # limit of the first allocation, in times the rows at hand: the other samples may be shorter
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One column of n samples."""
 
     # [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller. A list of arrays
@@ -173,7 +172,7 @@ class ColumnBuilder:
         return max(self._arrays, key=lambda array: array.nbytes, default=None)
 
     def append_rows(
-        self, source: Array, rows: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64], batch_size: int
+        self, source: Array, rows: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64], batch_size: int
     ) -> None:
         """Append copies of rows.
 
@@ -184,6 +183,10 @@ class ColumnBuilder:
             batch_size: how many samples the whole column probably has.
         """
         self._lengths.append(lengths)
+        if not self._arrays and self._buffer is None and len(lengths) >= batch_size:  # the whole column
+            self._arrays.append(source.take(rows, axis=0, mode="clip"))
+            self._num_rows.append(len(rows))
+            return
         if not self._arrays or (self._arrays[-1].dtype, self._arrays[-1].shape[1:]) != (source.dtype, source.shape[1:]):
             likely = min(len(rows) * batch_size // len(lengths), _MAX_GROWTH * len(rows))
             self._arrays.append(self._allocate(source, max(len(rows), likely)))

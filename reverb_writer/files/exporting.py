@@ -27,6 +27,7 @@ from reverb_writer.files.saved_replay import open_saved
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.files.transferred import Transferred
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.responses import Samples
 from reverb_writer.protocol.specs import packer, packer_of
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
 from reverb_writer.tables.table_info import TableInfo, check_tables_exist
@@ -191,7 +192,7 @@ def _decoded(
     entry = messages.SampledResponse().entries.add(data=[chunks[key] for key in keys])
     for field in ("key", "priority", "times_sampled", "flat_trajectory"):
         setattr(entry.info.item, field, getattr(item, field))
-    if errors := assembler.add([entry]):
+    if errors := assembler.add(Samples.of([entry])):
         raise errors[0]
     pack = packer_of(assembler.spec) if signature is None else packer(signature)
     ((columns, info),) = split_samples(*assembler.take())

@@ -19,7 +19,7 @@ from reverb_writer.local.calls import asked_for, unary_calls
 from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
-from reverb_writer.local.stored_items import Drawn, encode_responses
+from reverb_writer.local.stored_items import encode_responses
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 
@@ -80,16 +80,16 @@ class Service(grpc.GenericRpcHandler):
                     ready.clear()
                     if gone:  # before the event was cleared
                         return
-                    samples = self._wait_for_samples(table, num_samples, timeout_s, ready)
-                    num_samples -= len(samples)
-                    yield from encode_responses(samples)
+                    request = self._wait_for_samples(table, num_samples, timeout_s, ready)
+                    num_samples -= len(request.samples)
+                    yield from encode_responses(request.samples, rate_limited=request.has_waited)
         except Refusal as refusal:
             _abort(context, refusal)
 
     def _wait_for_samples(
         self, table: str, num_samples: int, timeout_s: float | None, ready: threading.Event
-    ) -> list[Drawn]:
-        """Return the samples that there are, one at least; none if `ready` is set in vain.
+    ) -> SampleRequest:
+        """Return a request with the samples that there are, one at least; none if `ready` is set in vain.
 
         Raises:
             Refusal: there is no such table, or no sample comes within `timeout_s` seconds.
@@ -102,7 +102,7 @@ class Service(grpc.GenericRpcHandler):
         finally:
             if not request.samples:
                 self._store.withdraw(table, request)
-        return request.samples
+        return request
 
 
 class _InsertCall:

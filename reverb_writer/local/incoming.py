@@ -19,7 +19,8 @@ from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import Item
 from reverb_writer.local.table import Table
-from reverb_writer.protocol import messages, trajectory_parsing
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.trajectory_parsing import Parsed, parse_trajectory
 
 _MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no more of it is fed
 
@@ -55,7 +56,10 @@ class Incoming:
         try:
             request = messages.StoredRequest.FromString(message)
             chunks = [read_chunk(data) for data in request.chunks]
-            items = [(read := messages.StoredItem.FromString(item), chunks_named(read)) for item in request.items]
+            items = [
+                (read := messages.StoredItem.FromString(item), parse_trajectory(read.flat_trajectory))
+                for item in request.items
+            ]
         except (DecodeError, FormatError) as error:
             raise Refusal(
                 Status.INVALID_ARGUMENT, f"{len(message)} bytes that are no insert request: {error}"
@@ -86,10 +90,11 @@ class Incoming:
                 self._store.chunks.release(self._kept.values())
                 self._kept.clear()
 
-    def _item(self, read: Any, keys: dict[int, int]) -> Item:
+    def _item(self, read: Any, parsed: Parsed) -> Item:
         """Return an item for its table; refuse one that could not be in it."""
         table = self._store.table(read.table)
         table.check_priority(read.key, read.priority)
+        keys = chunks_named(parsed)
         try:
             chunks = [self._kept[key] for key in keys]
         except KeyError as error:
@@ -101,8 +106,8 @@ class Incoming:
                 text = f"item {read.key} names tensor {tensor} of chunk {chunk.key}, which has {chunk.num_tensors}."
                 raise Refusal(Status.INVALID_ARGUMENT, text)
         if self._store.max_item_bytes is not None:
-            check_item_size(read, self._kept, self._store.max_item_bytes)
-        return Item(read.key, read.table, read.priority, chunks, read.flat_trajectory)
+            check_item_size(read.key, parsed, self._kept, self._store.max_item_bytes)
+        return Item(read.key, read.table, read.priority, chunks, read.flat_trajectory, parsed)
 
     def _insert(self, items: Sequence[Item]) -> list[Table]:
         """Put items into their tables, or where they wait; return the tables."""
@@ -141,9 +146,9 @@ def read_chunk(data: bytes) -> Chunk:
     return Chunk(read.chunk_key, read.sequence_range.episode_id, len(read.data.tensors), data)
 
 
-def chunks_named(item: Any) -> dict[int, int]:
+def chunks_named(parsed: Parsed) -> dict[int, int]:
     """Return the keys of the chunks that an item names, in order, with the highest tensor that it names of each."""
-    layout, slices = trajectory_parsing.parse_trajectory(item.flat_trajectory)
+    layout, slices = parsed
     keys: dict[int, int] = {}
     for group, pieces in zip(layout.groups, slices, strict=True):
         tensor = max(group.tensors)

@@ -9,21 +9,23 @@ from typing import Any
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.local.chunk_store import Chunk
 from reverb_writer.local.refusals import Refusal, Status
-from reverb_writer.protocol import messages, tensors, trajectory_parsing
+from reverb_writer.protocol import messages, tensors
+from reverb_writer.protocol.trajectory_parsing import Parsed
 
 
-def check_item_size(item: Any, chunks: Mapping[int, Chunk], max_bytes: int) -> None:
+def check_item_size(item_key: int, parsed: Parsed, chunks: Mapping[int, Chunk], max_bytes: int) -> None:
     """Refuse an item that is larger than the server allows.
 
     Args:
-        item: a `messages.StoredItem`.
+        item_key: key of the item.
+        parsed: its trajectory.
         chunks: those that it names, by key.
         max_bytes: of an item.
 
     Raises:
         Refusal: it is larger, or a chunk is damaged.
     """
-    layout, slices = trajectory_parsing.parse_trajectory(item.flat_trajectory)
+    layout, slices = parsed
     sizes: dict[int, int] = {}
     try:
         for group, pieces in zip(layout.groups, slices, strict=True):
@@ -33,13 +35,13 @@ def check_item_size(item: Any, chunks: Mapping[int, Chunk], max_bytes: int) -> N
                     added = length * row if isinstance(row, int) else sum(row[first : first + length])
                     sizes[column] = sizes.get(column, 0) + added
     except ReverbWriterError as error:
-        raise Refusal(Status.INVALID_ARGUMENT, f"item {item.key} names a damaged chunk: {error}") from None
+        raise Refusal(Status.INVALID_ARGUMENT, f"item {item_key} names a damaged chunk: {error}") from None
     total = sum(sizes.values())
     if total > max_bytes:
         largest = max(sizes, key=lambda column: sizes[column])
         raise Refusal(
             Status.INVALID_ARGUMENT,
-            f"item {item.key} takes {total} bytes, expected at most {max_bytes}, the server's `max_item_bytes`; its "
+            f"item {item_key} takes {total} bytes, expected at most {max_bytes}, the server's `max_item_bytes`; its "
             f"largest column, {largest}, takes {sizes[largest]}. Write shorter items, or raise the limit.",
         )
 

@@ -33,6 +33,7 @@ from reverb_writer.local.store import Store, encode_signature
 from reverb_writer.local.stored_items import Item
 from reverb_writer.local.table import Table
 from reverb_writer.protocol import messages, signatures
+from reverb_writer.protocol.trajectory_parsing import parse_trajectory
 from reverb_writer.tables import (
     MinSize,
     Prioritized,
@@ -64,7 +65,7 @@ def save(store: Store, folder: str | os.PathLike[str]) -> None:
     """
     with store.lock:  # copies what may change; the bytes of chunks and trajectories are shared
         chunks = {chunk.key: chunk for table in store.tables.values() for item in table for chunk in item.chunks}
-        items = [item.encode() for table in store.tables.values() for item in table]
+        items = [item for table in store.tables.values() for item in table.encoded_items()]
         tables = [_table_to_json(table) for table in store.tables.values()]
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -129,9 +130,10 @@ def load(folder: str | os.PathLike[str], max_bytes: int, max_item_bytes: int | N
 def _fill(store: Store, chunks: dict[int, Chunk], items: Iterable[bytes]) -> None:
     for data in items:
         read = messages.StoredItem.FromString(data)
-        its_chunks = [store.chunks.add(chunks[key]) for key in chunks_named(read)]
-        item = Item(read.key, read.table, read.priority, its_chunks, read.flat_trajectory)
-        item.stamp(read.inserted_at.SerializeToString())
+        parsed = parse_trajectory(read.flat_trajectory)
+        its_chunks = [store.chunks.add(chunks[key]) for key in chunks_named(parsed)]
+        item = Item(read.key, read.table, read.priority, its_chunks, read.flat_trajectory, parsed)
+        item.inserted_at = read.inserted_at.seconds * 1_000_000_000 + read.inserted_at.nanos
         store.chunks.take(item.num_bytes)
         store.table(read.table).restore(item, read.times_sampled)
 

@@ -12,14 +12,14 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from reverb_writer.local.sum_tree import SumTree
 from reverb_writer.tables import Prioritized, Selector
 
-Draws = tuple[Sequence[int], Sequence[float]]
+Draws = tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]
 """Rows, and the probability that each had."""
 
 _MAX_WEIGHT = sys.float_info.max / 2**32  # the sum of the weights of 2**31 items is finite
@@ -45,12 +45,27 @@ class Chooser(ABC):
     def draw(self, num_draws: int) -> Draws:
         """Choose `num_draws` times among all rows, of which there is one at least."""
 
+    def draw_one(self) -> int:
+        """Choose a row, of which there is one at least."""
+        return int(self.draw(1)[0][0])
+
     def refuses(self, priority: float) -> str | None:
         """Say why no item can have a priority; None if one can."""
         return "must not be NaN" if math.isnan(priority) else None
 
 
-class _Ordered(Chooser):
+class _Deterministic(Chooser):
+    """Chooses the same row until there is a change."""
+
+    @abstractmethod
+    def draw_one(self) -> int:
+        """Return the row."""
+
+    def draw(self, num_draws: int) -> Draws:
+        return np.full(num_draws, self.draw_one()), np.ones(num_draws)
+
+
+class _Ordered(_Deterministic):
     """Oldest or newest first; priorities are ignored."""
 
     def __init__(self, *, newest: bool) -> None:
@@ -66,9 +81,8 @@ class _Ordered(Chooser):
     def delete(self, row: int) -> None:
         del self._rows[row]
 
-    def draw(self, num_draws: int) -> Draws:
-        row = next(reversed(self._rows) if self._newest else iter(self._rows))
-        return [row] * num_draws, [1.0] * num_draws
+    def draw_one(self) -> int:
+        return next(reversed(self._rows) if self._newest else iter(self._rows))
 
 
 class _Uniform(Chooser):
@@ -76,25 +90,28 @@ class _Uniform(Chooser):
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._rows: list[int] = []
+        self._rows = np.zeros(1024, np.intp)  # of which the first ones are valid
         self._places: dict[int, int] = {}
 
     def insert(self, row: int, priority: float) -> None:  # noqa: ARG002
-        self._places[row] = len(self._rows)
-        self._rows.append(row)
+        place = self._places[row] = len(self._places)
+        if place == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._rows[place] = row
 
     def update(self, row: int, priority: float) -> None:
         """Do nothing."""
 
     def delete(self, row: int) -> None:
-        place, last = self._places.pop(row), self._rows.pop()
+        place = self._places.pop(row)
+        last = int(self._rows[len(self._places)])
         if last != row:
             self._rows[place] = last
             self._places[last] = place
 
     def draw(self, num_draws: int) -> Draws:
-        rows, size = self._rows, len(self._rows)
-        return [rows[place] for place in self._rng.integers(size, size=num_draws).tolist()], [1 / size] * num_draws
+        size = len(self._places)
+        return self._rows[self._rng.integers(size, size=num_draws)], np.full(num_draws, 1 / size)
 
 
 class _Prioritized(Chooser):
@@ -120,8 +137,8 @@ class _Prioritized(Chooser):
         total = self._weights.total
         if not total:
             return self._all.draw(num_draws)
-        rows = self._weights.find(self._rng.random(num_draws) * total).tolist()
-        return rows, [self._weights.get(row) / total for row in rows]
+        rows = self._weights.find(self._rng.random(num_draws) * total)
+        return rows, self._weights.get(rows) / total
 
     def refuses(self, priority: float) -> str | None:
         return None if 0 <= priority < math.inf else "must be finite and >= 0 where a table is prioritized"
@@ -133,7 +150,7 @@ class _Prioritized(Chooser):
             return _MAX_WEIGHT
 
 
-class _Heap(Chooser):
+class _Heap(_Deterministic):
     """The highest or the lowest priority first; of equal ones the one that was inserted or updated first."""
 
     def __init__(self, *, lowest: bool) -> None:
@@ -156,10 +173,10 @@ class _Heap(Chooser):
     def delete(self, row: int) -> None:
         del self._valid[row]
 
-    def draw(self, num_draws: int) -> Draws:
+    def draw_one(self) -> int:
         while self._valid.get(self._heap[0][2]) is not self._heap[0]:
             heapq.heappop(self._heap)
-        return [self._heap[0][2]] * num_draws, [1.0] * num_draws
+        return self._heap[0][2]
 
 
 def make_chooser(selector: Selector, rng: np.random.Generator) -> Chooser:

@@ -21,7 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.local.chunk_store import Chunk
+from reverb_writer.protocol.messages import Timestamp
+from reverb_writer.protocol.responses import Samples
 from reverb_writer.protocol.tensors import varint
+from reverb_writer.protocol.trajectory_parsing import Parsed
 
 _KEY, _TABLE, _PRIORITY, _TIMES_SAMPLED = b"\x08", b"\x12", b"\x29", b"\x30"  # fields 1, 2, 5, 6 of a PrioritizedItem
 _INSERTED_AT, _TRAJECTORY = b"\x3a", b"\x42"  # and fields 7, 8
@@ -30,7 +33,7 @@ _INFO, _END = b"\x0a", b"\x18\x01"  # fields 1 and 3 of a SampleEntry
 _ENTRY = b"\x0a"  # field 1 of a SampleStreamResponse
 _RESPONSE_BYTES = 1 << 20
 _MAX_ENTRY_BYTES = 64 << 20  # gRPC's messages end at 2 GB
-_ITEM_BYTES = 700  # what the objects that belong to an item take beside its trajectory, roughly
+_ITEM_BYTES = 1000  # what the objects that belong to an item take beside its trajectory, roughly
 _DOUBLE = struct.Struct("<d")
 
 # A tail: tag and length of the info, tag and length of the item, and the fields. Varints have five bytes, of 7 bits.
@@ -72,44 +75,41 @@ class Item:
     Attributes:
         key: random, unsigned 64 bits.
         table: its name.
-        priority: that it has now.
-        times_sampled: how often it went out.
+        priority: with which it came; see `ItemRows` for the one that it has now.
         chunks: that its trajectory names, each once, in the order in which it names them.
-        trajectory: a FlatTrajectory.
+        flat_trajectory: which rows of which chunks it has: parsed once, here and for the readers of this process.
+        inserted_at: when it came into its table, in nanoseconds since 1970; 0 before that.
         num_bytes: memory that it takes, without its chunks.
         sample_bytes: that a sample of it takes in a response, about.
     """
 
     __slots__ = (
-        "_inserted_at",
         "_parts",
+        "_trajectory",
         "chunks",
+        "flat_trajectory",
+        "inserted_at",
         "key",
         "num_bytes",
         "priority",
         "sample_bytes",
         "table",
-        "times_sampled",
-        "trajectory",
     )
 
-    def __init__(self, key: int, table: str, priority: float, chunks: Sequence[Chunk], trajectory: bytes) -> None:
-        """Make an item that is in no table yet."""
+    def __init__(
+        self, key: int, table: str, priority: float, chunks: Sequence[Chunk], trajectory: bytes, parsed: Parsed
+    ) -> None:
+        """Make an item that is in no table yet; `trajectory` is a FlatTrajectory."""
         self.key, self.table, self.priority = key, table, priority
-        self.chunks, self.trajectory = chunks, trajectory
-        self.times_sampled = 0
+        self.chunks, self._trajectory, self.flat_trajectory = chunks, trajectory, parsed
         self.num_bytes = len(trajectory) + _ITEM_BYTES
         self.sample_bytes = sum([len(chunk.encoded) for chunk in chunks]) + len(trajectory) + _TAIL.itemsize
-        self._inserted_at = b""
+        self.inserted_at = 0
         self._parts: tuple[bytes, ...] = ()
 
-    def stamp(self, inserted_at: bytes) -> None:
-        """Note when it came into its table, a Timestamp as bytes."""
-        self._inserted_at = inserted_at
-
-    def encode(self) -> bytes:
+    def encode(self, priority: float, times_sampled: int) -> bytes:
         """Return its PrioritizedItem."""
-        numbers = (_PRIORITY, _DOUBLE.pack(self.priority), _TIMES_SAMPLED, varint(self.times_sampled))
+        numbers = (_PRIORITY, _DOUBLE.pack(priority), _TIMES_SAMPLED, varint(times_sampled))
         return b"".join((*self._constant(), *numbers))
 
     def head(self) -> bytes:
@@ -127,54 +127,37 @@ class Item:
             self._parts = (b"".join((_ENTRY, varint(num_bytes), info)), *data)
         return self._parts
 
-    def _constant(self) -> tuple[bytes, ...]:
-        """Return the fields of its PrioritizedItem that do not change."""
-        name = self.table.encode()
-        return (
-            _KEY, varint(self.key), _TABLE, varint(len(name)), name, _INSERTED_AT, varint(len(self._inserted_at)),
-            self._inserted_at, _TRAJECTORY, varint(len(self.trajectory)), self.trajectory,
-        )  # fmt: skip
-
-
-class Drawn:
-    """One draw of an item, with the numbers that it had then.
-
-    It has the attributes of a SampleEntry, its SampleInfo and its PrioritizedItem: a reader of this process gets it as
-    it is, and reads the bytes of the chunks only if it does not know the item.
-    """
-
-    __slots__ = ("key", "priority", "probability", "rate_limited", "stored", "table_size", "times_sampled")
-
-    def __init__(self, stored: Item, times_sampled: int, probability: float, table_size: int, limited: bool) -> None:
-        """Note the numbers; `limited` is whether the one who asked had to wait for the rate limiter."""
-        self.stored, self.key, self.priority = stored, stored.key, stored.priority
-        self.times_sampled, self.probability = times_sampled, probability
-        self.table_size, self.rate_limited = table_size, limited
-
     @property
-    def info(self) -> Drawn:
-        """It is its own SampleInfo."""
+    def info(self) -> Item:
+        """It is its own SampleInfo, with what readers of this process need of a SampleEntry."""
         return self
 
     item = info
 
     @property
-    def flat_trajectory(self) -> bytes:
-        """Which rows of which chunks it has."""
-        return self.stored.trajectory
-
-    @property
     def data(self) -> list[bytes]:
         """The ChunkData of its chunks."""
-        return [chunk.data for chunk in self.stored.chunks]
+        return [chunk.data for chunk in self.chunks]
+
+    def _constant(self) -> tuple[bytes, ...]:
+        """Return the fields of its PrioritizedItem that do not change."""
+        name = self.table.encode()
+        seconds, nanos = divmod(self.inserted_at, 1_000_000_000)
+        inserted_at = Timestamp(seconds=seconds, nanos=nanos).SerializeToString()
+        return (
+            _KEY, varint(self.key), _TABLE, varint(len(name)), name, _INSERTED_AT, varint(len(inserted_at)),
+            inserted_at, _TRAJECTORY, varint(len(self._trajectory)), self._trajectory,
+        )  # fmt: skip
 
 
-def encode_responses(samples: Sequence[Drawn]) -> Iterator[bytes]:
-    """Return SampleStreamResponses with these samples, each of a size that is worth a message."""
+def encode_responses(samples: Samples, *, rate_limited: bool) -> Iterator[bytes]:
+    """Return SampleStreamResponses with these samples, each of a size that is worth a message.
+
+    `rate_limited` is whether the one who asked had to wait for the rate limiter.
+    """
     parts: list[bytes] = []
     num_bytes = 0
-    for sample, tail in zip(samples, _tails(samples), strict=True):
-        item = sample.stored
+    for item, tail in zip(samples, _tails(samples, rate_limited), strict=True):
         if item.sample_bytes > _MAX_ENTRY_BYTES:
             if parts:
                 yield b"".join(parts)
@@ -191,15 +174,13 @@ def encode_responses(samples: Sequence[Drawn]) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-def _tails(samples: Sequence[Drawn]) -> list[bytes]:
+def _tails(samples: Samples, rate_limited: bool) -> list[bytes]:
     """Return the tail of each sample."""
     tails = np.repeat(_TEMPLATE, len(samples))
-    tails["priority"] = [sample.priority for sample in samples]
-    tails["probability"] = [sample.probability for sample in samples]
-    tails["limited"] = [sample.rate_limited for sample in samples]
-    numbers = np.array([(sample.times_sampled, sample.table_size) for sample in samples], np.uint64)
+    tails["priority"], tails["probability"], tails["limited"] = samples.priorities, samples.probabilities, rate_limited
+    numbers = np.array([samples.times_sampled, samples.table_sizes], np.uint64)
     digits = (numbers[:, :, None] >> _SHIFTS & 0x7F).astype(np.uint8) | _MORE
-    tails["times"], tails["size"] = digits[:, 0], digits[:, 1]
+    tails["times"], tails["size"] = digits
     found: list[bytes] = tails.view(f"V{_TAIL.itemsize}").tolist()
     return found
 

@@ -33,9 +33,10 @@ class SumTree:
         self._nodes[leaf] = weight
         self._changed.add(leaf)
 
-    def get(self, row: int) -> float:
-        """Return the weight of a row."""
-        return float(self._nodes[self._capacity + row]) if row < self._capacity else 0.0
+    def get(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return the weights of rows that `find` has returned."""
+        weights: npt.NDArray[np.float64] = self._nodes[self._capacity + rows]
+        return weights
 
     @property
     def total(self) -> float:

@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from reverb_writer.local.chunk_store import ChunkStore
+from reverb_writer.local.item_rows import ItemRows
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
-from reverb_writer.local.stored_items import Drawn, Item
-from reverb_writer.protocol.messages import Timestamp
+from reverb_writer.local.stored_items import Item
+from reverb_writer.protocol.responses import Samples
 from reverb_writer.tables import TableConfig
 
 _DRAW_BYTES = 1 << 20  # of samples that are drawn at once: what a response holds
@@ -38,7 +40,7 @@ class SampleRequest:
 
     Attributes:
         num_missing: samples asked for and not drawn yet.
-        samples: that were drawn.
+        samples: that were drawn; their entries are the items.
         num_bytes: that a response with them has, about.
         has_waited: whether the rate limiter made it wait.
         ready: called once there are samples, by whichever thread's change has let them out, which has the lock of the
@@ -48,7 +50,7 @@ class SampleRequest:
     def __init__(self, num_samples: int, ready: Callable[[], object] = lambda: None) -> None:
         """Ask for so many."""
         self.num_missing = num_samples
-        self.samples: list[Drawn] = []
+        self.samples = Samples.of(())
         self.num_bytes = 0
         self.has_waited = False
         self.ready = ready
@@ -81,8 +83,8 @@ class Table:
     def _clear(self) -> None:
         self._sampler = make_chooser(self.config.sampler, self._rng)
         self._remover = make_chooser(self.config.remover, self._rng)
-        self._items: list[Item | None] = []
-        self._free: list[int] = []  # rows without an item
+        self._items = ItemRows()
+        self._free: list[int] = []  # rows without an item, below the highest that has one
         self._rows: dict[int, int] = {}  # by key, in the order of insertion
         self._episodes: collections.Counter[int] = collections.Counter()
         self.num_inserts = self.num_samples = 0
@@ -94,7 +96,13 @@ class Table:
 
     def __iter__(self) -> Iterator[Item]:
         """Return the items, the oldest first."""
-        return (item for row in self._rows.values() if (item := self._items[row]) is not None)
+        return map(self._items.items.__getitem__, self._rows.values())
+
+    def encoded_items(self) -> list[bytes]:
+        """Return the PrioritizedItem of each item, the oldest first."""
+        rows = [*self._rows.values()]
+        numbers = (self._items.priorities[rows].tolist(), self._items.times_sampled[rows].tolist())
+        return [item.encode(priority, times) for item, priority, times in zip(self, *numbers, strict=True)]
 
     @property
     def num_episodes(self) -> int:
@@ -215,9 +223,8 @@ class Table:
             self._state = "waiting_for_inserts" if self._requests else "sleeping"
 
     def restore(self, item: Item, times_sampled: int) -> None:
-        """Take an item of a saved table, stamped; the caller sets the counters."""
-        item.times_sampled = times_sampled
-        self._place(item)
+        """Take an item of a saved table; the caller sets the counters."""
+        self._place(item, times_sampled)
 
     def _may_insert(self, item: Item) -> bool:
         return item.key in self._rows or not self._balance.blocks_inserts(len(self._rows), self.diff)
@@ -228,20 +235,15 @@ class Table:
             self._update(known, item.priority)
             self._forget(item)
             return
-        seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
-        item.stamp(Timestamp(seconds=seconds, nanos=nanos).SerializeToString())
+        item.inserted_at = time.time_ns()
         self._place(item)
         self.num_inserts += 1
         if len(self._rows) > self.config.max_size:  # afterwards: the remover may choose the new one
-            self._delete(self._remover.draw(1)[0][0])
+            self._delete(self._remover.draw_one())
 
-    def _place(self, item: Item) -> None:
-        if self._free:
-            row = self._free.pop()
-            self._items[row] = item
-        else:
-            row = len(self._items)
-            self._items.append(item)
+    def _place(self, item: Item, times_sampled: int = 0) -> None:
+        row = self._free.pop() if self._free else len(self._rows)
+        self._items.place(row, item, times_sampled)
         self._rows[item.key] = row
         self._sampler.insert(row, item.priority)
         self._remover.insert(row, item.priority)
@@ -249,19 +251,15 @@ class Table:
             self._episodes[chunk.episode_id] += 1
 
     def _update(self, row: int, priority: float) -> None:
-        item = self._items[row]
-        if item is not None:
-            item.priority = priority
-            self._sampler.update(row, priority)
-            self._remover.update(row, priority)
+        self._items.priorities[row] = priority
+        self._sampler.update(row, priority)
+        self._remover.update(row, priority)
 
     def _delete(self, row: int) -> None:
-        item = self._items[row]
-        if item is None:
-            return
+        item: Item = self._items.items[row]
+        self._items.items[row] = None
         self._sampler.delete(row)
         self._remover.delete(row)
-        self._items[row] = None
         self._free.append(row)
         del self._rows[item.key]
         for chunk in item.chunks:
@@ -278,39 +276,29 @@ class Table:
 
     def _serve(self, request: SampleRequest) -> bool:
         """Draw as many samples as a request lacks, a response holds and the limiter allows; return whether any."""
-        samples = request.samples
-        while request.num_missing and request.num_bytes < _DRAW_BYTES and len(samples) < _MAX_DRAWS:
+        parts: list[Samples] = []
+        num_drawn = 0
+        while request.num_missing and request.num_bytes < _DRAW_BYTES and num_drawn < _MAX_DRAWS:
             allowed = self._balance.num_samples_allowed(len(self._rows), self.diff)
             if not allowed:
                 break
-            wanted = min(request.num_missing, _MAX_DRAWS - len(samples), allowed)
-            if self.config.max_times_sampled:
-                num_draws: int = 1
-            else:  # as many as may fit, as far as one knows
-                num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - request.num_bytes) / self._sample_bytes)))
-            num_bytes = self._draw(num_draws, request)
-            self._sample_bytes = max(num_bytes / num_draws, 1.0)
-            request.num_missing -= num_draws
+            wanted = min(request.num_missing, _MAX_DRAWS - num_drawn, allowed)
+            # As many as may fit, as far as one knows.
+            num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - request.num_bytes) / self._sample_bytes)))
+            rows, probabilities = self._sampler.draw(1 if self.config.max_times_sampled else num_draws)
+            parts.append(self._items.draw(rows, probabilities, len(self._rows)))
+            num_bytes = int(self._items.sample_bytes[rows].sum())
+            self._note(rows, parts[-1].times_sampled)
+            num_drawn += len(rows)
+            self._sample_bytes = max(num_bytes / len(rows), 1.0)
+            request.num_missing -= len(rows)
             request.num_bytes += num_bytes
-        return bool(samples)
+        request.samples = Samples.joined(parts)
+        return bool(parts)
 
-    def _draw(self, num_draws: int, request: SampleRequest) -> int:
-        """Draw so many samples; return how many bytes they take, about."""
-        rows, probabilities = self._sampler.draw(num_draws)
-        items, size, limited = self._items, len(self._rows), request.has_waited
-        drawn = []
-        num_bytes = 0
-        for row, probability in zip(rows, probabilities, strict=True):
-            item = items[row]
-            if item is None:
-                raise AssertionError(f"row {row} of table `{self.config.name}` has no item.")
-            times = item.times_sampled = item.times_sampled + 1
-            if times == 1:
-                self.num_unique_samples += 1
-            num_bytes += item.sample_bytes
-            drawn.append(Drawn(item, times, probability, size, limited))
-        request.samples += drawn
-        self.num_samples += num_draws
-        if drawn[0].times_sampled == self.config.max_times_sampled:  # then it is the only one
-            self._delete(rows[0])
-        return num_bytes
+    def _note(self, rows: npt.NDArray[np.intp], times_sampled: npt.NDArray[np.int32]) -> None:
+        """Count the samples of rows, and delete the item of the one row that was sampled for the last time."""
+        self.num_samples += len(rows)
+        self.num_unique_samples += int(np.count_nonzero(times_sampled == 1))
+        if times_sampled[0] == self.config.max_times_sampled:  # then it is the only one
+            self._delete(int(rows[0]))

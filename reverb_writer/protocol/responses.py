@@ -7,8 +7,11 @@ the last one has `end_of_sequence`. Pure: no I/O.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
@@ -31,14 +34,79 @@ def parse(name: str, message_class: Any, reply: bytes) -> Any:
         raise FormatError(f"{len(reply)} bytes that are not a {name} ({error}).") from None
 
 
-class UnencodedSamples:
-    """Samples of a server of this process, in place of the bytes of a response; `len` is how many those would be.
+class Samples:
+    """Whole samples in the server's order: their numbers, each kind in an array, and where the rest of each is.
 
     Attributes:
-        samples: with the attributes of `reverb_writer.sampled.Entry`.
+        entries: [n] `reverb_writer.sampled.Entry`; of a server of this process its items, which have these attributes.
+        keys, priorities, probabilities, table_sizes, times_sampled: [n], as in `BatchInfo`.
     """
 
-    def __init__(self, samples: list[Any], num_bytes: int) -> None:
+    __slots__ = ("entries", "keys", "priorities", "probabilities", "table_sizes", "times_sampled")
+
+    def __init__(
+        self,
+        entries: npt.NDArray[np.object_],
+        keys: npt.ArrayLike,
+        priorities: npt.ArrayLike,
+        probabilities: npt.ArrayLike,
+        table_sizes: npt.ArrayLike,
+        times_sampled: npt.ArrayLike,
+    ) -> None:
+        """Take them, all of one length."""
+        self.entries = entries
+        self.keys = np.asarray(keys, np.uint64)
+        self.priorities, self.probabilities = np.asarray(priorities, float), np.asarray(probabilities, float)
+        self.table_sizes, self.times_sampled = np.asarray(table_sizes, np.int64), np.asarray(times_sampled, np.int32)
+
+    @classmethod
+    def of(cls, entries: Sequence[Any]) -> Samples:
+        """Return the samples of these entries."""
+        infos = [entry.info for entry in entries]
+        items = [info.item for info in infos]  # each access to a message within another one makes an object
+        array = np.empty(len(items), object)
+        array[:] = list(entries)
+        return cls(
+            array,
+            [item.key for item in items],
+            [item.priority for item in items],
+            [info.probability for info in infos],
+            [info.table_size for info in infos],
+            [item.times_sampled for item in items],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Samples]) -> Samples:
+        """Return several samples as one."""
+        filled = [part for part in parts if len(part)] or [_NONE]
+        if len(filled) == 1:
+            return filled[0]
+        return cls(*[np.concatenate([getattr(part, name) for part in filled]) for name in cls.__slots__])
+
+    @property
+    def numbers(self) -> Sequence[npt.NDArray[Any]]:
+        """The numbers of all samples, in the order of the first fields of `BatchInfo`."""
+        return self.keys, self.priorities, self.probabilities, self.table_sizes, self.times_sampled
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the entries."""
+        return iter(self.entries)
+
+    def __getitem__(self, index: slice | Sequence[int]) -> Samples:
+        """Return some of the samples."""
+        return Samples(self.entries[index], *[numbers[index] for numbers in self.numbers])
+
+
+_NONE = Samples.of(())
+
+
+class UnencodedSamples:
+    """Samples of a server of this process, in place of the bytes of a response; `len` is how many those would be."""
+
+    def __init__(self, samples: Samples, num_bytes: int) -> None:
         """Take both."""
         self.samples, self._num_bytes = samples, num_bytes
 
@@ -55,18 +123,14 @@ class SampleReassembler:
         self._incomplete: Any = None  # the first entry of a sample, with the chunks of all its entries so far
         self._num_bytes = self._num_parts = 0
 
-    def feed(self, message: bytes | UnencodedSamples) -> list[Any]:
-        """Return the samples that a SampleStreamResponse completes, in the server's order; the list may be empty.
-
-        Returns:
-            Messages of `reverb_writer.sampled.Entry`, each a whole sample.
-        """
+    def feed(self, message: bytes | UnencodedSamples) -> Samples:
+        """Return the samples that a SampleStreamResponse completes, in the server's order; maybe none."""
         if isinstance(message, UnencodedSamples):
             return message.samples
         entries = parse("SampleStreamResponse", messages.SampledResponse, message).entries
         if self._incomplete is None and all(map(_IS_END, entries)):
-            return list(entries)
-        return [sample for entry in entries if (sample := self._join(entry))]
+            return Samples.of(entries)
+        return Samples.of([sample for entry in entries if (sample := self._join(entry))])
 
     def _join(self, entry: Any) -> Any:
         """Return the sample that `entry` completes, or None."""

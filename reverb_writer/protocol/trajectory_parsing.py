@@ -44,7 +44,11 @@ _SQUEEZE = b"\x10\x01"
 _INDICES = [bytes([index]) for index in range(128)]
 
 
-def parse_trajectory(flat_trajectory: bytes) -> tuple[ItemLayout, Sequence[Sequence[Slice]]]:
+Parsed = tuple[ItemLayout, Sequence[Sequence[Slice]]]
+"""An item's layout, and the slices of each of its groups."""
+
+
+def parse_trajectory(flat_trajectory: bytes) -> Parsed:
     """Return an encoded FlatTrajectory's layout, and the slices of each of its groups.
 
     Raises:

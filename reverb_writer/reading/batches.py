@@ -40,7 +40,9 @@ def collate(
         else:
             _check_same_lengths(columns)
             data = pack([_stacked(column) for column in columns])
-    return Batch(data, dataclasses.replace(info, mask=mask, server=server))
+    if server or mask is not None:
+        info = dataclasses.replace(info, mask=mask, server=server)
+    return Batch(data, info)
 
 
 def transformed(batch: Batch, transform: Callable[[Batch], Batch]) -> Batch:

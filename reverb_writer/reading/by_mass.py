@@ -22,6 +22,7 @@ import numpy as np
 
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import mean_weight, shares
+from reverb_writer.protocol.responses import Samples
 from reverb_writer.reading.mixer import Mixer, Source
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_stream import SampleStream
@@ -89,31 +90,37 @@ class ByMass(Mixer):
         self._share_of: dict[Source, float] = {}
         self._num_items = 0  # of all servers that are not left out
 
-    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> list[Any]:  # noqa: ARG002  # all that were drawn
+    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:  # noqa: ARG002  # all that were drawn
         """Return samples of the servers that were drawn, as far as they have come; see `Mixer`."""
         shards = self._shards_read()
         if len(shards) == 1 and not self._leaving:
             return self._taken(shards[0], num_samples)
-        samples: list[Any] = []
+        parts: list[Samples] = []
+        num_missing = num_samples
+
+        def give(source: Source, num: int) -> int:
+            nonlocal num_missing
+            part = self._as_one(source, min(num, num_missing))
+            parts.append(part)
+            num_missing -= len(part)
+            return len(part)
+
         for source in self._leaving:
-            samples += self._as_one(source, num_samples - len(samples))
+            give(source, num_missing)
         if self._is_ending:
-            if self.removes_items:  # they would be lost otherwise
-                for shard in shards:
-                    samples += self._as_one(shard, num_samples - len(samples))
-            return samples
-        while len(samples) < num_samples:
+            for shard in shards if self.removes_items else ():  # they would be lost otherwise
+                give(shard, num_missing)
+            return Samples.joined(parts)
+        while num_missing:
             for shard in shards:
-                if shard.due and shard.waiting:
-                    found = self._as_one(shard, min(shard.due, num_samples - len(samples)))
-                    shard.due -= len(found)
-                    samples += found
+                if shard.due and len(shard.waiting):
+                    shard.due -= give(shard, shard.due)
             awaited = sum(shard.due for shard in shards if not shard.is_slow(now))
             owed = sum(shard.due for shard in shards)
-            num_free = min(num_samples - len(samples) - awaited, self._batch_size - owed)
+            num_free = min(num_missing - awaited, self._batch_size - owed)
             if num_free <= 0 or not self._draw(shards, num_free, now):
                 break
-        return samples
+        return Samples.joined(parts)
 
     @property
     def is_starved(self) -> bool:
@@ -157,30 +164,29 @@ class ByMass(Mixer):
             self._share_of, self._num_items = dict(zip(shards, found, strict=True)), sum(sizes)
         return found
 
-    def _as_one(self, source: Source, num_samples: int) -> list[Any]:
+    def _as_one(self, source: Source, num_samples: int) -> Samples:
         """Take samples of a server, with the info that one server with all items would give."""
         num_samples = min(num_samples, len(source.waiting))
         if num_samples <= 0:
-            return []
+            return Samples.of(())
         if source not in self._share_of:  # the end has come before the first draw
             self._weigh([shard for shard in (*self._leaving, *self.sources) if isinstance(shard, _Shard)])
         samples = self._taken(source, num_samples)
         if len(self._share_of) > 1:  # of one, the server itself tells it
             share = self._share_of.get(source) or 1.0  # 0: the server has started again since
-            for sample in samples:
-                sample.info.probability *= share
-                sample.info.table_size = self._num_items
+            samples.probabilities = samples.probabilities * share
+            samples.table_sizes = np.full(len(samples), self._num_items)
         return samples
 
     def _is_usable(self, shard: _Shard) -> bool:
         """Whether a server is connected; or has given samples that would be lost otherwise."""
         return not shard.is_lost or (self.removes_items and bool(shard.waiting))
 
-    def _note_samples(self, source: Source, samples: Sequence[Any], now: float) -> None:
+    def _note_samples(self, source: Source, samples: Samples, now: float) -> None:
         assert isinstance(source, _Shard)  # noqa: S101  # `_source` makes no others
-        newest = samples[-1].info
-        source.size = newest.table_size
-        source.mean = mean_weight(self._exponent, newest.item.priority, newest.probability, source.size)
+        source.size = int(samples.table_sizes[-1])
+        priority, probability = float(samples.priorities[-1]), float(samples.probabilities[-1])
+        source.mean = mean_weight(self._exponent, priority, probability, source.size)
         source.told_at, source.is_late, source.waits_since = now, False, None
 
     def _note_connection(self, source: Source, *, was_lost: bool) -> None:
@@ -192,7 +198,7 @@ class ByMass(Mixer):
                 source.mean, source.state_id = source.unknown_mean, stream.info.state_id
             if not self.removes_items and len(self._sources) > 1:
                 source.num_dropped += len(source.waiting)
-                source.waiting.clear()
+                source.waiting = Samples.of(())
         if stream.table is not source.heard:
             source.heard = stream.table
             source.size = 0 if stream.table is None else stream.table.current_size

@@ -19,6 +19,7 @@ from typing import Any
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError, SpecError
+from reverb_writer.protocol.responses import Samples
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
@@ -42,21 +43,20 @@ class Source:
     def __init__(self, server: Server, stream: SampleStream) -> None:
         """Start without samples."""
         self.server, self.stream = server, stream
-        self.waiting: list[Any] = []
+        self.waiting = Samples.of(())
         self.is_late = False
         self.num_dropped = self.num_forgiven = 0
+
+    def take(self, num_samples: int) -> Samples:
+        """Remove and return the oldest samples that wait, at most so many."""
+        taken, self.waiting = self.waiting[:num_samples], self.waiting[num_samples:]
+        return taken
 
     @property
     def is_lost(self) -> bool:
         """Whether there is no connection to the server, or its target says that it is lost."""
         stream = self.stream
         return stream.disconnected_at is not None or self.server.shard.state == "lost" or stream.is_closed
-
-    def take(self, num_samples: int) -> list[Any]:
-        """Remove and return the oldest samples that wait, at most so many."""
-        taken = self.waiting[:num_samples]
-        del self.waiting[:num_samples]
-        return taken
 
 
 class Mixer(abc.ABC):
@@ -165,18 +165,25 @@ class Mixer(abc.ABC):
         errors: list[ReverbWriterError] = []
         for source in self.sources:
             try:
-                while source.stream.has_unread:
-                    self._read(source, now, errors)
-                max_samples = self._max_of(source)
-                was_lost = source.stream.loss is not None
-                next_at = min(next_at, source.stream.proceed(now, self._held_of(source, num_held), max_samples))
-                self._note_connection(source, was_lost=was_lost)
+                at = self._proceed(source, now, num_held, errors)
+                if source.stream.has_unread:  # a server of this process has answered at once
+                    at = self._proceed(source, now, num_held, errors)
+                next_at = min(next_at, at)
             except ClosedError:
                 source.stream.close()
         return min(next_at, self._look(now)), errors
 
+    def _proceed(self, source: Source, now: float, num_held: int, errors: list[ReverbWriterError]) -> float:
+        """Read and request samples of one server; return when to do so again."""
+        while source.stream.has_unread:
+            self._read(source, now, errors)
+        was_lost = source.stream.loss is not None
+        next_at = source.stream.proceed(now, self._held_of(source, num_held), self._max_of(source))
+        self._note_connection(source, was_lost=was_lost)
+        return next_at
+
     @abc.abstractmethod
-    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> list[Any]:
+    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:
         """Return the next samples of the batch, at most so many, as far as they have come.
 
         With `any_server`, also those of a server whose samples do not fill the batch.
@@ -223,10 +230,10 @@ class Mixer(abc.ABC):
         if samples:
             self.heard_at = now
             self.num_received += len(samples)
-            source.waiting += samples
+            source.waiting = Samples.joined([source.waiting, samples])
             self._note_samples(source, samples, now)
 
-    def _note_samples(self, source: Source, samples: Sequence[Any], now: float) -> None:  # noqa: B027  # for rules
+    def _note_samples(self, source: Source, samples: Samples, now: float) -> None:  # noqa: B027  # for rules
         """Note what samples tell about their server."""
 
     def _note_connection(self, source: Source, *, was_lost: bool) -> None:
@@ -235,11 +242,11 @@ class Mixer(abc.ABC):
         if is_lost and not was_lost:
             self._client.connections.refresh_soon()
 
-    def _taken(self, source: Source, num_samples: int) -> list[Any]:
+    def _taken(self, source: Source, num_samples: int) -> Samples:
         """Take samples of a server, whose keys are remembered for new priorities."""
         samples = source.take(num_samples)
         if samples and self._may_have_several:
-            self._remember([sample.info.item.key for sample in samples], source.server)
+            self._remember(samples.keys.tolist(), source.server)
         return samples
 
     def _follow_target(self, now: float) -> None:
@@ -315,11 +322,11 @@ class InTurns(Mixer):
         self._source_of_batch: Source | None = None
         self._waits_since: float | None = None
 
-    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> list[Any]:
+    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:
         """Return the next samples of the batch; see `Mixer`."""
         source = self._source_of_batch or self._next_source(now, any_server=any_server)
         if source is None:
-            return []
+            return Samples.of(())
         self._source_of_batch, self.server = source, source.server.address
         return self._taken(source, num_samples)
 

@@ -16,13 +16,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
+from reverb_writer.protocol.responses import Samples
 from reverb_writer.reading.batches import Batch, transformed
 from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.read_options import ReadOptions
@@ -277,7 +278,7 @@ class Prefetcher:
             return True
         return bool(samples)
 
-    def _add(self, samples: list[Any]) -> None:
+    def _add(self, samples: Samples) -> None:
         for error in self._assembler.add(samples):
             if self._skip_unsafe and isinstance(error, UnsafeDataError | FormatError):
                 self._num_skipped += 1

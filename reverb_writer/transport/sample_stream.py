@@ -21,7 +21,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from reverb_writer.errors import (
     ClosedError,
@@ -33,7 +32,7 @@ from reverb_writer.errors import (
     StructureError,
 )
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.responses import SampleReassembler
+from reverb_writer.protocol.responses import SampleReassembler, Samples
 from reverb_writer.tables.rate_limits import explain_samples
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.byte_stream import ByteStream
@@ -195,7 +194,7 @@ class SampleStream:
         self._ask_when_due(now)
         return self._ask_at if self._question is None else math.inf
 
-    def read(self) -> list[Any]:
+    def read(self) -> Samples:
         """Return the samples that the next message completes, see `SampleReassembler`; maybe none.
 
         Raises:
@@ -206,7 +205,7 @@ class SampleStream:
         """
         stream = self._stream
         if stream is None or not stream.has_unread:
-            return []
+            return Samples.of(())
         try:
             message = stream.read()
         except StructureError as error:
@@ -214,13 +213,13 @@ class SampleStream:
             self._refuse(
                 StructureError(f"table `{self._name}` is not on the server at {self._channel.address}."), error
             )
-            return []
+            return Samples.of(())
         except (PermissionDeniedError, ClosedError):
             self._end_stream()
             raise
         except ReverbWriterError as error:  # whatever it is: a gateway may refuse for a while
             self.lose(error)
-            return []
+            return Samples.of(())
         self.num_bytes += len(message)
         self.unanswered_since = None
         try:

@@ -17,7 +17,7 @@ from sampled import chunk, item, response, together
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
-from reverb_writer.protocol.responses import SampleReassembler
+from reverb_writer.protocol.responses import SampleReassembler, Samples
 from reverb_writer.protocol.specs import packer
 from reverb_writer.reading.batches import collate
 
@@ -152,9 +152,9 @@ def test_chunk_that_has_changed_when_it_is_decoded_again_is_refused() -> None:
                 (together(1, [1], [(0, 4)], 1), [first]), (together(2, [1, 2], [(0, 4), (0, 4)], 1), [other, second])
             )
         )
-        (error,) = assembler.add([good, bad])
+        (error,) = assembler.add(Samples.of([good, bad]))
         assert isinstance(error, FormatError)
-        assert assembler.add([good]) == []
+        assert assembler.add(Samples.of([good])) == []
         columns, _ = assembler.take()
         assert np.concatenate(columns[0].split()).tolist() == 2 * [0, 1, 2, 3]
 

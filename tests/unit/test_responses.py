@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages, responses
-from reverb_writer.protocol.responses import SampleReassembler
+from reverb_writer.protocol.responses import SampleReassembler, Samples
 
 
 def response(*entries: tuple[int | None, list[bytes], bool]) -> bytes:
@@ -22,7 +20,7 @@ def response(*entries: tuple[int | None, list[bytes], bool]) -> bytes:
     return encoded
 
 
-def keys_and_chunks(samples: list[Any]) -> list[tuple[int, list[bytes]]]:
+def keys_and_chunks(samples: Samples) -> list[tuple[int, list[bytes]]]:
     return [(sample.info.item.key, list(sample.data)) for sample in samples]
 
 
@@ -35,7 +33,7 @@ def test_sample_split_over_entries_and_messages_is_reassembled() -> None:
     reassembler = SampleReassembler()
     first = response((1, [b"a"], True), (2, [b"b"], False), (None, [b"c"], False))
     assert keys_and_chunks(reassembler.feed(first)) == [(1, [b"a"])]
-    assert reassembler.feed(response((None, [b"d"], False))) == []
+    assert not reassembler.feed(response((None, [b"d"], False)))
     last = response((None, [b"e"], True), (3, [b"f"], True))
     assert keys_and_chunks(reassembler.feed(last)) == [(2, [b"b", b"c", b"d", b"e"]), (3, [b"f"])]
 
@@ -44,7 +42,7 @@ def test_sample_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "_MAX_SPLIT_BYTES", 10)
     reassembler = SampleReassembler()
     for _ in range(2):
-        assert reassembler.feed(response((None, [b"12345"], False))) == []
+        assert not reassembler.feed(response((None, [b"12345"], False)))
     with pytest.raises(FormatError, match="no end: 11 bytes in 6 parts so far, expected 10 in"):
         reassembler.feed(response((None, [b"1"], False)))
 
