@@ -7,6 +7,7 @@ together with those of the others, by a few operations on arrays.
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.writing.open_episode import OpenEpisode, Ready
-from reverb_writer.writing.ring import MARK, SKIPPED, SKIPPED_LAST, STEP, NewPriority, Reset, StepRing
+from reverb_writer.writing.ring import NewPriority, Reset, StepRing
 from reverb_writer.writing.window_kinds import WindowKinds
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Cutter:
         num_items: items that were complete so far.
         num_unencoded: of them, those that are not encoded yet.
         unsent_bytes: bytes of chunks that no request has taken yet.
-        num_steps, num_episodes: steps taken and episodes ended so far.
+        num_episodes: episodes ended so far.
         dropped: of the steps those in no window, by reason, summed over the kinds.
         has_ended: whether an episode has ended whose windows are not encoded.
     """
@@ -43,12 +44,24 @@ class Cutter:
         num_envs: int | None,
         new_episode: Callable[[], OpenEpisode],
         on_dropped: Callable[[Mapping[str, int]], None],
+        max_steps: float = math.inf,
     ) -> None:
-        """Begin an episode in each environment; `on_dropped` hears of steps that are in no window."""
+        """Begin an episode in each environment.
+
+        Args:
+            ring: the rows.
+            kinds: of windows.
+            num_envs: environments that step together; None for one without a batch dimension.
+            new_episode: makes an episode without steps.
+            on_dropped: hears of steps that are in no window.
+            max_steps: of a whole episode; nothing is written of a longer one.
+        """
         self._ring, self._kinds, self._new_episode, self._on_dropped = ring, kinds, new_episode, on_dropped
-        self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = self.num_steps = self.num_episodes = 0
+        self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = self.num_episodes = 0
         self.dropped: collections.Counter[str] = collections.Counter()
         self.has_ended = False
+        self._max_steps = max_steps
+        self._num_marks = 0  # marks taken so far
         self._num_ended_items = 0  # of ended episodes
         self._ended: list[Ready] = []
         count = 1 if num_envs is None else num_envs
@@ -71,41 +84,41 @@ class Cutter:
 
     # ------------------------------------------------------------------------------------------------- rows to steps
 
-    def take(self, written: int) -> None:
-        """Take the rows that were written since the last time."""
-        start = self.taken
-        if start == written:
-            return
-        for offset in (self._ring.codes_of(start, written) == MARK).nonzero()[0].tolist():
-            self._take_steps(self.taken, start + offset)
-            self.taken = start + offset + 1
-            self._apply(self._ring.marks.pop(start + offset))
-        self._take_steps(self.taken, written)
-        self.taken = written
+    def take(self) -> bool:
+        """Take the rows and marks that were written since the last time; return whether there were any."""
+        written, _, num_marks = self._ring.head
+        if written == self.taken and num_marks == self._num_marks:
+            return False
+        while self._num_marks < num_marks:
+            row, mark = self._ring.marks.pop(self._num_marks)
+            self._num_marks += 1
+            self._take_steps(row)
+            self._apply(mark)
+        self._take_steps(written)
         self._tally()
+        return True
 
-    def _take_steps(self, start: int, stop: int) -> None:
+    def _take_steps(self, stop: int) -> None:
+        start, self.taken = self.taken, stop
         if start == stop:
             return
-        self.num_steps += stop - start
-        is_other = self._ring.codes_of(start, stop) != STEP
+        is_last = self._ring.last_of(start, stop)
         if self._ring.envs is None:
             new = np.array([stop - start])
             if not self._open[0]:
                 self._first[0] = start
-            has_other = is_other.any(keepdims=True)
+            has_end = is_last.any(keepdims=True)
         else:
             envs = self._ring.envs_of(start, stop)
             new = np.bincount(envs, minlength=len(self._episodes))
             firsts = np.zeros(len(new), np.int64)
             firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # of several assignments, the last one counts
             np.copyto(self._first, firsts, where=(self._open == 0) & (new > 0))
-            has_other = np.zeros(len(new), bool)
-            has_other[envs[is_other]] = True
-        self._count(slice(None), np.where(has_other, 0, new))
-        self.taken = stop
-        for env, rows in self._open_rows((has_other | (self._open >= self._capacity)).nonzero()[0]):
-            start = self._advance(env, rows, int(self._open[env])) if has_other[env] else 0
+            has_end = np.zeros(len(new), bool)
+            has_end[envs[is_last]] = True
+        self._count(slice(None), np.where(has_end, 0, new))
+        for env, rows in self._open_rows((has_end | (self._open >= self._capacity)).nonzero()[0]):
+            start = self._advance(env, rows, int(self._open[env])) if has_end[env] else 0
             sealed = self._seal_full(env, rows, start)
             if sealed < len(rows):
                 self._first[env] = rows[sealed]
@@ -126,10 +139,9 @@ class Cutter:
         if not len(env_ids):
             return []
         first = int(self._first[env_ids].min())
-        is_mark = self._ring.codes_of(first, self.taken) == MARK
         if self._ring.envs is None:
-            return [(0, first + (~is_mark).nonzero()[0])]
-        envs = np.where(is_mark, -1, self._ring.envs_of(first, self.taken))
+            return [(0, np.arange(first, self.taken))]
+        envs = self._ring.envs_of(first, self.taken)
         order = np.argsort(envs, kind="stable")
         starts, stops = np.searchsorted(envs[order], [env_ids, env_ids + 1])
         found = []
@@ -146,26 +158,20 @@ class Cutter:
         """Count the open rows but the first `num_counted`, and end the episodes that end in them.
 
         Returns:
-            How many of the rows are sealed or left out.
+            How many of the rows are sealed.
         """
-        codes = self._ring.codes_of(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]]
+        is_last = self._ring.last_of(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]]
         sealed, known = 0, num_counted
-        for stop in ((codes[known:] != STEP).nonzero()[0] + known + 1).tolist():
-            code = codes[stop - 1]
-            if code in (SKIPPED, SKIPPED_LAST):
-                self._count(env, stop - 1 - known)
-                self._skip(env, last=bool(code == SKIPPED_LAST))
-                sealed = stop
+        for stop in (is_last[known:].nonzero()[0] + known + 1).tolist():
+            self._count(env, stop - known)
+            sealed = self._seal_full(env, rows[:stop], sealed)
+            if self._kinds.spans_episodes:
+                self._episodes[env].boundary = int(self._steps[env])
+                self.num_episodes += 1
+                self.has_ended = True
             else:
-                self._count(env, stop - known)
-                sealed = self._seal_full(env, rows[:stop], sealed)
-                if self._kinds.spans_episodes:
-                    self._episodes[env].boundary = int(self._steps[env])
-                    self.num_episodes += 1
-                    self.has_ended = True
-                else:
-                    self._end(env, rows[sealed:stop])
-                    sealed = stop
+                self._end(env, rows[sealed:stop])
+                sealed = stop
             known = stop
         self._count(env, len(rows) - known)
         return sealed
@@ -186,7 +192,10 @@ class Cutter:
         if len(rows):
             is_run = rows[-1] - rows[0] == len(rows) - 1
             index = self._ring.rows(int(rows[0]), int(rows[-1]) + 1) if is_run else rows % self._ring.size
-        self.unsent_bytes += episode.seal(index, num_padding)
+        if self._steps[env] > self._max_steps:
+            episode.chunks, episode.num_sealed = [], episode.num_sealed + len(rows)
+        else:
+            self.unsent_bytes += episode.seal(index, num_padding)
         self._open[env] -= len(rows)
         self._capacity[env] = episode.capacity
 
@@ -212,24 +221,14 @@ class Cutter:
 
     def end(self, env: int, *, align: bool = False, discard: bool = False) -> None:
         """End the episode of an environment here, if one is under way."""
-        if self._steps[env] or self._episodes[env].num_skipped:
+        if self._steps[env]:
             self._end(env, self._rows(env), align, discard)
             self._tally()
 
-    def _skip(self, env: int, *, last: bool) -> None:
-        """Leave a step out, and with it all of its episode, which is too long."""
-        self._open[env] = 0
-        self._episodes[env].num_skipped += 1
-        if last:
-            self._end(env, np.zeros(0, np.int64), discard=True)
-
     def _end(self, env: int, rows: _Integers, align: bool = False, discard: bool = False) -> None:
         episode, num_steps = self._episodes[env], int(self._steps[env])
-        skipped = episode.num_skipped
-        reason = "overflow" if skipped else "reset" if discard else None
+        reason = "overflow" if num_steps > self._max_steps else "reset" if discard else None
         end = self._kinds.episode_end(num_steps, align=align, discard=reason)
-        if skipped:
-            end.dropped["overflow"] = end.dropped.get("overflow", 0) + skipped
         while episode.num_sealed < end.last:
             size = min(episode.capacity, max(end.limits) - episode.num_sealed)
             num_real = min(size, len(rows))
@@ -241,7 +240,7 @@ class Cutter:
         if num_items or any(chunk.held for chunk in episode.chunks):
             self._ended.append(Ready(self._kinds, episode, encoded, num_steps, end, num_items))
             self.has_ended = True
-        self.num_episodes += num_steps + skipped > episode.boundary
+        self.num_episodes += num_steps > episode.boundary
         if end.dropped:
             self.dropped.update(end.dropped)
             self._on_dropped(end.dropped)

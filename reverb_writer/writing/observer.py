@@ -9,7 +9,6 @@ taken if its call has advanced the ring, and it is not taken otherwise.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
@@ -79,8 +78,8 @@ class Observer(ObserverLife):
             return
         sender = self._sender or self._start(step)
         ring = sender.ring
-        written, num_steps, num_marks = ring.head
-        leaves = self._flatten(step, self._num_before + written - num_marks)
+        written, num_steps, _ = ring.head
+        leaves = self._flatten(step, self._num_before + written)
         if end_of_episode is None:
             end_of_episode = self._ends_episode(leaves)
         else:
@@ -91,12 +90,11 @@ class Observer(ObserverLife):
             self._sizes[0].check(leaves, num_steps + 1)
         if written >= ring.granted:
             self._wait_for_room(sender, written)
-        if self._max_steps is not None and num_steps >= self._max_steps:
-            self._skip(sender, num_steps, last=bool(end_of_episode))
-            return
         ring.write(leaves, last=bool(end_of_episode))
         if written >= ring.wake_at != self._woken_for:
             self._wake(sender)
+        if num_steps == self._max_steps:
+            self._on_overflow()
 
     def _write_envs(self, step: Any, end_of_episode: Any, env_mask: Any) -> None:
         """Write a step of every environment, or of some."""
@@ -104,8 +102,8 @@ class Observer(ObserverLife):
         env_ids = self._all_envs if env_mask is None else np.flatnonzero(self._flags("env_mask", env_mask))
         sender = self._sender or self._start(step)
         ring = sender.ring
-        written, num_steps, num_marks = ring.head
-        leaves = self._flatten(step, (self._num_before + written - num_marks) // len(self._all_envs))
+        written, num_steps, _ = ring.head
+        leaves = self._flatten(step, (self._num_before + written) // len(self._all_envs))
         if last is None:
             last = self._ends_episode(leaves)
         else:
@@ -117,11 +115,10 @@ class Observer(ObserverLife):
                 self._sizes[env].check([leaf[env] for leaf in leaves], int(num_steps[env]) + 1)
         if written >= ring.granted:
             self._wait_for_room(sender, written)
-        skipped = None if self._max_steps is None else num_steps >= self._max_steps
-        ring.write_envs(leaves, last, env_ids, skipped)
+        ring.write_envs(leaves, last, env_ids)
         if written + len(env_ids) > ring.wake_at != self._woken_for:
             self._wake(sender)
-        if skipped is not None and self._max_steps in num_steps[env_ids]:
+        if self._max_steps is not None and self._max_steps in num_steps[env_ids]:
             self._on_overflow()
 
     def _flags(self, name: str, flags: Any) -> np.ndarray[Any, Any]:
@@ -298,20 +295,9 @@ class Observer(ObserverLife):
         self._mark(sender, Reset(list(env_ids), align, discard))
 
     def _mark(self, sender: Sender, mark: Reset | NewPriority) -> None:
-        """Write a mark, which takes a row; it waits for the sender to take rows, and for no server."""
-        written = sender.ring.head[0]
-        while written >= sender.ring.free_until:
-            sender.post(None)
-            time.sleep(0.001)
-            self._check(sender)
+        """Write a mark; waits for nothing."""
         sender.ring.mark(mark)
         sender.post(None)
-
-    def _skip(self, sender: Sender, num_steps: int, *, last: bool) -> None:
-        """Count a step of an episode that is too long."""
-        sender.ring.skip(last=last)
-        if num_steps == self._max_steps:
-            self._on_overflow()
 
     def _on_overflow(self) -> None:
         """Say that an episode is too long."""

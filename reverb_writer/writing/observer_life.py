@@ -80,7 +80,7 @@ class ObserverLife:
     def num_steps(self) -> int:
         """Steps that were taken so far, of all environments; after an interrupt, whether a call took its step."""
         past, sender = self._past, self._sender
-        return past.stats.steps if sender is None else self._num_before + sender.ring.num_steps
+        return past.stats.steps if sender is None else self._num_before + sender.ring.head[0]
 
     def open(self) -> None:
         """Open the observer again after `close()`; does nothing if it is open.
@@ -218,7 +218,9 @@ class ObserverLife:
         layout = StepLayout(structure, mask=self._mask)
         sizes = session.sizes(layout, len(self._all_envs))
         log = functools.partial(_log_dropped, self._logged, self._targets)
-        sender = session.new_sender(layout, self._num_envs, log, spans_episodes=self._spans_episodes)
+        sender = session.new_sender(
+            layout, self._num_envs, log, spans_episodes=self._spans_episodes, max_steps=self._max_steps
+        )
         # A program that forgets `close` must not hang, neither at garbage collection nor when the interpreter ends.
         self._finalizer = weakref.finalize(self, _forget, sender, session)
         self._finalizer.atexit = False

@@ -24,7 +24,6 @@ class OpenEpisode:
         destination: the shard that it goes to; None until its first windows are encoded.
         chunks: those that windows still need, in order, without gaps.
         num_sealed: steps that are in chunks, padding included.
-        num_skipped: steps that were skipped, because the episode is too long.
         boundary: step count at the last boundary step, where windows span episodes.
         capacity: steps of the chunk that comes next.
     """
@@ -34,7 +33,7 @@ class OpenEpisode:
         self._encoder, self._grid, self._key = encoder, grid, encoder.new_key()
         self.destination: Destination | None = None
         self.chunks: list[Chunk] = []
-        self.num_sealed = self.num_skipped = self.boundary = 0
+        self.num_sealed = self.boundary = 0
         self.capacity = grid(0)
 
     def seal(self, rows: Any, num_padding: int = 0) -> int:

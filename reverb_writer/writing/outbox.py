@@ -53,14 +53,12 @@ class Outbox:
     # ------------------------------------------------------------------------------------------- rows to requests
 
     def take(self) -> bool:
-        """Take the rows that were written; return whether there were any."""
-        cutter, written = self.cutter, self._ring.head[0]
-        if written == cutter.taken:
-            return False
-        cutter.take(written)
+        """Take the rows and marks that were written; return whether there were any."""
+        cutter = self.cutter
+        has_taken = cutter.take()
         if cutter.taken - cutter.first_needed > self._ring.size // 2:
             cutter.seal_before(cutter.taken - self._ring.size // 2)
-        return True
+        return has_taken
 
     @property
     def is_enough(self) -> bool:
@@ -128,8 +126,7 @@ class Outbox:
     def num_rows_granted(self, num_envs: int) -> int:
         """Return below which row steps may be written: there is room for them in the ring, and in flight."""
         self.destinations.update_limits()
-        self._ring.free_until = self.cutter.first_needed + self._ring.size
-        limit = self._ring.free_until - num_envs + 1
+        limit = self.cutter.first_needed + self._ring.size - num_envs + 1
         if self._drops_oldest:
             return limit
         return min(limit, self.cutter.taken + self._kinds.rows_within(self._room(), num_envs))
@@ -206,7 +203,7 @@ class Outbox:
         cutter, counts = self.cutter, self.destinations.counts()
         pending, acknowledged = self.num_pending, counts["acknowledged_items"]
         return ObserverStats(
-            steps=cutter.num_steps,
+            steps=cutter.taken,
             episodes=cutter.num_episodes,
             items=cutter.num_items,
             acknowledged_items=acknowledged,

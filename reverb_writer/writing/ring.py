@@ -3,8 +3,9 @@
     observer: copies a step's leaves into the next rows -> `head` advances by one assignment
     sender:   reads rows below `head` -> seals chunks of them -> `granted` says how far the observer may go
 
-A row is one step of one environment. A call of N environments writes N rows. `head` and `granted` are each assigned
-by one side only, so an interrupt of the observer comes before its step is taken or after it, and never in between.
+A row is one step of one environment. A call of N environments writes N rows. A mark stands between two rows. `head`
+and `granted` are each assigned by one side only, so an interrupt of the observer comes before its step or its mark is
+taken or after it, and never in between.
 
 Source: Lamport 1977, Proving the correctness of multiprocess programs (one producer, one consumer).
 """
@@ -18,9 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.writing.priorities import Priority
-
-MARK, STEP, LAST, SKIPPED, SKIPPED_LAST = range(5)
-"""What a row is: a mark without a step, a step, the last step of an episode; a step that is counted and not written."""
 
 _MAX_ROWS = 1024
 _MIN_ROWS = 4
@@ -51,19 +49,18 @@ def ring_rows(row_bytes: float, num_envs: int, chunk_length: int, max_bytes: int
 
 
 class StepRing:
-    """Rows of steps. The observer's thread calls `write`, `skip` and `mark`; the sender's thread calls the rest.
+    """Rows of steps. The observer's thread calls `write...` and `mark`; the sender's thread calls the rest.
 
     Attributes:
         size: number of rows.
         columns: arrays [size, ...], one for each leaf.
-        codes: what each row is, [size].
+        last: whether each row is the last step of an episode, [size].
         envs: number of the environment of each row, [size]; None for a single environment.
-        marks: what is marked, by the number of the row.
+        marks: each mark by its number, with the row before which it stands; the sender takes them out.
         head: how far the observer is, assigned by it alone: the rows written so far; the steps so far of the episode
             under way, or of the stream where windows span them, an integer or an array [N] that is never changed in
-            place; and the rows that are marks.
+            place; and the marks so far.
         granted: rows below this may be written; a call that begins below it is not split. Assigned by the sender alone.
-        free_until: rows below this hold nothing that the sender needs. Assigned by the sender alone.
         wake_at: the call that writes this row, or a later one, wakes the sender; assigned by the sender alone.
     """
 
@@ -81,21 +78,14 @@ class StepRing:
         self.columns: list[npt.NDArray[Any]] = [
             np.zeros((size, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
         ]
-        self.codes = bytearray(size)
+        self.last = bytearray(size)
         self.envs = None if num_envs is None else np.zeros(size, np.int32)
-        self.marks: dict[int, Reset | NewPriority] = {}
+        self.marks: dict[int, tuple[int, Reset | NewPriority]] = {}
         self.head: tuple[int, Any, int] = (0, 0 if num_envs is None else np.zeros(num_envs, np.int64), 0)
         self.granted = 0
-        self.free_until = size
         self.wake_at = 0
         self._spans_episodes = spans_episodes
-        self._codes = np.frombuffer(self.codes, np.uint8)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps that were written so far."""
-        written, _, num_marks = self.head
-        return written - num_marks
+        self._last = np.frombuffer(self.last, np.bool_)
 
     # ------------------------------------------------------------------------------------------ the observer's side
 
@@ -105,7 +95,7 @@ class StepRing:
         row = written % self.size
         for column, leaf in zip(self.columns, leaves):  # noqa: B905  # they are as many, and the hottest line
             column[row] = leaf
-        self.codes[row] = LAST if last else STEP
+        self.last[row] = last
         self.head = (written + 1, 0 if last and not self._spans_episodes else num_steps + 1, num_marks)
 
     def write_block(self, columns: Sequence[Any], num_rows: int) -> None:
@@ -114,7 +104,7 @@ class StepRing:
         rows = self.rows(written, written + num_rows)
         for own, column in zip(self.columns, columns, strict=True):
             own[rows] = column[:num_rows]
-        self._codes[rows] = STEP
+        self._last[rows] = False
         self.head = (written + num_rows, num_steps + num_rows, num_marks)
 
     def write_envs(
@@ -122,46 +112,36 @@ class StepRing:
         leaves: Sequence[Any],
         last: npt.NDArray[np.bool_],
         env_ids: npt.NDArray[np.integer[Any]],
-        skipped: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Write a step of each of some environments: leaves [N, ...] and `last` [N], of all of them."""
         written, num_steps, num_marks = self.head
         rows = self.rows(written, written + len(env_ids))
         if len(env_ids) == len(num_steps):
-            codes, counts = last + STEP, num_steps + 1
+            counts = num_steps + 1
             for column, leaf in zip(self.columns, leaves):  # noqa: B905  # as above
                 column[rows] = leaf
         else:
-            codes, counts = (last + STEP)[env_ids], num_steps.copy()
+            last, counts = last[env_ids], num_steps.copy()
             counts[env_ids] += 1
             for column, leaf in zip(self.columns, leaves, strict=True):
                 column[rows] = leaf[env_ids]
         if not self._spans_episodes:
-            counts[env_ids[codes == LAST]] = 0
-        if skipped is not None:
-            codes = codes + (SKIPPED - STEP) * skipped[env_ids]
-        self._codes[rows] = codes
+            counts[env_ids[last]] = 0
+        self._last[rows] = last
         self.envs[rows] = env_ids  # type: ignore[index]  # a ring of several environments has them
         self.head = (written + len(env_ids), counts, num_marks)
 
-    def skip(self, *, last: bool) -> None:
-        """Count a step of the only environment that is not written, nor is its episode."""
-        written, num_steps, num_marks = self.head
-        self.codes[written % self.size] = SKIPPED_LAST if last else SKIPPED
-        self.head = (written + 1, 0 if last else num_steps + 1, num_marks)
-
     def mark(self, mark: Reset | NewPriority) -> None:
-        """Write a mark."""
+        """Write a mark; one that an interrupt kept from `head` is overwritten by the next."""
         written, num_steps, num_marks = self.head
-        self.marks[written] = mark
-        self.codes[written % self.size] = MARK
+        self.marks[num_marks] = (written, mark)
         if isinstance(mark, Reset):
             if self.envs is None:
                 num_steps = 0
             else:
                 num_steps = num_steps.copy()
                 num_steps[list(mark.env_ids)] = 0
-        self.head = (written + 1, num_steps, num_marks + 1)
+        self.head = (written, num_steps, num_marks + 1)
 
     # -------------------------------------------------------------------------------------------- the sender's side
 
@@ -172,13 +152,13 @@ class StepRing:
             return slice(first, first + stop - start)
         return np.arange(start, stop) % self.size
 
-    def codes_of(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return what the rows `start` to `stop` are; a view, or a copy where they go around the end."""
-        codes: npt.NDArray[np.uint8] = self._codes[self.rows(start, stop)]
-        return codes
+    def last_of(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Return which of the rows `start` to `stop` end episodes; a view, or a copy where they go around the end."""
+        last: npt.NDArray[np.bool_] = self._last[self.rows(start, stop)]
+        return last
 
     def envs_of(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """Return the environments of the rows `start` to `stop`, as `codes_of`."""
+        """Return the environments of the rows `start` to `stop`, as `last_of`."""
         assert self.envs is not None  # noqa: S101  # as in `write_envs`
         envs: npt.NDArray[np.int32] = self.envs[self.rows(start, stop)]
         return envs

@@ -153,7 +153,7 @@ class Sender:
                 with contextlib.suppress(queue.Empty):
                     answer.get(timeout=timeout_s / 2)
                     break
-        return replace(self._stats, steps=self.ring.num_steps)
+        return replace(self._stats, steps=self.ring.head[0])
 
     def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
         """Begin to deliver for two seconds, and end; None if it has ended. The thread calls `then` at its end."""

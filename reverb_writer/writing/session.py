@@ -101,6 +101,7 @@ class Session:
         on_dropped: Callable[[Mapping[str, int]], None],
         *,
         spans_episodes: bool,
+        max_steps: int | None,
     ) -> Sender:
         """Make what writes steps of this layout; `on_dropped` hears in its thread of steps that are in no window."""
         options, structure = self._options, layout.structure
@@ -115,7 +116,7 @@ class Session:
         largest = functools.partial(_largest_priority, self.client)
         priorities = WindowPriorities(layout.pack, largest)
         grid = chunk_grid([target.spec for target in self.targets], length)
-        cutter = Cutter(ring, kinds, num_envs, lambda: OpenEpisode(encoder, grid), on_dropped)
+        cutter = Cutter(ring, kinds, num_envs, lambda: OpenEpisode(encoder, grid), on_dropped, max_steps or math.inf)
         drops_oldest = options.on_block == "drop_oldest"
         sender = Sender(ring, num_envs=num_envs, max_delay_s=options.max_delay_s, until=options.until)
         max_items = options.max_in_flight_items or least_items(kinds.items_per_step * (num_envs or 1))

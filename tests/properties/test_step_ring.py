@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -208,6 +209,7 @@ class Writer:
             config.num_envs,
             lambda: OpenEpisode(encoder, grid),
             self.dropped.update,
+            math.inf if config.max_steps is None else config.max_steps,
         )
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
         self._budget: tuple[int, int, int] | None = None
@@ -219,12 +221,8 @@ class Writer:
         self._make_room()
         numbers = np.array(self._next, np.int64)
         leaves = [numbers, np.stack([numbers, 2 * numbers], axis=1).astype(np.float64)]
-        num_steps, most = self.ring.head[1], self.config.max_steps
         if self.config.num_envs is not None:
-            skipped = None if most is None else num_steps >= most
-            self.ring.write_envs(leaves, np.array(last, bool), np.array(env_ids, np.int64), skipped)
-        elif most is not None and num_steps >= most:
-            self.ring.skip(last=last[0])
+            self.ring.write_envs(leaves, np.array(last, bool), np.array(env_ids, np.int64))
         else:
             self.ring.write([leaf[0] for leaf in leaves], last=last[0])
         for env in env_ids:
@@ -257,8 +255,6 @@ class Writer:
             self.oracle.new_priority(priority)
 
     def _mark(self, mark: Any) -> None:
-        if self.ring.head[0] - self.cutter.taken >= self.config.ring_size // 2:
-            self.take()
         self.ring.mark(mark)
         self._budget = None
 
@@ -285,7 +281,7 @@ class Writer:
 
     def take(self) -> None:
         cutter, size = self.cutter, self.config.ring_size
-        cutter.take(self.ring.head[0])
+        cutter.take()
         if cutter.taken - cutter.first_needed > size // 2:
             cutter.seal_before(cutter.taken - size // 2)
         assert cutter.num_items == self.oracle.num_items
@@ -345,7 +341,7 @@ class Writer:
         assert self.priorities.num_failed == self.oracle.num_failed
         assert self.flight.acknowledged == self.oracle.num_items - self.oracle.num_failed
         assert sum(self.dropped.values()) == sum(self.cutter.dropped.values()) == self.oracle.num_dropped
-        assert self.cutter.num_steps == sum(number - ENV * (env + 1) for env, number in enumerate(self._next))
+        assert self.cutter.taken == sum(number - ENV * (env + 1) for env, number in enumerate(self._next))
         # Nothing is left behind: no chunk is held any more, here or at the server.
         assert (self.flight.pending, self.flight.pending_bytes) == (0, 0)
         assert InsertStreamRequest.FromString(self.flight.take_message(1)).keep_chunk_keys == []
