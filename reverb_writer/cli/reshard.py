@@ -23,7 +23,7 @@ from reverb_writer.cli.transfer import run_transfer
 def command(saved: tuple[Path, ...], addresses: tuple[str, ...], timeout: float, **security: Any) -> None:
     """Insert the items of checkpoints into other servers, in equal shares: a replay on M shards becomes one on N.
 
-    Each DIR is a checkpoint, a folder of checkpoints, of which the newest is taken, or what a LocalServer has saved.
+    Each DIR is a checkpoint, or a folder of checkpoints, of which the newest is taken.
 
     \b
     reverb-writer reshard old-0/checkpoints old-1/checkpoints --to a:8000 --to b:8000 --to c:8000

@@ -48,8 +48,7 @@ def reshard(folders: Sequence[str | os.PathLike[str]], client: Any, timeout_s: f
     the largest folder.
 
     Args:
-        folders: of each server: a checkpoint, a folder of checkpoints, of which the newest is taken, or what
-            `LocalServer.save` has written.
+        folders: of each server: a checkpoint, or a folder of checkpoints, of which the newest is taken.
         client: a `Client` of the servers that get the items, their addresses, or a target.
         timeout_s: how long to wait for an answer, or for progress, seconds.
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ import reverb_writer as rw
 from reverb_writer.cli.reshard import command
 from reverb_writer.files.resharding import Resharding
 from reverb_writer.files.saved_replay import open_saved
+from reverb_writer.files.tfrecord import CHUNKS, ITEMS, read_records, write_records
 
 StartServer = Callable[..., HostedServer]
 Save = Callable[[str], Path]
@@ -232,18 +231,15 @@ def test_items_of_reverbs_own_writer_keep_their_keys(
     assert items == [([n, n + 1, n + 2], 7.0) for n in range(28)]
 
 
-@pytest.mark.parametrize("kind", ["item", "chunk"])
-def test_damaged_record_is_named_by_its_number(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [ITEMS, CHUNKS])
+def test_damaged_record_is_named_by_its_number(name: str, tmp_path: Path) -> None:
     with rw.LocalServer([rw.TableConfig("t")]) as before, rw.Client(before.address) as client:
         client.insert({"n": np.arange(2)}, {"t": 1.0})
-        before.save(tmp_path / "saved")
-    saved = open_saved(tmp_path / "saved")
-    records = [*getattr(saved, f"{kind}s")(), b"\xff"]
-    changed: dict[str, Any] = {f"{kind}s": lambda: records}
-    damaged = dataclasses.replace(saved, **changed)
+        path = before.save(tmp_path / "saved") / name
+    write_records(path, [*read_records(path), b"\xff"])
     with (
         rw.LocalServer([rw.TableConfig("t")]) as after,
         rw.Client(after.address) as client,
-        pytest.raises(rw.FormatError, match=f"saved: {kind} 1 is damaged"),
+        pytest.raises(rw.FormatError, match=f"{name}: record 1 is not a "),
     ):
-        collections.deque(Resharding([damaged], client, 20).run(), maxlen=0)
+        collections.deque(Resharding([open_saved(tmp_path / "saved")], client, 20).run(), maxlen=0)
