@@ -86,21 +86,45 @@ def read_messages(path: Path, kind: Any) -> Iterator[Any]:
             ) from error
 
 
+class RecordWriter:
+    """Writes a file of records, which are on disk at the end of the `with` block. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Make an empty file.
+
+        Raises:
+            OSError: it cannot be written; `write` and the end of the block raise it, too.
+        """
+        self._file = path.open("wb")
+        self._stream = zlib.compressobj(0)  # chunks are compressed already, and zlib writes 20 MB a second
+
+    def write(self, record: bytes) -> None:
+        """Add a record."""
+        for part in (_header(len(record)), record, _CHECKSUM.pack(masked_crc32c(record))):
+            self._file.write(self._stream.compress(part))
+
+    def __enter__(self) -> RecordWriter:
+        """Return the writer."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Sync the file, unless an error has ended the block, and close it."""
+        with self._file:
+            if kind is None:
+                self._file.write(self._stream.flush())
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+
 def write_records(path: Path, records: Iterable[bytes]) -> None:
     """Write a file of records; when this returns, it is on disk.
 
     Raises:
         OSError: it cannot be written.
     """
-    stream = zlib.compressobj(0)  # chunks are compressed already, and zlib writes 20 MB a second
-    with path.open("wb") as file:
+    with RecordWriter(path) as file:
         for record in records:
-            file.write(stream.compress(_header(len(record))))
-            file.write(stream.compress(record))
-            file.write(stream.compress(_CHECKSUM.pack(masked_crc32c(record))))
-        file.write(stream.flush())
-        file.flush()
-        os.fsync(file.fileno())
+            file.write(record)
 
 
 @functools.lru_cache(maxsize=1024)
