@@ -29,7 +29,6 @@ from reverb_writer.errors import SpecError as SpecError
 from reverb_writer.errors import StructureError as StructureError
 from reverb_writer.errors import UnknownKeyError as UnknownKeyError
 from reverb_writer.errors import UnsafeDataError as UnsafeDataError
-from reverb_writer.files.resharding import reshard as reshard
 from reverb_writer.local.server import LocalServer as LocalServer
 from reverb_writer.reading.mixed_dataset import MixedDataset as MixedDataset
 from reverb_writer.reading.read_options import ReadOptions as ReadOptions

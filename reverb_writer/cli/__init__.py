@@ -18,7 +18,6 @@ _MODULE_OF = {
     "local": "serve_locally",
     "ray": "ray_commands",
     "reset": "reset",
-    "reshard": "reshard",
     "status": "status",
 }
 

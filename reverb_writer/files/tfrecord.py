@@ -1,4 +1,4 @@
-"""The files of a Reverb checkpoint, read without Reverb and without TensorFlow.
+"""The files of a Reverb checkpoint, read and written without Reverb and without TensorFlow.
 
     tables.tfrecord   PriorityTableCheckpoint, one per table
     items.tfrecord    PrioritizedItem, one per item, table by table, oldest first
@@ -6,26 +6,32 @@
     DONE              empty; written last
 
 A file is one zlib stream of records: length (8 bytes), its checksum (4), the bytes, their checksum (4). zlib's own
-checksum covers all of it, so those of the records are skipped.
+checksum covers all of it, so those of the records are skipped by the reader. Reverb's reader looks at both.
 
 Source: Reverb 0.14 (`tfrecord_checkpointer.cc`), TensorFlow 2.15 (`record_writer.cc`).
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
+from reverb_writer.files.crc32c import masked_crc32c
 
 TABLES, ITEMS, CHUNKS, DONE = "tables.tfrecord", "items.tfrecord", "chunks.tfrecord", "DONE"
 FILES = (TABLES, ITEMS, CHUNKS, DONE)
 
 _HEADER = struct.Struct("<Q4x")
 _FOOTER_BYTES = 4
+_LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 _READ_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 2**31  # of a protobuf message
 
@@ -63,6 +69,68 @@ def read_records(path: Path) -> Iterator[bytes]:
         del buffer[:start]
     if buffer:
         raise FormatError(f"{path}: record {number} is truncated. The checkpoint was not written completely.")
+
+
+def read_messages(path: Path, kind: Any) -> Iterator[Any]:
+    """Yield the records of a file as messages of a class.
+
+    Raises:
+        FormatError: the file is truncated or damaged, or has a record of another kind; the message names both.
+    """
+    for number, record in enumerate(read_records(path)):
+        try:
+            yield kind.FromString(record)
+        except DecodeError as error:
+            raise FormatError(
+                f"{path}: record {number} is not a {kind.DESCRIPTOR.name}. The file is damaged."
+            ) from error
+
+
+class RecordWriter:
+    """Writes a file of records, which are on disk at the end of the `with` block. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Make an empty file.
+
+        Raises:
+            OSError: it cannot be written; `write` and the end of the block raise it, too.
+        """
+        self._file = path.open("wb")
+        self._stream = zlib.compressobj(0)  # chunks are compressed already, and zlib writes 20 MB a second
+
+    def write(self, record: bytes) -> None:
+        """Add a record."""
+        for part in (_header(len(record)), record, _CHECKSUM.pack(masked_crc32c(record))):
+            self._file.write(self._stream.compress(part))
+
+    def __enter__(self) -> RecordWriter:
+        """Return the writer."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Sync the file, unless an error has ended the block, and close it."""
+        with self._file:
+            if kind is None:
+                self._file.write(self._stream.flush())
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+
+def write_records(path: Path, records: Iterable[bytes]) -> None:
+    """Write a file of records; when this returns, it is on disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with RecordWriter(path) as file:
+        for record in records:
+            file.write(record)
+
+
+@functools.lru_cache(maxsize=1024)
+def _header(size: int) -> bytes:
+    length = _LENGTH.pack(size)
+    return length + _CHECKSUM.pack(masked_crc32c(length))
 
 
 def read_file(path: Path, *, inflate: bool = False) -> Extent:

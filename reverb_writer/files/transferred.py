@@ -1,4 +1,4 @@
-"""The outcome of an import, an export or a resharding, one by one."""
+"""The outcome of an import or an export, one by one."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -88,19 +89,21 @@ class LocalServer:
         max_bytes: int | None = None,
         max_item_bytes: int | None = None,
     ) -> LocalServer:
-        """Return a running server with the tables that `save` has written.
+        """Return a running server with the tables of a checkpoint, of a local server or of dm-reverb.
 
         Tables, items, priorities, how often each item was sampled, and the rate limiters' counts are as they were; the
         server's state id is a new one, so clients see that it was started again.
 
         Args:
-            folder: That `save` has written.
+            folder: A checkpoint, or a folder of checkpoints, of which the newest is taken: one that `save` has written,
+                or one of `reverb-writer-server`.
             port: As for a new server.
             max_bytes: As for a new server, in bytes.
             max_item_bytes: As for a new server, in bytes; it is for items to come.
 
         Raises:
-            FormatError: There is nothing that was saved, it is damaged, or it takes more than `max_bytes`.
+            FormatError: There is nothing that was saved, it is damaged, it has rules that no `TableConfig` has, or it
+                takes more than `max_bytes`.
             SpecError, ServerUnavailableError: As for a new server.
         """
         wanted, bound, item_bound = _checked(port, max_bytes, max_item_bytes)
@@ -110,17 +113,21 @@ class LocalServer:
         in_background(lambda: server._serve(store, wanted)).result()  # noqa: SLF001  # of this class
         return server
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write all tables into a folder, in place of what was saved there; clients may go on meanwhile.
 
         Args:
-            folder: Made if it is not there. Its format is described in docs/local.md. Saves into one folder take turns.
+            folder: Made if it is not there. A real server starts with its tables, too: `reverb-writer-server serve
+                --checkpoints FOLDER`. Saves into one folder take turns.
+
+        Returns:
+            The checkpoint in the folder, as `ReplayServer(tables, restore=...)` takes it.
 
         Raises:
             OSError: It cannot be written. What was saved there before is still there.
         """
         with progress(f"saving {self.address}"):
-            in_background(lambda: saved_tables.save(self._store, folder)).result()
+            return in_background(lambda: saved_tables.save(self._store, folder)).result()
 
     def _serve(self, store: Store, port: int) -> None:
         process_hooks.claim()

@@ -6,21 +6,18 @@ Source: Reverb 0.14 (behaviour of `reverb_service_impl.cc`, measured side by sid
 from __future__ import annotations
 
 import secrets
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tree
 
-from reverb_writer.errors import SpecError
 from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.table import SampleRequest, Table
-from reverb_writer.protocol import messages, signatures
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.tables import Prioritized, Selector, TableConfig
+from reverb_writer.protocol import messages
+from reverb_writer.tables import TableConfig
+from reverb_writer.tables.table_messages import encode_signature, write_balance, write_selector
 
 
 class Store:
@@ -112,13 +109,11 @@ class Store:
         return response
 
     def _describe(self, table: Table, signature: Any, info: Any) -> None:
-        config, balance = table.config, table.config.rate_limiter.balance
+        config, limiter = table.config, info.rate_limiter_info
         info.name, info.max_size, info.max_times_sampled = config.name, config.max_size, config.max_times_sampled
-        _describe_selector(config.sampler, info.sampler_options)
-        _describe_selector(config.remover, info.remover_options)
-        limiter = info.rate_limiter_info
-        limiter.samples_per_insert, limiter.min_size_to_sample = balance.samples_per_insert, balance.min_size
-        limiter.min_diff, limiter.max_diff = _bounded(balance.min_diff), _bounded(balance.max_diff)
+        write_selector(config.sampler, info.sampler_options)
+        write_selector(config.remover, info.remover_options)
+        write_balance(config.rate_limiter.balance, limiter)
         limiter.insert_stats.completed, limiter.sample_stats.completed = table.num_inserts, table.num_samples
         if signature is not None:
             info.signature.CopyFrom(signature)
@@ -127,42 +122,3 @@ class Store:
         table.measure()
         for state, seconds in table.worker_time_s.items():
             setattr(info.table_worker_time, f"{state}_ms", int(1000 * seconds))
-
-
-def encode_signature(signature: Any) -> Any:
-    """Return a table's signature as a `messages.StructuredValue`; None if it has none.
-
-    Raises:
-        SpecError, StructureError: a leaf has no shape and dtype, or the nest cannot be one.
-    """
-    return None if signature is None else signatures.encode(tree.map_structure(_spec, signature))
-
-
-def _spec(leaf: Any) -> ArraySpec | None:
-    if leaf is None or isinstance(leaf, ArraySpec):
-        return leaf
-    try:
-        shape = leaf.shape
-        if hasattr(shape, "rank"):  # TensorFlow's; one of unknown rank cannot be iterated over
-            shape = None if shape.rank is None else tuple(shape)
-        dtype = getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)  # NumPy does not take TensorFlow's
-        return ArraySpec(shape, dtype, getattr(leaf, "name", None) or "")
-    except (AttributeError, TypeError, ValueError) as error:
-        expected = "an object with `shape` and `dtype`, such as ArraySpec"
-        raise SpecError(f"a leaf of `signature` must be {expected}, got {leaf!r}.") from error
-
-
-def _describe_selector(selector: Selector, options: Any) -> None:
-    """Fill in a KeyDistributionOptions."""
-    if isinstance(selector, Prioritized):
-        options.prioritized.priority_exponent = selector.exponent
-    elif selector in ("max_heap", "min_heap"):
-        options.heap.min_heap = selector == "min_heap"
-    else:
-        setattr(options, selector, True)
-    options.is_deterministic = selector != "uniform" and not isinstance(selector, Prioritized)
-
-
-def _bounded(diff: float) -> float:
-    """Return the largest float for infinity, with which Reverb says that there is no bound."""
-    return max(-sys.float_info.max, min(diff, sys.float_info.max))

@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from reverb_writer.errors import SpecError
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.tables import Prioritized, Queue, SampleToInsertRatio, Selector, Stack, TableConfig
+from reverb_writer.tables import TableConfig
+from reverb_writer.tables.table_dicts import table_to_dict
 
 
 def values_toml(section: str, values: Mapping[str, Any]) -> str:
@@ -29,6 +28,7 @@ def table_toml(table: TableConfig) -> str:
     Raises:
         SpecError: the signature cannot be written in the server's configuration.
 
+    >>> from reverb_writer.tables import Prioritized
     >>> print(table_toml(TableConfig("replay", 100, Prioritized(0.5))))
     [tables."replay"]
     max_size = 100
@@ -40,59 +40,11 @@ def table_toml(table: TableConfig) -> str:
     max_times_sampled = 0
     <BLANKLINE>
     """
-    limiter = table.rate_limiter
-    values: dict[str, Any] = {"max_size": table.max_size}
-    if isinstance(limiter, Queue):
-        values["rate_limiter"] = "stack" if isinstance(limiter, Stack) else "queue"
-        if limiter.size != table.max_size:
-            raise SpecError(
-                f"table `{table.name}`: `max_size` must be as many items as {limiter} has, got {table.max_size}. Use "
-                f"TableConfig.{values['rate_limiter']}."
-            )
-    else:
-        values |= _selector("sampler", table.sampler) | _selector("remover", table.remover)
-        is_ratio = isinstance(limiter, SampleToInsertRatio)
-        values |= {"rate_limiter": "ratio" if is_ratio else "min_size", "min_size": limiter.balance.min_size}
-        if isinstance(limiter, SampleToInsertRatio):
-            values |= {"samples_per_insert": limiter.samples_per_insert, "error_buffer": limiter.error_buffer}
-        values["max_times_sampled"] = table.max_times_sampled
+    values = table_to_dict(table)
     section = f"tables.{_dumps(table.name)}"
-    if table.signature is None:
-        return values_toml(section, values)
-    lengths: set[int | None] = set()
-    described = _describe(table.signature, table.name, lengths)
-    (length,) = lengths or {None}
-    values["sequence_length"] = length
-    return f"{values_toml(section, values)}signature = {_inline(described)}\n"
-
-
-def _selector(role: str, selector: Selector) -> dict[str, Any]:
-    if isinstance(selector, Prioritized):
-        return {role: "prioritized", f"{role}_exponent": selector.exponent}
-    return {role: selector}
-
-
-def _describe(nest: Any, table: str, lengths: set[int | None]) -> Any:
-    """Return the nest with a description in place of each leaf, and add the lengths of leaves to `lengths`."""
-    if isinstance(nest, dict):
-        return {str(name): _describe(inner, table, lengths) for name, inner in nest.items()}
-    if isinstance(nest, list | tuple) and not hasattr(nest, "_fields"):
-        return [_describe(inner, table, lengths) for inner in nest]
-    if not isinstance(nest, ArraySpec) or not nest.shape:
-        raise SpecError(
-            f"table `{table}`: the signature of a cluster's table must be dicts and lists of ArraySpec with a time "
-            f"dimension, got {nest!r}."
-        )
-    length, *shape = nest.shape
-    lengths.add(length)
-    if len(lengths) > 1:
-        raise SpecError(
-            f"table `{table}`: all leaves of a signature must have the same number of steps in a cluster, got "
-            f"{' and '.join(map(str, sorted(lengths, key=str)))}."
-        )
-    name = "string" if nest.dtype.hasobject else str(nest.dtype)
-    sizes = ", ".join("?" if size is None else str(size) for size in shape)
-    return f"{name}[{sizes}]" if sizes else name
+    described = values.pop("signature", None)
+    leaves = "" if described is None else f"signature = {_inline(described)}\n"
+    return values_toml(section, values) + leaves
 
 
 def _inline(nest: Any) -> str:

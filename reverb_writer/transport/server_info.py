@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +10,7 @@ from reverb_writer.errors import FormatError, ReverbWriterError
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.responses import parse
 from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo
+from reverb_writer.tables.table_messages import read_balance, selector_name
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.pending_call import PendingCall
 
@@ -64,11 +63,12 @@ def parse_server_info(reply: bytes, at: float) -> ServerInfo:
 
 def _table_info(table: Any) -> TableInfo:
     limiter = table.rate_limiter_info
+    balance = read_balance(limiter)
     work = table.table_worker_time
     return TableInfo(
         name=table.name,
-        sampler=_selector(table.sampler_options),
-        remover=_selector(table.remover_options),
+        sampler=selector_name(table.sampler_options),
+        remover=selector_name(table.remover_options),
         max_size=table.max_size,
         max_times_sampled=table.max_times_sampled,
         current_size=table.current_size,
@@ -76,10 +76,10 @@ def _table_info(table: Any) -> TableInfo:
         num_deleted_episodes=table.num_deleted_episodes,
         num_unique_samples=table.num_unique_samples,
         rate_limiter=RateLimiterInfo(
-            samples_per_insert=limiter.samples_per_insert,
-            min_diff=_unbounded(limiter.min_diff),
-            max_diff=_unbounded(limiter.max_diff),
-            min_size_to_sample=limiter.min_size_to_sample,
+            samples_per_insert=balance.samples_per_insert,
+            min_diff=balance.min_diff,
+            max_diff=balance.max_diff,
+            min_size_to_sample=balance.min_size,
             num_inserts=limiter.insert_stats.completed,
             num_samples=limiter.sample_stats.completed,
         ),
@@ -91,18 +91,6 @@ def _table_info(table: Any) -> TableInfo:
             for state in ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
         },
     )
-
-
-def _unbounded(diff: float) -> float:
-    """Return infinity for the largest float, with which Reverb says that there is no bound."""
-    return math.copysign(math.inf, diff) if abs(diff) >= sys.float_info.max / 2 else diff
-
-
-def _selector(options: Any) -> str:
-    kind = options.WhichOneof("distribution")
-    if kind == "heap":
-        return "min_heap" if options.heap.min_heap else "max_heap"
-    return kind or "unknown"
 
 
 def _exponent(options: Any) -> float | None:

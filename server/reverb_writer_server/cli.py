@@ -192,6 +192,25 @@ def verify(paths: Sequence[Path]) -> None:
 
 
 @checkpoints.command()
+@click.argument(
+    "saved", type=click.Path(exists=True, file_okay=False, path_type=Path), nargs=-1, required=True, metavar="DIR..."
+)
+@click.option("--config", type=_PATH, required=True, help="Configuration of the servers that get the items.")
+@click.option("--shards", type=click.IntRange(1, 1000), help="Number of these servers, instead of the file's.")
+def reshard(saved: Sequence[Path], config: Path, shards: int | None) -> None:
+    """Write the checkpoints of M servers as checkpoints of the N servers of a configuration, none of which may run.
+
+    Each DIR is a checkpoint, or a folder of checkpoints, of which the newest is taken. The servers restore theirs when
+    they start. The items of tables that are not configured, and the oldest items of tables with less room than before,
+    are left out and counted.
+    """
+    from reverb_writer_server.checkpoints.resharding import reshard as write
+
+    for line in write(saved, config, os.environ, shards):
+        click.echo(line)
+
+
+@checkpoints.command()
 @click.argument("address")
 @timeout_option(600.0, "Seconds to wait for the checkpoint.")
 @security_options

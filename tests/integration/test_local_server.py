@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from ports import free_port
 from reading import eventually
 
 import reverb_writer as rw
+from reverb_writer.files.tfrecord import FILES
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.transport.byte_stream import ByteStream
@@ -153,7 +153,7 @@ def test_what_is_saved_comes_back(saved: tuple[Path, rw.LocalServer]) -> None:
             assert old[key][1:] == pytest.approx(new[key][1:])
         write(again.address, 10)
         again.save(folder)
-    assert len(list(folder.iterdir())) == 3
+    assert len(list((folder / "kept").iterdir())) == 1
     with rw.LocalServer.restore(folder) as third, rw.Client(third.address) as client:
         assert client.server_info()["replay"].current_size == after["replay"].current_size + 8
 
@@ -175,7 +175,7 @@ def test_saves_into_one_folder_at_once_take_turns(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list((tmp_path / "kept").iterdir())) == 1
     with rw.LocalServer.restore(tmp_path) as server, rw.Client(server.address) as client:
         assert client.server_info()["replay"].current_size == 48
 
@@ -197,17 +197,15 @@ def is_of_server(thread: threading.Thread, before: set[threading.Thread]) -> boo
     return thread not in before and thread.name != THREAD_NAME
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "chunks-*.bin", "items-*.bin"])
+@pytest.mark.parametrize("name", FILES[:-1])
 @pytest.mark.parametrize("how", ["gone", "cut", "changed"])
 def test_what_is_damaged_is_not_restored(saved: tuple[Path, rw.LocalServer], name: str, how: str) -> None:
-    (path,) = saved[0].glob(name)
+    (path,) = saved[0].glob(f"kept/*/{name}")
     data = path.read_bytes()
     if how == "gone":
         path.unlink()
     elif how == "cut":
         path.write_bytes(data[: len(data) // 2])
-    elif name == "manifest.json":
-        path.write_text(json.dumps({**json.loads(data), "version": 2}))
     else:
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(rw.FormatError, match=path.name if how == "changed" else str(path.parent)):

@@ -1,64 +1,61 @@
-"""A replay on M servers becomes one on N: every item is there once, with its data, its priority and its key."""
+"""Checkpoints of M servers become those of N: every item is there once, with its data, its priority and its key."""
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from reading import fifo, read
-from server_process import HostedServer, Kind
+from reading import read
 
 import reverb_writer as rw
-from reverb_writer.cli.reshard import command
-from reverb_writer.files.resharding import Resharding
-from reverb_writer.files.saved_replay import open_saved
+from reverb_writer.files.saved_replay import SavedReplay, open_saved
+from reverb_writer.files.tfrecord import CHUNKS, ITEMS, read_records, write_records
+from reverb_writer.protocol import messages
 
-StartServer = Callable[..., HostedServer]
-Save = Callable[[str], Path]
+pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+
+from reverb_writer_server import ReplayServer
+from reverb_writer_server.checkpoints.contents import Checkpoint
+from reverb_writer_server.checkpoints.convert import Target, convert
+from reverb_writer_server.checkpoints.folder import CheckpointFolder
+from reverb_writer_server.cli import commands
 
 SOURCE = (
     rw.TableConfig("replay", 1000, rw.Prioritized(0.6)),
     rw.TableConfig("episodes", 1000),
     rw.TableConfig("weights", 1),
 )
-TARGET = (fifo("replay", 1000), fifo("episodes", 1000), rw.TableConfig("weights", 1))
+FIFO = 'sampler = "fifo"\nmax_times_sampled = 1\n'
 
 
-@pytest.fixture
-def start_saving(
-    server_kind: Kind, replay_server: StartServer, tmp_path: Path
-) -> Iterator[Callable[..., tuple[str, Callable[[], Path]]]]:
-    """Starts a server; the tests get its address, and a function that saves its tables and returns where."""
-    numbers = itertools.count()
-    with contextlib.ExitStack() as servers:
+def configuration(tmp_path: Path, num_shards: int, max_size: int = 1000, more: str = "") -> Path:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f"""
+        [cluster]
+        shards = {num_shards}
+        [checkpoints]
+        directory = "{tmp_path / "new"}"
+        [tables.replay]
+        max_size = {max_size}
+        {more or FIFO}
+        [tables.episodes]
+        {FIFO}
+        [tables.weights]
+        max_size = 1
+        """
+    )
+    return path
 
-        def start(*tables: rw.TableConfig) -> tuple[str, Callable[[], Path]]:
-            if server_kind == "reverb":
-                address = replay_server(*tables).address
 
-                def checkpoint() -> Path:
-                    with rw.Client(address) as client:
-                        return Path(client.checkpoint())
-
-                return address, checkpoint
-            server = servers.enter_context(rw.LocalServer(tables))
-            folder = tmp_path / f"saved-{next(numbers)}"
-
-            def save() -> Path:
-                server.save(folder)
-                return folder
-
-            return server.address, save
-
-        yield start
+def folders(tmp_path: Path, num_shards: int) -> list[Path]:
+    new = tmp_path / "new"
+    return [new] if num_shards == 1 else [new / f"shard-{shard}" for shard in range(num_shards)]
 
 
 def write(address: str, first: int, num_steps: int) -> None:
@@ -78,172 +75,164 @@ def windows(first: int, num_steps: int) -> list[tuple[list[int], float]]:
     return [([n, n + 1, n + 2], n + 0.5) for n in range(first, first + num_steps - 2)]
 
 
-def found(servers: Sequence[HostedServer], table: str) -> list[list[tuple[list[int], float]]]:
-    """Take out all items of each server: a column and the priority; the other column must belong to it."""
-    items = []
-    for server in servers:
-        with rw.Client(server.address, timeout_s=60) as client:
-            samples = read(client, table)
-        for sample in samples:
-            np.testing.assert_array_equal(sample.data[0], np.repeat(sample.data[1][:, None], 5, axis=1))
-        items.append([(sample.data[1].tolist(), sample.info.priority) for sample in samples])
-    return items
+def saved_episode(folder: Path, num_steps: int = 20) -> Path:
+    with rw.LocalServer(SOURCE) as server:
+        write(server.address, 0, num_steps)
+        return server.save(folder)
 
 
-def run(saved: Sequence[Path], servers: Sequence[HostedServer]) -> Result:
-    to = itertools.chain.from_iterable(("--to", server.address) for server in servers)
-    return CliRunner().invoke(command, [*map(str, saved), *to])
+def found(address: str, table: str) -> list[tuple[list[int], float]]:
+    """Take out all items of a server: a column and the priority; the other column must belong to it."""
+    with rw.Client(address) as client:
+        samples = read(client, table)
+    for sample in samples:
+        np.testing.assert_array_equal(sample.data[0], np.repeat(sample.data[1][:, None], 5, axis=1))
+    return [(sample.data[1].tolist(), sample.info.priority) for sample in samples]
+
+
+def run(saved: Sequence[Path], config: Path, *more: str) -> Result:
+    return CliRunner().invoke(commands, ["checkpoints", "reshard", *map(str, saved), "--config", str(config), *more])
 
 
 @pytest.mark.parametrize(("num_before", "num_after"), [(2, 3), (3, 1)])
-def test_every_item_is_there_once_with_its_data_and_priority(
-    start_saving: Callable[..., tuple[str, Callable[[], Path]]],
-    replay_server: StartServer,
-    num_before: int,
-    num_after: int,
-) -> None:
+def test_every_item_is_there_once_with_its_data_and_priority(tmp_path: Path, num_before: int, num_after: int) -> None:
     lengths = {0: 12, 100: 40, 200: 3, 300: 25, 400: 8}  # of episodes, by their first number
-    before = [start_saving(*SOURCE) for _ in range(num_before)]
+    before = [rw.LocalServer(SOURCE) for _ in range(num_before)]
     for turn, (first, num_steps) in enumerate(lengths.items()):
-        write(before[turn % num_before][0], first, num_steps)
-    for version, (address, _) in enumerate(before, 1):
-        with rw.Variables(address, "weights") as learner:
+        write(before[turn % num_before].address, first, num_steps)
+    for version, server in enumerate(before, 1):
+        with rw.Variables(server, "weights") as learner:
             learner.publish([np.array(version)], version=version)
-    with rw.Client(before[0][0]) as client:
+    with rw.Client(before[0]) as client:
         key = next(client.sample("replay")).info.key
-    after = [replay_server(*TARGET) for _ in range(num_after)]
-    result = run([save() for _, save in before], after)
+    saved = [server.save(tmp_path / f"old-{number}") for number, server in enumerate(before)]
+    for server in before:
+        server.close()
+    times = {item.key: item.inserted_at.ToNanoseconds() for one in saved for item in items_of(open_saved(one))}
+    result = run(saved, configuration(tmp_path, num_after))
     assert result.exit_code == 0, result.output
-    expected = [item for first, num_steps in lengths.items() for item in windows(first, num_steps)]
-    num_items = len(expected) + len(lengths)
-    assert f"{num_items} of {num_items} items of {num_before} checkpoints" in result.output
-    for server in after:
-        with rw.Client(server.address) as client:
-            client.mutate_priorities("replay", updates={key: 1e6})
-        with rw.Variables(server.address, "weights") as actor:
-            assert actor.latest() == [num_before]
-    items = found(after, "replay")
+    assert len(result.output.splitlines()) == num_after
+    items, episodes = [], []
+    for folder in folders(tmp_path, num_after):
+        kept = open_saved(folder)
+        Checkpoint(kept.path).check()  # by its checksums
+        order = [times[item.key] for item in items_of(kept) if item.table == "replay"]
+        assert order == sorted(order)
+        with rw.LocalServer.restore(folder) as after:
+            with rw.Client(after) as client:
+                client.mutate_priorities("replay", updates={key: 1e6})
+            with rw.Variables(after, "weights") as actor:
+                assert actor.latest() == [num_before]
+            items.append(found(after.address, "replay"))
+            episodes += found(after.address, "episodes")
     assert max(map(len, items)) - min(map(len, items)) <= 1  # equal shares
     changed = [item for item in itertools.chain(*items) if item[1] == 1e6]
-    assert len(changed) == 1  # by its key
-    kept = [item if item[1] != 1e6 else (item[0], item[0][0] + 0.5) for item in itertools.chain(*items)]
-    assert sorted(kept) == sorted(expected)
-    episodes = itertools.chain(*found(after, "episodes"))
+    assert len(changed) == 1  # by its key; it was sampled before, and comes out once more
+    unchanged = [item if item[1] != 1e6 else (item[0], item[0][0] + 0.5) for item in itertools.chain(*items)]
+    assert sorted(unchanged) == sorted(
+        item for first, num_steps in lengths.items() for item in windows(first, num_steps)
+    )
     assert sorted(episodes) == [(list(range(first, first + n)), 2.0) for first, n in lengths.items()]
 
 
-def test_items_keep_the_nest_of_their_steps(
-    start_saving: Callable[..., tuple[str, Callable[[], Path]]], replay_server: StartServer
-) -> None:
-    address, save = start_saving(*SOURCE)
-    write(address, 0, 5)
-    after = replay_server(*TARGET)
-    result = run([save()], [after])
+def items_of(saved: SavedReplay) -> list[Any]:
+    return list(saved.parsed_items(messages.PrioritizedItem))
+
+
+def test_items_keep_the_nest_of_their_steps_and_how_often_they_were_sampled(tmp_path: Path) -> None:
+    with rw.LocalServer(SOURCE) as server, rw.Client(server) as client:
+        write(server.address, 0, 5)
+        list(client.sample("replay", 30))
+        saved = server.save(tmp_path / "old")
+    result = run([saved], configuration(tmp_path, 2, more='sampler = "uniform"'))
     assert result.exit_code == 0, result.output
-    with rw.Client(after.address) as client:
+    after = [one for folder in folders(tmp_path, 2) for one in items_of(open_saved(folder))]
+    before = {item.key: item for item in items_of(open_saved(saved))}
+    assert {item.key: item for item in after if item.table == "replay"}.items() <= before.items()
+    with rw.LocalServer.restore(tmp_path / "new" / "shard-0") as server, rw.Client(server) as client:
         data = next(client.sample("replay")).data
     assert {name: leaf.shape for name, leaf in data.items()} == {"frame": (3, 5), "n": (3,)}
 
 
-def test_item_that_two_servers_have_is_inserted_once(
-    start_saving: Callable[..., tuple[str, Callable[[], Path]]], replay_server: StartServer
-) -> None:
+def test_item_that_two_servers_have_is_taken_once(tmp_path: Path) -> None:
     """As when unconfirmed items were sent again: here one checkpoint is given twice."""
-    address, save = start_saving(*SOURCE)
-    write(address, 0, 20)
-    saved = open_saved(save())
-    after = [replay_server(*TARGET) for _ in range(2)]
-    with rw.Client([server.address for server in after]) as client:
-        resharding = Resharding([saved, saved], client, 20)
-        assert (resharding.num_items, resharding.num_twice) == (18 + 1, 18 + 1)
-        assert len(list(resharding.run())) == 19
-        counts = resharding.counts()
-    assert {name for tables in counts.values() for name in tables} == {"replay", "episodes"}  # none but the user's
-    assert sorted(itertools.chain(*found(after, "replay"))) == windows(0, 20)
+    saved = saved_episode(tmp_path / "old")
+    assert run([saved, saved.parents[1]], configuration(tmp_path, 2)).exit_code == 0
+    items = []
+    for folder in folders(tmp_path, 2):
+        with rw.LocalServer.restore(folder) as server:
+            items += found(server.address, "replay")
+    assert sorted(items) == windows(0, 20)
 
 
-def test_servers_without_room_get_nothing(
-    start_saving: Callable[..., tuple[str, Callable[[], Path]]], replay_server: StartServer
-) -> None:
-    address, save = start_saving(*SOURCE)
-    write(address, 0, 20)
-    saved = save()
-    others = TARGET[1:]
-    after = [replay_server(fifo("replay", 8), *others) for _ in range(2)]
-    result = run([saved], after)
-    assert result.exit_code == 1
-    assert "table `replay`: 18 items were saved, and the servers have room for 16 (8 at " in result.output
-    assert "Raise its `max_size` to 9 or more on each" in result.output
-    limiter = rw.SampleToInsertRatio(1.0, 2, 4.0)
-    strict = [replay_server(rw.TableConfig("replay", 1000, rate_limiter=limiter), *others) for _ in range(2)]
-    result = run([saved], strict)
-    assert "lets 6 of 9 items in before some are sampled" in result.output
-    missing = [replay_server(*others)]
-    result = run([saved], missing)
-    assert "table `replay` is not on the server" in result.output
-    for server in (*after, *strict, *missing):
-        with rw.Client(server.address) as client:
-            assert {table.current_size for table in client.server_info().values()} == {0}
+def test_oldest_items_without_room_and_tables_that_are_not_configured_are_left_out(tmp_path: Path) -> None:
+    saved = saved_episode(tmp_path / "old")
+    config = configuration(tmp_path, 1, 16)
+    config.write_text(config.read_text().replace("[tables.episodes]", "[tables.others]"))
+    result = run([saved], config, "--shards", "2")
+    assert result.exit_code == 0, result.output
+    assert "table `replay`: 2 items left out" in result.output
+    assert "table `episodes`: 1 items left out" in result.output
+    items = []
+    for folder in folders(tmp_path, 2):
+        with rw.LocalServer.restore(folder) as server:
+            items.append(found(server.address, "replay"))
+            with rw.Client(server) as client:
+                assert "episodes" not in client.server_info()
+    assert [len(one) for one in items] == [8, 8]
+    assert sorted(itertools.chain(*items)) == windows(0, 20)[2:]
 
 
-def test_little_room_on_one_server_is_made_up_for_by_the_others(
-    start_saving: Callable[..., tuple[str, Callable[[], Path]]], replay_server: StartServer
-) -> None:
-    address, save = start_saving(*SOURCE)
-    write(address, 0, 20)
-    after = [replay_server(fifo("replay", size), *TARGET[1:]) for size in (1000, 2, 1000)]
-    assert run([save()], after).exit_code == 0
-    items = found(after, "replay")
-    assert [len(one) for one in items] == [8, 2, 8]
-    assert sorted(itertools.chain(*items)) == windows(0, 20)
+def test_little_room_on_one_server_is_made_up_for_by_the_others(tmp_path: Path) -> None:
+    saved = open_saved(saved_episode(tmp_path / "old"))
+    targets = [Target(tmp_path / str(size), {"replay": rw.TableConfig("replay", size)}) for size in (1000, 2, 999)]
+    assert convert([saved], targets) == {"episodes": 1}
+    assert [len(target.items["replay"]) for target in targets] == [8, 2, 8]
+    assert sorted(key.key for target in targets for key in target.items["replay"]) == sorted(
+        item.key for item in items_of(saved) if item.table == "replay"
+    )
 
 
-def test_folder_without_a_checkpoint_is_refused(replay_server: StartServer, tmp_path: Path) -> None:
-    result = run([tmp_path], [replay_server(*TARGET)])
-    assert result.exit_code == 1
-    assert "is no checkpoint, and has none in it" in result.output
+def test_rate_limiters_begin_in_balance_on_a_real_server(tmp_path: Path) -> None:
+    saved = saved_episode(tmp_path / "old")
+    ratio = 'rate_limiter = "ratio"\nsamples_per_insert = 2.0\nmin_size = 4\nerror_buffer = [-20.0, 20.0]\n'
+    assert run([saved], configuration(tmp_path, 2, more=ratio)).exit_code == 0
+    limiter = rw.SampleToInsertRatio(2.0, 2, (-10.0, 10.0))
+    tables = [rw.TableConfig("replay", 500, rate_limiter=limiter), *SOURCE[1:]]
+    path = open_saved(folders(tmp_path, 2)[0]).path
+    with ReplayServer(tables, restore=path) as server, rw.Client(server) as client:
+        info = client.server_info()["replay"]
+        assert (info.current_size, info.max_size, info.rate_limiter.num_inserts) == (9, 500, 9)
+        assert (info.rate_limiter.min_diff, info.rate_limiter.max_diff, info.rate_limiter.diff) == (-10, 10, 4)
+        client.insert({"n": np.arange(3), "frame": np.zeros((3, 5))}, {"replay": 1.0})
+        assert len(list(client.sample("replay", 10))) == 10
 
 
-@pytest.mark.only_server("reverb", "Reverb's writers")
-def test_items_of_reverbs_own_writer_keep_their_keys(
-    start_saving: Callable[..., tuple[str, Callable[[], Path]]], replay_server: StartServer
-) -> None:
-    """It draws keys of 64 bits, and makes a chunk for each column."""
-    reverb = pytest.importorskip("reverb")
-    address, save = start_saving(*SOURCE)
-    client = reverb.Client(address)
-    with client.trajectory_writer(num_keep_alive_refs=3) as writer:
-        for number in range(30):
-            writer.append({"frame": np.full(5, number), "n": np.int64(number)})
-            if number >= 2:
-                trajectory = {name: writer.history[name][-3:] for name in ("frame", "n")}
-                writer.create_item("replay", number - 1.5, trajectory)
-        writer.end_episode()
-    with rw.Client(address) as before:
-        keys = collections.Counter(sample.info.key for sample in before.sample("replay", 1500))
-    assert len(keys) == 28
-    assert any(key >= 1 << 63 for key in keys)
-    after = [replay_server(*TARGET) for _ in range(2)]
-    assert run([save()], after).exit_code == 0
-    with rw.Client([server.address for server in after]) as both:
-        for key in keys:
-            both.mutate_priorities("replay", updates={key: 7.0})
-    items = sorted(itertools.chain(*found(after, "replay")))
-    assert items == [([n, n + 1, n + 2], 7.0) for n in range(28)]
+def test_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    config = configuration(tmp_path, 1)
+    result = run([tmp_path], config)
+    assert "is no checkpoint, and has none in it" in str(result.exception)
+    saved = saved_episode(tmp_path / "old")
+    with CheckpointFolder(tmp_path / "new", keep=1):
+        assert "another server uses it" in str(run([saved], config).exception)
+    config.write_text("[tables.replay]\n")
+    assert "`checkpoints.directory`: got nothing" in str(run([saved], config).exception)
 
 
-@pytest.mark.parametrize("kind", ["item", "chunk"])
-def test_damaged_record_is_named_by_its_number(kind: str, tmp_path: Path) -> None:
-    with rw.LocalServer([rw.TableConfig("t")]) as before, rw.Client(before.address) as client:
-        client.insert({"n": np.arange(2)}, {"t": 1.0})
-        before.save(tmp_path / "saved")
-    saved = open_saved(tmp_path / "saved")
-    records = [*getattr(saved, f"{kind}s")(), b"\xff"]
-    changed: dict[str, Any] = {f"{kind}s": lambda: records}
-    damaged = dataclasses.replace(saved, **changed)
-    with (
-        rw.LocalServer([rw.TableConfig("t")]) as after,
-        rw.Client(after.address) as client,
-        pytest.raises(rw.FormatError, match=f"saved: {kind} 1 is damaged"),
-    ):
-        collections.deque(Resharding([damaged], client, 20).run(), maxlen=0)
+@pytest.mark.parametrize(
+    ("name", "records", "reason"),
+    [
+        (ITEMS, [b"\xff"], "items.tfrecord: record 19 is not a PrioritizedItem"),
+        (CHUNKS, [b"\xff"], "chunks.tfrecord: record [0-9]+ is not a ChunkData"),
+        (CHUNKS, [], "1 chunks that items refer to are in none of 1 checkpoints"),
+    ],
+)
+def test_damage_is_named_and_leaves_no_checkpoint(tmp_path: Path, name: str, records: list[bytes], reason: str) -> None:
+    path = saved_episode(tmp_path / "old") / name
+    before = list(read_records(path))
+    write_records(path, [*before, *records] if records else before[1:])
+    with pytest.raises(rw.FormatError, match=reason):
+        raise run([path.parent], configuration(tmp_path, 2)).exception or AssertionError("it was accepted")
+    assert not list((tmp_path / "new").glob("shard-*/kept/*"))
+    with CheckpointFolder(tmp_path / "new" / "shard-0", keep=1) as folder:
+        assert folder.latest() is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,13 +22,12 @@ from reverb_writer.files import (
     StoredTrajectory,
     export_items,
     export_saved,
-    exporting,
     import_trajectories,
     list_trajectories,
     send_trajectory,
 )
 from reverb_writer.files.importing import Journal
-from reverb_writer.files.saved_replay import open_saved
+from reverb_writer.files.tfrecord import CHUNKS, read_records, write_records
 from reverb_writer.protocol.signatures import ArraySpec
 
 StartServer = Callable[..., HostedServer]
@@ -325,13 +323,10 @@ def test_item_of_a_saved_replay_that_cannot_be_read_is_named(tmp_path: Path) -> 
     with rw.LocalServer([rw.TableConfig("t")]) as server, rw.Client(server.address) as client:
         for n in range(2):
             client.insert({"n": np.full(2, n)}, {"t": 1.0})
-        server.save(tmp_path / "saved")
-    saved = open_saved(tmp_path / "saved")
-    *others, _ = saved.chunks()
-    lacking = dataclasses.replace(saved, chunks=lambda: others)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "open_saved", lambda _: lacking)
-        good, bad = export_saved(tmp_path / "saved", "t", RolloutWriter(tmp_path / "out"))
+        path = server.save(tmp_path / "saved") / CHUNKS
+    *others, _ = read_records(path)
+    write_records(path, others)
+    good, bad = export_saved(tmp_path / "saved", "t", RolloutWriter(tmp_path / "out"))
     assert (good.num_steps, good.error) == (2, "")
     assert re.fullmatch(f"item {bad.name}: it needs chunk [0-9]+, which was not saved.", bad.error)
 

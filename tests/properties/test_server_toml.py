@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.ray.server_toml import table_toml
+from reverb_writer.tables.table_dicts import table_to_dict
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
@@ -65,11 +67,11 @@ queues = st.builds(
 )
 
 
-def on_server(table: rw.TableConfig) -> rw.TableConfig:
-    """Return the table that a server has which gets this one's section."""
+def on_server(text: str) -> rw.TableConfig:
+    """Return the table that a server of such a configuration has."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "server.toml"
-        file.write_text(table_toml(table), encoding="utf-8", newline="")
+        file.write_text(text, encoding="utf-8", newline="")
         (served,) = load(file, {}).tables
     return served.config
 
@@ -90,4 +92,5 @@ def test_every_field_of_a_table_is_tried() -> None:
 @given(st.builds(rw.TableConfig, **FIELDS) | queues)
 @pytest.mark.filterwarnings("ignore:`error_buffer`")  # a rule that may keep writers waiting
 def test_server_has_the_table_that_was_asked_for(table: rw.TableConfig) -> None:
-    assert nameless(on_server(table)) == nameless(table)
+    for text in (table_toml(table), json.dumps({"tables": {table.name: table_to_dict(table)}})):
+        assert nameless(on_server(text)) == nameless(table)

@@ -295,7 +295,7 @@ def test_file_that_is_no_record_file_is_refused(tmp_path: Path) -> None:
 
 # Differences: the values are worked by hand.
 
-STATE = TableState("a", 100, "uniform", "fifo", 0, (1.0, 5, -float("inf"), float("inf")), 7, 3, 0, None)
+STATE = TableState("a", 100, "uniform", "fifo", 0, MinSize(5).balance, 7, 3, 0, None)
 
 
 def test_equal_tables_do_not_differ() -> None:

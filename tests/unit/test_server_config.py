@@ -217,6 +217,19 @@ def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load(tmp_path / "none.toml", {})
 
 
+def test_file_may_be_json_as_programs_write_it(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text('{"port": 8001, "tables": {"a": {"max_size": 5, "signature": {"obs": "uint8[4]"}}}}')
+    config = load(file, {})
+    assert (config.port, config.tables[0].config.max_size) == (8001, 5)
+    file.write_text('{"port": "8001"}')
+    with pytest.raises(ConfigError, match=r'config: `port`: got "8001" \(string\), allowed: an integer'):
+        load(file, {})
+    file.write_text('{"port": 8001')
+    with pytest.raises(ConfigError, match=r"config: is not valid JSON: .* line 1 column 14"):
+        load(file, {})
+
+
 # Deadlocks. The numbers: 256 samples in 3 batches in flight against a buffer of 200 to either side.
 
 RATIO = "[tables.a]\nrate_limiter = 'ratio'\nsamples_per_insert = 8\nmin_size = 100\nerror_buffer = 200\n"

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: what is in one, which are kept, how one is fitted to other tables."""
+"""Checkpoints on disk: what is in one, which are kept, how they become those of other tables and shards."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import tree
-from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
+from reverb_writer.files.saved_replay import sequence_of
 from reverb_writer.files.tfrecord import (
     CHUNKS,
     DONE,
@@ -26,14 +23,13 @@ from reverb_writer.files.tfrecord import (
     TABLES,
     Extent,
     read_file,
-    read_records,
+    read_messages,
 )
 from reverb_writer.protocol import messages, signatures
-from reverb_writer.tables import Prioritized, Selector, TableConfig
-from reverb_writer_server.config.textproto import selector
+from reverb_writer.tables import Balance, Prioritized, Selector, TableConfig
+from reverb_writer.tables.table_messages import read_balance, read_selector
 
 MANIFEST = "MANIFEST.json"  # size and checksum of each file, so that a short one is noticed without reading it
-NAME = re.compile(r"(?:(\d{8,})-)?\d{8}T\d{6}\.\d{6}Z")  # those without a number are of earlier versions
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,7 @@ class Checkpoint:
     @property
     def sequence(self) -> int:
         """Its number in its folder; 0 for a name without one, which is older than all that have one."""
-        named = NAME.fullmatch(self.name)
-        return int(named[1] or 0) if named else 0
+        return sequence_of(self.name)
 
     @property
     def written_at(self) -> datetime:
@@ -136,7 +131,7 @@ class TableState:
         sampler: chose the items to sample.
         remover: chose the items to remove.
         max_times_sampled: samples after which an item was removed; 0 for no limit.
-        limiter: samples_per_insert, min_size, min_diff and max_diff.
+        limiter: the rule of its rate limiter.
         inserts: since the table was created or reset.
         samples: since then.
         deletes: since then.
@@ -148,7 +143,7 @@ class TableState:
     sampler: Selector
     remover: Selector
     max_times_sampled: int
-    limiter: tuple[float, int, float, float]
+    limiter: Balance
     inserts: int
     samples: int
     deletes: int
@@ -190,7 +185,7 @@ def tables_of(checkpoint: Checkpoint) -> tuple[TableState, ...]:
         FormatError: the file is damaged.
     """
     return tuple(
-        _table_state(record) for record in _parse_records(checkpoint.path / TABLES, messages.PriorityTableCheckpoint)
+        _table_state(record) for record in read_messages(checkpoint.path / TABLES, messages.PriorityTableCheckpoint)
     )
 
 
@@ -209,13 +204,13 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     names = {table.name for table in tables}
     items: Counter[str] = Counter()
     needed: set[int] = set()
-    for item in _parse_records(checkpoint.path / ITEMS, messages.PrioritizedItem):
+    for item in read_messages(checkpoint.path / ITEMS, messages.PrioritizedItem):
         if item.table not in names:
             raise FormatError(f"{checkpoint.path}: item {item.key} is of table `{item.table}`, which is missing.")
         items[item.table] += 1
         needed.update(part.chunk_key for column in item.flat_trajectory.columns for part in column.chunk_slices)
     chunks = steps = 0
-    for chunk in _parse_records(checkpoint.path / CHUNKS, messages.ChunkData):
+    for chunk in read_messages(checkpoint.path / CHUNKS, messages.ChunkData):
         needed.discard(chunk.chunk_key)
         chunks += 1
         steps += chunk.sequence_range.end - chunk.sequence_range.start + 1
@@ -279,36 +274,17 @@ def _leaves(signature: Any) -> list[str]:
     return [f"{'/'.join(map(str, path))}: {leaf.dtype}{list(leaf.shape or ())}" for path, leaf in leaves]
 
 
-def _parse_records(path: Path, kind: Any) -> Any:
-    for number, record in enumerate(read_records(path)):
-        try:
-            yield kind.FromString(record)
-        except DecodeError as error:
-            raise FormatError(
-                f"{path}: record {number} is not a {kind.DESCRIPTOR.name}. The file is damaged."
-            ) from error
-
-
 def _table_state(table: Any) -> TableState:
     limiter = table.rate_limiter
     return TableState(
         name=table.table_name,
         max_size=table.max_size,
-        sampler=selector(table.sampler),
-        remover=selector(table.remover),
+        sampler=read_selector(table.sampler),
+        remover=read_selector(table.remover),
         max_times_sampled=max(0, table.max_times_sampled),
-        limiter=(
-            limiter.samples_per_insert,
-            limiter.min_size_to_sample,
-            _unbounded(limiter.min_diff),
-            _unbounded(limiter.max_diff),
-        ),
+        limiter=read_balance(limiter),
         inserts=limiter.insert_count,
         samples=limiter.sample_count,
         deletes=limiter.delete_count,
-        signature=signatures.decode(table.signature) if table.HasField("signature") else None,
+        signature=signatures.decode(table.signature),
     )
-
-
-def _unbounded(diff: float) -> float:
-    return math.copysign(math.inf, diff) if abs(diff) >= sys.float_info.max / 2 else diff

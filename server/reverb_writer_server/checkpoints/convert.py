@@ -1,56 +1,186 @@
-"""Conversion of a checkpoint to the tables of another configuration; needs TensorFlow."""
+"""Checkpoints of M servers as checkpoints of N, for a changed configuration and for another number of shards.
+
+    all items, each once -> without the oldest, if there are too many -> an equal share for each of the N
+    all chunks           -> those that the share of each needs
+
+An item keeps its key, priority, data, times sampled (below the table's limit) and, in its table, its order by the time
+of its insertion. Items that share chunks stay together. Of a table with `max_size` 1, as of weights, each of the N gets
+the newest item. It takes the memory of the items, but not of the chunks.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
-import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import tensorflow as tf
+from reverb_writer.errors import FormatError
+from reverb_writer.files.saved_replay import SavedReplay
+from reverb_writer.files.tfrecord import CHUNKS, DONE, ITEMS, TABLES, RecordWriter, write_records
+from reverb_writer.protocol import messages
+from reverb_writer.tables import TableConfig
+from reverb_writer.tables.table_messages import read_balance, write_table
 
-from reverb_writer.files.tfrecord import CHUNKS, DONE, ITEMS, TABLES, read_records
-from reverb_writer.protocol import messages, signatures
-from reverb_writer.tables import Prioritized, Selector, TableConfig
+_RUN = 256  # items at most that go to one server before the next one's turn, though they share chunks
 
 
-def convert_checkpoint(checkpoint: Path, target: Path, tables: Sequence[TableConfig]) -> dict[str, int]:
-    """Write a copy of a checkpoint with the rules of `tables`, and return how many items of each table are left out.
+class _Item(NamedTuple):
+    key: int
+    at: tuple[int, int]  # when it was inserted: seconds and nanoseconds
+    chunks: frozenset[int]
+    data: bytes  # a PrioritizedItem
 
-    The items of tables that are not in `tables` are left out, and the oldest items of a table that has become smaller.
-    If the rate limiter of a table differs, its counters are set as if samplers had kept pace with inserts.
+
+@dataclass
+class Target:
+    """A checkpoint to write.
+
+    Attributes:
+        path: its folder, which does not exist.
+        tables: the rules that its tables get, by name.
+    """
+
+    path: Path
+    tables: Mapping[str, TableConfig]
+    items: dict[str, list[_Item]] = field(default_factory=dict, init=False)  # of each table, the oldest first
+
+
+def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[str, int]:
+    """Write the items of checkpoints to others, and return how many items of each table are left out.
+
+    The items of tables that the targets do not have are left out, and the oldest items of a table that has less room
+    than before. If the rate limiter of a table differs, its counters are set as if samplers had kept pace with inserts.
+
+    Args:
+        sources: checkpoints; an item that several have under one key is taken once.
+        targets: which have the same tables.
 
     Raises:
-        FormatError: the checkpoint is damaged.
+        FormatError: a checkpoint is damaged.
+        OSError: a target cannot be written.
     """
-    wanted = {table.name: table for table in tables}
-    held = Counter(_item(record).table for record in read_records(checkpoint / ITEMS))
-    surplus = {
-        name: count - wanted[name].max_size if name in wanted else count
-        for name, count in held.items()
-        if name not in wanted or count > wanted[name].max_size
-    }
-    left_out: Counter[str] = Counter()
-    target.mkdir()
-    with _writer(target / TABLES) as out:
-        for record in read_records(checkpoint / TABLES):
-            saved = messages.PriorityTableCheckpoint.FromString(record)
-            if saved.table_name in wanted:
-                out.write(_convert_table(saved, wanted[saved.table_name]).SerializeToString())
-    with _writer(target / ITEMS) as out:
-        for record in read_records(checkpoint / ITEMS):
-            name = _item(record).table
-            if left_out[name] < surplus.get(name, 0):
-                left_out[name] += 1
-            else:
-                out.write(record)
-    _link(checkpoint / CHUNKS, target / CHUNKS)
-    (target / DONE).touch()
-    return dict(left_out)
+    tables = _tables_by_name(sources)
+    left_out: dict[str, int] = {}
+    for name, items in _items_by_table(sources, targets[0].tables).items():
+        if name not in targets[0].tables or name not in tables:
+            left_out[name] = len(items)
+            continue
+        sizes = [target.tables[name].max_size for target in targets]
+        if max(sizes) == 1:
+            shares = [[max(items, key=_time)] for _ in targets]
+            is_version = all(table.max_size == 1 for table in tables[name])
+            left_out[name] = 0 if is_version else len(items) - 1  # an older version is not missed
+        else:
+            newest = {item.key for item in sorted(items, key=_time)[-sum(sizes) :]}
+            shares = _deal([item for item in items if item.key in newest], sizes)
+            left_out[name] = len(items) - len(newest)
+        for target, share in zip(targets, shares, strict=True):
+            target.items[name] = sorted(share, key=_time)
+    for target in targets:
+        target.path.mkdir()
+        write_records(target.path / TABLES, _tables_of(target, tables, targets))
+        items_of_all = (item.data for name in tables for item in target.items.get(name, ()))
+        write_records(target.path / ITEMS, items_of_all)
+    _write_chunks(sources, targets)
+    for target in targets:
+        (target.path / DONE).touch()
+    return {name: count for name, count in left_out.items() if count}
+
+
+def _time(item: _Item) -> tuple[int, int]:
+    return item.at
+
+
+def _items_by_table(sources: Sequence[SavedReplay], tables: Mapping[str, TableConfig]) -> dict[str, list[_Item]]:
+    limits = {name: table.max_times_sampled for name, table in tables.items() if table.max_times_sampled}
+    found: dict[str, dict[int, _Item]] = {}
+    for source in sources:
+        for read in source.parsed_items(messages.PrioritizedItem):
+            chunks = frozenset(
+                part.chunk_key for column in read.flat_trajectory.columns for part in column.chunk_slices
+            )
+            if read.table in limits:  # a server removes an item that reaches the limit, and no item that is past it
+                read.times_sampled = min(read.times_sampled, limits[read.table] - 1)
+            at = (read.inserted_at.seconds, read.inserted_at.nanos)
+            item = _Item(read.key, at, chunks, read.SerializeToString())
+            found.setdefault(read.table, {}).setdefault(read.key, item)
+    return {name: [*items.values()] for name, items in found.items()}
+
+
+def _tables_by_name(sources: Sequence[SavedReplay]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for source in sources:
+        for table in source.tables():
+            found.setdefault(table.table_name, []).append(table)
+    return found
+
+
+def _deal(items: Sequence[_Item], sizes: Sequence[int]) -> list[list[_Item]]:
+    """Divide items equally, as far as there is room; items that follow each other and share chunks stay together."""
+    left, num_left = [0] * len(sizes), len(items)
+    by_room = sorted(range(len(sizes)), key=lambda target: sizes[target])
+    for turn, target in enumerate(by_room):  # the one with the least room first: the others take what it cannot
+        left[target] = min(sizes[target], -(-num_left // (len(sizes) - turn)))
+        num_left -= left[target]
+    shares: list[list[_Item]] = [[] for _ in sizes]
+    target, run, last = 0, 0, frozenset[int]()
+    for item in items:
+        if run >= _RUN or not left[target] or not last & item.chunks:
+            target, run = max(range(len(sizes)), key=left.__getitem__), 0
+        shares[target].append(item)
+        left[target] -= 1
+        run, last = run + 1, item.chunks
+    return shares
+
+
+def _tables_of(target: Target, tables: Mapping[str, Sequence[Any]], targets: Sequence[Target]) -> Iterable[bytes]:
+    for name, before in tables.items():
+        if name in target.tables:
+            total = sum(len(one.items.get(name, ())) for one in targets)
+            num_items = len(target.items.get(name, ()))
+            yield _table(target.tables[name], before, num_items, num_items / total if total else 1 / len(targets))
+
+
+def _table(config: TableConfig, before: Sequence[Any], num_items: int, share: float) -> bytes:
+    """Return a PriorityTableCheckpoint with so many items, and a share of the counters that there were."""
+    table = messages.PriorityTableCheckpoint()
+    write_table(config, table)
+    table.num_deleted_episodes = round(share * sum(one.num_deleted_episodes for one in before))
+    table.num_unique_samples = round(share * sum(one.num_unique_samples for one in before))
+    limiter, limiters = table.rate_limiter, [one.rate_limiter for one in before]
+    limiter.insert_count = max(num_items, round(share * sum(one.insert_count for one in limiters)))
+    limiter.delete_count = limiter.insert_count - num_items  # Reverb counts the items by it
+    limiter.sample_count = round(share * sum(one.sample_count for one in limiters))
+    new = read_balance(limiter)
+    is_same = len(before) == 1 and read_balance(limiters[0]) == new
+    if not is_same and math.isfinite(new.max_diff):
+        centre = min(new.max_diff, max(new.min_diff, new.samples_per_insert * new.min_size))
+        limiter.sample_count = max(0, int(limiter.insert_count * new.samples_per_insert - centre))
+    data: bytes = table.SerializeToString()
+    return data
+
+
+def _write_chunks(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> None:
+    if len(sources) == len(targets) == 1:
+        _link(sources[0].path / CHUNKS, targets[0].path / CHUNKS)
+        return
+    missing = [set[int]().union(*(item.chunks for items in one.items.values() for item in items)) for one in targets]
+    with contextlib.ExitStack() as files:
+        outs = [files.enter_context(RecordWriter(target.path / CHUNKS)) for target in targets]
+        for source in sources:
+            for key, chunk in source.keyed_chunks():
+                for out, needed in zip(outs, missing, strict=True):
+                    if key in needed:
+                        needed.remove(key)
+                        out.write(chunk)
+    for needed in missing:
+        if needed:
+            raise FormatError(f"{len(needed)} chunks that items refer to are in none of {len(sources)} checkpoints.")
 
 
 def _link(file: Path, target: Path) -> None:
@@ -58,44 +188,3 @@ def _link(file: Path, target: Path) -> None:
         os.link(file, target)
     except OSError:  # a file system without hard links
         shutil.copyfile(file, target)
-
-
-def _item(record: bytes) -> Any:
-    return messages.PrioritizedItem.FromString(record)
-
-
-def _writer(path: Path) -> Any:
-    return tf.io.TFRecordWriter(str(path), options="ZLIB")
-
-
-def _convert_table(saved: Any, table: TableConfig) -> Any:
-    saved.max_size = table.max_size
-    saved.max_times_sampled = table.max_times_sampled
-    _set_selector(saved.sampler, table.sampler)
-    _set_selector(saved.remover, table.remover)
-    if table.signature is None:
-        saved.ClearField("signature")
-    else:
-        saved.signature.CopyFrom(signatures.encode(table.signature))
-    limiter, balance = saved.rate_limiter, table.rate_limiter.balance
-    low, high = (
-        math.copysign(min(abs(bound), sys.float_info.max), bound) for bound in (balance.min_diff, balance.max_diff)
-    )
-    new = (balance.samples_per_insert, balance.min_size, low, high)
-    if new != (limiter.samples_per_insert, limiter.min_size_to_sample, limiter.min_diff, limiter.max_diff):
-        limiter.samples_per_insert, limiter.min_size_to_sample, limiter.min_diff, limiter.max_diff = new
-        if math.isfinite(balance.max_diff):
-            centre = min(balance.max_diff, max(balance.min_diff, balance.samples_per_insert * balance.min_size))
-            limiter.sample_count = max(0, int(limiter.insert_count * balance.samples_per_insert - centre))
-    return saved
-
-
-def _set_selector(options: Any, chosen: Selector) -> None:
-    options.Clear()
-    if isinstance(chosen, Prioritized):
-        options.prioritized.priority_exponent = chosen.exponent
-    elif chosen in ("max_heap", "min_heap"):
-        options.heap.min_heap = chosen == "min_heap"
-    else:
-        setattr(options, chosen, True)
-    options.is_deterministic = chosen in ("fifo", "lifo", "max_heap", "min_heap")

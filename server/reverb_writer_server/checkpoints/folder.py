@@ -23,18 +23,17 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import timezone
 from pathlib import Path
 
 from reverb_writer.errors import FormatError
+from reverb_writer.files.saved_replay import KEPT, NAME, OWNER, PARTIAL, checkpoint_name
 from reverb_writer.files.tfrecord import DONE
-from reverb_writer_server.checkpoints.contents import MANIFEST, NAME, Checkpoint, checked, tables_of
-from reverb_writer_server.checkpoints.owner import OWNER, CheckpointError, OwnerFile
+from reverb_writer_server.checkpoints.contents import MANIFEST, Checkpoint, checked, tables_of
+from reverb_writer_server.checkpoints.owner import CheckpointError, OwnerFile
 
 _logger = logging.getLogger(__name__)
-_INCOMING, _KEPT = "incoming", "kept"
-_PARTIAL = ".partial-"
-_FITTED = f"{_PARTIAL}fitted"  # never adopted, and cleared with the other leftovers
+_INCOMING = "incoming"
+_FITTED = f"{PARTIAL}fitted"  # never adopted, and cleared with the other leftovers
 
 
 def checkpoints_in(directory: Path) -> list[Checkpoint]:
@@ -123,10 +122,10 @@ class CheckpointFolder:
         """
         self.directory = directory
         self.incoming = directory / _INCOMING
-        self.fitted = directory / _KEPT / _FITTED
+        self.fitted = directory / KEPT / _FITTED
         self.keep = keep
         self.damaged: set[str] = set()
-        self._kept = directory / _KEPT
+        self._kept = directory / KEPT
         with contextlib.ExitStack() as undo:
             try:
                 check_directory(directory)
@@ -154,7 +153,7 @@ class CheckpointFolder:
             is_old = min_age_s == 0 or abs(time.time() - Checkpoint(leftover).written_at.timestamp()) >= min_age_s
             if leftover.name.startswith(".") or (is_old and not (leftover / DONE).is_file()):
                 _remove(leftover)
-        for leftover in self._kept.glob(f"{_PARTIAL}*") if self._kept.is_dir() else ():
+        for leftover in self._kept.glob(f"{PARTIAL}*") if self._kept.is_dir() else ():
             _remove(leftover)
 
     def clear_incoming(self) -> None:
@@ -193,7 +192,7 @@ class CheckpointFolder:
             return 0
         pruned = 0
         for old in found[found.index(sound[keep - 1]) + 1 :]:
-            partial = self._kept / f"{_PARTIAL}{old.name}"
+            partial = self._kept / f"{PARTIAL}{old.name}"
             with contextlib.suppress(FileNotFoundError, BlockingIOError), _locked(old.path):
                 old.path.rename(partial)  # a kill leaves no half of a checkpoint under its name
                 _remove(partial)
@@ -247,7 +246,7 @@ class CheckpointFolder:
             [self.owner.mark.sequence, *(kept.sequence for kept in _kept_in(self.directory))],
         )
         self._kept.mkdir(exist_ok=True)
-        target = self._kept / f"{number:08d}-{one.written_at.astimezone(timezone.utc):%Y%m%dT%H%M%S.%fZ}"
+        target = self._kept / checkpoint_name(number, one.written_at)
         path.rename(target)
         _sync(self._kept)
         self.owner.update(sequence=number)
@@ -264,7 +263,7 @@ def check_directory(directory: Path) -> None:
         return
     try:
         found = sorted(path.name for path in directory.iterdir())
-        others = sorted({*found} - {OWNER, _INCOMING, _KEPT})
+        others = sorted({*found} - {OWNER, _INCOMING, KEPT})
         if others or (found and not _is_ours(directory)):
             raise CheckpointError(
                 f"{directory}: must hold checkpoints and nothing else, found {', '.join(others or found)}. Name a "
@@ -278,13 +277,13 @@ def _is_ours(directory: Path) -> bool:
     """Return whether a folder has the mark, or is one of ours that has lost it."""
     if (directory / OWNER).is_file():
         return True
-    kept = _entries(directory / _KEPT)
-    is_known = all(NAME.fullmatch(path.name) or path.name.startswith(_PARTIAL) for path in kept)
-    return (directory / _KEPT).is_dir() and is_known
+    kept = _entries(directory / KEPT)
+    is_known = all(NAME.fullmatch(path.name) or path.name.startswith(PARTIAL) for path in kept)
+    return (directory / KEPT).is_dir() and is_known
 
 
 def _kept_in(directory: Path) -> list[Checkpoint]:
-    found = [Checkpoint(path) for path in _entries(directory / _KEPT) if path.name[0] != "." and path.is_dir()]
+    found = [Checkpoint(path) for path in _entries(directory / KEPT) if path.name[0] != "." and path.is_dir()]
     return sorted(found, key=lambda one: (one.sequence, one.name), reverse=True)
 
 

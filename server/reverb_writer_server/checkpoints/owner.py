@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
+from reverb_writer.files.saved_replay import OWNER
 
-OWNER = "OWNER.json"
 _logger = logging.getLogger(__name__)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from reverb_writer.errors import SpecError
-from reverb_writer.tables import Queue, SampleToInsertRatio, Stack, TableConfig
+from reverb_writer.tables import MinSize, Queue, SampleToInsertRatio, Stack, TableConfig
+from reverb_writer.tables.table_dicts import TableKeyError
 
 
 def check(table: TableConfig, samples_in_flight: int) -> None:
@@ -20,9 +21,13 @@ def check(table: TableConfig, samples_in_flight: int) -> None:
         samples_in_flight: samples that a learner fetches before its actor goes on; 0 if they do not alternate.
 
     Raises:
+        TableKeyError: there is nothing to check, because samples never wait for inserts.
         SpecError: the message has the numbers and the smallest change that works.
     """
     limiter, balance = table.rate_limiter, table.rate_limiter.balance
+    if samples_in_flight and isinstance(limiter, MinSize) and not table.max_times_sampled:
+        checks = 'it checks a rate_limiter "ratio", "queue" or "stack", or max_times_sampled'
+        raise TableKeyError("samples_in_flight", f"got {samples_in_flight}, allowed: nothing here; {checks}.")
     room = balance.max_diff - balance.min_diff
     fetches = f"table `{table.name}`: a learner fetches {samples_in_flight} samples before its actor goes on"
     waits = "If its actor waits for it, both wait for ever. Fetch fewer, or"

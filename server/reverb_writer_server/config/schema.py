@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from reverb_writer.errors import SpecError
-from reverb_writer.tables import (
-    MinSize,
-    Prioritized,
-    RateLimiter,
-    SampleToInsertRatio,
-    Selector,
-    TableConfig,
-)
+from reverb_writer.tables import TableConfig
+from reverb_writer.tables.table_dicts import TableKeyError, table_from_dict
 from reverb_writer_server.config import rate_limiter_checks, textproto
 from reverb_writer_server.config.bind import ALL, LOOPBACK
 from reverb_writer_server.config.shares import shares_of
-from reverb_writer_server.config.signature_syntax import read_signature
 from reverb_writer_server.config.sources import ConfigError, Kind, Settings, boolean, choice, count, quantity, text
 
 _SELECTORS = ("uniform", "fifo", "lifo", "max_heap", "min_heap", "prioritized")
@@ -28,7 +21,6 @@ _LIMITERS = ("min_size", "ratio", "queue", "stack")
 _MAX_COUNT = 2**31 - 1
 _PORT = count(0, 65535)
 _PATH = text("a path")
-_Values: TypeAlias = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -281,74 +273,18 @@ def _value(settings: Settings, name: str) -> Any:
 
 
 def _table(settings: Settings, name: str) -> ServedTable:
-    def value(key: str) -> Any:
-        return settings.get("tables", name, key, default=KEYS[f"tables.*.{key}"].default)
-
+    values = {key: settings.get("tables", name, key) for key in settings.names("tables", name)}
     origin = settings.origin("tables", name)
-    length = value("sequence_length")
     try:
-        signature = value("signature")
-        leaves = None if signature is None else read_signature(signature, length)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            config = _table_config(settings, name, leaves, value)
-        rate_limiter_checks.check(config, value("samples_in_flight"))
-    except ConfigError:
-        raise
+            config = table_from_dict(name, values)
+        rate_limiter_checks.check(config, values.get("samples_in_flight", 0))
+    except TableKeyError as error:
+        origin = settings.origin("tables", name, error.key) if error.key in values else origin
+        raise ConfigError(f"{origin}: `tables.{name}.{error.key}`: {error.fault}") from error
     except SpecError as error:
         raise ConfigError(f"{origin}: `tables.{name}`: {error}") from error
     advice = (*(str(warning.message) for warning in caught), *rate_limiter_checks.advice(config))
-    return ServedTable(config, length, value("stride_length"), advice, value("episode_length"))
-
-
-def _table_config(settings: Settings, name: str, signature: Any, value: _Values) -> TableConfig:
-    kind = value("rate_limiter")
-    if kind in ("queue", "stack"):
-        for key in ("sampler", "remover", "max_times_sampled", "min_size", "samples_per_insert", "error_buffer"):
-            _refuse_unused(settings, name, key, f"a {kind} sets it itself")
-        return getattr(TableConfig, kind)(name, value("max_size"), signature)  # type: ignore[no-any-return]
-    return TableConfig(
-        name,
-        value("max_size"),
-        _selector(settings, name, "sampler", value),
-        _selector(settings, name, "remover", value),
-        _rate_limiter(settings, name, kind, value),
-        value("max_times_sampled"),
-        signature,
-    )
-
-
-def _rate_limiter(settings: Settings, name: str, kind: str, value: _Values) -> RateLimiter:
-    if kind == "min_size":
-        for key in ("samples_per_insert", "error_buffer"):
-            _refuse_unused(settings, name, key, 'set rate_limiter = "ratio" to keep a ratio')
-        if not value("max_times_sampled"):
-            _refuse_unused(
-                settings,
-                name,
-                "samples_in_flight",
-                'it checks a rate_limiter "ratio", "queue" or "stack", or max_times_sampled',
-            )
-        return MinSize(value("min_size"))
-    for key in ("samples_per_insert", "error_buffer"):
-        if value(key) is None:
-            allowed = KEYS[f"tables.*.{key}"].kind.allowed
-            where = f"{settings.origin('tables', name)}: `tables.{name}.{key}`"
-            raise ConfigError(f'{where}: got nothing, allowed: {allowed}; rate_limiter = "ratio" needs it.')
-    return SampleToInsertRatio(value("samples_per_insert"), value("min_size"), value("error_buffer"))
-
-
-def _selector(settings: Settings, name: str, role: str, value: _Values) -> Selector:
-    chosen = value(role)
-    if chosen == "prioritized":
-        return Prioritized(value(f"{role}_exponent"))
-    _refuse_unused(settings, name, f"{role}_exponent", f'it belongs to {role} = "prioritized"')
-    return chosen  # type: ignore[no-any-return]  # one of the names
-
-
-def _refuse_unused(settings: Settings, name: str, key: str, reason: str) -> None:
-    """Refuse a value that has no effect."""
-    if settings.get("tables", name, key) is not None:
-        origin = settings.origin("tables", name, key)
-        got = settings.get("tables", name, key)
-        raise ConfigError(f"{origin}: `tables.{name}.{key}`: got {got}, allowed: nothing here; {reason}.")
+    stride = values.get("stride_length", ServedTable.stride_length)
+    return ServedTable(config, values.get("sequence_length"), stride, advice, values.get("episode_length"))

@@ -15,6 +15,7 @@ refused, so that a misspelt name is noticed.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -99,18 +100,20 @@ class Settings:
         self._sections: dict[_Key, str] = {}  # a table of which all keys have defaults has no values
 
     def read_file(self, path: Path) -> None:
-        """Set the values of a TOML file.
+        """Set the values of a file: TOML, or the same as JSON, which programs write.
 
         Raises:
-            ConfigError: the file cannot be read or is not TOML, a key is unknown, or a value is not allowed.
+            ConfigError: the file cannot be read, is neither, a key is unknown, or a value is not allowed.
         """
         try:
-            with path.open("rb") as file:
-                document = tomllib.load(file)
+            text = path.read_bytes().decode()
+            document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
         except OSError as error:
             raise ConfigError(
                 f"{path}: cannot be read ({error.strerror}). Check the path and its permissions."
             ) from error
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}: is not valid JSON: {error}.") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: is not valid TOML: {error}.") from error
         for key, value in self._flatten((), document, str(path)):

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
+from reverb_writer.files.saved_replay import SavedReplay
 from reverb_writer.tables import TableConfig
+from reverb_writer_server.checkpoints.convert import Target, convert
 from reverb_writer_server.parent_death import end_with
 from reverb_writer_server.reverb.draining import Drain
 
@@ -73,11 +75,10 @@ def _start(server: Any, request: StartRequest) -> tuple[Any, dict[str, int]]:
     serve = functools.partial(server, request.tables, request.port, checkpoints=request.checkpoints, bind=request.bind)
     if request.fitted is None or request.restore is None:
         return serve(restore=request.restore), {}
-    from reverb_writer_server.checkpoints import convert  # noqa: PLC0415  # rarely needed
-
     shutil.rmtree(request.fitted, ignore_errors=True)
     try:
-        left_out = convert.convert_checkpoint(request.restore, request.fitted, request.tables)
+        target = Target(request.fitted, {table.name: table for table in request.tables})
+        left_out = convert([SavedReplay(request.restore)], [target])
         return serve(restore=request.fitted), left_out
     finally:
         shutil.rmtree(request.fitted, ignore_errors=True)

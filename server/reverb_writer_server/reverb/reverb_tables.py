@@ -7,17 +7,12 @@ from typing import Any
 import reverb
 import tensorflow as tf
 import tree
+from reverb import pybind
 
 from reverb_writer.errors import SpecError
-from reverb_writer.tables import Prioritized, RateLimiter, Selector, TableConfig
-
-_SELECTORS = {
-    "fifo": reverb.selectors.Fifo,
-    "lifo": reverb.selectors.Lifo,
-    "uniform": reverb.selectors.Uniform,
-    "max_heap": reverb.selectors.MaxHeap,
-    "min_heap": reverb.selectors.MinHeap,
-}
+from reverb_writer.protocol import messages
+from reverb_writer.tables import Selector, TableConfig
+from reverb_writer.tables.table_messages import write_selector
 
 
 def reverb_table(config: TableConfig) -> reverb.Table:
@@ -26,31 +21,27 @@ def reverb_table(config: TableConfig) -> reverb.Table:
     Raises:
         SpecError: A leaf of the signature has no shape, or no dtype of TensorFlow.
     """
+    balance = config.rate_limiter.balance
     return reverb.Table(
         name=config.name,
         sampler=_selector(config.sampler),
         remover=_selector(config.remover),
         max_size=config.max_size,
-        rate_limiter=_rate_limiter(config.rate_limiter),
+        rate_limiter=reverb.rate_limiters.RateLimiter(
+            samples_per_insert=balance.samples_per_insert,
+            min_size_to_sample=balance.min_size,
+            min_diff=balance.min_diff,
+            max_diff=balance.max_diff,
+        ),
         max_times_sampled=config.max_times_sampled,
         signature=_signature(config),
     )
 
 
 def _selector(selector: Selector) -> Any:
-    if isinstance(selector, Prioritized):
-        return reverb.selectors.Prioritized(selector.exponent)
-    return _SELECTORS[selector]()
-
-
-def _rate_limiter(limiter: RateLimiter) -> Any:
-    balance = limiter.balance
-    return reverb.rate_limiters.RateLimiter(
-        samples_per_insert=balance.samples_per_insert,
-        min_size_to_sample=balance.min_size,
-        min_diff=balance.min_diff,
-        max_diff=balance.max_diff,
-    )
+    options = messages.KeyDistributionOptions()
+    write_selector(selector, options)
+    return pybind.selector_from_proto(options.SerializeToString())
 
 
 def _signature(config: TableConfig) -> Any:

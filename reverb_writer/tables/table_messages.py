@@ -1,0 +1,156 @@
+"""A table's rules in Reverb's messages, and back: for servers, checkpoints, and configurations as Reverb writes them.
+
+TableConfig    PriorityTableCheckpoint, in checkpoints and in Reverb's textproto
+Selector       KeyDistributionOptions
+Balance        RateLimiterCheckpoint and RateLimiterInfo, whose fields have the same names
+signature      StructuredValue; its leaves may be anything with `shape` and `dtype`, such as `tf.TensorSpec`
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import tree
+
+from reverb_writer.errors import SpecError
+from reverb_writer.protocol import signatures
+from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.tables.table_config import (
+    Balance,
+    MinSize,
+    Prioritized,
+    Queue,
+    RateLimiter,
+    SampleToInsertRatio,
+    Selector,
+    Stack,
+    TableConfig,
+)
+
+_HUGE = sys.float_info.max / 2  # Reverb writes the largest float for no bound
+
+
+def read_table(message: Any) -> TableConfig:
+    """Return the configuration that a PriorityTableCheckpoint has.
+
+    Raises:
+        SpecError: no `TableConfig` has such rules; names the table.
+    """
+    try:
+        sampler, remover = read_selector(message.sampler), read_selector(message.remover)
+        limiter = _read_rate_limiter(message, sampler)
+    except SpecError as error:
+        raise SpecError(f"table `{message.table_name}`: {error}") from error
+    return TableConfig(
+        message.table_name,
+        message.max_size,
+        sampler,
+        remover,
+        limiter,
+        max(0, message.max_times_sampled),
+        signatures.decode(message.signature),
+    )
+
+
+def write_table(table: TableConfig, message: Any) -> None:
+    """Set the rules of a PriorityTableCheckpoint; its counters stay.
+
+    Raises:
+        SpecError, StructureError: the signature is none that Reverb could store.
+    """
+    message.table_name, message.max_size = table.name, table.max_size
+    message.max_times_sampled = table.max_times_sampled
+    write_selector(table.sampler, message.sampler)
+    write_selector(table.remover, message.remover)
+    write_balance(table.rate_limiter.balance, message.rate_limiter)
+    message.ClearField("signature")
+    if table.signature is not None:
+        message.signature.CopyFrom(encode_signature(table.signature))
+
+
+def read_selector(options: Any) -> Selector:
+    """Return the selector of a KeyDistributionOptions.
+
+    Raises:
+        SpecError: it sets no selector.
+    """
+    name = selector_name(options)
+    if name == "prioritized":
+        return Prioritized(options.prioritized.priority_exponent)
+    if name == "unknown":
+        raise SpecError("a selector must be fifo, lifo, uniform, heap or prioritized, got none.")
+    return name  # type: ignore[return-value]  # one of the names
+
+
+def selector_name(options: Any) -> str:
+    """Return the selector's name without its exponent; "unknown" if a KeyDistributionOptions sets none."""
+    kind = options.WhichOneof("distribution")
+    if kind == "heap":
+        return "min_heap" if options.heap.min_heap else "max_heap"
+    return kind if kind is not None and getattr(options, kind) else "unknown"
+
+
+def write_selector(selector: Selector, options: Any) -> None:
+    """Set a KeyDistributionOptions."""
+    options.Clear()
+    if isinstance(selector, Prioritized):
+        options.prioritized.priority_exponent = selector.exponent
+    elif selector in ("max_heap", "min_heap"):
+        options.heap.min_heap = selector == "min_heap"
+    else:
+        setattr(options, selector, True)
+    options.is_deterministic = selector != "uniform" and not isinstance(selector, Prioritized)
+
+
+def read_balance(limiter: Any) -> Balance:
+    """Return the numbers of a rate limiter; no bound is infinity."""
+    low, high = (
+        math.copysign(math.inf, diff) if abs(diff) >= _HUGE else diff for diff in (limiter.min_diff, limiter.max_diff)
+    )
+    return Balance(limiter.samples_per_insert, limiter.min_size_to_sample, low, high)
+
+
+def write_balance(balance: Balance, limiter: Any) -> None:
+    """Set the numbers of a rate limiter; its counters stay."""
+    limiter.samples_per_insert, limiter.min_size_to_sample = balance.samples_per_insert, balance.min_size
+    limiter.min_diff, limiter.max_diff = _bounded(balance.min_diff), _bounded(balance.max_diff)
+
+
+def encode_signature(signature: Any) -> Any:
+    """Return a table's signature as a `messages.StructuredValue`; None if it has none.
+
+    Raises:
+        SpecError, StructureError: a leaf has no shape and dtype, or the nest cannot be one.
+    """
+    return None if signature is None else signatures.encode(tree.map_structure(_spec, signature))
+
+
+def _read_rate_limiter(message: Any, sampler: Selector) -> RateLimiter:
+    limiter = message.rate_limiter
+    ratio, min_size = limiter.samples_per_insert, limiter.min_size_to_sample
+    if limiter.min_diff <= -_HUGE and limiter.max_diff >= _HUGE:
+        return MinSize(min_size)
+    once = (ratio, min_size, limiter.min_diff, message.max_times_sampled) == (1, 1, 0, 1)
+    if once and sampler in ("fifo", "lifo") and limiter.max_diff == message.max_size:
+        return (Queue if sampler == "fifo" else Stack)(message.max_size)
+    return SampleToInsertRatio(ratio, min_size, (limiter.min_diff, limiter.max_diff))
+
+
+def _bounded(diff: float) -> float:
+    return max(-sys.float_info.max, min(diff, sys.float_info.max))
+
+
+def _spec(leaf: Any) -> ArraySpec | None:
+    if leaf is None or isinstance(leaf, ArraySpec):
+        return leaf
+    try:
+        shape = leaf.shape
+        if hasattr(shape, "rank"):  # TensorFlow's; one of unknown rank cannot be iterated over
+            shape = None if shape.rank is None else tuple(shape)
+        dtype = getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)  # NumPy does not take TensorFlow's
+        return ArraySpec(shape, dtype, getattr(leaf, "name", None) or "")
+    except (AttributeError, TypeError, ValueError) as error:
+        expected = "an object with `shape` and `dtype`, such as ArraySpec"
+        raise SpecError(f"a leaf of `signature` must be {expected}, got {leaf!r}.") from error
