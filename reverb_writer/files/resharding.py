@@ -222,7 +222,7 @@ class Resharding:
         new = {key: as_request(chunk=chunks[key]) for key in keys if key not in server.held}
         encoded = {key: new[key] if key in new else server.held[key] for key in keys}
         num_bytes = row.nbytes + sum(map(len, new.values()))
-        request = InsertRequest(frozenset([item.table]), item.key, [(item.key, row)], encoded, num_bytes)
+        request = InsertRequest(frozenset([item.table]), item.key, [row], encoded, num_bytes)
         server.inserts.wait(self._timeout_s, max_pending=_MAX_PENDING, extends=True)
         server.inserts.write(request, hold=new)
         server.held.update(new)
