@@ -29,11 +29,15 @@ def add_sender(sender: Any) -> None:
     _senders[id(sender)] = sender
 
 
+def senders() -> list[Any]:
+    """Return those that live."""
+    return [sender for reference in _senders.valuerefs() if (sender := reference()) is not None]
+
+
 def send_due() -> None:
     """Send the due windows of every observer."""
-    for reference in _senders.valuerefs():
-        if (sender := reference()) is not None:
-            sender.send_due()
+    for sender in senders():
+        sender.send_due()
 
 
 def note_priority(address: str, table: str, priority: float) -> None:

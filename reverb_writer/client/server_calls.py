@@ -263,7 +263,7 @@ def one_item(
     for item_key, (table, priority) in enumerate(priorities.items(), first_key):
         item = messages.PrioritizedItem(key=item_key, table=table, priority=priority, flat_trajectory=slices)
         encoded = messages.InsertStreamRequest(items=[item]).SerializeToString()
-        rows.append((item_key, np.frombuffer(encoded, np.uint8)[None]))
+        rows.append(np.frombuffer(encoded, np.uint8)[None])
     return InsertRequest(frozenset(priorities), first_key, rows, {chunk_key: chunk}, len(chunk))
 
 

@@ -127,6 +127,14 @@ class Channel:
         """The server of the address, if it is in this process, and is to be reached without TLS or a proxy."""
         return endpoints.find(self.address) if self._is_direct else None
 
+    def loss(self, reason: str) -> ReverbWriterError:
+        """Return the error of a stream whose connection is lost, or closed."""
+        try:
+            self.check_usable()
+        except ClosedError as error:
+            return error
+        return ServerUnavailableError(f"there is no connection to the server at {self.address} ({reason}).")
+
     def redirect(self, address: str) -> None:
         """Connect to the server at its new address; streams end as if the connection were lost, calls are made again.
 

@@ -1,6 +1,6 @@
 """Items to one server, until it has confirmed them: connect, send, and send again after a loss.
 
-    write() -> InFlight -> Pipe -> server
+    InFlight.add() -> proceed() -> Pipe -> server
     answers, and the end of a connection -> post() -> the owner's thread runs them
 
 A `Delivery` has no thread and no lock: its owner calls it from one thread, and runs there what `post` gets from other
@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from reverb_writer.tables.rate_limits import explain_inserts, explain_limiter, i
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel, backoff_s
 from reverb_writer.transport.connection_loss import ConnectionLoss
-from reverb_writer.transport.in_flight import InFlight, InsertRequest
+from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.transport.local_pipe import LocalPipe, open_pipe
 from reverb_writer.transport.pipe import Event, Pipe
 from reverb_writer.transport.server_info import start_server_info
@@ -55,13 +55,20 @@ class Delivery:
     """
 
     def __init__(
-        self, channel: Channel, post: Post, *, max_sent_items: float = math.inf, is_checked: bool = False
+        self,
+        channel: Channel,
+        post: Post,
+        counts: collections.Counter[str],
+        *,
+        max_sent_items: float = math.inf,
+        is_checked: bool = False,
     ) -> None:
         """Prepare the delivery; it connects when there is something to send.
 
         Args:
             channel: the connection to the server.
             post: has the owner's thread call a function soon; callable from any thread, never waits.
+            counts: is raised by the items that were confirmed and sent again, and new connections and servers.
             max_sent_items: items that may be sent and unconfirmed; what is sent cannot be dropped.
             is_checked: whether the caller has just asked for the tables: then the first connection is opened at once.
         """
@@ -70,8 +77,7 @@ class Delivery:
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: ConnectionLoss | None = None
         self.heard_at = time.monotonic()
-        self._counts: collections.Counter[str] = collections.Counter()
-        self._post, self._max_sent_items, self._is_checked = post, max_sent_items, is_checked
+        self._post, self._counts, self._max_sent_items, self._is_checked = post, counts, max_sent_items, is_checked
         self._pipe: Pipe | LocalPipe | None = None
         self._attempt = 0  # of a question or a pipe; answers to an earlier one are ignored
         self._is_connecting = self._is_closed = self._is_orphaned = False
@@ -83,21 +89,12 @@ class Delivery:
 
     # --------------------------------------------------------------------------------------------------- what to send
 
-    def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
-        """Queue a request and send what can be sent; never waits.
-
-        Args:
-            request: items; None to change holds only.
-            hold: keys of chunks that the server shall keep for items still to come.
-            release: keys of chunks of an earlier `hold`.
-        """
-        self.flight.hold(hold)
-        if request is not None:
-            self.flight.add(request)
-        self.flight.release(release)
-
     def proceed(self) -> float:
-        """Do what is due; return in how many seconds something else is, infinity for never."""
+        """Connect, and send what was added to `flight`, as far as possible without waiting.
+
+        Returns:
+            In how many seconds something else is due, infinity for never.
+        """
         if self._is_closed or self._is_orphaned:
             return math.inf
         if self._pipe is not None:
@@ -133,10 +130,6 @@ class Delivery:
             self._pipe.close()
             self._pipe = None
         return self.flight.drop_all()
-
-    def counts(self) -> collections.Counter[str]:
-        """Return how many items were confirmed and sent again, and how many connections and servers were new."""
-        return self._counts + collections.Counter(acknowledged_items=self.flight.acknowledged)
 
     # ------------------------------------------------------------------------------------------------- the connection
 
@@ -208,7 +201,7 @@ class Delivery:
             self._lost(event, reason or str(event), is_gone=isinstance(event, StructureError))
             return
         self.heard_at, self._failures = time.monotonic(), 0
-        self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
+        self._counts["acknowledged_items"] += self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
 
     def _lost(self, error: Exception, reason: str, *, is_gone: bool = False) -> None:
         if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):

@@ -16,6 +16,7 @@ Source: reverb/cc/reverb_service_impl.cc, InsertStream.
 from __future__ import annotations
 
 import collections
+import itertools
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,18 +29,14 @@ from reverb_writer.protocol.item_encoding import encode_keep_keys
 Keys = npt.NDArray[np.uint64]
 
 
-ItemRows = tuple[int, npt.NDArray[np.uint8]]
-"""Key of the first of several items, the others having those that follow, and one encoded item a row."""
-
-
 @dataclass(eq=False)
 class InsertRequest:
     """Items that were encoded together, and the chunks that they need.
 
     Attributes:
         tables: names of the tables that the items go to.
-        first_key: of the items; the other keys follow it.
-        rows: the items, as `encode_items` makes them, in the order of their insertion.
+        first_key: of the items; the other keys follow it, in the order of the rows.
+        rows: the items, as `encode_items` makes them, in the order of their insertion: blocks of one item a row.
         chunks: encoded chunks by key, all that the items name, in the order of their steps.
         num_bytes: memory that the request adds: its rows, and the chunks that no earlier request had.
         num_items: how many there are.
@@ -48,13 +45,13 @@ class InsertRequest:
 
     tables: frozenset[str]
     first_key: int
-    rows: list[ItemRows]
+    rows: list[npt.NDArray[np.uint8]]
     chunks: dict[int, bytes]
     num_bytes: int
 
     def __post_init__(self) -> None:
         """Start with nothing acknowledged."""
-        self.num_items = self.num_pending = sum(len(rows) for _, rows in self.rows)
+        self.num_items = self.num_pending = sum(map(len, self.rows))
         self._is_pending = np.ones(self.num_items, bool)
 
     def acknowledge(self, keys: Keys) -> int:
@@ -67,12 +64,9 @@ class InsertRequest:
     def remaining_rows(self) -> list[npt.NDArray[np.uint8]]:
         """Return the items that are not acknowledged, one encoded item a row."""
         if self.num_pending == self.num_items:
-            return [rows for _, rows in self.rows]
-        starts = [key - self.first_key for key, _ in self.rows]
-        return [
-            rows[self._is_pending[start : start + len(rows)]]
-            for start, (_, rows) in zip(starts, self.rows, strict=True)
-        ]
+            return self.rows
+        stops = list(itertools.accumulate(map(len, self.rows)))
+        return [rows[self._is_pending[stop - len(rows) : stop]] for rows, stop in zip(self.rows, stops, strict=True)]
 
 
 class InFlight:
@@ -134,14 +128,23 @@ class InFlight:
             if not owners:
                 self._references.pop(key, None)
 
-    def add(self, request: InsertRequest) -> None:
-        """Queue a request."""
-        self.hold(request.chunks, request)
-        if not self.pending:
-            self.progress_at = time.monotonic()
-        self.items += request.num_items
-        self.pending_bytes += request.num_bytes
-        self._queued.append(request)
+    def add(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
+        """Queue a request.
+
+        Args:
+            request: items; None to change holds only.
+            hold: keys of chunks that the server shall keep for items still to come.
+            release: keys of chunks of an earlier `hold`.
+        """
+        self.hold(hold)
+        if request is not None:
+            self.hold(request.chunks, request)
+            if not self.pending:
+                self.progress_at = time.monotonic()
+            self.items += request.num_items
+            self.pending_bytes += request.num_bytes
+            self._queued.append(request)
+        self.release(release)
 
     def take_message(self, num_bytes: int) -> bytes:
         """Take requests from the queue until they make `num_bytes` or it is empty; return them as one message.
@@ -166,9 +169,9 @@ class InFlight:
         parts.append(encode_keep_keys(list(self._on_server)))
         return b"".join(parts)
 
-    def acknowledge(self, keys: Keys) -> None:
-        """Mark these items as acknowledged; keys that are not in flight are ignored."""
-        expected = len(keys)
+    def acknowledge(self, keys: Keys) -> int:
+        """Mark these items as acknowledged; return how many were new. Keys that are not in flight are ignored."""
+        before, expected = self.acknowledged, len(keys)
         for request in [*self._sent]:
             if not expected:
                 break
@@ -180,6 +183,7 @@ class InFlight:
             if not request.num_pending:
                 self.pending_bytes -= request.num_bytes
                 self._sent.remove(request)  # nearly always the first
+        return self.acknowledged - before
 
     def requeue(self) -> int:
         """Put all that is sent and not acknowledged back at the head of the queue, in order, for a new connection.

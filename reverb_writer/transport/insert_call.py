@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import queue
 import threading
@@ -23,11 +24,11 @@ class Inserts:
     def __init__(self, channel: Channel, *, is_checked: bool = False) -> None:
         """Prepare the stream; it connects when it is first waited for. `is_checked` is that of `Delivery`."""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._delivery = Delivery(channel, self._inbox.put, is_checked=is_checked)
+        self._delivery = Delivery(channel, self._inbox.put, collections.Counter(), is_checked=is_checked)
 
     def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
-        """Queue a request; see `Delivery.write`."""
-        self._delivery.write(request, hold=hold, release=release)
+        """Queue a request; see `InFlight.add`."""
+        self._delivery.flight.add(request, hold=hold, release=release)
 
     def wait(self, timeout_s: float, *, max_pending: int = 0, extends: bool = False) -> None:
         """Send what is queued, until at most `max_pending` items are unconfirmed.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import grpc
 
 from reverb_writer.background import may_be_interrupted
-from reverb_writer.errors import ClosedError, ReverbWriterError, ServerUnavailableError
+from reverb_writer.errors import ClosedError, ReverbWriterError
 from reverb_writer.transport import loop
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.endpoints import Answer, Endpoint
@@ -62,14 +62,7 @@ class LocalPipe:
         """End the stream as if its connection were lost; for the loop's thread only."""
         self._stream.end()
         self.reason = fault
-        error: ReverbWriterError = ServerUnavailableError(
-            f"there is no connection to the server at {self._channel.address} ({fault})."
-        )
-        try:
-            self._channel.check_usable()
-        except ClosedError as closed:
-            error = closed
-        self._end(error)
+        self._end(self._channel.loss(fault))
 
     def _run(self, work: Callable[[], None]) -> None:
         """Have a function of the server called."""

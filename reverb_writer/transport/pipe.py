@@ -118,11 +118,7 @@ class Pipe:
             return translate_error(error, address, is_stream=True, reason=self.reason)
         except (asyncio.CancelledError, WireClosedError):
             self.reason = wire.fault if wire is not None and wire.fault else "the stream was cancelled"
-            try:
-                self._channel.check_usable()
-            except ClosedError as error:
-                return error
-            return ServerUnavailableError(f"there is no connection to the server at {address} ({self.reason}).")
+            return self._channel.loss(self.reason)
         except ReverbWriterError as error:
             self.reason = str(error)
             return error

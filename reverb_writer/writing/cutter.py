@@ -6,7 +6,7 @@ together with those of the others, by a few operations on arrays.
 
 from __future__ import annotations
 
-import collections
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer.windows import SHORT_EPISODE
+from reverb_writer.writing.chunk_encoder import ChunkEncoder
+from reverb_writer.writing.observer_stats import Books
 from reverb_writer.writing.open_episode import OpenEpisode, Ready
 from reverb_writer.writing.ring import NewPriority, Reset, StepRing
 from reverb_writer.writing.window_kinds import WindowKinds
 
 if TYPE_CHECKING:
     from reverb_writer.writing.destinations import Destination
+
+_LOG = logging.getLogger(__package__)
 
 _Integers = npt.NDArray[np.int64]
 
@@ -32,8 +37,6 @@ class Cutter:
         num_items: items that were complete so far.
         num_unencoded: of them, those that are not encoded yet.
         unsent_bytes: bytes of chunks that no request has taken yet.
-        num_episodes: episodes ended so far.
-        dropped: of the steps those in no window, by reason, summed over the kinds.
         has_ended: whether an episode has ended whose windows are not encoded.
     """
 
@@ -41,9 +44,10 @@ class Cutter:
         self,
         ring: StepRing,
         kinds: WindowKinds,
+        encoder: ChunkEncoder,
+        chunk_size: Callable[[int], int],
         num_envs: int | None,
-        new_episode: Callable[[], OpenEpisode],
-        on_dropped: Callable[[Mapping[str, int]], None],
+        books: Books,
         max_steps: float = math.inf,
     ) -> None:
         """Begin an episode in each environment.
@@ -51,25 +55,25 @@ class Cutter:
         Args:
             ring: the rows.
             kinds: of windows.
+            encoder: of their chunks.
+            chunk_size: steps of the chunk that begins at a step count; see `chunk_grid`.
             num_envs: environments that step together; None for one without a batch dimension.
-            new_episode: makes an episode without steps.
-            on_dropped: hears of steps that are in no window.
+            books: count items, episodes, and steps that are in no window.
             max_steps: of a whole episode; nothing is written of a longer one.
         """
-        self._ring, self._kinds, self._new_episode, self._on_dropped = ring, kinds, new_episode, on_dropped
-        self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = self.num_episodes = 0
-        self.dropped: collections.Counter[str] = collections.Counter()
+        self._ring, self._kinds, self._encoder, self._chunk_size, self._books = ring, kinds, encoder, chunk_size, books
+        self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = 0
         self.has_ended = False
         self._max_steps = max_steps
         self._num_marks = 0  # marks taken so far
         self._num_ended_items = 0  # of ended episodes
         self._ended: list[Ready] = []
         count = 1 if num_envs is None else num_envs
-        self._episodes = [new_episode() for _ in range(count)]
+        self._episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
         # Of each environment: steps of its episode, those that no chunk has, the first row of them, steps of its next
         # chunk, and the step count up to which its windows are encoded.
         self._steps, self._open, self._first, self._encoded = (np.zeros(count, np.int64) for _ in range(4))
-        self._capacity = np.array([episode.capacity for episode in self._episodes], np.int64)
+        self._capacity = np.full(count, chunk_size(0), np.int64)
 
     @property
     def episodes(self) -> Sequence[OpenEpisode]:
@@ -96,6 +100,8 @@ class Cutter:
             self._apply(mark)
         self._take_steps(written)
         self._tally()
+        if written - self.first_needed > self._ring.size // 2:
+            self._seal_before(written - self._ring.size // 2)
         return True
 
     def _take_steps(self, stop: int) -> None:
@@ -132,6 +138,7 @@ class Cutter:
         """Count the items that are complete by now."""
         num_items = self._num_ended_items + int(self._kinds.num_items(self._steps).sum())
         self.num_unencoded += num_items - self.num_items
+        self._books.counts["items"] += num_items - self.num_items
         self.num_items = num_items
 
     def _open_rows(self, env_ids: _Integers) -> list[tuple[int, _Integers]]:
@@ -167,7 +174,7 @@ class Cutter:
             sealed = self._seal_full(env, rows[:stop], sealed)
             if self._kinds.spans_episodes:
                 self._episodes[env].boundary = int(self._steps[env])
-                self.num_episodes += 1
+                self._books.counts["episodes"] += 1
                 self.has_ended = True
             else:
                 self._end(env, rows[sealed:stop])
@@ -195,9 +202,12 @@ class Cutter:
         if self._steps[env] > self._max_steps:
             episode.chunks, episode.num_sealed = [], episode.num_sealed + len(rows)
         else:
-            self.unsent_bytes += episode.seal(index, num_padding)
+            chunk = self._encoder.encode(episode.key, episode.num_sealed, index, num_padding)
+            episode.chunks.append(chunk)
+            episode.num_sealed = chunk.stop
+            self.unsent_bytes += len(chunk.data)
         self._open[env] -= len(rows)
-        self._capacity[env] = episode.capacity
+        self._capacity[env] = self._chunk_size(episode.num_sealed)
 
     def seal_complete(self) -> None:
         """Seal the open rows of each environment in which a window is complete."""
@@ -205,7 +215,7 @@ class Cutter:
         for env, rows in self._open_rows((self._kinds.num_items(self._steps) > sealed).nonzero()[0]):
             self._seal(env, rows)
 
-    def seal_before(self, row: int) -> None:
+    def _seal_before(self, row: int) -> None:
         """Seal the open rows of each environment that has one before `row`: the ring needs the room."""
         for env, rows in self._open_rows(((self._open > 0) & (self._first < row)).nonzero()[0]):
             self._seal(env, rows)
@@ -230,7 +240,7 @@ class Cutter:
         reason = "overflow" if num_steps > self._max_steps else "reset" if discard else None
         end = self._kinds.episode_end(num_steps, align=align, discard=reason)
         while episode.num_sealed < end.last:
-            size = min(episode.capacity, max(end.limits) - episode.num_sealed)
+            size = min(int(self._capacity[env]), max(end.limits) - episode.num_sealed)
             num_real = min(size, len(rows))
             self._seal(env, rows[:num_real], size - num_real)
             rows = rows[num_real:]
@@ -240,33 +250,50 @@ class Cutter:
         if num_items or any(chunk.held for chunk in episode.chunks):
             self._ended.append(Ready(self._kinds, episode, encoded, num_steps, end, num_items))
             self.has_ended = True
-        self.num_episodes += num_steps > episode.boundary
-        if end.dropped:
-            self.dropped.update(end.dropped)
-            self._on_dropped(end.dropped)
+        self._books.counts["episodes"] += num_steps > episode.boundary
+        self._note_dropped(end.dropped)
         self._begin(env)
 
     def _begin(self, env: int) -> None:
-        self._episodes[env] = episode = self._new_episode()
+        self._episodes[env] = OpenEpisode(self._encoder.new_key())
         self._steps[env] = self._open[env] = self._encoded[env] = 0
-        self._capacity[env] = episode.capacity
+        self._capacity[env] = self._chunk_size(0)
 
-    def drop(self, env: int, reason: str) -> None:
-        """Give up the episode under way of an environment, with its windows that are not encoded."""
+    def _drop(self, env: int, reason: str) -> None:
         encoded, num_steps = int(self._encoded[env]), int(self._steps[env])
         num_items = self._kinds.num_items(num_steps)
         self._num_ended_items += num_items
         self.num_unencoded -= num_items - self._kinds.num_items(encoded)
-        dropped = {reason: (num_steps - max(encoded, 0)) * len(self._kinds.targets)}
-        self.dropped.update(dropped)
-        self._on_dropped(dropped)
+        self._note_dropped({reason: (num_steps - max(encoded, 0)) * len(self._kinds.targets)})
         self._begin(env)
 
-    def leave(self, destinations: Sequence[Destination]) -> None:
-        """Have the last windows of ended episodes, if they are not encoded, go to other destinations than these."""
+    def _note_dropped(self, dropped: Mapping[str, int]) -> None:
+        """Count steps that are in no window, by reason; log the first ones of each reason."""
+        for reason in dropped.keys() - self._books.dropped_steps.keys():
+            if reason == SHORT_EPISODE:
+                lengths = {target.spec.sequence_length for target in self._kinds.targets}
+                text = (
+                    "An episode of %d steps is shorter than a window (`sequence_length` %s): nothing of it is "
+                    "written. Make windows shorter, or pad (`end_of_episode`). Further ones are counted in "
+                    "stats().dropped_steps."
+                )
+                _LOG.warning(text, dropped[reason], ", ".join(map(str, sorted(filter(None, lengths)))))
+            else:
+                text = "%d steps are in no window (%s). Further ones are counted in stats().dropped_steps."
+                _LOG.info(text, dropped[reason], reason)
+        self._books.dropped_steps.update(dropped)
+
+    def leave(self, destinations: Sequence[Destination], reason: str) -> None:
+        """Give up the episodes under way to these destinations, with their windows that are not encoded.
+
+        The last windows of ended episodes, if they are not encoded, go to other destinations.
+        """
         for ready in self._ended:
             if ready.episode.destination in destinations:
                 ready.episode.destination = None
+        for env, episode in enumerate(self._episodes):
+            if episode.destination in destinations:
+                self._drop(env, reason)
 
     # --------------------------------------------------------------------------------------------- chunks to windows
 

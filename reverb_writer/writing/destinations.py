@@ -98,12 +98,7 @@ class Destination:
 
 
 class Destinations:
-    """The destinations of one observer. Not thread-safe: only its sender uses it.
-
-    Attributes:
-        lost: how often a destination was lost.
-        unconfirmed: items given up with lost destinations.
-    """
+    """The destinations of one observer. Not thread-safe: only its sender uses it."""
 
     def __init__(
         self,
@@ -113,38 +108,24 @@ class Destinations:
         new_delivery: Callable[[Server], Delivery],
         new_limit: Callable[[], ItemLimit],
         max_bytes: int,
+        counts: collections.Counter[str],
     ) -> None:
-        """Make a destination for each server of the client's target."""
-        self._new_limit, self._max_bytes = new_limit, max_bytes
-        self.lost = self.unconfirmed = 0
+        """Make a destination for each server of the client's target; `counts` is raised by what is lost."""
+        self._new_limit, self._max_bytes, self._counts = new_limit, max_bytes, counts
         self._client, self._actor_id, self._patience_s, self._new_delivery = client, actor_id, patience_s, new_delivery
         self._num_episodes = 0
+        self._check_at = 0.0
         self._shards: Sequence[Server] = ()
         self._destinations: dict[str, Destination] = {}
-        self._past: collections.Counter[str] = collections.Counter()  # of deliveries that are closed
         self.follow_target()
 
     def __iter__(self) -> Iterator[Destination]:
         return iter(self._destinations.values())
 
-    def counts(self) -> collections.Counter[str]:
-        """Return the counters of all deliveries, also of those to servers that are not in use any more."""
-        return sum((destination.delivery.counts() for destination in self), self._past)
-
-    @property
-    def num_acknowledged(self) -> int:
-        """Items confirmed so far."""
-        return self._past["acknowledged_items"] + sum(each.delivery.flight.acknowledged for each in self)
-
     @property
     def num_pending(self) -> int:
         """Items written and not confirmed."""
         return sum(destination.delivery.flight.pending for destination in self)
-
-    @property
-    def has_new_target(self) -> bool:
-        """Whether the servers are others than at the last check."""
-        return self._client.shards is not self._shards
 
     @property
     def has_choice(self) -> bool:
@@ -203,15 +184,17 @@ class Destinations:
             return 0
         return max(destination.limit.items - flight.pending - destination.num_reserved, 0)
 
-    def check(self) -> tuple[list[Destination], float]:
-        """Ask silent servers, and find out which destinations are lost now; return them, and when to check again.
+    def check_in_s(self) -> float:
+        """Return in how many seconds silent servers are to be checked; infinity if nothing is under way."""
+        is_needed = self.has_choice and (self.num_pending or any(each.is_lost for each in self))
+        return self._check_at - time.monotonic() if is_needed else math.inf
 
-        Returns:
-            The destinations that were lost by now; their items are given up.
-        """
-        if not self.has_choice:
-            return [], float("inf")
-        lost, now, again_s = self.follow_target(), time.monotonic(), min(self._patience_s, _LONGEST_PAUSE_S)
+    def check(self) -> list[Destination]:
+        """Ask silent servers if it is time; return the destinations that were lost by now, whose items are given up."""
+        now, again_s = time.monotonic(), min(self._patience_s, _LONGEST_PAUSE_S)
+        if not self.has_choice or (now < self._check_at and self._client.shards is self._shards):
+            return []
+        lost = self.follow_target()
         for destination in self:
             is_due = now - destination.asked_at >= self._patience_s / 2
             if destination.is_lost:
@@ -234,18 +217,17 @@ class Destinations:
                 destination.asked_at = now
                 destination.delivery.ask()
             again_s = min(again_s, max(self._patience_s / 2 - destination.silent_s, self._patience_s / 8))
-        return lost, again_s
+        self._check_at = time.monotonic() + again_s
+        return lost
 
     def _has_other(self, destination: Destination) -> bool:
         """Return whether another destination can take the next episodes: without one, nothing is given up."""
         return any(not other.is_lost for other in self if other is not destination)
 
     def _give_up(self, destination: Destination, why: str) -> None:
-        delivery = destination.delivery
-        num_items = delivery.close()
-        self._past += delivery.counts()
-        self.lost += 1
-        self.unconfirmed += num_items
+        num_items = destination.delivery.close()
+        self._counts["lost_shards"] += 1
+        self._counts["unconfirmed_items"] += num_items
         text = "Shard %s %s: %d unconfirmed items are given up, and may be stored there nevertheless."
         _LOG.warning(text, destination.server.address, why, num_items)
         self._client.connections.refresh_soon()

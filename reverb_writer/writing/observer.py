@@ -242,7 +242,7 @@ class Observer(ObserverLife):
             self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
         except BaseException:
             if self._sender is not None and not self._sender.is_forked and self._sender.ring.head[0] != written:
-                self._end_episodes(self._sender, range(1), align=False, discard=True)
+                self._mark(self._sender, Reset([0], align=False, discard=True))
             raise
 
     def check_episode(self, episode: Episode) -> None:  # noqa: ARG002  # of the subclasses
@@ -289,10 +289,7 @@ class Observer(ObserverLife):
         if self._num_envs is None and not (discard or is_overflow or can_align(self._targets, num_steps)):
             length = min(target.spec.sequence_length or 1 for target in self._targets)
             raise TooFewStepsError(num_steps, length)
-        self._end_episodes(sender, envs, align=not discard, discard=discard)
-
-    def _end_episodes(self, sender: Sender, env_ids: Sequence[int], *, align: bool, discard: bool) -> None:
-        self._mark(sender, Reset(list(env_ids), align, discard))
+        self._mark(sender, Reset(envs, align=not discard, discard=discard))
 
     def _mark(self, sender: Sender, mark: Reset | NewPriority) -> None:
         """Write a mark; waits for nothing."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +16,7 @@ from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.waits import Wait
-from reverb_writer.windows import SHORT_EPISODE
-from reverb_writer.writing.observer_stats import ObserverStats, sum_of
+from reverb_writer.writing.observer_stats import Books, ObserverStats
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.session import Session
 from reverb_writer.writing.step_layout import StepLayout
@@ -54,9 +52,8 @@ class ObserverLife:
         self._structure: StepStructure | None = None
         self._sender: Sender | None = None
         self._session: Session | None = None
-        self._past = _Past(ObserverStats(), None)
+        self._books, self._last_stats = Books(), ObserverStats()
         self._blocked_s = 0.0
-        self._logged: set[str] = set()
         self._woken_for = -1
         self._num_before = 0  # steps before the sender's first, for messages
         self._thread: int | None = None  # the one whose episode is under way
@@ -79,8 +76,8 @@ class ObserverLife:
     @property
     def num_steps(self) -> int:
         """Steps that were taken so far, of all environments; after an interrupt, whether a call took its step."""
-        past, sender = self._past, self._sender
-        return past.stats.steps if sender is None else self._num_before + sender.ring.head[0]
+        sender = self._sender
+        return self._last_stats.steps if sender is None else self._num_before + sender.ring.head[0]
 
     def open(self) -> None:
         """Open the observer again after `close()`; does nothing if it is open.
@@ -136,13 +133,12 @@ class ObserverLife:
         """Forget the sender and the session; a call that an interrupt ends may be made again."""
         if sender is not None:
             sender.end_soon()  # if it did not hear of the end
-            self._past = _Past(self._stats_now(), sender)
+            self._last_stats = self._stats_now()
             self._finalizer.detach()
             if not sender.is_forked:  # those of a forked child are its parent's
-                self._say_what_was_dropped(self._past.stats)
+                self._say_what_was_dropped(self._last_stats)
         session.close()
         self._sender = self._session = None
-        self._past = self._past._replace(sender=None)
 
     def _say_what_was_dropped(self, stats: ObserverStats) -> None:
         dropped = stats.dropped_steps
@@ -156,8 +152,10 @@ class ObserverLife:
         return replace(self._stats_now(), blocked_s=self._blocked_s, unmarked_steps=self._unmarked_steps)
 
     def _stats_now(self) -> ObserverStats:
-        past, sender = self._past, self._sender
-        return past.stats if sender in (None, past.sender) else sum_of(past.stats, sender.stats(_STATS_S))
+        sender = self._sender
+        if sender is None:
+            return self._last_stats
+        return replace(sender.stats(_STATS_S), steps=self._num_before + sender.ring.head[0])
 
     def __repr__(self) -> str:
         tables = ", ".join(dict.fromkeys(table for target in self._targets for table in target.tables))
@@ -217,44 +215,20 @@ class ObserverLife:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
         layout = StepLayout(structure, mask=self._mask)
         sizes = session.sizes(layout, len(self._all_envs))
-        log = functools.partial(_log_dropped, self._logged, self._targets)
         sender = session.new_sender(
-            layout, self._num_envs, log, spans_episodes=self._spans_episodes, max_steps=self._max_steps
+            layout, self._num_envs, self._books, spans_episodes=self._spans_episodes, max_steps=self._max_steps
         )
         # A program that forgets `close` must not hang, neither at garbage collection nor when the interpreter ends.
         self._finalizer = weakref.finalize(self, _forget, sender, session)
         self._finalizer.atexit = False
         self._sizes, self._flatten, self._ends_episode = sizes, structure.flatten, structure.ends_episode
         self._is_marked = self._is_marked or structure.marks_ends
-        self._num_before = self._past.stats.steps
+        self._num_before = self._last_stats.steps
         self._structure, self._woken_for, self._sender = structure, -1, sender
         return sender
-
-
-class _Past(NamedTuple):
-    """The counters of senders that are closed, and the last of them, if the observer may still have it."""
-
-    stats: ObserverStats
-    sender: Sender | None
 
 
 def _forget(sender: Sender, session: Session) -> None:
     """Deliver in the background, for two seconds, what an observer has left that was not closed."""
     if not sender.is_forked:
         sender.end_soon(session.close)
-
-
-def _log_dropped(logged: set[str], targets: Sequence[WindowTarget], dropped: Mapping[str, int]) -> None:
-    """Log why steps are in no window, once for each reason."""
-    for reason in dropped.keys() - logged:
-        logged.add(reason)
-        if reason == SHORT_EPISODE:
-            lengths = {target.spec.sequence_length for target in targets}
-            text = (
-                "An episode of %d steps is shorter than a window (`sequence_length` %s): nothing of it is written. "
-                "Make windows shorter, or pad (`end_of_episode`). Further ones are counted in stats().dropped_steps."
-            )
-            _LOG.warning(text, dropped[reason], ", ".join(map(str, sorted(filter(None, lengths)))))
-        else:
-            text = "%d steps are in no window (%s). Further ones are counted in stats().dropped_steps."
-            _LOG.info(text, dropped[reason], reason)

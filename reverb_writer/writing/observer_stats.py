@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import collections
+from dataclasses import dataclass, field
 
 from reverb_writer.scalars import Scalars
 
@@ -50,15 +51,26 @@ class ObserverStats(Scalars):
     unmarked_steps: int = 0
 
 
-def sum_of(one: ObserverStats, other: ObserverStats) -> ObserverStats:
-    """Return the sum of two records."""
-    sums = {
-        each.name: getattr(one, each.name) + getattr(other, each.name)
-        for each in fields(ObserverStats)
-        if each.name != "dropped_steps"
-    }
-    reasons = one.dropped_steps.keys() | other.dropped_steps.keys()
-    dropped = {
-        reason: one.dropped_steps.get(reason, 0) + other.dropped_steps.get(reason, 0) for reason in sorted(reasons)
-    }
-    return ObserverStats(**sums, dropped_steps=dropped)
+class Books:
+    """The counters behind `ObserverStats`, of all senders of an observer; only the thread of the last one changes them.
+
+    Attributes:
+        counts: by the name of the field.
+        dropped_steps: by reason.
+    """
+
+    def __init__(self) -> None:
+        """Begin with zeros."""
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.dropped_steps: collections.Counter[str] = collections.Counter()
+
+    def stats(self, *, pending_items: int, pending_bytes: int) -> ObserverStats:
+        """Return the counters now, without those of the observer's own thread; for the sender's thread."""
+        counts = self.counts
+        return ObserverStats(
+            **counts,
+            pending_items=pending_items,
+            pending_bytes=pending_bytes,
+            dropped_items=counts["items"] - counts["acknowledged_items"] - pending_items,
+            dropped_steps=dict(self.dropped_steps),
+        )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from reverb_writer.writing.chunk_encoder import Chunk, ChunkEncoder
+from reverb_writer.writing.chunk_encoder import Chunk
 from reverb_writer.writing.window_items import Windows
 from reverb_writer.writing.window_kinds import EpisodeEnd, WindowKinds
 from reverb_writer.writing.window_targets import NEVER
@@ -17,32 +18,15 @@ if TYPE_CHECKING:
     from reverb_writer.writing.priorities import WindowPriorities
 
 
+@dataclass(eq=False, slots=True)
 class OpenEpisode:
-    """An episode of one environment, or its stream of episodes where windows span them. Not thread-safe.
+    """An episode of one environment, or its stream of episodes where windows span them."""
 
-    Attributes:
-        destination: the shard that it goes to; None until its first windows are encoded.
-        chunks: those that windows still need, in order, without gaps.
-        num_sealed: steps that are in chunks, padding included.
-        boundary: step count at the last boundary step, where windows span episodes.
-        capacity: steps of the chunk that comes next.
-    """
-
-    def __init__(self, encoder: ChunkEncoder, grid: Callable[[int], int]) -> None:
-        """Begin without steps."""
-        self._encoder, self._grid, self._key = encoder, grid, encoder.new_key()
-        self.destination: Destination | None = None
-        self.chunks: list[Chunk] = []
-        self.num_sealed = self.boundary = 0
-        self.capacity = grid(0)
-
-    def seal(self, rows: Any, num_padding: int = 0) -> int:
-        """Make a chunk of the next rows, None for none, and padding steps after them; return its bytes."""
-        chunk = self._encoder.encode(self._key, self.num_sealed, rows, num_padding)
-        self.chunks.append(chunk)
-        self.num_sealed = chunk.stop
-        self.capacity = self._grid(chunk.stop)
-        return len(chunk.data)
+    key: int
+    destination: Destination | None = None  # the shard that it goes to; None until its first windows are encoded
+    chunks: list[Chunk] = field(default_factory=list)  # those that windows still need, in order, without gaps
+    num_sealed: int = 0  # steps that are in chunks, padding included
+    boundary: int = 0  # step count at the last boundary step, where windows span episodes
 
 
 class Ready(NamedTuple):

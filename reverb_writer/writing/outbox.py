@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
 
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.writing.chunk_encoder import ChunkEncoder
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.destinations import Destination, Destinations
-from reverb_writer.writing.observer_stats import ObserverStats
+from reverb_writer.writing.observer_stats import Books, ObserverStats
 from reverb_writer.writing.open_episode import Ready, ready_windows
 from reverb_writer.writing.priorities import WindowPriorities
 from reverb_writer.writing.ring import StepRing
@@ -41,24 +39,16 @@ class Outbox:
         cutter: Cutter,
         priorities: WindowPriorities,
         destinations: Destinations,
+        books: Books,
         *,
         drops_oldest: bool,
     ) -> None:
         """Begin with nothing under way."""
-        self.cutter, self.destinations = cutter, destinations
+        self.cutter, self.destinations, self._books = cutter, destinations, books
         self._ring, self._kinds, self._encoder, self._priorities = ring, kinds, encoder, priorities
         self._drops_oldest, self._dropping = drops_oldest, False
-        self._check_shards_at = 0.0
 
     # ------------------------------------------------------------------------------------------- rows to requests
-
-    def take(self) -> bool:
-        """Take the rows and marks that were written; return whether there were any."""
-        cutter = self.cutter
-        has_taken = cutter.take()
-        if cutter.taken - cutter.first_needed > self._ring.size // 2:
-            cutter.seal_before(cutter.taken - self._ring.size // 2)
-        return has_taken
 
     @property
     def is_enough(self) -> bool:
@@ -109,7 +99,7 @@ class Outbox:
             for ready, chunks in zip(part, kept, strict=True):
                 ready.episode.chunks = chunks
             if update.request is not None or update.release:
-                destination.delivery.write(update.request, hold=update.hold, release=update.release)
+                destination.delivery.flight.add(update.request, hold=update.hold, release=update.release)
             self.cutter.num_unencoded -= num_items
             start = stop
         while (
@@ -149,23 +139,12 @@ class Outbox:
     def proceed(self) -> float:
         """Do what is due at the destinations; return in how many seconds something else is."""
         times = [destination.delivery.proceed() for destination in self.destinations]
-        if self.destinations.has_choice and (
-            self.destinations.num_pending or any(destination.is_lost for destination in self.destinations)
-        ):
-            times.append(self._check_shards_at - time.monotonic())
-        return min(times)
+        return min(*times, self.destinations.check_in_s())
 
     def check_shards(self) -> None:
         """Cut the episodes of destinations that were lost."""
-        if time.monotonic() < self._check_shards_at and not self.destinations.has_new_target:
-            return
-        lost, again_s = self.destinations.check()
-        self._check_shards_at = math.inf if again_s == math.inf else time.monotonic() + again_s
-        if lost:
-            self.cutter.leave(lost)
-        for env, episode in enumerate(self.cutter.episodes) if lost else ():
-            if episode.destination in lost:
-                self.cutter.drop(env, LOST_SHARD)
+        if lost := self.destinations.check():
+            self.cutter.leave(lost, LOST_SHARD)
 
     @property
     def fault(self) -> tuple[type[Exception], str] | None:
@@ -190,7 +169,7 @@ class Outbox:
     @property
     def num_acknowledged(self) -> int:
         """Items confirmed so far."""
-        return self.destinations.num_acknowledged
+        return self._books.counts["acknowledged_items"]
 
     def close(self) -> int:
         """Give up what is left; return how many items that is."""
@@ -200,21 +179,5 @@ class Outbox:
 
     def stats(self) -> ObserverStats:
         """Return the counters."""
-        cutter, counts = self.cutter, self.destinations.counts()
-        pending, acknowledged = self.num_pending, counts["acknowledged_items"]
-        return ObserverStats(
-            steps=cutter.taken,
-            episodes=cutter.num_episodes,
-            items=cutter.num_items,
-            acknowledged_items=acknowledged,
-            pending_items=pending,
-            pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self.destinations),
-            dropped_items=cutter.num_items - acknowledged - pending,
-            dropped_steps=dict(cutter.dropped),
-            reconnects=counts["reconnects"],
-            server_restarts=counts["server_restarts"],
-            resent_items=counts["resent_items"],
-            lost_shards=self.destinations.lost,
-            unconfirmed_items=self.destinations.unconfirmed,
-            failed_priorities=self._priorities.num_failed,
-        )
+        num_bytes = sum(destination.delivery.flight.pending_bytes for destination in self.destinations)
+        return self._books.stats(pending_items=self.num_pending, pending_bytes=num_bytes)

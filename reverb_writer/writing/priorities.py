@@ -6,6 +6,7 @@ function that raises or gives no number loses its window: the window is counted,
 
 from __future__ import annotations
 
+import collections
 import inspect
 import logging
 from collections.abc import Callable, Sequence
@@ -32,16 +33,22 @@ largest priority that this process has set so far in the tables, 1.0 before it h
 
 
 class WindowPriorities:
-    """Gives windows their priorities. Not thread-safe: only the sender uses it.
+    """Gives windows their priorities. Not thread-safe: only the sender uses it."""
 
-    Attributes:
-        num_failed: windows lost because their function failed.
-    """
+    def __init__(
+        self,
+        pack: Callable[[Sequence[Any]], Any],
+        largest: Callable[[Sequence[str]], float],
+        counts: collections.Counter[str],
+    ) -> None:
+        """Prepare.
 
-    def __init__(self, pack: Callable[[Sequence[Any]], Any], largest: Callable[[Sequence[str]], float]) -> None:
-        """Take what makes the nest of a window's columns, and what returns the largest priority set in some tables."""
-        self.num_failed = 0
-        self._pack, self._largest = pack, largest
+        Args:
+            pack: makes the nest of a window's columns.
+            largest: returns the largest priority set in some tables.
+            counts: is raised by the items that are lost because their function failed.
+        """
+        self._pack, self._largest, self._counts = pack, largest, counts
 
     def of(
         self,
@@ -71,8 +78,8 @@ class WindowPriorities:
             try:
                 found[i] = check_priority(target.priority(window, **mask))
             except Exception:  # noqa: BLE001  # a user's function may raise anything, and the sender goes on
-                self.num_failed += len(target.tables)
-                if self.num_failed == len(target.tables):
+                self._counts["failed_priorities"] += len(target.tables)
+                if self._counts["failed_priorities"] == len(target.tables):
                     _LOG.exception(
                         "A window is lost because its `priority` function failed, or gave no finite number >= 0. "
                         "Further ones are counted in stats().failed_priorities."

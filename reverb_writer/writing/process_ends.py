@@ -11,21 +11,15 @@ import os
 import queue
 import sys
 import time
-import weakref
-from typing import TYPE_CHECKING
 
+from reverb_writer.client.same_process import senders
 from reverb_writer.transport import loop
 
-if TYPE_CHECKING:
-    from reverb_writer.writing.sender import Sender
-
-_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 _SLACK_S = 0.5  # how much longer than a sender delivers
 
 
-def watch(sender: Sender) -> None:
-    """Have the sender deliver when the interpreter ends, and tell it of forks; holds no reference."""
-    _senders.add(sender)
+def watch() -> None:
+    """Have the senders deliver when a child of `multiprocessing` ends, too."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         # A forked child of CPython 3.10 and 3.11 skips `atexit`.
@@ -36,7 +30,7 @@ def watch(sender: Sender) -> None:
 def _end() -> None:
     if loop.is_ending():
         return
-    waits = [wait for sender in list(_senders) if (wait := sender.end_soon()) is not None]
+    waits = [wait for sender in senders() if (wait := sender.end_soon()) is not None]
     end = time.monotonic() + _SLACK_S + max((wait.timeout_s for wait in waits), default=0.0)
     for wait in waits:
         with contextlib.suppress(queue.Empty):
@@ -44,7 +38,7 @@ def _end() -> None:
 
 
 def _after_fork() -> None:
-    for sender in list(_senders):
+    for sender in senders():
         sender.after_fork()
 
 

@@ -18,7 +18,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from reverb_writer.background import LateThread
 from reverb_writer.client import same_process
@@ -74,22 +73,16 @@ class Sender:
         self._pid = os.getpid()
         self._turned_at = time.monotonic()
         self._ident: int | None = None
-        self._stats = ObserverStats()
         self._failure: tuple[type[Exception], str] | None = None
         self._at_end: Callable[[], None] = lambda: None
         self._thread = LateThread(self._run, "reverb-writer_send")
 
     def open(self, outbox: Outbox) -> None:
         """Take what follows the rows; the ring grants rows from here on."""
-        self._outbox = outbox
+        self._outbox, self._stats = outbox, outbox.stats()
         self._grant()
-        process_ends.watch(self)
+        process_ends.watch()
         same_process.add_sender(self)
-
-    @property
-    def num_taken(self) -> int:
-        """Rows taken so far."""
-        return self._outbox.cutter.taken
 
     # ------------------------------------------------------------------------------------------ from other threads
 
@@ -140,7 +133,7 @@ class Sender:
             self.post(self._send_now)
 
     def stats(self, timeout_s: float) -> ObserverStats:
-        """Return the counters so far, those of the last call if the thread does not answer in time; steps are exact."""
+        """Return the counters so far, without the steps; those of the last call if the thread is not in time."""
         if not (self.is_ended or self.is_forked or threading.get_ident() == self._ident):
             answer: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -153,7 +146,7 @@ class Sender:
                 with contextlib.suppress(queue.Empty):
                     answer.get(timeout=timeout_s / 2)
                     break
-        return replace(self._stats, steps=self.ring.head[0])
+        return self._stats
 
     def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
         """Begin to deliver for two seconds, and end; None if it has ended. The thread calls `then` at its end."""
@@ -221,7 +214,7 @@ class Sender:
 
     def _take(self) -> bool:
         """Take the rows that were written; return whether there were any."""
-        has_rows = self._outbox.take()
+        has_rows = self._outbox.cutter.take()
         self._note_due()
         return has_rows
 
@@ -265,7 +258,7 @@ class Sender:
 
     def _watch_ring(self) -> None:
         """Say at which row the thread wants to be woken."""
-        taken = self.num_taken
+        taken = self._outbox.cutter.taken
         if self._is_idle:
             self.ring.wake_at = taken
             if self.ring.head[0] != taken:  # a row came before it could see this

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client, as_client
@@ -20,7 +20,7 @@ from reverb_writer.writing.chunk_encoder import ChunkEncoder, chunk_grid
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.destinations import Destinations, ItemLimit, least_items
 from reverb_writer.writing.item_sizes import ItemSizes
-from reverb_writer.writing.open_episode import OpenEpisode
+from reverb_writer.writing.observer_stats import Books
 from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.priorities import WindowPriorities
 from reverb_writer.writing.ring import StepRing, ring_rows
@@ -98,12 +98,12 @@ class Session:
         self,
         layout: StepLayout,
         num_envs: int | None,
-        on_dropped: Callable[[Mapping[str, int]], None],
+        books: Books,
         *,
         spans_episodes: bool,
         max_steps: int | None,
     ) -> Sender:
-        """Make what writes steps of this layout; `on_dropped` hears in its thread of steps that are in no window."""
+        """Make what writes steps of this layout; its thread counts in `books`."""
         options, structure = self._options, layout.structure
         bytes_per_step = step_bytes(layout.dtypes, layout.shapes)
         length = options.chunk_length or chunk_length_for([target.spec for target in self.targets], bytes_per_step)
@@ -114,16 +114,16 @@ class Session:
         has_functions = any(callable(target.priority) for target in self.targets)
         encoder = ChunkEncoder(ring, layout, keeps_columns=has_functions)
         largest = functools.partial(_largest_priority, self.client)
-        priorities = WindowPriorities(layout.pack, largest)
+        priorities = WindowPriorities(layout.pack, largest, books.counts)
         grid = chunk_grid([target.spec for target in self.targets], length)
-        cutter = Cutter(ring, kinds, num_envs, lambda: OpenEpisode(encoder, grid), on_dropped, max_steps or math.inf)
+        cutter = Cutter(ring, kinds, encoder, grid, num_envs, books, max_steps or math.inf)
         drops_oldest = options.on_block == "drop_oldest"
         sender = Sender(ring, num_envs=num_envs, max_delay_s=options.max_delay_s, until=options.until)
         max_items = options.max_in_flight_items or least_items(kinds.items_per_step * (num_envs or 1))
         max_sent = max_items / 2 if drops_oldest else math.inf
 
         def new_delivery(server: Server) -> Delivery:
-            return Delivery(server.channel, sender.post, max_sent_items=max_sent)
+            return Delivery(server.channel, sender.post, books.counts, max_sent_items=max_sent)
 
         destinations = Destinations(
             self.client,
@@ -132,8 +132,9 @@ class Session:
             new_delivery,
             functools.partial(ItemLimit, max_items, is_fixed=options.max_in_flight_items is not None),
             options.max_in_flight_bytes,
+            books.counts,
         )
-        sender.open(Outbox(ring, kinds, encoder, cutter, priorities, destinations, drops_oldest=drops_oldest))
+        sender.open(Outbox(ring, kinds, encoder, cutter, priorities, destinations, books, drops_oldest=drops_oldest))
         return sender
 
 

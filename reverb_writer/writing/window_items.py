@@ -11,7 +11,7 @@ import numpy.typing as npt
 from reverb_writer.errors import StructureError
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.item_encoding import encode_items, encode_slices
-from reverb_writer.transport.in_flight import InsertRequest, ItemRows
+from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.writing.chunk_encoder import Chunk
 
 Integers = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ class Windows(NamedTuple):
 
 
 class StreamUpdate(NamedTuple):
-    """Arguments of one call of `Delivery.write`."""
+    """Arguments of one call of `InFlight.add`."""
 
     request: InsertRequest | None
     hold: list[int]
@@ -66,7 +66,7 @@ def stream_update(
     chunk_starts = np.array([chunk.start for chunk in in_order], np.int64) + chunk_shifts
     chunk_stops = np.array([chunk.stop for chunk in in_order], np.int64) + chunk_shifts
     chunk_keys = np.array([chunk.key for chunk in in_order], np.uint64)
-    rows: list[ItemRows] = []
+    rows: list[npt.NDArray[np.uint8]] = []
     is_needed = np.zeros(len(in_order), bool)
     key, num_bytes = first_key, 0
     for windows in kinds:
@@ -88,7 +88,7 @@ def stream_update(
         needed[chunk.key] = chunk.data
         num_bytes += 0 if chunk.counted else len(chunk.data)
         chunk.counted = True
-    num_bytes += sum(row.nbytes for _, row in rows)
+    num_bytes += sum(row.nbytes for row in rows)
     hold = [chunk for of_episode in kept for chunk in of_episode if not chunk.held]
     for chunk in hold:
         chunk.held = True
@@ -117,8 +117,8 @@ def _slices(
 
 def _item_rows(
     windows: Windows, widths: Integers, slices: npt.NDArray[Any], first_key: int, num_columns: int
-) -> list[ItemRows]:
-    """Return the items of all tables, each table's in the order of the windows."""
+) -> list[npt.NDArray[np.uint8]]:
+    """Return the items of all tables, each table's in the order of the windows, and of their keys."""
     tables, num_windows = windows.tables, len(windows.ends)
     keys = np.arange(first_key, first_key + len(tables) * num_windows, dtype=np.uint64).reshape(len(tables), -1)
 
@@ -135,11 +135,7 @@ def _item_rows(
     # But a FIFO table must see windows in the order of their ends, so groups are cut into runs again.
     cuts = [0, *((widths[1:] != widths[:-1]).nonzero()[0] + 1).tolist(), num_windows]
     runs = list(zip(cuts, cuts[1:], widths[cuts[:-1]].tolist(), rank[cuts[:-1]].tolist(), strict=False))
-    return [
-        (first_key + t * num_windows + start, groups[width][t][at : at + stop - start])
-        for t in range(len(tables))
-        for start, stop, width, at in runs
-    ]
+    return [groups[width][t][at : at + stop - start] for t in range(len(tables)) for start, stop, width, at in runs]
 
 
 def check_dtypes(dtypes: Sequence[np.dtype[Any]], paths: Sequence[str]) -> None:

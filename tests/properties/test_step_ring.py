@@ -21,7 +21,8 @@ from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.chunk_encoder import ChunkEncoder, chunk_grid
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.open_episode import OpenEpisode, Ready, ready_windows
+from reverb_writer.writing.observer_stats import Books
+from reverb_writer.writing.open_episode import Ready, ready_windows
 from reverb_writer.writing.priorities import WindowPriorities
 from reverb_writer.writing.ring import NewPriority, Reset, StepRing
 from reverb_writer.writing.step_layout import StepLayout
@@ -185,7 +186,7 @@ class Writer:
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs = config, config.num_envs or 1
         self.oracle, self.server, self.flight = Oracle(config), Server(), InFlight()
-        self.dropped: collections.Counter[str] = collections.Counter()
+        self.books = Books()
         shape = () if config.num_envs is None else (config.num_envs,)
         example = {"n": np.zeros(shape, np.int64), "pair": np.zeros((*shape, 2), np.float64)}
         structure = StepStructure(example, batch_size=config.num_envs)
@@ -200,15 +201,16 @@ class Writer:
         self.kinds = kinds = WindowKinds(config.targets, spans_episodes=config.spans_episodes)
         has_functions = any(callable(target.priority) for target in config.targets)
         self.encoder = encoder = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
-        self.priorities = WindowPriorities(layout.pack, lambda _: 1.0)
+        self.priorities = WindowPriorities(layout.pack, lambda _: 1.0, self.books.counts)
         length = min(config.chunk_length, max(config.ring_size // (2 * self.num_envs), 1))
         grid = chunk_grid([target.spec for target in config.targets], length)
         self.cutter = Cutter(
             self.ring,
             kinds,
+            encoder,
+            grid,
             config.num_envs,
-            lambda: OpenEpisode(encoder, grid),
-            self.dropped.update,
+            self.books,
             math.inf if config.max_steps is None else config.max_steps,
         )
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
@@ -280,11 +282,8 @@ class Writer:
     # The sender's side.
 
     def take(self) -> None:
-        cutter, size = self.cutter, self.config.ring_size
-        cutter.take()
-        if cutter.taken - cutter.first_needed > size // 2:
-            cutter.seal_before(cutter.taken - size // 2)
-        assert cutter.num_items == self.oracle.num_items
+        self.cutter.take()
+        assert self.cutter.num_items == self.oracle.num_items
 
     def encode(self) -> None:
         for _, group in itertools.groupby(self.cutter.take_ready(), lambda ready: ready.kinds):
@@ -305,10 +304,7 @@ class Writer:
         for each, chunks in zip(ready, kept, strict=True):
             each.episode.chunks = chunks
             self.cutter.num_unencoded -= each.num_items
-        self.flight.hold(update.hold)
-        if update.request is not None:
-            self.flight.add(update.request)
-        self.flight.release(update.release)
+        self.flight.add(update.request, hold=update.hold, release=update.release)
 
     def send(self) -> None:
         self.take()
@@ -336,11 +332,11 @@ class Writer:
     def check(self) -> None:
         """Compare all that has come with what should."""
         assert dict(self.server.items) == dict(self.oracle.items)
-        assert self.cutter.num_items == self.oracle.num_items
+        assert self.cutter.num_items == self.books.counts["items"] == self.oracle.num_items
         assert self.cutter.num_unencoded == 0
-        assert self.priorities.num_failed == self.oracle.num_failed
+        assert self.books.counts["failed_priorities"] == self.oracle.num_failed
         assert self.flight.acknowledged == self.oracle.num_items - self.oracle.num_failed
-        assert sum(self.dropped.values()) == sum(self.cutter.dropped.values()) == self.oracle.num_dropped
+        assert sum(self.books.dropped_steps.values()) == self.oracle.num_dropped
         assert self.cutter.taken == sum(number - ENV * (env + 1) for env, number in enumerate(self._next))
         # Nothing is left behind: no chunk is held any more, here or at the server.
         assert (self.flight.pending, self.flight.pending_bytes) == (0, 0)

@@ -18,8 +18,8 @@ def item_row(key: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
 
 
 def request(first_key: int, num_items: int, *chunk_keys: int) -> InsertRequest:
-    """Return a request with a run of rows for each item."""
-    rows = [(key, item_row(key)) for key in range(first_key, first_key + num_items)]
+    """Return a request with a block of rows for each item."""
+    rows = [item_row(key) for key in range(first_key, first_key + num_items)]
     chunks = {key: encode_chunk(key, 0, 0, [np.zeros(1)]) for key in chunk_keys}
     return InsertRequest(frozenset(["replay"]), first_key, rows, chunks, 100)
 

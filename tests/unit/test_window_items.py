@@ -24,7 +24,7 @@ def windows(tables: list[str], priority: float, *of: tuple[int, int], episode: i
 def items(request: InsertRequest | None) -> list[tuple[str, int, float, Slices]]:
     """Return table, key, priority and slices (chunk, offset, length) of the items, in their order."""
     assert request is not None
-    rows = b"".join(row.tobytes() for _, row in request.rows)
+    rows = b"".join(row.tobytes() for row in request.rows)
     parsed = InsertStreamRequest.FromString(rows).items
     for item in parsed:
         assert [[piece.index for piece in column.chunk_slices] for column in item.flat_trajectory.columns] == [
@@ -62,7 +62,7 @@ def test_windows_of_several_episodes_are_one_request_that_names_their_own_chunks
     ]
     assert request is not None
     assert list(request.chunks) == [11, 12, 21]
-    assert request.num_bytes == 11 + 12 + 21 + sum(row.nbytes for _, row in request.rows)
+    assert request.num_bytes == 11 + 12 + 21 + sum(row.nbytes for row in request.rows)
 
 
 def test_each_episode_keeps_and_releases_its_own_chunks() -> None:
@@ -76,7 +76,7 @@ def test_request_counts_only_chunks_that_no_request_in_flight_has() -> None:
     chunks = [[chunk(5, 0, 4, counted=True), chunk(6, 4, 8)]]
     _, (request, _, _) = stream_update([windows(["a"], 1.0, (0, 6))], chunks, [0], frozenset("a"), 1, 1)
     assert request is not None
-    assert request.num_bytes == 6 + sum(row.nbytes for _, row in request.rows)
+    assert request.num_bytes == 6 + sum(row.nbytes for row in request.rows)
 
 
 def test_items_of_several_kinds_and_tables_have_keys_that_follow_each_other() -> None:
