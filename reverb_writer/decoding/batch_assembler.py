@@ -26,7 +26,7 @@ from reverb_writer.decoding.sample_rows import JoinedRows, SampleRows
 from reverb_writer.decoding.samples import BatchInfo, Column, ColumnBuilder
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
-from reverb_writer.protocol.responses import Samples
+from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Parsed, Slice, parse_trajectory
 
 MAX_SAMPLE_BYTES = 1 << 30
@@ -72,7 +72,7 @@ class BatchAssembler:
         self._batch_size, self._num_buffers = batch_size, num_buffers
         self._used: collections.deque[list[ColumnBuilder]] = collections.deque()  # of the last batches
         self.num_decoded_chunks = self.num_foreign = 0
-        self.held_back = Samples.of(())
+        self.held_back = NO_SAMPLES
         self._structure = structure
         self._received_at = 0.0  # the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
@@ -99,7 +99,7 @@ class BatchAssembler:
         """
         if not self.num_samples:
             self._received_at = time.monotonic()
-        self.held_back = Samples.of(())
+        self.held_back = NO_SAMPLES
         errors: list[ReverbWriterError] = []
         items = [item for item in map(self._known.get, samples.keys.tolist()) if item is not None]
         if len(items) == len(samples):
@@ -167,7 +167,7 @@ class BatchAssembler:
         return SampleRows.of_columns(*self._copied())
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
-        numbers = self._numbers or [Samples.of(()).numbers]
+        numbers = self._numbers or [NO_SAMPLES.numbers]
         keys, priorities, probabilities, table_sizes, times_sampled = (
             numbers[0] if len(numbers) == 1 else map(np.concatenate, zip(*numbers, strict=True))
         )

@@ -25,7 +25,7 @@ from reverb_writer.local.item_rows import ItemRows
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
 from reverb_writer.local.stored_items import Item
-from reverb_writer.protocol.responses import Samples
+from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.tables import TableConfig
 
 _DRAW_BYTES = 1 << 20  # of samples that are drawn at once: what a response holds
@@ -50,7 +50,7 @@ class SampleRequest:
     def __init__(self, num_samples: int, ready: Callable[[], object] = lambda: None) -> None:
         """Ask for so many."""
         self.num_missing = num_samples
-        self.samples = Samples.of(())
+        self.samples = NO_SAMPLES
         self.num_bytes = 0
         self.has_waited = False
         self.ready = ready

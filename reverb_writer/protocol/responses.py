@@ -78,7 +78,7 @@ class Samples:
     @classmethod
     def joined(cls, parts: Sequence[Samples]) -> Samples:
         """Return several samples as one."""
-        filled = [part for part in parts if len(part)] or [_NONE]
+        filled = [part for part in parts if len(part)] or [NO_SAMPLES]
         if len(filled) == 1:
             return filled[0]
         return cls(*[np.concatenate([getattr(part, name) for part in filled]) for name in cls.__slots__])
@@ -100,7 +100,8 @@ class Samples:
         return Samples(self.entries[index], *[numbers[index] for numbers in self.numbers])
 
 
-_NONE = Samples.of(())
+NO_SAMPLES = Samples.of(())
+"""None; never changed, so that all can share it."""
 
 
 class UnencodedSamples:

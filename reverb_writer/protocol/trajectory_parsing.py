@@ -54,7 +54,33 @@ def parse_trajectory(flat_trajectory: bytes) -> Parsed:
     Raises:
         FormatError: the bytes are not a FlatTrajectory, or the item has no columns, or a column has no rows.
     """
-    return _parse_uniform(flat_trajectory) or _parse_any(flat_trajectory)
+    return _parse_one_slice(flat_trajectory) or _parse_uniform(flat_trajectory) or _parse_any(flat_trajectory)
+
+
+def _parse_one_slice(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
+    """Parse a trajectory of one slice in each column, as most items of our writers have; None if it is not one.
+
+    The columns have the same bytes, but for the last one of each, which is the index.
+    """
+    size = flat[1] + 2 if len(flat) > 1 and flat[1] < 0x80 else 0  # noqa: PLR2004  # a length of one byte
+    if size < 6 or flat[3:4] != _INDICES[size - 4] or flat[size - 2 : size] != _ZERO_INDEX:  # noqa: PLR2004
+        return None
+    num_columns = min(len(flat) // size, 128)
+    if flat != flat[: size - 1].join(_index_bytes(num_columns)) or flat[:1] != _FIELD or flat[2:3] != _FIELD:
+        return None
+    try:
+        read = messages.FlatTrajectory.ChunkSlice.FromString(flat[4 : size - 2])
+    except DecodeError:
+        return None
+    key, first, num_rows = read.chunk_key, read.offset, read.length
+    if read.index or first < 0 or num_rows < 1:
+        return None
+    return _uniform_layout(num_columns, is_scalar=False), [[(key, first, num_rows)]]
+
+
+@functools.cache
+def _index_bytes(num_columns: int) -> list[bytes]:
+    return [b"", *_INDICES[:num_columns]]
 
 
 def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
@@ -87,7 +113,7 @@ def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
     pieces.append(squeeze)
     if others and flat[stop:] != b"".join([index.join(pieces) for index in _INDICES[1 : others + 1]]):
         return None
-    return _uniform_layout(others + 1, bool(squeeze)), [slices]
+    return _uniform_layout(others + 1, is_scalar=bool(squeeze)), [slices]
 
 
 def _split_column(column: bytes, index_bytes: int) -> tuple[list[Slice], list[bytes], bytes] | None:

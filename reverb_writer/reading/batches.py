@@ -62,7 +62,7 @@ def _check_same_lengths(columns: Sequence[Column]) -> None:
         lengths = column.lengths
         if column.is_scalar or lengths is checked:  # most columns of a table have the same array
             continue
-        if (lengths != lengths[0]).any():
+        if np.count_nonzero(lengths == lengths[0]) < len(lengths):
             raise StructureError(
                 f"column {number}: samples of {lengths.min()} to {lengths.max()} rows in one batch, expected one "
                 "length. Pass `collate='pad'`, 'list' or 'flat'."

@@ -22,7 +22,7 @@ import numpy as np
 
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import mean_weight, shares
-from reverb_writer.protocol.responses import Samples
+from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.mixer import Mixer, Source
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_stream import SampleStream
@@ -168,7 +168,7 @@ class ByMass(Mixer):
         """Take samples of a server, with the info that one server with all items would give."""
         num_samples = min(num_samples, len(source.waiting))
         if num_samples <= 0:
-            return Samples.of(())
+            return NO_SAMPLES
         if source not in self._share_of:  # the end has come before the first draw
             self._weigh([shard for shard in (*self._leaving, *self.sources) if isinstance(shard, _Shard)])
         samples = self._taken(source, num_samples)
@@ -198,7 +198,7 @@ class ByMass(Mixer):
                 source.mean, source.state_id = source.unknown_mean, stream.info.state_id
             if not self.removes_items and len(self._sources) > 1:
                 source.num_dropped += len(source.waiting)
-                source.waiting = Samples.of(())
+                source.waiting = NO_SAMPLES
         if stream.table is not source.heard:
             source.heard = stream.table
             source.size = 0 if stream.table is None else stream.table.current_size

@@ -19,7 +19,7 @@ from typing import Any
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError, SpecError
-from reverb_writer.protocol.responses import Samples
+from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
@@ -43,7 +43,7 @@ class Source:
     def __init__(self, server: Server, stream: SampleStream) -> None:
         """Start without samples."""
         self.server, self.stream = server, stream
-        self.waiting = Samples.of(())
+        self.waiting = NO_SAMPLES
         self.is_late = False
         self.num_dropped = self.num_forgiven = 0
 
@@ -326,7 +326,7 @@ class InTurns(Mixer):
         """Return the next samples of the batch; see `Mixer`."""
         source = self._source_of_batch or self._next_source(now, any_server=any_server)
         if source is None:
-            return Samples.of(())
+            return NO_SAMPLES
         self._source_of_batch, self.server = source, source.server.address
         return self._taken(source, num_samples)
 

@@ -32,7 +32,7 @@ from reverb_writer.errors import (
     StructureError,
 )
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.responses import SampleReassembler, Samples
+from reverb_writer.protocol.responses import NO_SAMPLES, SampleReassembler, Samples
 from reverb_writer.tables.rate_limits import explain_samples
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.byte_stream import ByteStream
@@ -205,7 +205,7 @@ class SampleStream:
         """
         stream = self._stream
         if stream is None or not stream.has_unread:
-            return Samples.of(())
+            return NO_SAMPLES
         try:
             message = stream.read()
         except StructureError as error:
@@ -213,13 +213,13 @@ class SampleStream:
             self._refuse(
                 StructureError(f"table `{self._name}` is not on the server at {self._channel.address}."), error
             )
-            return Samples.of(())
+            return NO_SAMPLES
         except (PermissionDeniedError, ClosedError):
             self._end_stream()
             raise
         except ReverbWriterError as error:  # whatever it is: a gateway may refuse for a while
             self.lose(error)
-            return Samples.of(())
+            return NO_SAMPLES
         self.num_bytes += len(message)
         self.unanswered_since = None
         try:
