@@ -74,6 +74,7 @@ class Cutter:
         # chunk, and the step count up to which its windows are encoded.
         self._steps, self._open, self._first, self._encoded = (np.zeros(count, np.int64) for _ in range(4))
         self._capacity = np.full(count, chunk_size(0), np.int64)
+        self._has_boundary = np.zeros(count, bool)  # whether an episode has ended in the open rows, and goes on
 
     @property
     def episodes(self) -> Sequence[OpenEpisode]:
@@ -101,7 +102,8 @@ class Cutter:
         self._take_steps(written)
         self._tally()
         if written - self.first_needed > self._ring.size // 2:
-            self._seal_before(written - self._ring.size // 2)
+            # The ring needs the room.
+            self._seal_open((self._open > 0) & (self._first < written - self._ring.size // 2))
         return True
 
     def _take_steps(self, stop: int) -> None:
@@ -149,13 +151,16 @@ class Cutter:
         if self._ring.envs is None:
             return [(0, np.arange(first, self.taken))]
         envs = self._ring.envs_of(first, self.taken)
+        # Few of many environments have a full chunk at a time, so only their rows are sorted.
+        is_wanted = np.zeros(len(self._episodes), bool)
+        is_wanted[env_ids] = True
+        offsets = is_wanted[envs].nonzero()[0]
+        rows, envs = first + offsets, envs[offsets]
+        is_open = rows >= self._first[envs]
+        rows, envs = rows[is_open], envs[is_open]
         order = np.argsort(envs, kind="stable")
-        starts, stops = np.searchsorted(envs[order], [env_ids, env_ids + 1])
-        found = []
-        for env, start, stop in zip(env_ids.tolist(), starts.tolist(), stops.tolist(), strict=True):
-            rows = first + order[start:stop]
-            found.append((env, rows[np.searchsorted(rows, self._first[env]) :]))
-        return found
+        rows, stops = rows[order], np.searchsorted(envs[order], env_ids[1:])
+        return list(zip(env_ids.tolist(), np.split(rows, stops), strict=True))
 
     def _rows(self, env: int) -> _Integers:
         """Return the rows of an environment that are in no chunk."""
@@ -175,7 +180,7 @@ class Cutter:
             if self._kinds.spans_episodes:
                 self._episodes[env].boundary = int(self._steps[env])
                 self._books.counts["episodes"] += 1
-                self.has_ended = True
+                self.has_ended = self._has_boundary[env] = True
             else:
                 self._end(env, rows[sealed:stop])
                 sealed = stop
@@ -207,17 +212,32 @@ class Cutter:
             episode.num_sealed = chunk.stop
             self.unsent_bytes += len(chunk.data)
         self._open[env] -= len(rows)
+        self._has_boundary[env] = False
         self._capacity[env] = self._chunk_size(episode.num_sealed)
 
     def seal_complete(self) -> None:
-        """Seal the open rows of each environment in which a window is complete."""
-        sealed = self._kinds.num_items(self._steps - self._open)
-        for env, rows in self._open_rows((self._kinds.num_items(self._steps) > sealed).nonzero()[0]):
-            self._seal(env, rows)
+        """Seal the open rows of each environment in which an item is complete."""
+        self._seal_open(self._num_open_items() > 0)
 
-    def _seal_before(self, row: int) -> None:
-        """Seal the open rows of each environment that has one before `row`: the ring needs the room."""
-        for env, rows in self._open_rows(((self._open > 0) & (self._first < row)).nonzero()[0]):
+    def seal_late(self, row: int) -> None:
+        """Do as `seal_complete` where the open rows begin before `row`, or an episode has ended in them."""
+        self._seal_open((self._num_open_items() > 0) & ((self._first < row) | self._has_boundary))
+
+    def seal_fullest(self, keep: int) -> None:
+        """Do as `seal_complete`, the fullest ones first, until at most `keep` complete items are in open rows."""
+        num_items = self._num_open_items()
+        fullest_first = np.argsort(-num_items, kind="stable")
+        num_left = np.empty(len(num_items), np.int64)  # before each environment is sealed
+        num_left[fullest_first] = np.cumsum(num_items[fullest_first][::-1])[::-1]
+        self._seal_open((num_items > 0) & (num_left > keep))
+
+    def _num_open_items(self) -> _Integers:
+        """Return how many items of each environment are complete only with its open rows."""
+        num_items: _Integers = self._kinds.num_items(self._steps) - self._kinds.num_items(self._steps - self._open)
+        return num_items
+
+    def _seal_open(self, is_chosen: npt.NDArray[np.bool_]) -> None:
+        for env, rows in self._open_rows(is_chosen.nonzero()[0]):
             self._seal(env, rows)
 
     # ---------------------------------------------------------------------------------------------- ends of episodes

@@ -64,7 +64,9 @@ class Sender:
         self._max_delay_s, self._until = max_delay_s, until
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waits: list[Wait] = []
-        self._due_at = math.inf  # when complete windows must be encoded
+        self._late_at = math.inf  # when complete windows in open rows must be looked at
+        self._late_row = 0  # open rows that begin before it were looked at before
+        self._ended_at = math.inf  # when windows of ended episodes must be encoded
         self._limit = 0  # rows below it may be granted
         self._worth = 1  # how many rows are granted at once
         self._is_idle = True  # whether no row came for a while: the next one wakes the thread
@@ -188,23 +190,30 @@ class Sender:
                 work = self._inbox.get_nowait()
         self._turned_at = time.monotonic()
         self._outbox.check_shards()  # before new rows are taken: they are no part of an episode that is cut
-        is_due = self._due_at <= self._turned_at
+        is_late, is_due = self._late_at <= self._turned_at, self._ended_at <= self._turned_at
         # A confirmation alone is no reason to look for rows: with few of them, a turn costs more than they do.
-        if is_quiet or is_due or self._waits or self._is_idle or self.ring.head[0] > self.ring.wake_at:
+        if is_quiet or is_late or is_due or self._waits or self._is_idle or self.ring.head[0] > self.ring.wake_at:
             self._is_idle = not self._take() and is_quiet
-        if is_due or self._is_urgent():
+        if self._is_urgent():
             self._send_now()
-        elif self._outbox.is_enough:
+        elif is_late or is_due or self._outbox.is_enough:
+            # Open rows are sealed only if they stay open for long: short chunks cost more than all else.
+            if is_late or is_due:
+                self._outbox.cutter.seal_late(self._late_row if is_late else 0)
+            if is_late:
+                self._late_at, self._late_row = math.inf, self._outbox.cutter.taken
             self._encode()
             if self._outbox.is_half:
-                self._send_now()
+                self._outbox.cutter.seal_fullest(self._outbox.cutter.num_unencoded // 2)
+                self._encode()
         self._grant()
         self._answer_waits()
         self._watch_ring()
 
     def _pause_s(self) -> float | None:
         """Send what is queued, and return how long there is nothing else to do; None for as long as nothing comes."""
-        times = [self._due_at - time.monotonic(), self._outbox.proceed(), *(wait.left_s() for wait in self._waits)]
+        due_s = min(self._late_at, self._ended_at) - time.monotonic()
+        times = [due_s, self._outbox.proceed(), *(wait.left_s() for wait in self._waits)]
         if not self._is_idle:
             times.append(min(self._max_delay_s, _LOOK_S) / 2)
         if self._waits and self._until is not None:
@@ -219,12 +228,13 @@ class Sender:
         return has_rows
 
     def _note_due(self) -> None:
-        cutter = self._outbox.cutter
-        if not cutter.num_unencoded:
-            self._due_at = math.inf
-            return
-        wait_s = _GATHER_S if cutter.has_ended else self._max_delay_s / 2
-        self._due_at = min(self._due_at, time.monotonic() + wait_s)
+        """Say when what is complete must be encoded.
+
+        A row is taken after half of `max_delay_s`, unless it wakes the thread; then it is looked at twice.
+        """
+        cutter, now = self._outbox.cutter, time.monotonic()
+        self._ended_at = min(self._ended_at, now + _GATHER_S) if cutter.has_ended else math.inf
+        self._late_at = min(self._late_at, now + self._max_delay_s / 4) if cutter.num_unencoded else math.inf
 
     def _is_urgent(self) -> bool:
         """Whether someone waits for what is complete and not sent."""

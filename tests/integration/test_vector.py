@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import SMALL_GRID, cut
-from reading import Place, read
+from reading import Place, eventually, read
 from reading import spec as spec_of
 
 import reverb_writer as rw
@@ -337,6 +337,16 @@ def test_reset_ends_the_episodes_of_some_environments(place: Place, priority: An
         3: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
         4: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
     }
+
+
+def test_end_of_an_episode_cuts_no_chunk_of_other_environments(place: Place) -> None:
+    """Their complete windows wait for the chunk to be full: many environments would send twice as many chunks else."""
+    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=3, max_delay_s=float("inf")) as observer:
+        observer(step_of(1, 3))
+        observer(step_of(2, 3), end_of_episode=[True, False, False])
+        assert eventually(lambda: observer.stats().acknowledged_items > 0)
+        assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (1, 2)
+    assert windows_by_env(place) == {env: [[1, 2]] for env in (1, 2, 3)}
 
 
 def test_reset_of_all_environments_drops_and_counts_those_that_are_too_short(place: Place) -> None:

@@ -311,6 +311,20 @@ class Writer:
         self.cutter.seal_complete()
         self.encode()
 
+    def send_late(self) -> None:
+        """Send what is complete in rows of the first half, as the sender does when they are open for long."""
+        self.take()
+        self.cutter.seal_late(self.cutter.taken // 2)
+        self.encode()
+
+    def send_fullest(self) -> None:
+        """Send what is complete in the fullest environments, as the sender does when much is."""
+        self.take()
+        keep = self.cutter.num_unencoded // 2
+        self.cutter.seal_fullest(keep)
+        self.encode()
+        assert self.cutter.num_unencoded <= keep
+
     def run(self, operations: Sequence[Operation]) -> None:
         """Do all of it, and end the episodes that are under way."""
         every = range(self.num_envs)
@@ -366,7 +380,7 @@ OPERATIONS = st.lists(
     | st.tuples(st.just("reset"), st.tuples(SOME, st.booleans(), st.booleans()))
     | st.tuples(st.just("new_priority"), st.tuples(st.sampled_from([2.0, 3.0])))
     | st.tuples(st.just("budget"), st.tuples(st.integers(1, 60)))
-    | st.tuples(st.sampled_from(["take", "encode", "send"]), st.just(())),
+    | st.tuples(st.sampled_from(["take", "encode", "send", "send_late", "send_fullest"]), st.just(())),
     max_size=40,
 )
 
