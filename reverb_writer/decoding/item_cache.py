@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,8 +57,7 @@ class ItemCache:
         self._item_bytes += _bytes_of(ranges)
         item = self._num_items
         self._num_items += 1
-        for rows, of_partition in zip(self._rows, ranges, strict=True):
-            rows.append(item, of_partition)
+        self._new.append(ranges)
         self.items[key] = item
         for slices in slices_of:
             for chunk_key, _, _ in slices:
@@ -66,6 +66,10 @@ class ItemCache:
 
     def rows_of(self, items: Sequence[int]) -> list[JoinedRows]:
         """Return the rows of items in each partition's ring, given their numbers."""
+        if self._new:
+            for number, rows in enumerate(self._rows):
+                rows.extend([ranges[number] for ranges in self._new])
+            self._new.clear()
         numbers = np.array(items, np.intp)
         return [rows.joined(numbers) for rows in self._rows]
 
@@ -80,6 +84,7 @@ class ItemCache:
         self.items: dict[int, int] = {}
         self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
         self._rows = [_ItemRows() for _ in self.partitions]
+        self._new: list[RowRanges] = []  # of the items that are not in these, the last ones
         self._num_items = self._item_bytes = 0  # those that were forgotten included: their places are not used again
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
@@ -167,25 +172,37 @@ class _ItemRows:
         self._rows = np.zeros(1024, np.int32)  # of all items, end to end
         self._stop = 0
         self._starts, self._lengths = np.zeros((2, 64), np.intp)  # of each item's rows in these
+        self._num_items = 0
 
-    def append(self, item: int, ranges: tuple[int, ...]) -> None:
-        """Add an item, with the number after the last one's."""
-        starts, lengths = ranges[::2], ranges[1::2]
-        length = sum(lengths)
-        if item == len(self._starts):
-            self._starts, self._lengths = np.concatenate([self._starts] * 2), np.concatenate([self._lengths] * 2)
-        if self._stop + length > len(self._rows):
-            larger = np.zeros(max(2 * len(self._rows), self._stop + length), np.int32)
-            larger[: self._stop] = self._rows[: self._stop]
-            self._rows = larger
-        self._starts[item], self._lengths[item] = self._stop, length
-        for start, num_rows in zip(starts, lengths, strict=True):
-            self._rows[self._stop : self._stop + num_rows] = np.arange(start, start + num_rows)
-            self._stop += num_rows
+    def extend(self, ranges: Sequence[tuple[int, ...]]) -> None:
+        """Add items by their row ranges; many at once, because each costs as much as many."""
+        numbers = np.fromiter(itertools.chain.from_iterable(ranges), np.intp)
+        firsts, num_rows = numbers[::2], numbers[1::2]
+        stops = num_rows.cumsum()
+        rows = np.arange(stops[-1]) + (firsts - stops + num_rows).repeat(num_rows)
+        if len(firsts) > len(ranges):  # items of several ranges
+            stops = stops[np.fromiter(map(len, ranges), np.intp).cumsum() // 2 - 1]
+        starts = np.concatenate([[0], stops[:-1]])
+        self._starts = _put(self._starts, self._num_items, starts + self._stop)
+        self._lengths = _put(self._lengths, self._num_items, stops - starts)
+        self._rows = _put(self._rows, self._stop, rows)
+        self._num_items += len(ranges)
+        self._stop += len(rows)
 
     def joined(self, items: npt.NDArray[np.intp]) -> JoinedRows:
         """Return the rows of items."""
         return JoinedRows(self._rows, self._starts[items], self._lengths[items])
+
+
+def _put(array: npt.NDArray[Any], at: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Write values into an array, or into a copy that is long enough; return it."""
+    stop = at + len(values)
+    if stop > len(array):
+        longer = np.zeros(max(2 * len(array), stop), array.dtype)
+        longer[:at] = array[:at]
+        array = longer
+    array[at:stop] = values
+    return array
 
 
 def _bytes_of(ranges: RowRanges) -> int:
