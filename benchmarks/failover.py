@@ -1,6 +1,6 @@
 """One of two shards is killed: how long until reads go on, the writer is done with it, and the shard is back.
 
-Its supervisor is the one of shards on Ray, without Ray: what Ray adds is the start of an actor, where that is lost too.
+Its server is started as shards on Ray are, without Ray: what Ray adds is the start of an actor for each server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import reverb_writer as rw
 from benchmarks.comparison import Effort, progress
 from benchmarks.processes import TABLE
 from benchmarks.report import Table
-from reverb_writer.ray.server_child import ServerChild
+from reverb_writer.ray.server_child import ChildEnd, ServerChild
 from reverb_writer.writing.stream_options import StreamKeywords
 
 _SIZES = [int(float(size) * 1e9) for size in os.environ.get("REVERB_WRITER_FAILOVER_GB", "0.01,1").split(",")]
@@ -56,8 +56,8 @@ def failover(effort: Effort) -> Table:
 
 def _kills(size: int, rounds: int) -> Iterator[tuple[float, float, float]]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        shards = [stack.enter_context(_serving(Path(folder) / name)) for name in ("a", "b")]
-        addresses = [f"localhost:{shard.view.port}" for shard in shards]
+        shards = [stack.enter_context(contextlib.closing(_Shard(Path(folder) / name / "c"))) for name in ("a", "b")]
+        addresses = [f"localhost:{shard.port}" for shard in shards]
         noise = np.random.default_rng(0)
         for address, num_bytes in zip(addresses, (size, _ITEM_BYTES), strict=True):
             with rw.Client(address, timeout_s=_LONGEST_S) as client:
@@ -71,7 +71,7 @@ def _kills(size: int, rounds: int) -> Iterator[tuple[float, float, float]]:
             yield times
 
 
-def _kill(shard: ServerChild, addresses: list[str]) -> tuple[float, float, float]:
+def _kill(shard: _Shard, addresses: list[str]) -> tuple[float, float, float]:
     """Kill the first shard while one thread reads and one writes."""
     batches: list[float] = []
     moved: list[float] = []
@@ -99,11 +99,11 @@ def _kill(shard: ServerChild, addresses: list[str]) -> tuple[float, float, float
         thread.start()
     _until(lambda: len(batches) > 10)
     time.sleep(0.5)
-    attempts, pid = shard.view.attempts, shard.view.pid
+    pid = shard.child.pid
     assert pid is not None
     killed_at = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    _until(lambda: shard.view.attempts > attempts and shard.view.state == "serving")
+    _until(lambda: shard.child.pid not in (None, pid) and shard.serves())
     with rw.Client(addresses[0], timeout_s=_LONGEST_S) as client:
         next(iter(client.sample(TABLE, 1)))
     back_at = time.monotonic()
@@ -115,23 +115,33 @@ def _kill(shard: ServerChild, addresses: list[str]) -> tuple[float, float, float
     return gap_s, moved[0] - killed_at, back_at - killed_at
 
 
-@contextlib.contextmanager
-def _serving(folder: Path) -> Iterator[ServerChild]:
-    """Have a shard that serves within the block, with checkpoints in a folder."""
+class _Shard:
+    """A server with checkpoints in a folder; another one follows it until it is closed."""
 
-    def configuration(port: int, http_port: int) -> str:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.child = self._start(None)
+        _until(self.serves)
+        self.port = self.child.port
+
+    def serves(self) -> bool:
+        return self.child.status().get("phase") == "serving"
+
+    def close(self) -> None:
+        self.child.stop()
+        _until(lambda: self.child.end is not None)
+
+    def _start(self, port: int | None) -> ServerChild:
+        return ServerChild(sys.executable, self._configuration, self._ended, port=port)
+
+    def _ended(self, end: ChildEnd) -> None:
+        if end.state != "stopped":
+            self.child = self._start(self.port)
+
+    def _configuration(self, port: int, http_port: int) -> str:
         tables = "".join(f"[tables.{name}]\nmax_size = 1_000_000\n" for name in (TABLE, "written"))
-        return (
-            f'port = {port}\n[http]\nport = {http_port}\n[checkpoints]\ndirectory = "{folder}"\nevery_s = 0\n{tables}'
-        )
-
-    child = ServerChild(sys.executable, configuration, lambda _: None)
-    try:
-        _until(lambda: child.view.state == "serving")
-        yield child
-    finally:
-        child.stop()
-        _until(lambda: child.view.state == "stopped")
+        folder = f'[checkpoints]\ndirectory = "{self._folder}"\nevery_s = 0\n'
+        return f"port = {port}\n[http]\nport = {http_port}\n{folder}{tables}"
 
 
 def _until(condition: Callable[[], bool]) -> None:

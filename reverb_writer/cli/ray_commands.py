@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import click
 from rich.console import Console
@@ -12,8 +11,8 @@ from rich.table import Table
 
 from reverb_writer.cli.groups import Group
 from reverb_writer.cli.server_options import report_errors, sampler_options, table_configs, timeout_option
+from reverb_writer.ray.actors import connect_ray
 from reverb_writer.ray.cluster import ReplayCluster
-from reverb_writer.ray.connecting import connect_ray
 from reverb_writer.ray.shard_report import ClusterStatus
 
 _MIB = 2**20
@@ -38,7 +37,6 @@ _ray = click.option("--address", default="auto", show_default=True, envvar="RAY_
 @click.option("--python", help="Interpreter of the servers, at the same path on every node; this one by default.")
 @click.option("--checkpoints", metavar="DIR", help="Folder for checkpoints that every node reaches by this path.")
 @click.option("--every", type=float, default=600.0, show_default=True, help="Seconds between checkpoints.")
-@click.option("--spread", type=click.Choice(["strict", "best"]), default="strict", show_default=True)
 @click.option("--cpus", type=float, default=1.0, show_default=True, help="Processors that Ray reserves for a shard.")
 @click.option("--memory", type=click.IntRange(min=1), metavar="BYTES", help="Memory of a shard, if not as estimated.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of the first shard; free ones by default.")
@@ -54,7 +52,6 @@ def up(
     python: str | None,
     checkpoints: str | None,
     every: float,
-    spread: Any,
     cpus: float,
     memory: int | None,
     port: int | None,
@@ -71,7 +68,6 @@ def up(
             python=python or sys.executable,
             checkpoints=checkpoints,
             checkpoint_every_s=every,
-            spread=spread,
             num_cpus=cpus,
             memory_bytes=memory,
             port=port,

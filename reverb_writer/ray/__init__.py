@@ -1,8 +1,8 @@
 """Shards that Ray places, watches and starts again; no byte of the data passes through Ray.
 
-    ReplayCluster.start -> a placement group, and a detached actor for each shard
+    ReplayCluster.start -> a detached actor for each shard, found by its name
     actor               -> `reverb-writer-server serve`, a child process on an interpreter of its own
-    cluster.target()    -> asks the actors where the shards are; goes to `rw.Client`, observers and datasets
+    cluster.target()    -> a source of addresses, for `rw.Client`, observers and datasets
 
 The extra `ray` brings what this needs: pip install 'reverb-writer[ray]'.
 """

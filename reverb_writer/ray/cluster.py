@@ -1,13 +1,13 @@
 """A cluster of shards on Ray: started once, found by its name from everywhere, stopped by what has started it.
 
-start   1 the starter    an actor whose name only one process can have: a second start waits, and attaches
-        2 memory         the server's own estimate, which its command prints
-        3 placement      a detached group with room for every shard, or an error that says what is missing
-        4 actors         a detached one for each shard, until all serve; if one does not, all is undone
+start   1 memory         the server's own estimate, which its command prints
+        2 actors         a detached one for each shard that has none, or an error that says what room is missing
+        3 serve          all of them; if one does not, all that this start has begun is undone
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
@@ -19,17 +19,16 @@ from typing import Any
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
-from reverb_writer.ray.actor_target import ActorTarget, ask_actors, ask_shards
-from reverb_writer.ray.cluster_start import named_shards, start_shards
+from reverb_writer.ray.actor_target import ActorTarget
+from reverb_writer.ray.actors import ask_actors, ask_shards, connect_ray, named_shards
+from reverb_writer.ray.cluster_start import start_shards
 from reverb_writer.ray.cluster_stop import stop_shards
-from reverb_writer.ray.connecting import connect_ray
-from reverb_writer.ray.placement import Spread, release_placement
 from reverb_writer.ray.shard_actor import server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
 from reverb_writer.tables import TableConfig, check_tables
 
 _logger = logging.getLogger(__name__)
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # also that of a folder, which is not above it
 _POLL_S = 0.2
 _ANSWER_TIMEOUT_S = 10.0
 
@@ -57,7 +56,7 @@ class ReplayCluster:
         self.started = started
         self.spec = spec
         self._remarks = tuple(remarks)
-        self._known: tuple[ShardReport, ...] = tuple(ShardReport(name) for name in spec.shard_names())
+        self._target = ActorTarget(spec)
 
     @classmethod
     def start(
@@ -69,7 +68,6 @@ class ReplayCluster:
         python: str = sys.executable,
         checkpoints: str | None = None,
         checkpoint_every_s: float = 600.0,
-        spread: Spread = "strict",
         num_cpus: float = 1.0,
         memory_bytes: int | None = None,
         port: int | None = None,
@@ -84,14 +82,13 @@ class ReplayCluster:
         It outlives this process. If Ray is not connected yet, `ray.init()` does that first.
 
         Args:
-            name: of the cluster: letters, digits, `_`, `.` and `-`.
+            name: of the cluster: letters, digits, `_`, `.` and `-`; the first is a letter, a digit or `_`.
             tables: of all shards together: each has its share of `max_size`, `min_size` and error buffers.
             shards: number of servers, >= 1.
             python: interpreter of the servers, at the same path on every node; needs `reverb-writer-server`.
             checkpoints: folder on storage that every node reaches by this path; each shard has one of its own in it.
                 Without one, the data of a shard that is lost are lost.
             checkpoint_every_s: seconds between checkpoints; 0 for none but the last.
-            spread: "strict" for a node each, where there are as many nodes; "best" for as many as there are.
             num_cpus: processors that Ray reserves for each shard.
             memory_bytes: memory that Ray reserves for each shard, in bytes; None for the server's own estimate.
             port: of the first shard, the next one has the next; None for free ones.
@@ -103,19 +100,17 @@ class ReplayCluster:
             placement_timeout_s: how much of it may pass until there is room, seconds.
 
         Raises:
-            SpecError: an argument can never work, or a cluster of this name has other tables or another size.
-            PlacementError: there is no room; says what is needed and what is free. Nothing is left behind.
-            ShardStartError: a server does not start; has its last log lines. Nothing is left behind.
-            ReplayTimeoutError: the time is up. Nothing is left behind.
+            SpecError: an argument can never work, or a cluster of this name differs in what describes it.
+            PlacementError: there is no room; says what is needed and what is free.
+            ShardStartError: a server does not start; has its last log lines.
+            ReplayTimeoutError: the time is up. After these three, nothing is left of what this call has begun.
             MissingExtraError: Ray is not installed.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise SpecError(f"`name` must be letters, digits, `_`, `.` and `-`, got {name!r}.")
+            raise SpecError(f"`name` must be letters, digits, `_`, `.` and `-`, not `.` or `-` first, got {name!r}.")
         check_tables(tables)
         if checkpoints is not None and not str(checkpoints).startswith("/"):
             raise SpecError(f"`checkpoints` must be an absolute path, the same on every node, got {checkpoints!r}.")
-        if spread not in ("strict", "best"):
-            raise SpecError(f"`spread` must be 'strict' or 'best', got {spread!r}.")
         num_shards = integer("shards", shards, minimum=1)
         spec = ClusterSpec(
             name,
@@ -132,21 +127,17 @@ class ReplayCluster:
             server_configuration(spec, number, 1, 1, "127.0.0.1")  # refuses tables that cannot be split
         deadline = Deadline(check_timeout(timeout_s))
         connect_ray()
-        remarks = start_shards(
+        started, remarks = start_shards(
             spec,
-            spread=spread,
             num_cpus=num_cpus,
             memory_bytes=memory_bytes,
             runtime_env=runtime_env,
             deadline=deadline,
             placement_timeout_s=check_timeout(placement_timeout_s, "placement_timeout_s"),
         )
-        if remarks is None:
-            cluster = cls.attach(name, timeout_s=deadline.left_s())
-            _check_same(cluster.spec, spec)
+        if not started:
             _logger.info("cluster `%s` is there already: attached to it", name)
-            return cluster
-        return cls(spec, started=True, remarks=remarks)
+        return cls(spec, started=started, remarks=remarks)
 
     @classmethod
     def attach(cls, name: str, *, timeout_s: float = 30.0) -> ReplayCluster:
@@ -162,8 +153,8 @@ class ReplayCluster:
         if name not in found:
             raise _unknown(name, found)
         while True:
-            answers = ask_actors([*map(str, found[name])], "spec", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
-            for spec in answers.values():
+            answers = ask_actors(map(str, found[name]), "describe", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
+            for spec, _ in answers.values():
                 return cls(spec, started=False)
             deadline.left_s(f"`reverb-writer ray down {name}` ends the cluster all the same. No actor of it answered")
             time.sleep(_POLL_S)
@@ -180,9 +171,9 @@ class ReplayCluster:
         """
         connect_ray()
         found = named_shards()
-        if name not in found and not release_placement(name):
+        if name not in found:
             raise _unknown(name, found)
-        return stop_shards(name, map(str, found.get(name, [])), check_timeout(timeout_s))
+        return stop_shards(name, map(str, found[name]), check_timeout(timeout_s))
 
     @staticmethod
     def names() -> list[str]:
@@ -192,37 +183,35 @@ class ReplayCluster:
 
     def target(self) -> ActorTarget:
         """Return the source of the shards' addresses, for clients, observers and datasets in any process."""
-        return ActorTarget(self.name, self._ask(_ANSWER_TIMEOUT_S))
+        with contextlib.suppress(ServerUnavailableError):
+            self._target.look_up(_ANSWER_TIMEOUT_S)
+        return self._target
 
     def status(self, timeout_s: float = 5.0) -> ClusterStatus:
         """Return what the shards tell within `timeout_s` seconds; what is silent has the state "no answer"."""
-        known = {report.name: report for report in self._known}
-        answers = ask_shards(list(self.spec.shard_names()), check_timeout(timeout_s))
+        answers = ask_shards(self.spec.shard_names(), check_timeout(timeout_s))
         shards = []
         for name in self.spec.shard_names():
-            silent = ShardReport(
-                name, known[name].address, "no answer", "its actor does not answer: see Ray's dashboard"
-            )
+            before = self._target.known[name]
+            silent = ShardReport(name, before.address, "no answer", "its actor does not answer: see Ray's dashboard")
             shards.append(answers.get(name, silent))
-        self._note(answers)
-        return ClusterStatus(self.name, tuple(shards), self._remarks)
+        for report in answers.values():
+            self._target.note(report)
+        nodes = {one.node for one in answers.values()}
+        remarks = self._remarks
+        if len(answers) > len(nodes):
+            remarks += (f"{len(answers)} shards share {len(nodes)} nodes: a node that is lost takes several with it.",)
+        return ClusterStatus(self.name, tuple(shards), remarks)
 
     def stop(self, timeout_s: float = 600.0) -> None:
         """End all servers, each with a last checkpoint, and give the room back. Idempotent.
 
         Args:
-            timeout_s: how long the last checkpoints may take, seconds. Servers that take longer are killed, and so are
-                those whose actors are silent for 60 s; which is logged with their names.
+            timeout_s: how long the last checkpoints may take, seconds. Servers that take longer are left to themselves,
+                and so are those whose actors are silent for 60 s; which is logged with their names.
         """
         connect_ray()
         stop_shards(self.name, self.spec.shard_names(), check_timeout(timeout_s))
-
-    def _ask(self, timeout_s: float) -> tuple[ShardReport, ...]:
-        self._note(ask_shards(list(self.spec.shard_names()), timeout_s))
-        return self._known
-
-    def _note(self, answers: Mapping[str, ShardReport]) -> None:
-        self._known = tuple(answers.get(report.name, report) for report in self._known)
 
     def __enter__(self) -> ReplayCluster:
         return self
@@ -240,17 +229,3 @@ class ReplayCluster:
 def _unknown(name: str, found: Iterable[str]) -> ServerUnavailableError:
     there = ", ".join(f"`{one}`" for one in sorted(found)) or "none"
     return ServerUnavailableError(f"there is no cluster `{name}` on this Ray; there is {there}.")
-
-
-def _check_same(there: ClusterSpec, wanted: ClusterSpec) -> None:
-    """Refuse a cluster that is not the wanted one."""
-    differences = [
-        f"{field} {getattr(there, field)!r}, not {getattr(wanted, field)!r}"
-        for field in ("num_shards", "tables")
-        if repr(getattr(there, field)) != repr(getattr(wanted, field))  # a signature's arrays do not compare
-    ]
-    if differences:
-        raise SpecError(
-            f"cluster `{there.name}` is there already and has {'; '.join(differences)}. Attach to it, stop it, or take "
-            "another name."
-        )

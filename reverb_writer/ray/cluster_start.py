@@ -1,126 +1,164 @@
-"""The start of a cluster's actors, all or none, by one process at a time; and their end."""
+"""The start of a cluster's actors: those of their names that are missing, by as many processes at once as like to.
+
+Ray gives a name to one actor only. The process whose actor is shard 0 has started the cluster; it removes all of it if
+a shard does not start. Every other process has attached to it.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
+import dataclasses
 import logging
-import os
-import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from reverb_writer.deadline import Deadline
-from reverb_writer.errors import ReplayTimeoutError
-from reverb_writer.ray.actor_target import NAMESPACE, forget_actor
-from reverb_writer.ray.placement import Spread, release_placement, reserve_placement
-from reverb_writer.ray.server_child import server_environment
-from reverb_writer.ray.shard_actor import ReplayShard, server_configuration
-from reverb_writer.ray.shard_report import ClusterSpec, ShardName, ShardReport, ray_name
-from reverb_writer.ray.start_errors import ShardStartError
+from reverb_writer.errors import ReplayTimeoutError, SpecError
+from reverb_writer.ray.actors import NAMESPACE, actor_of, ask_actors, end_actors, named_shards
+from reverb_writer.ray.shard_actor import ReplayShard, memory_need
+from reverb_writer.ray.shard_report import ClusterSpec, ShardReport
+from reverb_writer.ray.start_errors import PlacementError, ShardStartError
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.2
+_ANSWER_TIMEOUT_S = 5.0
 _LOG_EVERY_S = 5.0
-_ESTIMATE_TIMEOUT_S = 60.0
-_FREED_TIMEOUT_S = 10.0
-
-
-class ClusterStarter:
-    """An actor whose name one process at a time can have; meanwhile it asks a server for its estimate."""
-
-    def memory_need(self, python: str, configuration: str, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Return what `reverb-writer-server validate --json` prints.
-
-        Raises:
-            ShardStartError: the interpreter cannot be run, or the server refuses the configuration.
-        """
-        line = [python, "-m", "reverb_writer_server", "validate", "--json", "/dev/stdin"]
-        try:
-            done = subprocess.run(  # noqa: S603  # the interpreter that the user has named, and our own module
-                line,
-                input=configuration,
-                capture_output=True,
-                text=True,
-                timeout=_ESTIMATE_TIMEOUT_S,
-                check=False,
-                cwd="/",
-                env=server_environment(environment),
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ShardStartError(
-                f"{python} cannot be run on node {os.uname().nodename}: {error}. `python` must be the path of an "
-                "interpreter that is on every node."
-            ) from None
-        if done.returncode:
-            raise ShardStartError(
-                f"the server refuses to start on node {os.uname().nodename}: {done.stderr.strip()}. `python` needs "
-                "reverb-writer-server: pip install reverb-writer-server"
-            )
-        need: dict[str, Any] = json.loads(done.stdout)
-        return need
+_GIB = 2**30
+_ENDING = ("draining", "stopped")  # states of what a `stop` has left, which is waited for
+_KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "false"}  # a server outlives its actor by a checkpoint
 
 
 def start_shards(
     spec: ClusterSpec,
     *,
-    spread: Spread,
     num_cpus: float,
     memory_bytes: int | None,
     runtime_env: Mapping[str, Any] | None,
     deadline: Deadline,
     placement_timeout_s: float,
-) -> list[str] | None:
-    """Start the actors of a cluster and wait until all serve; return remarks, or None if the cluster is there already.
+) -> tuple[bool, list[str]]:
+    """Have all actors of a cluster, and wait until all serve; return whether this call has started it, and remarks.
 
     Raises:
-        PlacementError, ShardStartError, ReplayTimeoutError: nothing is left behind.
+        SpecError: a cluster of this name is there and is another one.
+        PlacementError, ShardStartError, ReplayTimeoutError: if this call has started it, nothing is left behind.
     """
-    more: dict[str, Any] = {"namespace": NAMESPACE}
-    if runtime_env is not None:
-        more["runtime_env"] = dict(runtime_env)
-    with _only_starter(spec.name, more, deadline) as starter:
-        names = spec.shard_names()
-        there = named_shards().get(spec.name, [])
-        if there:
-            if len(there) == there[0].num_shards:
-                return None
-            left = ", ".join(map(str, there))
-            _logger.warning("cluster `%s`: a start that was cut short has left %s; removed", spec.name, left)
-        remove_cluster(spec.name, map(str, there))
-        bundle, remarks = {"CPU": float(num_cpus)}, []
-        if memory_bytes is None:
-            need = _memory_need(starter, spec, deadline)
-            if need["unknown"]:
-                remarks.append(
-                    f"the size of {', '.join(f'`{name}`' for name in need['unknown'])} is unknown: give the table a "
-                    "signature, or `memory_bytes`, so that Ray reserves enough."
-                )
-                _logger.warning("cluster `%s`: %s", spec.name, remarks[-1])
-            memory_bytes = need["total_bytes"]
-        bundle["memory"] = float(memory_bytes)
-        wait_s = min(placement_timeout_s, deadline.left_s())
-        try:
-            group, remark = reserve_placement(spec.name, spec.num_shards, bundle, spread, wait_s)
-            handles = {name: _start_actor(spec, number, name, group, bundle, more) for number, name in enumerate(names)}
-            _wait_for(handles, deadline)
-        except BaseException:
-            remove_cluster(spec.name, names)
-            raise
-        return [*remarks, remark] if remark else remarks
+    _check_num_shards(spec)
+    more = dict(runtime_env or {})
+    more["env_vars"] = {**_KEEP_CHILDREN, **more.get("env_vars", {})}
+    remarks: list[str] = []
+    if memory_bytes is None and actor_of(spec.shard_names()[0]) is None:
+        need = _memory_need(spec, more, deadline)
+        memory_bytes = need["total_bytes"]
+        if need["unknown"]:
+            remarks.append(
+                f"the size of {', '.join(f'`{name}`' for name in need['unknown'])} is unknown: give the table a "
+                "signature, or `memory_bytes`, so that Ray reserves enough."
+            )
+            _logger.warning("cluster `%s`: %s", spec.name, remarks[-1])
+    options = {"num_cpus": float(num_cpus), "memory": float(memory_bytes or 0), "runtime_env": more}
+    room = _Room(spec, options, placement_timeout_s)
+    is_ours = False
+    try:
+        while True:
+            for number, name in enumerate(spec.shard_names()):
+                if actor_of(name) is None:
+                    is_ours = is_ours or number == 0  # before: an interrupt may come while Ray creates it
+                    is_new = _create_actor(spec, number, name, options)
+                    is_ours = is_ours and (is_new or number > 0)
+            reports = _look(spec, deadline)
+            if [one.state for one in reports.values()] == ["serving"] * spec.num_shards:
+                return is_ours, remarks if is_ours else []
+            room.check(reports)
+            time.sleep(_POLL_S)
+    except BaseException:
+        if is_ours:
+            end_actors(spec.name, spec.shard_names())
+        raise
 
 
-def _memory_need(starter: Any, spec: ClusterSpec, deadline: Deadline) -> dict[str, Any]:
+def _look(spec: ClusterSpec, deadline: Deadline) -> dict[str, ShardReport]:
+    """Return how the shards fare that have an actor, and refuse those of another cluster or that have failed."""
+    _check_num_shards(spec)
+    timeout_s = min(_ANSWER_TIMEOUT_S, deadline.left_s(f"cluster `{spec.name}`: not all shards serve"))
+    answers = ask_actors(spec.shard_names(), "describe", timeout_s)
+    for there, report in answers.values():
+        if report.state not in _ENDING:
+            _check_same(there, spec)
+        if report.state == "failed":
+            raise ShardStartError(f"{report.name} on node {report.node} does not start: {report.detail}")
+    return {name: report for name, (_, report) in answers.items()}
+
+
+class _Room:
+    """What a cluster needs of Ray, and what Ray has had for it.
+
+    Ray does not tell an actor that waits for room from one whose process starts slowly. So only what has never been
+    free is missing.
+    """
+
+    def __init__(self, spec: ClusterSpec, options: Mapping[str, Any], timeout_s: float) -> None:
+        self._spec, self._timeout_s = spec, timeout_s
+        self._need = {"CPU": options["num_cpus"], "memory": options["memory"]}
+        self._free = dict.fromkeys(self._need, 0.0)
+        self._note(0)
+        self._end = time.monotonic() + timeout_s
+        self._tell_at = time.monotonic() + _LOG_EVERY_S
+
+    def check(self, reports: Mapping[str, ShardReport]) -> None:
+        """Say while actors wait what they wait for, and refuse when that has taken too long."""
+        self._note(len(reports))
+        number, now = self._spec.num_shards, time.monotonic()
+        if self._fit() >= number and all(self._free[name] >= number * amount for name, amount in self._need.items()):
+            return
+        if len(reports) == number:  # what it has had is what it needs
+            self._free = {name: number * amount for name, amount in self._need.items()}
+        elif now > self._end:
+            raise PlacementError(
+                f"cluster `{self._spec.name}`: {self._lack()}. Waited {self._timeout_s:g} s. Stop what has it, add "
+                "nodes, or ask for fewer shards, or less for each (`num_cpus`, `memory_bytes`)."
+            )
+        elif now > self._tell_at:
+            self._tell_at = now + _LOG_EVERY_S
+            _logger.warning("cluster `%s` waits: %s", self._spec.name, self._lack())
+
+    def _fit(self) -> int:
+        """Return how many shards the nodes would have room for if nothing else were there."""
+        import ray  # noqa: PLC0415  # of the extra
+
+        need = {name: amount for name, amount in self._need.items() if amount}
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not need:
+            return self._spec.num_shards
+        return sum(min(int(node.get(name, 0) / amount) for name, amount in need.items()) for node in nodes)
+
+    def _note(self, num_placed: int) -> None:
+        import ray  # noqa: PLC0415  # of the extra
+
+        free = ray.available_resources()
+        for name, amount in self._need.items():
+            self._free[name] = max(self._free[name], free.get(name, 0.0) + num_placed * amount)
+
+    def _lack(self) -> str:
+        """Say what is needed and what is free, such as "needs 9 CPUs, 8 are free"."""
+        number, cpus, memory = self._spec.num_shards, self._need["CPU"], self._need["memory"] / _GIB
+        return (
+            f"{number} shards have no room: needs {number * cpus:g} CPUs, {self._free['CPU']:g} are free; "
+            f"needs {number * memory:.1f} GiB of memory, {self._free['memory'] / _GIB:.1f} GiB are free; "
+            f"each shard takes {cpus:g} CPUs and {memory:.1f} GiB, each on one node"
+        )
+
+
+def _memory_need(spec: ClusterSpec, runtime_env: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
     """Return what the server estimates that a shard needs."""
     import ray  # noqa: PLC0415  # of the extra
 
-    configuration = server_configuration(spec, 0, 1, 1, "127.0.0.1")
     failed = f"cluster `{spec.name}`: {spec.python} did not estimate the memory of a shard"
-    asked = starter.memory_need.remote(spec.python, configuration, spec.environment)
+    asked = ray.remote(memory_need).options(num_cpus=0, max_retries=0, runtime_env=runtime_env).remote(spec)
     try:
         need: dict[str, Any] = ray.get(asked, timeout=deadline.left_s(failed))
     except ray.exceptions.GetTimeoutError:
+        ray.cancel(asked, force=True)
         raise ReplayTimeoutError(f"{failed} within {deadline.timeout_s:.1f} s.") from None
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None)
@@ -128,95 +166,45 @@ def _memory_need(starter: Any, spec: ClusterSpec, deadline: Deadline) -> dict[st
     return need
 
 
-def _start_actor(
-    spec: ClusterSpec, number: int, name: str, group: Any, bundle: Mapping[str, float], more: Mapping[str, Any]
-) -> Any:
-    import ray  # noqa: PLC0415  # of the extra
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415  # of the extra
-
-    options = {
-        "name": name,
-        "lifetime": "detached",
-        "max_restarts": -1,
-        "num_cpus": bundle["CPU"],
-        "memory": bundle["memory"],
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, number),
-        **more,
-    }
-    return ray.remote(ReplayShard).options(**options).remote(spec, number)
-
-
-def _wait_for(handles: Mapping[str, Any], deadline: Deadline) -> None:
-    """Wait until all shards serve."""
+def _create_actor(spec: ClusterSpec, number: int, name: str, options: Mapping[str, Any]) -> bool:
+    """Create an actor; return False if there is one of its name."""
     import ray  # noqa: PLC0415  # of the extra
 
-    told_at, reports = time.monotonic(), {name: ShardReport(name, detail="its actor starts") for name in handles}
-    while any(report.state != "serving" for report in reports.values()):
-        waiting = "; ".join(
-            f"{name} is {report.state} {report.detail}".strip()
-            for name, report in reports.items()
-            if report.state != "serving"
-        )
-        left_s = deadline.left_s(f"not every shard serves: {waiting}: not")
-        if time.monotonic() - told_at > _LOG_EVERY_S:
-            told_at = time.monotonic()
-            _logger.info("waiting: %s", waiting)
-        calls = {handle.report.remote(): name for name, handle in handles.items()}
-        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=min(_LOG_EVERY_S, left_s))
-        for call in ready:
-            try:
-                reports[calls[call]] = ray.get(call)
-            except ray.exceptions.ActorUnavailableError:
-                continue
-            except ray.exceptions.RayError as error:
-                raise ShardStartError(f"{calls[call]}: its actor has ended: {error}") from error
-        failed = next((report for report in reports.values() if report.state == "failed"), None)
-        if failed is not None:
-            raise ShardStartError(f"{failed.name} on node {failed.node} does not start: {failed.detail}")
-        time.sleep(_POLL_S)
-
-
-@contextlib.contextmanager
-def _only_starter(cluster: str, more: Mapping[str, Any], deadline: Deadline) -> Iterator[Any]:
-    """Be the only process that starts this cluster, within the block. A process that dies is so no longer."""
-    import ray  # noqa: PLC0415  # of the extra
-
-    while True:
-        try:
-            starter = (
-                ray.remote(ClusterStarter).options(name=f"{ray_name(cluster)}:starter", num_cpus=0, **more).remote()
-            )
-            break
-        except ValueError:  # somebody has the name
-            deadline.left_s(f"another process starts the cluster `{cluster}` and has not come to an end")
-            time.sleep(_POLL_S)
+    actor = ray.remote(ReplayShard).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        max_restarts=-1,
+        scheduling_strategy="SPREAD",  # a preference: without a spare node a lost shard shares one
+        **options,
+    )
     try:
-        yield starter
-    finally:
-        ray.kill(starter)
+        actor.remote(spec, number)
+    except ValueError:
+        return False
+    return True
 
 
-def named_shards() -> dict[str, list[ShardName]]:
-    """Return the names of the shards' actors that are there, by cluster and in order."""
-    import ray  # noqa: PLC0415  # of the extra
-
-    found: dict[str, list[ShardName]] = {}
-    for one in ray.util.list_named_actors(all_namespaces=True):
-        shard = ShardName.parse(one["name"]) if one["namespace"] == NAMESPACE else None
-        if shard:
-            found.setdefault(shard.cluster, []).append(shard)
-    return {cluster: sorted(shards) for cluster, shards in found.items()}
+def _check_num_shards(spec: ClusterSpec) -> None:
+    for one in named_shards().get(spec.name, []):
+        if one.num_shards != spec.num_shards:
+            raise _different(spec.name, [f"num_shards {one.num_shards}, not {spec.num_shards}"])
 
 
-def remove_cluster(cluster: str, names: Iterable[str]) -> None:
-    """End the actors of a cluster for good, their servers at once with them, and give the room back. Idempotent."""
-    import ray  # noqa: PLC0415  # of the extra
+def _check_same(there: ClusterSpec, wanted: ClusterSpec) -> None:
+    """Refuse a cluster that is not the wanted one."""
+    differences = [
+        f"{field.name} {getattr(there, field.name)!r}, not {getattr(wanted, field.name)!r}"
+        for field in dataclasses.fields(ClusterSpec)
+        # A signature's arrays do not compare.
+        if field.compare and repr(getattr(there, field.name)) != repr(getattr(wanted, field.name))
+    ]
+    if differences:
+        raise _different(there.name, differences)
 
-    for name in names:
-        forget_actor(name)
-        with contextlib.suppress(ValueError, ray.exceptions.RayError):
-            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
-    release_placement(cluster)
-    end = time.monotonic() + _FREED_TIMEOUT_S
-    while cluster in named_shards() and time.monotonic() < end:
-        time.sleep(_POLL_S)
+
+def _different(name: str, differences: list[str]) -> SpecError:
+    return SpecError(
+        f"cluster `{name}` is there already and has {'; '.join(differences)}. Attach to it, stop it, or take another "
+        "name."
+    )

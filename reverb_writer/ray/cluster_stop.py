@@ -6,8 +6,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from reverb_writer.ray.actor_target import actor_of, ask_shards
-from reverb_writer.ray.cluster_start import remove_cluster
+from reverb_writer.ray.actors import actor_of, ask_shards, end_actors
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.2
@@ -57,5 +56,5 @@ def stop_shards(
     if unsaved:
         reasons = "; ".join(f"{name}: {why}" for name, why in sorted(unsaved.items()))
         _logger.warning("cluster `%s` ends without a last checkpoint of %s", cluster, reasons)
-    remove_cluster(cluster, names)
+    end_actors(cluster, names)
     return unsaved

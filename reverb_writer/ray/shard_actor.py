@@ -1,33 +1,36 @@
-"""The actor of a shard: a thin one, which keeps a server running on its node and tells how it fares.
+"""The actor of a shard: a thin one, which starts a server on its node, tells how it fares, and ends with it.
 
-All of its methods return at once. Ray starts it again without end, on another node if its own is lost; the server then
-restores its newest checkpoint.
+Ray starts it again without end, on another node if its own is lost; the server then restores its newest checkpoint.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from reverb_writer.ray.server_child import ChildView, ServerChild
+from reverb_writer.ray.addresses import newest_claim
+from reverb_writer.ray.server_child import ChildEnd, ServerChild, server_environment
 from reverb_writer.ray.server_toml import table_toml, values_toml
-from reverb_writer.ray.shard_metrics import ShardMetrics
 from reverb_writer.ray.shard_report import ClusterSpec, ShardReport, TableFigures
+from reverb_writer.ray.start_errors import ShardStartError
 from reverb_writer.tables.shares import share_of
 
 _LOOPBACK, _ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104  # whom the other nodes must reach
-_ADDRESS = "ADDRESS.json"
-_CHECKPOINTS = "checkpoints"
+_ESTIMATE_TIMEOUT_S = 60.0
+# How long an actor outlives its server, seconds: so that `stop` hears of the last checkpoint, that `start` hears why
+# the server does not start, and that a node from which a server was sent away has gone when the next one starts.
+_STOPPED_S, _FAILED_S, _SENT_AWAY_S = 10.0, 20.0, 60.0
 
 
 class ReplayShard:
     """One shard of a cluster; runs as an actor of Ray."""
 
     def __init__(self, spec: ClusterSpec, number: int) -> None:
-        """Start to start the server.
+        """Start the server.
 
         Args:
             spec: the cluster.
@@ -36,19 +39,22 @@ class ReplayShard:
         import ray  # noqa: PLC0415  # of the extra
 
         self._spec, self._number = spec, number
+        self._itself = ray.get_runtime_context().current_actor
         self._node: str = ray.util.get_node_ip_address()
-        self._folder = None if spec.checkpoints is None else shard_folder(spec, number)
-        self._metrics = ShardMetrics(spec.name, number)
-        self._generation = time.time_ns() // 1_000_000
-        self._told: tuple[Any, ...] = ()
+        self._folder = spec.shard_folder(number)
         self._bind = spec.bind or (_LOOPBACK if self._node == _LOOPBACK else _ALL)
-        self._child: ServerChild | None = None
+        self._host = _LOOPBACK if self._bind == _LOOPBACK else self._node
+        self._status: Mapping[str, Any] = {}
+        self._generation = 0
+        before = None if self._folder is None else newest_claim(self._folder)
+        host, _, port = before.address.rpartition(":") if before is not None else ("", "", "")
         self._child = ServerChild(
             spec.python,
             self._configuration,
-            self._changed,
+            self._server_has_ended,
+            host=self._host,
             port=None if spec.port is None else spec.port + number,
-            last_port=self._last_port(),
+            last_port=int(port) if host == self._host else None,  # clients that have its address find this one, too
             environment=spec.environment,
         )
 
@@ -56,37 +62,32 @@ class ReplayShard:
         """Return what Ray puts before each line of this actor's log."""
         return f"replay {self._spec.name}, shard {self._number} of {self._spec.num_shards}"
 
-    def spec(self) -> ClusterSpec:
-        """Return what the cluster is."""
-        return self._spec
+    def describe(self) -> tuple[ClusterSpec, ShardReport]:
+        """Return what the cluster is, and how the shard fares."""
+        return self._spec, self.report()
 
     def report(self) -> ShardReport:
         """Return how the shard fares."""
-        return self._report(self._child.view if self._child is not None else ChildView())
-
-    def stop(self) -> ShardReport:
-        """Have the server write its last checkpoint and end; return how the shard fares. Idempotent."""
-        if self._child is not None:
-            self._child.stop()
-        return self.report()
-
-    def _configuration(self, port: int, http_port: int) -> str:
-        if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        return server_configuration(self._spec, self._number, port, http_port, self._bind)
-
-    def _report(self, view: ChildView) -> ShardReport:
-        status = view.status
+        child = self._child
+        end = child.end
+        if end is None:
+            self._status = child.status() or self._status
+        status = self._status
+        state, detail = (end.state, end.detail) if end is not None else _state(status, is_asked=child.is_asked)
+        claim = None if self._folder is None else newest_claim(self._folder)
+        if claim is not None and claim.pid == child.pid:
+            self._generation = claim.number
+        if state == "serving" and claim is not None and claim.pid == child.pid and claim.phase != state:
+            state = claim.phase  # clients read the file, which comes a moment later
         saved = status.get("checkpoints", {})
         return ShardReport(
             self._spec.shard_names()[self._number],
-            f"{_LOOPBACK if self._bind == _LOOPBACK else self._node}:{view.port}" if view.port else "",
-            view.state,
-            view.detail,
+            f"{self._host}:{child.port}" if child.port else "",
+            state,
+            detail,
             self._generation,
             self._node,
-            view.pid,
-            view.attempts,
+            child.pid,
             status.get("starts", 0),
             status.get("memory", {}).get("used_bytes", 0),
             saved.get("name"),
@@ -97,40 +98,35 @@ class ReplayShard:
             },
         )
 
-    def _changed(self, view: ChildView) -> None:
-        """Take note of a look at the server."""
-        now = (view.port, view.state, view.attempts)
-        if now != self._told:
-            self._told = now
-            self._generation = max(self._generation + 1, time.time_ns() // 1_000_000)
-            if view.state == "serving":
-                self._keep_port(view.port)
-        self._metrics.set(self._report(view))
+    def stop(self) -> ShardReport:
+        """Have the server write its last checkpoint and end; return how the shard fares. Idempotent."""
+        self._child.stop()
+        return self.report()
 
-    def _last_port(self) -> int | None:
-        """Return the port of the server that was here before: clients that have its address find this one, too."""
-        if self._folder is None:
-            return None
-        try:
-            before = json.loads((self._folder / _ADDRESS).read_text())
-            return int(before["port"]) if before["node"] == self._node else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+    def _configuration(self, port: int, http_port: int) -> str:
+        return server_configuration(self._spec, self._number, port, http_port, self._bind)
 
-    def _keep_port(self, port: int | None) -> None:
-        if self._folder is None:
-            return
-        partial = self._folder / f"{_ADDRESS}.{os.getpid()}"
-        try:
-            partial.write_text(json.dumps({"node": self._node, "port": port}))
-            partial.replace(self._folder / _ADDRESS)
-        except OSError as error:
-            print(f"{self._folder}: the address cannot be kept ({error}); the next server has another one")  # noqa: T201  # to the actor's log
+    def _server_has_ended(self, end: ChildEnd) -> None:
+        """End the actor, for good if that was asked for; in the thread that has started the server."""
+        import ray  # noqa: PLC0415  # of the extra
+
+        if end.is_asked:
+            time.sleep(_STOPPED_S)
+        elif end.state == "stopped":
+            time.sleep(_SENT_AWAY_S)
+        elif not end.has_served:
+            time.sleep(_FAILED_S)
+        if not self._child.is_asked:  # meanwhile
+            os._exit(1)  # so Ray starts it again, here or elsewhere
+        ray.kill(self._itself, no_restart=True)
 
 
-def shard_folder(spec: ClusterSpec, number: int) -> Path:
-    """Return the folder of a shard, which is the same after each restart."""
-    return Path(spec.checkpoints or "") / spec.name / f"shard-{number}-of-{spec.num_shards}"
+def _state(status: Mapping[str, Any], *, is_asked: bool) -> tuple[str, str]:
+    """Return the state and its detail of a shard whose server runs."""
+    phase, detail = str(status.get("phase", "starting")), str(status.get("detail", ""))
+    if phase == "serving" and not status.get("ready"):
+        detail = str(status.get("reason", ""))
+    return ("draining", "") if is_asked or phase == "stopped" else (phase, detail)
 
 
 def server_configuration(spec: ClusterSpec, number: int, port: int, http_port: int, bind: str) -> str:
@@ -140,10 +136,42 @@ def server_configuration(spec: ClusterSpec, number: int, port: int, http_port: i
         SpecError: a table cannot be split, or cannot be written in the server's configuration.
     """
     checkpoints: dict[str, Any] = {}
-    if spec.checkpoints is not None:
-        directory = str(shard_folder(spec, number) / _CHECKPOINTS)
-        checkpoints = {"directory": directory, "every_s": spec.checkpoint_every_s}
+    folder = spec.shard_folder(number)
+    if folder is not None:
+        checkpoints = {"directory": str(folder / "checkpoints"), "every_s": spec.checkpoint_every_s}
     top = f"port = {port}\nbind = {json.dumps(bind)}\n"
     sections = [values_toml("http", {"port": http_port}), values_toml("checkpoints", checkpoints)]
     tables = [table_toml(share_of(table, number, spec.num_shards)) for table in spec.tables]
     return "\n".join([top, *sections, *tables])
+
+
+def memory_need(spec: ClusterSpec) -> dict[str, Any]:
+    """Return what `reverb-writer-server validate --json` says that a shard needs; runs as a task on some node.
+
+    Raises:
+        ShardStartError: the interpreter cannot be run, or the server refuses the configuration.
+    """
+    node = os.uname().nodename
+    try:
+        done = subprocess.run(  # noqa: S603  # the interpreter that the user has named, and our own module
+            [spec.python, "-m", "reverb_writer_server", "validate", "--json", "/dev/stdin"],
+            input=server_configuration(spec, 0, 1, 1, _LOOPBACK),
+            capture_output=True,
+            text=True,
+            timeout=_ESTIMATE_TIMEOUT_S,
+            check=False,
+            cwd="/",
+            env=server_environment(spec.environment),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ShardStartError(
+            f"{spec.python} cannot be run on node {node}: {error}. `python` must be the path of an interpreter that is "
+            "on every node."
+        ) from None
+    if done.returncode:
+        raise ShardStartError(
+            f"the server refuses to start on node {node}: {done.stderr.strip()}. `python` needs reverb-writer-server: "
+            "pip install reverb-writer-server"
+        )
+    need: dict[str, Any] = json.loads(done.stdout)
+    return need

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from reverb_writer.tables import TableConfig
@@ -12,17 +13,12 @@ from reverb_writer.tables import TableConfig
 _SHARD = re.compile(r"replay:(?P<cluster>[^:]+):shard-(?P<number>\d+)-of-(?P<num_shards>\d+)")
 
 
-def ray_name(cluster: str) -> str:
-    """Return what a cluster is called on Ray, where others have names, too; those of its actors begin with it."""
-    return f"replay:{cluster}"
-
-
 class ShardName(NamedTuple):
     """What the name of a shard, which is that of its actor, too, tells.
 
     >>> str(ShardName("experiment", 3, 4))
     'replay:experiment:shard-3-of-4'
-    >>> ShardName.parse("replay:experiment:shard-3-of-4"), ShardName.parse("replay:experiment:starter")
+    >>> ShardName.parse("replay:experiment:shard-3-of-4"), ShardName.parse("replay:experiment:other")
     (ShardName(cluster='experiment', number=3, num_shards=4), None)
     """
 
@@ -32,7 +28,7 @@ class ShardName(NamedTuple):
 
     def __str__(self) -> str:
         """Return the name."""
-        return f"{ray_name(self.cluster)}:shard-{self.number}-of-{self.num_shards}"
+        return f"replay:{self.cluster}:shard-{self.number}-of-{self.num_shards}"
 
     @classmethod
     def parse(cls, name: str) -> ShardName | None:
@@ -54,6 +50,12 @@ class ClusterSpec:
     port: int | None = None  # of the first shard, the next one has the next; None for free ones
     bind: str | None = None  # address that servers accept on; None for all, unless nodes know each other by 127.0.0.1
     environment: Mapping[str, str] = field(default_factory=dict)  # variables for the servers, beside those of the node
+
+    def shard_folder(self, number: int) -> Path | None:
+        """Return the folder of a shard, which is the same after each start; None without checkpoints."""
+        if self.checkpoints is None:
+            return None
+        return Path(self.checkpoints) / self.name / f"shard-{number}-of-{self.num_shards}"
 
     def shard_names(self) -> tuple[str, ...]:
         """Return the names of the shards, which are those of their actors, too."""
@@ -87,10 +89,9 @@ class ShardReport:
         state: "starting", "restoring", "serving", "draining", "stopped", or "failed" while it waits to start again;
             "no answer" if its actor does not answer.
         detail: more about the state, such as the progress of a restore or the last lines of the log.
-        generation: grows with each change of address or state, also from one actor to the next.
+        generation: number of the server among those on this shard's checkpoints; 0 without checkpoints.
         node: IP address of the node.
         pid: of the server; None if it does not run.
-        attempts: starts of the server by this actor.
         starts: starts of a server on this shard's checkpoints.
         memory_bytes: resident memory of the server, bytes.
         checkpoint: name of the newest checkpoint; None if there is none.
@@ -105,7 +106,6 @@ class ShardReport:
     generation: int = 0
     node: str = ""
     pid: int | None = None
-    attempts: int = 0
     starts: int = 0
     memory_bytes: int = 0
     checkpoint: str | None = None

@@ -58,8 +58,9 @@ def commands() -> None:
 )
 @sampler_options
 @key_options
+@click.option("--end-with", type=int, metavar="PID", help="Parent process: its end is a signal to end, as SIGTERM is.")
 @click.option(
-    "--end-with", type=int, metavar="PID", help="Parent process to end with, at once and without a last checkpoint."
+    "--claim", metavar="HOST", help="Claim the checkpoints, and write beside them that this server is on HOST."
 )
 def serve(
     config: Path | None,
@@ -69,18 +70,19 @@ def serve(
     sampler: str | None,
     sampler_exponent: float | None,
     end_with: int | None,
+    claim: str | None,
     **given: Any,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
-    failed, 6 ended itself because it was not alive.
+    failed, 6 ended itself because it was not alive, 7 ended because another server has claimed its checkpoints.
     """
     from reverb_writer_server import parent_death, signals
 
-    if end_with is not None:
-        parent_death.end_with(end_with)
     signals.install_handlers()
+    if end_with is not None:
+        parent_death.end_with(end_with, signals.PARENT_ENDED)
     from reverb_writer.tables import check_unique_names
     from reverb_writer_server import log_setup
     from reverb_writer_server.config import schema as configuration
@@ -102,7 +104,7 @@ def serve(
 
     loaded = configuration.load(config, os.environ, flags, tables)
     log_setup.set_up(loaded.log_format, loaded.log_level)
-    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))
+    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), claim)
     sys.exit(service.run())
 
 

@@ -8,7 +8,7 @@ Two threads: the main one answers signals and touches no disk; the other does al
 
 Exit codes: 0 stopped as asked, with the last checkpoint on disk; 1 cannot start as configured; 3 cannot restore; 4 the
 Reverb process has died; 5 the last checkpoint failed; 6 ended by itself because it was not alive; 128 + signal: stopped
-at once by a signal. (2 is wrong usage of the command line.)
+at once by a signal; 7 another server has claimed its checkpoints. (2 is wrong usage of the command line.)
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from concurrent.futures import Future
 
 import reverb_writer as rw
 from reverb_writer_server import signals
+from reverb_writer_server.checkpoints.claim import ClaimError, FolderClaim
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
 from reverb_writer_server.config.schema import ServerConfig
@@ -43,7 +44,7 @@ from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessE
 from reverb_writer_server.saving import Saver
 from reverb_writer_server.starting import Started, start
 
-STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE = 0, 1, 3, 4, 5, 6
+STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE, CLAIMED = 0, 1, 3, 4, 5, 6, 7
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -51,21 +52,27 @@ _PAUSE_S = 0.1
 _STOP_TIMEOUT_S = 10.0
 _MAX_ALIKE = 3
 _GRACE_S = 5.0  # for whoever has stopped the Reverb process to continue it
+_ORPHAN_S = 900.0  # for the last checkpoint of a server whose parent has ended: nobody else would end it if it hangs
 _END_TIMEOUT_S = 10.0  # for the other thread to notice that Reverb has died
 
 
 class Service:
     """One server from start to end; `run` it once, in the main thread."""
 
-    def __init__(self, config: ServerConfig, ready: Callable[[str], None]) -> None:
+    def __init__(self, config: ServerConfig, ready: Callable[[str], None], claim: str | None = None) -> None:
         """Prepare; nothing is started yet.
 
         Args:
             config: what to serve.
             ready: called when clients can connect, with a line that names the address.
+            claim: name of this machine for clients, if the server is to claim its checkpoints.
         """
         self._config = config
         self._ready = ready
+        self._host = claim
+        self._claim: FolderClaim | None = None
+        self._in_doubt = False
+        self._orphan_until = float("inf")
         self._state = ServiceState()
         self._jobs = Jobs(self._state.failures)
         self._folder: CheckpointFolder | None = None
@@ -93,6 +100,9 @@ class Service:
             received = signals.next_signal(_PAUSE_S)
             with contextlib.suppress(queue.Empty):
                 self._start_process(self._wanted.get_nowait())
+            if received == signals.PARENT_ENDED:
+                self._orphan_until = min(self._orphan_until, time.monotonic() + _ORPHAN_S)
+                received = None if was_asked else received  # the kernel may send it twice
             if received is not None and (was_asked or not self._may_have_clients()):
                 if was_asked:
                     _logger.warning("%s again: stopped at once", received.name)
@@ -102,11 +112,15 @@ class Service:
                 was_asked = True
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 self._stop.set()
-            code = self._look_at(work)
+            code = self._obey_claim()
+            if code is None and not self._in_doubt:
+                code = self._look_at(work)
             if code is not None:
                 return code
         if self._error is not None:
             raise self._error
+        if self._outcome == STOPPED and self._claim is not None and self._claim.newer is not None:
+            self._outcome = CLAIMED
         return NOT_ALIVE if self._ends_itself and self._outcome == STOPPED else self._outcome
 
     def _look_at(self, work: threading.Thread) -> int | None:
@@ -134,6 +148,33 @@ class Service:
             return NOT_ALIVE
         self._ends_itself = True
         self._stop.set()
+        return None
+
+    def _obey_claim(self) -> int | None:
+        """End for a server that has claimed the checkpoints, and confirm nothing while there may be one.
+
+        Return the exit code if this server is to end at once, also because it hangs and has no parent to end it.
+        """
+        claim, process = self._claim, self._process
+        if time.monotonic() > self._orphan_until:
+            self._stop_at_once()
+            return 128 + signals.PARENT_ENDED
+        if claim is None or process is None or not process.alive():
+            return None
+        was_in_doubt, self._in_doubt = self._in_doubt, claim.in_doubt()
+        if self._in_doubt:
+            if not was_in_doubt:
+                _logger.error(
+                    "the folder of checkpoints does not answer: Reverb stands still, another server may begin"
+                )
+                process.suspend()
+        elif claim.newer is not None and was_in_doubt:  # which may have begun: a last checkpoint would come too late
+            self._stop_at_once()
+            return CLAIMED
+        elif claim.newer is not None:
+            self._stop.set()
+        elif was_in_doubt:
+            process.resume()
         return None
 
     def _start_process(self, wanted: Future[ReverbProcess]) -> None:
@@ -176,6 +217,11 @@ class Service:
         config = self._config
         resources.enter_context(notifying(self._state))
         self._begin(resources)
+        try:
+            self._claim_checkpoints(resources)
+        except ClaimError as error:
+            _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
+            return CLAIMED
         self._open_checkpoint_folder(resources)
         watch = DiskWatch(config.checkpoints.directory, config.gateway_certificate, self._keep_disk_facts)
         resources.callback(watch.close)
@@ -223,6 +269,26 @@ class Service:
             address = f"http://{status_server.address}/"
             _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)
 
+    def _claim_checkpoints(self, resources: contextlib.ExitStack) -> None:
+        """Have the checkpoints for this server alone, if it is to claim them.
+
+        Raises:
+            ClaimError: another server has claimed them meanwhile, or this one is to end.
+        """
+        directory = self._config.checkpoints.directory
+        if self._host is None or directory is None:
+            return
+        address = f"{self._host}:{self._config.port}"
+        self._claim = FolderClaim(directory, address, lambda: self._state.phase)
+        resources.callback(self._claim.close)  # last of all: then nothing of this server is left
+        self._claim.wait(self._stop.is_set, self._tell_wait)
+        self._state.detail = ""
+
+    def _tell_wait(self, what: str) -> None:
+        if what != self._state.detail:
+            _logger.info("%s", what)
+        self._state.detail = what
+
     def _open_checkpoint_folder(self, resources: contextlib.ExitStack) -> None:
         wanted, state = self._config.checkpoints, self._state
         if wanted.directory is None:
@@ -246,7 +312,7 @@ class Service:
 
     def _fails_again(self, code: int, error: Exception) -> bool:
         """Count a failed start; return whether so many have failed alike that another one is of no use."""
-        if self._folder is None:
+        if self._folder is None or self._host is not None:  # whoever starts it again, tells
             return False
         failure = f"{code}: {str(error).partition(chr(10))[0]}"
         before = self._folder.owner.mark
@@ -349,6 +415,8 @@ class Service:
 
     def _resume(self, process: ReverbProcess) -> None:
         """Let a stopped Reverb process go on: the last checkpoint needs it."""
+        while self._in_doubt:  # the main thread ends the doubt
+            self._pause.wait(_PAUSE_S)
         if process.is_stopped():
             _logger.warning("the Reverb process is stopped (SIGSTOP); it is continued in %g s", _GRACE_S)
             until = time.monotonic() + _GRACE_S

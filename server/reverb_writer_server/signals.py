@@ -11,13 +11,14 @@ from __future__ import annotations
 import queue
 import signal
 
+PARENT_ENDED = signal.SIGUSR1
 _NO_SIGNAL = 0
 _received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put while the same thread gets
 
 
 def install_handlers() -> None:
-    """Queue SIGTERM, SIGINT and SIGHUP for `next_signal`, instead of ending the process; call it in the main thread."""
-    for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    """Queue these signals for `next_signal`, instead of ending the process; call it in the main thread."""
+    for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, PARENT_ENDED):
         signal.signal(handled, lambda number, _: _received.put(number))
 
 

@@ -1,10 +1,12 @@
-"""The server of a shard on Ray, kept running by its actor: here without Ray, on real servers and ports."""
+"""The server of a shard on Ray as its actor starts it: here without Ray, on real servers and ports."""
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,64 +18,96 @@ from server_process import HAS_REVERB, SERVER_PYTHON
 from service_process import eventually
 
 import reverb_writer as rw
-from reverb_writer.ray.server_child import ChildView, ServerChild
+from reverb_writer.ray.server_child import ChildEnd, ServerChild
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not HAS_REVERB, reason="the server needs an interpreter with dm-reverb"),
 ]
 
+# A server that is alive as far as its process tells, and whose pages are all wrong.
+WRONG = """#!{python}
+import http.server, re, sys
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if self.path == "/livez" else 200)
+        self.end_headers()
+        self.wfile.write(b'{{"tables": 1}}')
+port = int(re.search(r"http\\]\\nport = (\\d+)", open("/dev/stdin").read())[1])
+print("reverb_writer_server: ready at nowhere \\udcff".encode(errors="surrogateescape").decode("latin1"), flush=True)
+http.server.HTTPServer(("127.0.0.1", port), Page).serve_forever()
+"""
+
 
 @contextlib.contextmanager
-def child(folder: Path, **options: Any) -> Iterator[tuple[ServerChild, list[ChildView]]]:
-    """Keep a server running within the block; its views are collected."""
-    views: list[ChildView] = []
+def child(folder: Path, python: str = SERVER_PYTHON, **options: Any) -> Iterator[ServerChild]:
+    """Run a server within the block."""
+    ends: queue.Queue[ChildEnd] = queue.Queue()
 
     def configuration(port: int, http_port: int) -> str:
         checkpoints = f'[checkpoints]\ndirectory = "{folder}"\nevery_s = 0\n'
         return f"port = {port}\n[http]\nport = {http_port}\n{checkpoints}[tables.replay]\nmax_size = 10\n"
 
-    made = ServerChild(SERVER_PYTHON, configuration, views.append, **options)
+    made = ServerChild(python, configuration, ends.put, **options)
     try:
-        yield made, views
+        yield made
     finally:
         made.stop()
-        eventually(lambda: made.view.state == "stopped", "the server has stopped")
+        assert ends.get(timeout=60) is made.end
+
+
+def serving(made: ServerChild) -> None:
+    eventually(lambda: made.status().get("phase") == "serving", "the server serves")
 
 
 def test_server_takes_another_port_if_its_last_one_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("", free_port())) as other:
         taken = other.getsockname()[1]
-        with child(tmp_path / "checkpoints", last_port=taken) as (made, views):
-            eventually(lambda: made.view.state == "serving", "the server serves")
-            assert made.view.port != taken
-            with rw.Client(f"localhost:{made.view.port}") as client:
+        with child(tmp_path / "checkpoints", last_port=taken) as made:
+            serving(made)
+            assert made.port != taken
+            with rw.Client(f"localhost:{made.port}") as client:
                 client.insert({"number": np.array([1])}, {"replay": 1.0})
-    assert "failed" not in [view.state for view in views]
+    assert made.end == ChildEnd("stopped", "", has_served=True, is_asked=True)
 
 
 def test_server_keeps_its_last_port_if_it_is_free(tmp_path: Path) -> None:
     port = free_port()
-    with child(tmp_path / "checkpoints", last_port=port) as (made, _):
-        eventually(lambda: made.view.state == "serving", "the server serves")
-        assert made.view.port == port
+    with child(tmp_path / "checkpoints", last_port=port) as made:
+        serving(made)
+        assert made.port == port
 
 
 def test_server_that_must_have_a_port_says_that_it_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("", free_port())) as other:
         taken = other.getsockname()[1]
-        with child(tmp_path / "checkpoints", port=taken) as (made, _):
-            eventually(lambda: made.view.state == "failed", "the start has failed")
-            assert f"port {taken} is in use" in made.view.detail
-            assert made.view.port == taken
+        with child(tmp_path / "checkpoints", port=taken) as made:
+            end = eventually(lambda: made.end, "the start has failed")
+            assert (end.state, end.has_served) == ("failed", False)
+            assert f"port {taken} is in use" in end.detail
+            assert made.port == taken
 
 
 def test_last_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    with child(folder) as (made, _):
-        eventually(lambda: made.view.state == "serving", "the server serves")
-        with rw.Client(f"localhost:{made.view.port}") as client:
+    with child(folder) as made:
+        serving(made)
+        with rw.Client(f"localhost:{made.port}") as client:
             client.insert({"number": np.array([1])}, {"replay": 1.0})
         shutil.rmtree(folder)
         folder.write_text("no folder")
-    assert made.view.detail.startswith("the server has ended with code 5:")
+    assert made.end is not None
+    assert made.end.detail.startswith("the server has ended with code 5:")
+
+
+def test_server_whose_pages_are_wrong_is_left_alone(tmp_path: Path) -> None:
+    """The server ends itself if it is to end: nothing that it tells, or does not, ends it from outside."""
+    python = tmp_path / "python"
+    python.write_text(WRONG.format(python=sys.executable))
+    python.chmod(0o755)
+    with child(tmp_path / "checkpoints", str(python)) as made:
+        eventually(made.status, "its page answers")
+        pid = made.pid
+        for _ in range(20):
+            assert made.status() == {"tables": 1}
+        assert made.pid == pid is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from service_process import eventually
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # or Ray warns of what it will do one day
 os.environ["RAY_DEDUP_LOGS"] = "0"
@@ -20,6 +21,7 @@ import reverb_writer as rw  # noqa: E402
 import reverb_writer.ray as rwr  # noqa: E402
 
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON", "")
+NUM_NODES = 3
 STORE_BYTES = 80 * 2**20  # the least that Ray takes; no data pass through it
 
 Start = Callable[..., rwr.ReplayCluster]
@@ -43,7 +45,6 @@ def new_ray(num_nodes: int) -> Any:
             "num_cpus": 0,
             "include_dashboard": False,
             "object_store_memory": STORE_BYTES,
-            "_system_config": {"metrics_report_interval_ms": 1000},  # instead of 10,000: a test waits for them
         },
     )
     for _ in range(num_nodes):
@@ -52,14 +53,21 @@ def new_ray(num_nodes: int) -> Any:
     return made
 
 
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Any]:
-    made = new_ray(3)
+@pytest.fixture(scope="session")
+def cluster_of_ray() -> Iterator[Any]:
+    made = new_ray(NUM_NODES)
     try:
         yield made
     finally:
         ray.shutdown()
         made.shutdown()
+
+
+@pytest.fixture
+def machines(cluster_of_ray: Any) -> Any:
+    """The cluster of Ray, when the tests before have left it."""
+    eventually(lambda: ray.available_resources().get("CPU") == NUM_NODES, "Ray has ended all that was there before")
+    return cluster_of_ray
 
 
 @pytest.fixture
@@ -69,6 +77,7 @@ def start(machines: Any, tmp_path: Path) -> Iterator[Start]:
 
         def begin(name: str, tables: list[rw.TableConfig], shards: int = 2, **options: Any) -> rwr.ReplayCluster:
             options = {"python": SERVER_PYTHON, "memory_bytes": 10**8, "checkpoint_every_s": 0, **options}
+            options = {"placement_timeout_s": 120.0, **options}  # a busy machine starts an actor slowly
             cluster = rwr.ReplayCluster.start(name, tables, shards, **options)
             clusters.callback(cluster.stop, 60.0)
             return cluster

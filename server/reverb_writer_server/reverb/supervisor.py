@@ -85,6 +85,10 @@ class ReverbProcess:
         """Return whether the process is stopped, as by SIGSTOP or a debugger."""
         return statistics(str(self.pid))[:1] in (["T"], ["t"])
 
+    def suspend(self) -> None:
+        """Stop the process where it is: it confirms nothing until `resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+
     def resume(self) -> None:
         """Let a stopped process go on."""
         self._process.send_signal(signal.SIGCONT)

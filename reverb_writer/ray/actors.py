@@ -1,0 +1,106 @@
+"""The actors of shards on Ray: found by name, asked with an end, killed. Only here and in the actor is Ray imported."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from reverb_writer.background import in_background
+from reverb_writer.lazy import needs
+from reverb_writer.ray.shard_report import ShardName, ShardReport
+
+NAMESPACE = "reverb-writer"  # of all actors, so that every job finds them
+_POLL_S = 0.2
+_FREED_TIMEOUT_S = 10.0
+
+_handles: dict[str, Any] = {}  # of actors by name, for this process: without the control store they still answer
+
+
+def connect_ray(address: str | None = None) -> None:
+    """Connect to Ray if this process is not connected yet.
+
+    Args:
+        address: of Ray's head, "auto" for the cluster of this machine; None for what RAY_ADDRESS says, the cluster of
+            this machine or, if there is none, one that ends with this process.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConnectionError: nothing answers there.
+    """
+    with needs("reverb_writer.ray", "reverb-writer[ray]"):
+        import ray  # noqa: PLC0415  # of the extra
+    if not ray.is_initialized():
+        ray.init(address)
+
+
+def ask_shards(names: Iterable[str], timeout_s: float, method: str = "report") -> dict[str, ShardReport]:
+    """Return what those shards tell that answer within `timeout_s` seconds, by name. Raises nothing."""
+    answers: dict[str, ShardReport] = {}
+    asked = in_background(lambda: answers.update(ask_actors(names, method, timeout_s)))
+    asked.wait(timeout_s + 1.0)  # Ray may not come back at all
+    return dict(answers)
+
+
+def ask_actors(names: Iterable[str], method: str, timeout_s: float) -> dict[str, Any]:
+    """Return what a method of actors returns, of those that answer within `timeout_s` seconds; by name."""
+    import ray  # noqa: PLC0415  # of the extra
+
+    if not ray.is_initialized():
+        return {}
+    calls: dict[Any, str] = {}
+    for name in names:
+        handle = actor_of(name)
+        if handle is not None:
+            calls[getattr(handle, method).remote()] = name
+    answers: dict[str, Any] = {}
+    if not calls:
+        return answers
+    ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
+    for call in ready:
+        try:
+            answers[calls[call]] = ray.get(call, timeout=timeout_s)
+        except ray.exceptions.ActorDiedError:  # for good: another one may have its name now
+            _handles.pop(calls[call], None)
+        except ray.exceptions.RayError:
+            continue
+    return answers
+
+
+def actor_of(name: str) -> Any:
+    """Return the actor of that name, None if there is none now; Ray is asked for it once."""
+    import ray  # noqa: PLC0415  # of the extra
+
+    handle = _handles.get(name)
+    if handle is None:
+        try:
+            handle = _handles[name] = ray.get_actor(name, namespace=NAMESPACE)
+        except (ValueError, ray.exceptions.RayError):
+            return None
+    return handle
+
+
+def named_shards() -> dict[str, list[ShardName]]:
+    """Return the names of the shards' actors that are there, by cluster and in order."""
+    import ray  # noqa: PLC0415  # of the extra
+
+    found: dict[str, list[ShardName]] = {}
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        shard = ShardName.parse(one["name"]) if one["namespace"] == NAMESPACE else None
+        if shard:
+            found.setdefault(shard.cluster, []).append(shard)
+    return {cluster: sorted(shards) for cluster, shards in found.items()}
+
+
+def end_actors(cluster: str, names: Iterable[str]) -> None:
+    """End the actors of a cluster for good; a server that still runs is told to end. Idempotent."""
+    import ray  # noqa: PLC0415  # of the extra
+
+    for name in names:
+        _handles.pop(name, None)
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+    end = time.monotonic() + _FREED_TIMEOUT_S
+    while cluster in named_shards() and time.monotonic() < end:
+        time.sleep(_POLL_S)

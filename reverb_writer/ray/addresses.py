@@ -1,0 +1,71 @@
+"""Where the servers of a shard are: numbered files beside its checkpoints, of which the highest counts. Pure.
+
+FOLDER/00000007.json   the seventh server's: it writes where it is and how it fares every second
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_NAME = re.compile(r"\d{8,}\.json")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the file of a server says; empty where it has just been created.
+
+    Attributes:
+        number: of the server: higher than that of each one before it.
+        address: `host:port`; "" if it is not known yet.
+        phase: as on the server's status page, "ended" when it has ended.
+        machine: id of the boot of its machine.
+        pid: of the server there.
+        beat: how often the file was written.
+    """
+
+    number: int
+    address: str = ""
+    phase: str = "starting"
+    machine: str = ""
+    pid: int = 0
+    beat: int = 0
+
+
+def path_of(folder: Path, number: int) -> Path:
+    """Return the file of that number."""
+    return folder / f"{number:08d}.json"
+
+
+def numbers_in(folder: Path) -> list[int]:
+    """Return the numbers that servers have taken, in order.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return sorted(int(path.stem) for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def read_claim(folder: Path, number: int) -> Claim:
+    """Return what a server's file says.
+
+    Raises:
+        OSError: it cannot be read, or was removed because a newer server is there.
+    """
+    try:
+        found: Any = json.loads(path_of(folder, number).read_bytes())
+        return Claim(number, **found)
+    except (ValueError, TypeError):  # created and not written yet
+        return Claim(number)
+
+
+def newest_claim(folder: Path) -> Claim | None:
+    """Return the claim of the highest number; None if there is none, or the folder cannot be read."""
+    try:
+        numbers = numbers_in(folder)
+        return read_claim(folder, numbers[-1]) if numbers else None
+    except OSError:
+        return None

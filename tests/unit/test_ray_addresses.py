@@ -1,0 +1,137 @@
+"""Where the shards of a cluster on Ray are, as the files beside their checkpoints say; and who may write there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_process import eventually
+
+import reverb_writer as rw
+from reverb_writer.client.targets import Shard
+from reverb_writer.ray import ReplayCluster
+from reverb_writer.ray.actor_target import ActorTarget
+from reverb_writer.ray.addresses import newest_claim, numbers_in, path_of
+from reverb_writer.ray.shard_report import ClusterSpec
+
+NAME = "replay:experiment:shard-0-of-1"
+
+
+def write(folder: Path, number: int, phase: str, address: str = "10.0.0.1:8000") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path_of(folder, number).write_text(json.dumps({"address": address, "phase": phase}))
+
+
+def test_highest_number_counts_and_no_clock(tmp_path: Path) -> None:
+    spec = ClusterSpec("experiment", (), 1, "python", str(tmp_path))
+    folder = spec.shard_folder(0)
+    assert folder is not None
+    target = ActorTarget(spec)
+    write(folder, 9, "serving")
+    os.utime(path_of(folder, 9), (2e9, 2e9))  # its node's clock was years ahead
+    before = target.look_up(1)
+    assert before.shards == (Shard(NAME, "10.0.0.1:8000"),)
+    write(folder, 10, "restoring", "10.0.0.2:8001")
+    os.utime(path_of(folder, 10), (1e9, 1e9))
+    assert target.look_up(1).shards == (Shard(NAME, "10.0.0.2:8001", "lost"),)
+    write(folder, 10, "serving", "10.0.0.2:8001")
+    after = pickle.loads(pickle.dumps(target)).look_up(1)  # noqa: S301  # its own
+    assert after.shards == (Shard(NAME, "10.0.0.2:8001"),)
+    assert after.epoch > before.epoch
+
+
+def test_file_that_is_just_created_says_nothing_and_the_address_before_it_stays(tmp_path: Path) -> None:
+    spec = ClusterSpec("experiment", (), 1, "python", str(tmp_path))
+    folder = spec.shard_folder(0)
+    assert folder is not None
+    target = ActorTarget(spec)
+    write(folder, 1, "serving")
+    target.look_up(1)
+    path_of(folder, 2).touch()
+    (folder / ".2.partial").touch()
+    assert target.look_up(1).shards == (Shard(NAME, "10.0.0.1:8000", "lost"),)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a/b", "-x"])
+def test_name_that_is_no_folder_of_its_own_is_refused(name: str) -> None:
+    with pytest.raises(rw.SpecError, match="`name` must be"):
+        ReplayCluster.start(name, [rw.TableConfig("replay")], checkpoints="/shared")
+
+
+class TestClaim:
+    """Of several servers on one folder, one begins, and the others know."""
+
+    @pytest.fixture
+    def claim(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        module = pytest.importorskip("reverb_writer_server.checkpoints.claim", reason="the server is not installed")
+        monkeypatch.setattr(module, "_BEAT_S", 0.01)
+        monkeypatch.setattr(module, "_POLL_S", 0.01)
+        return module
+
+    def test_no_two_have_one_number(self, claim: Any, tmp_path: Path) -> None:
+        folder = tmp_path / "shard" / "checkpoints"
+        made: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda: made.append(claim.FolderClaim(folder, "a:1", lambda: "starting")))
+            for _ in range(8)
+        ]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert sorted(one.number for one in made) == [*range(1, 9)]
+        for one in made:
+            one.close()
+        with contextlib.closing(claim.FolderClaim(folder, "a:1", lambda: "starting")) as last:
+            assert last.number == 9
+
+    def test_server_of_another_machine_is_waited_for_until_it_tells_its_end(self, claim: Any, tmp_path: Path) -> None:
+        folder = tmp_path / "shard" / "checkpoints"
+        old = claim.FolderClaim(folder, "a:1", lambda: "serving", machine="a")
+        new = claim.FolderClaim(folder, "b:1", lambda: "starting", machine="b")
+        waited: list[str] = []
+
+        def tell(what: str) -> None:
+            waited.append(what)
+            if old.newer == 2:
+                old.close()
+
+        new.wait(lambda: False, tell)
+        assert waited[0] == "waits for the server before it to end (a:1, serving)"
+        with pytest.raises(claim.ClaimError, match="server 2 has taken over from this one, number 1"):
+            old.check()
+        new.close()
+        assert numbers_in(tmp_path / "shard") == [2]
+
+    def test_silent_server_of_another_machine_is_waited_for_as_long_as_it_may_serve(
+        self, claim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert claim.DOUBT_S < claim.LEASE_S
+        monkeypatch.setattr(claim, "LEASE_S", 0.1)
+        folder = tmp_path / "shard" / "checkpoints"
+        write(tmp_path / "shard", 1, "serving")  # its machine has lost its power
+        waited: list[str] = []
+        with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
+            new.wait(lambda: False, waited.append)
+        assert waited
+        found = newest_claim(tmp_path / "shard")
+        assert found is not None
+        assert (found.number, found.address, found.phase) == (2, "b:1", "ended")
+        assert numbers_in(tmp_path / "shard") == [2]
+
+    def test_server_that_cannot_look_is_in_doubt(
+        self, claim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(claim, "DOUBT_S", 0.1)
+        folder = tmp_path / "shard" / "checkpoints"
+        with contextlib.closing(claim.FolderClaim(folder, "a:1", lambda: "serving")) as one:
+            (tmp_path / "shard").rename(tmp_path / "away")
+            eventually(one.in_doubt, "it is in doubt")
+            (tmp_path / "away").rename(tmp_path / "shard")
+            eventually(lambda: not one.in_doubt(), "it is sure again")
