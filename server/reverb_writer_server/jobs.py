@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from reverb_writer.errors import ReverbWriterError
+from reverb_writer_server.observability.state import Job
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -21,15 +22,15 @@ class Jobs:
         failures: how often each job has failed.
     """
 
-    def __init__(self, failures: Counter[str]) -> None:
+    def __init__(self, failures: Counter[Job]) -> None:
         """Take the counter to count in; `start` starts the thread."""
         self.failures = failures
-        self._told: dict[str, str] = {}
-        self._periodic: list[tuple[str, float, Callable[[], object]]] = []
+        self._told: dict[Job, str] = {}
+        self._periodic: list[tuple[Job, float, Callable[[], object]]] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run_periodic, name="jobs", daemon=True)
 
-    def run(self, name: str, job: Callable[[], object]) -> bool:
+    def run(self, name: Job, job: Callable[[], object]) -> bool:
         """Run a job and return whether it succeeded; an error that repeats is logged once."""
         try:
             job()
@@ -46,7 +47,7 @@ class Jobs:
         self._told.pop(name, None)
         return True
 
-    def every(self, name: str, every_s: float, job: Callable[[], object]) -> None:
+    def every(self, name: Job, every_s: float, job: Callable[[], object]) -> None:
         """Have the thread run a job every so many seconds; 0 for never. Call it before `start`."""
         if every_s:
             self._periodic.append((name, every_s, job))

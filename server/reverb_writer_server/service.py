@@ -129,6 +129,8 @@ class Service:
         if (had_s := cpu_s(f"self/task/{work.native_id}")) != self._work_cpu_s:
             self._work_cpu_s = had_s
             self._state.work_runs()
+        if self._state.phase in ("draining", "stopped"):
+            return self._look_at_the_end()
         if self._state.phase != "serving" or self._process is None:
             return None
         if not self._process.alive():
@@ -140,15 +142,21 @@ class Service:
         if self._failed_at is None or not 0 < self._config.http_max_silence_s < now - self._failed_at:
             return None
         hangs = self._state.work_hangs()
-        if self._stop.is_set() and not hangs:
-            return None
-        _logger.error("the server ends itself: %s", why)
+        if hangs or not self._stop.is_set():
+            _logger.error("the server ends itself: %s", why)
+            self._ends_itself = True
+            self._stop.set()
         if hangs:  # nobody is there to write a last checkpoint
             self._stop_at_once()
-            return NOT_ALIVE
-        self._ends_itself = True
-        self._stop.set()
-        return None
+        return NOT_ALIVE if hangs else None
+
+    def _look_at_the_end(self) -> int | None:
+        """Do the same while the last checkpoint is written: its disk may not answer any more."""
+        if not self._state.work_hangs():
+            return None
+        _logger.error("the server ends itself: %s", self._state.work_fault())
+        self._stop_at_once()
+        return NOT_ALIVE if self._ends_itself else LAST_CHECKPOINT_FAILED
 
     def _obey_claim(self) -> int | None:
         """End for a server that has claimed the checkpoints, and confirm nothing while there may be one.

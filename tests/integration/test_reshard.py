@@ -208,6 +208,24 @@ def test_rate_limiters_begin_in_balance_on_a_real_server(tmp_path: Path) -> None
         assert len(list(client.sample("replay", 10))) == 10
 
 
+def test_all_items_of_queues_come_out_of_the_new_one(tmp_path: Path) -> None:
+    """A queue's rate limiter lets out as many as it has counted in: a balance at its centre would keep items back."""
+    saved = []
+    for shard, count in enumerate((3, 4)):
+        with rw.LocalServer([rw.TableConfig.queue("q", 5)]) as server, rw.Client(server) as client:
+            for number in range(count):
+                client.insert([np.array([shard, number])], {"q": 1.0})
+            next(client.sample("q"))
+            saved.append(open_saved(server.save(tmp_path / str(shard))))
+    target = Target(tmp_path / "new", {"q": rw.TableConfig.queue("q", 10)})
+    assert convert(saved, [target]) == {}
+    with rw.LocalServer.restore(target.path) as server, rw.Client(server) as client:
+        samples = [sample.data[0].tolist() for sample in client.sample("q", 5)]
+        assert samples == [[0, 1], [0, 2], [1, 1], [1, 2], [1, 3]]
+        limiter = client.server_info()["q"].rate_limiter
+        assert (limiter.diff, limiter.num_inserts) == (0, 7)
+
+
 def test_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:
     config = configuration(tmp_path, 1)
     result = run([tmp_path], config)

@@ -23,7 +23,7 @@ from reverb_writer.errors import FormatError
 from reverb_writer.files.saved_replay import SavedReplay
 from reverb_writer.files.tfrecord import CHUNKS, DONE, ITEMS, TABLES, RecordWriter, write_records
 from reverb_writer.protocol import messages
-from reverb_writer.tables import TableConfig
+from reverb_writer.tables import Queue, TableConfig
 from reverb_writer.tables.table_messages import read_balance, write_table
 
 _RUN = 256  # items at most that go to one server before the next one's turn, though they share chunks
@@ -158,7 +158,9 @@ def _table(config: TableConfig, before: Sequence[Any], num_items: int, share: fl
     limiter.sample_count = round(share * sum(one.sample_count for one in limiters))
     new = read_balance(limiter)
     is_same = len(before) == 1 and read_balance(limiters[0]) == new
-    if not is_same and math.isfinite(new.max_diff):
+    if isinstance(config.rate_limiter, Queue):  # its balance is its length: each item can be sampled once
+        limiter.sample_count = limiter.delete_count
+    elif not is_same and math.isfinite(new.max_diff):
         centre = min(new.max_diff, max(new.min_diff, new.samples_per_insert * new.min_size))
         limiter.sample_count = max(0, int(limiter.insert_count * new.samples_per_insert - centre))
     data: bytes = table.SerializeToString()

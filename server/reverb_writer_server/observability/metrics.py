@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -16,7 +16,7 @@ from reverb_writer.tables.table_info import TableInfo
 from reverb_writer_server.observability.banner import versions
 from reverb_writer_server.observability.memory import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import ServerSnapshot
-from reverb_writer_server.observability.state import ServiceState
+from reverb_writer_server.observability.state import Job, ServiceState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -115,7 +115,7 @@ class _Collector(Collector):
             len(self._state.damaged),
         )
         failed = CounterMetricFamily("reverb_job_failures", "failures of what the service does", labels=["job"])
-        for job in ("checkpoint", "keep", "figures", "memory"):
+        for job in get_args(Job):
             failed.add_metric([job], self._state.failures[job])
         yield failed
         if self._state.checkpoint_every_s:

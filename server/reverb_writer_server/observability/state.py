@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from reverb_writer_server.checkpoints.contents import Checkpoint
 from reverb_writer_server.observability.disk import DiskFacts
@@ -16,6 +16,9 @@ from reverb_writer_server.observability.monitor import Monitor
 _MAX_PAUSE_S = 30.0  # of a thread that is alive; its calls end within seconds
 # Times `max_silence_s`, for the thread that waits for disks: a slow disk syncs gigabytes for minutes.
 _DISK_PATIENCE = 10
+
+Job: TypeAlias = Literal["checkpoint", "keep", "connect", "figures", "memory"]
+"""What a service does from time to time, as its failures are counted."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class ServiceState:
         self.started_at = time.time()
         self._began_at = time.monotonic()
         self.damaged: tuple[str, ...] = ()
-        self.failures: Counter[str] = Counter()
+        self.failures: Counter[Job] = Counter()
         self.disk = DiskFacts()
         self.checkpoint_every_s = 0.0
         self.reverb_pid: int | None = None
@@ -107,6 +110,10 @@ class ServiceState:
         """Return whether that thread stands still, as when a disk does not answer any more."""
         return 0 < _DISK_PATIENCE * self.max_silence_s < time.monotonic() - self._work_ran_at
 
+    def work_fault(self) -> str:
+        """Say for how long that thread has stood still."""
+        return f"the thread that keeps checkpoints has stood still for {time.monotonic() - self._work_ran_at:.0f} s"
+
     def alive(self) -> tuple[bool, str]:
         """Return whether the service works, and a reason. If it does not, a restart is due.
 
@@ -122,7 +129,7 @@ class ServiceState:
         if now - monitor.ran_at > _MAX_PAUSE_S:
             return False, f"the monitor has not run for {now - monitor.ran_at:.0f} s"
         if self.work_hangs():
-            return False, f"the thread that keeps checkpoints has stood still for {now - self._work_ran_at:.0f} s"
+            return False, self.work_fault()
         silence_s = monitor.standstill_s()
         if 0 < self.max_silence_s < silence_s:
             fault = monitor.fault() or f"the server has been silent for {silence_s:.0f} s"
