@@ -25,8 +25,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from reverb_writer.files.saved_replay import OWNER
 from reverb_writer.ray.addresses import Claim, numbers_in, path_of, read_claim
-from reverb_writer_server.checkpoints.owner import OWNER, CheckpointError
+from reverb_writer_server.checkpoints.owner import CheckpointError
 
 LEASE_S, DOUBT_S = 20.0, 12.0
 _BEAT_S = 1.0
