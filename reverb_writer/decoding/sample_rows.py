@@ -31,9 +31,10 @@ class JoinedRows:
         self._stops = lengths.cumsum()
         self._offsets = starts - self._stops + lengths  # from numbers to places in `rows`
 
-    def all_rows(self) -> npt.NDArray[np.int32]:
+    def all_rows(self) -> npt.NDArray[np.intp]:
         """Return [M] where in the ring all rows are."""
-        rows: npt.NDArray[np.int32] = self._rows.take(np.arange(self._stops[-1]) + self._offsets.repeat(self.lengths))
+        places = np.arange(self._stops[-1]) + self._offsets.repeat(self.lengths)
+        rows: npt.NDArray[np.intp] = self._rows.take(places).astype(np.intp)  # once, not for each column
         return rows
 
     def rows(self, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:

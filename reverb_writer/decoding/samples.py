@@ -172,7 +172,7 @@ class ColumnBuilder:
         return max(self._arrays, key=lambda array: array.nbytes, default=None)
 
     def append_rows(
-        self, source: Array, rows: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64], batch_size: int
+        self, source: Array, rows: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64], batch_size: int
     ) -> None:
         """Append copies of rows.
 

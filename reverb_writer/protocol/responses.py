@@ -64,10 +64,8 @@ class Samples:
         """Return the samples of these entries."""
         infos = [entry.info for entry in entries]
         items = [info.item for info in infos]  # each access to a message within another one makes an object
-        array = np.empty(len(items), object)
-        array[:] = list(entries)
         return cls(
-            array,
+            np.fromiter(entries, object, len(items)),  # an assignment would ask each entry whether it is an array
             [item.key for item in items],
             [item.priority for item in items],
             [info.probability for info in infos],
