@@ -4,7 +4,7 @@
 #   docker build --file docker/server.Dockerfile --tag reverb-writer-server .
 #   docker build --file docker/ray.Dockerfile --tag ray-replay .
 #
-# The packages are in constraints/ray.txt: those that `make ray` tests. `make lock` adds their hashes, which pip then demands.
+# The packages and their hashes are in constraints/ray.txt, which `make lock` writes for CPython 3.11.
 
 ARG BASE=python:3.11-slim-bookworm
 ARG SERVER=reverb-writer-server
@@ -12,7 +12,7 @@ FROM ${BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN python -m venv --without-pip /opt/ray
 COPY constraints/ray.txt constraints/build.txt /build/constraints/
-RUN pip --python /opt/ray/bin/python install --no-deps --requirement /build/constraints/ray.txt \
+RUN pip --python /opt/ray/bin/python install --no-deps --require-hashes --requirement /build/constraints/ray.txt \
     && pip install --no-deps --require-hashes --requirement /build/constraints/build.txt
 COPY pyproject.toml README.md LICENSE CHANGELOG.md /build/
 COPY reverb_writer /build/reverb_writer
