@@ -33,9 +33,9 @@ def _quiet(line: list[str]) -> int:
     return subprocess.run(line, capture_output=True, timeout=60, check=False).returncode
 
 
-def docker(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def docker(*arguments: str, check: bool = True, timeout_s: float = _CALL_S) -> subprocess.CompletedProcess[str]:
     """Run docker."""
-    return subprocess.run([_DOCKER, *arguments], capture_output=True, text=True, timeout=_CALL_S, check=check)
+    return subprocess.run([_DOCKER, *arguments], capture_output=True, text=True, timeout=timeout_s, check=check)
 
 
 class Project:

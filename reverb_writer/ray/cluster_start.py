@@ -47,7 +47,7 @@ def start_shards(
     more = dict(runtime_env or {})
     more["env_vars"] = {**_KEEP_CHILDREN, **more.get("env_vars", {})}
     remarks: list[str] = []
-    if memory_bytes is None and actor_of(spec.shard_names()[0]) is None:
+    if memory_bytes is None and any(actor_of(name) is None for name in spec.shard_names()):
         need = _memory_need(spec, more, deadline)
         memory_bytes = need["total_bytes"]
         if need["unknown"]:

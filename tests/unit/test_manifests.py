@@ -118,19 +118,78 @@ def test_service_is_the_target_of_clients() -> None:
     assert count == {"name": service["metadata"]["name"], "count": servers["replicas"]}
 
 
+def ray_documents() -> dict[tuple[str, str], Any]:
+    """Return the documents of KubeRay's manifest, by kind and name."""
+    documents = yaml.safe_load_all((ROOT / "deploy" / "kuberay" / "raycluster.yaml").read_text())
+    return {(one["kind"], one["metadata"]["name"]): one for one in documents}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-def test_pods_and_claim_of_the_ray_cluster_follow_the_schema(version: str) -> None:
-    """KubeRay's own kind has no schema here: what it takes from Kubernetes, its pods and the claim, is checked."""
+def test_ray_cluster_follows_the_schema(version: str) -> None:
+    """KubeRay's own kind has no schema here: its pods and all that stands beside it are checked."""
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    cluster, claim = yaml.safe_load_all((ROOT / "deploy" / "kuberay" / "raycluster.yaml").read_text())
-    validator.validate(claim, version, strict=True)
+    documents = ray_documents()
+    cluster = documents.pop(("RayCluster", "replay"))
+    for one in documents.values():
+        validator.validate(one, version, strict=True)
     (workers,) = cluster["spec"]["workerGroupSpecs"]
     for group in (cluster["spec"]["headGroupSpec"], workers):
         pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": group["template"]}
         validator.validate(pod, version, strict=True)
     assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
     (volume,) = workers["template"]["spec"]["volumes"]
-    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in documents
+
+
+def test_control_store_of_ray_outlives_its_head() -> None:
+    documents = ray_documents()
+    options = documents["RayCluster", "replay"]["spec"]["gcsFaultToleranceOptions"]
+    name, _, port = options["redisAddress"].partition(":")
+    assert documents["Service", name]["spec"]["ports"] == [{"name": "redis", "port": int(port)}]
+    redis = documents["StatefulSet", name]["spec"]
+    (container,) = redis["template"]["spec"]["containers"]
+    assert container["env"][0]["valueFrom"] == options["redisPassword"]["valueFrom"]
+    (mount,) = container["volumeMounts"]
+    assert f"--dir {mount['mountPath']} --appendonly yes --requirepass" in container["command"][-1]
+    assert mount["name"] in {claim["metadata"]["name"] for claim in redis["volumeClaimTemplates"]}
+    labels = redis["template"]["metadata"]["labels"]
+    policy = documents["NetworkPolicy", name]["spec"]
+    assert documents["Service", name]["spec"]["selector"] == redis["selector"]["matchLabels"] == labels
+    assert policy["podSelector"]["matchLabels"] == labels
+
+
+def test_only_the_pods_of_ray_and_its_operator_reach_its_dashboard_and_clients_reach_the_shards() -> None:
+    documents = ray_documents()
+    head = documents["RayCluster", "replay"]["spec"]["headGroupSpec"]
+    assert head["rayStartParams"]["dashboard-host"] == "127.0.0.1"
+    assert "dashboard" not in {port["name"] for port in head["template"]["spec"]["containers"][0]["ports"]}
+    policy = documents["NetworkPolicy", "replay-ray"]["spec"]
+    own = {"matchLabels": {"ray.io/cluster": "replay"}}  # KubeRay's label
+    assert policy["podSelector"] == own
+    ray, clients = policy["ingress"]
+    assert [one["podSelector"] for one in ray["from"]] == [
+        own,
+        {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+    ]
+    assert clients["from"] == [{"podSelector": {"matchLabels": {"replay-client": "true"}}}]
+    (shards,) = clients["ports"]
+    assert "port=8000" in (ROOT / "deploy" / "kuberay" / "raycluster.yaml").read_text()
+    assert shards["port"] == 8000
+
+
+def test_image_of_ray_is_that_of_its_dockerfile() -> None:
+    text = (ROOT / "docker" / "ray.Dockerfile").read_text()
+    cluster = ray_documents()["RayCluster", "replay"]["spec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    for group in (cluster["headGroupSpec"], workers):
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["image"] == f"ray-replay:{rw.__version__}"
+        assert pod["securityContext"]["runAsUser"] == int(re.findall(r"^USER (\d+)$", text, re.MULTILINE)[-1])
+    (leave,) = workers["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert f"COPY docker/{Path(leave).name} {leave}" in text
+    (version,) = re.findall(r"^ray\[default\]==(\S+)", (ROOT / "constraints" / "ray.txt").read_text(), re.MULTILINE)
+    assert cluster["rayVersion"] == version
 
 
 def test_probes_and_ports_are_those_of_the_configuration() -> None:
