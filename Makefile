@@ -141,7 +141,7 @@ docker: .venv/.made  ## the images and the compose file, with a real engine
 
 .PHONY: soak
 soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts and forks; the books balance
-	PYTHONPATH=tests .venv/bin/python -m soak --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED))
+	PYTHONPATH=tests:tests/support .venv/bin/python -m soak --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED))
 
 .PHONY: docs
 docs: .venv-docs/.made  ## build the documentation site, with warnings as errors, and open all of it in a browser

@@ -36,7 +36,7 @@ PROGRESS_EVERY_S = 10
 END_WITHIN_S = 120
 REVERB_DIED = 4  # the service's exit code
 NUM_ACTORS, NUM_LEARNERS = 3, 2
-HERE = Path(__file__).parent.parent
+HERE = Path(__file__).parents[1] / "support"
 CONFIGURATION = """
 [checkpoints]
 directory = "{folder}/checkpoints"

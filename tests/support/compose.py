@@ -13,7 +13,7 @@ from typing import Any
 from ports import free_port
 from service_process import eventually
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 _DOCKER = shutil.which("docker") or "docker"
 _BUILD_S = 1800
 _CALL_S = 300

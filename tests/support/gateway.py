@@ -15,7 +15,7 @@ from service_process import eventually
 SYSTEM = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
 HAPROXY = shutil.which("haproxy", path=SYSTEM)
 NGINX = shutil.which("nginx", path=SYSTEM)
-FOLDER = Path(__file__).parent.parent / "docker"
+FOLDER = Path(__file__).parents[2] / "docker"
 
 
 @contextlib.contextmanager
