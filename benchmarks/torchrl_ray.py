@@ -90,7 +90,7 @@ def _speeds(steps: rw.Trajectory, rounds: int, seconds: float) -> tuple[_Speeds,
 class _Ours:
     """Our observers and datasets."""
 
-    def __init__(self, source: rw.TargetSource, steps: rw.Trajectory) -> None:
+    def __init__(self, source: rw.shards.TargetSource, steps: rw.Trajectory) -> None:
         self._source, self._steps = source, _concatenated(steps)
         self._each = itertools.cycle(_rows(self._steps))
         self._episodes = _episodes(steps)

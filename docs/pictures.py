@@ -143,7 +143,7 @@ def pause(slow_phase: int) -> None:
 def act(client: rw.Client, over: threading.Event) -> None:
     """Insert items, slowly in even phases."""
     while not over.is_set():
-        with contextlib.suppress(rw.ReplayTimeoutError):  # the learner is slow: once more
+        with contextlib.suppress(rw.errors.ReplayTimeoutError):  # the learner is slow: once more
             client.insert(np.zeros(1, np.float32), {"replay": 1.0}, timeout_s=0.5)
         pause(slow_phase=0)
 

@@ -223,7 +223,9 @@ def run(arguments: argparse.Namespace, console: Console, progress: Progress, sig
         with rw.Client(address) as client, display:
             while not signals and progress.seconds < arguments.seconds:
                 processes.check()
-                with contextlib.suppress(rw.ServerUnavailableError, rw.ReplayTimeoutError):  # starting, or busy
+                with contextlib.suppress(
+                    rw.errors.ServerUnavailableError, rw.errors.ReplayTimeoutError
+                ):  # starting, or busy
                     progress.update(client)
                 display.show(progress)
                 if progress.passes(arguments.goal):

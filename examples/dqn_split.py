@@ -73,7 +73,7 @@ def learn(address: str, seed: int, is_over: Any) -> None:
         while not is_over.is_set():
             try:
                 found = next(transitions)
-            except rw.ReplayTimeoutError:  # no new steps: the actor starts, is late, or has played all of them
+            except rw.errors.ReplayTimeoutError:  # no new steps: the actor starts, is late, or has played all of them
                 continue
             real = found.mask  # a window's first transition counts, unless its episode ended before
             following = found.next_observation[real]

@@ -1,34 +1,18 @@
 # The public names of this package, once: type checkers read them here, and so does `reverb_writer.lazy`.
 
 from reverb_writer import environments as environments
+from reverb_writer import errors as errors
 from reverb_writer import files as files
 from reverb_writer import returns as returns
 from reverb_writer import rollouts as rollouts
+from reverb_writer import shards as shards
 from reverb_writer import slices as slices
 from reverb_writer.accumulator.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
 from reverb_writer.client.client import Client as Client
 from reverb_writer.client.server_calls import Sample as Sample
-from reverb_writer.client.targets import Shard as Shard
-from reverb_writer.client.targets import Target as Target
-from reverb_writer.client.targets import TargetFile as TargetFile
-from reverb_writer.client.targets import TargetSource as TargetSource
 from reverb_writer.client.variables import Variables as Variables
 from reverb_writer.episodes import Episode as Episode
 from reverb_writer.episodes import EpisodeBatch as EpisodeBatch
-from reverb_writer.errors import ClosedError as ClosedError
-from reverb_writer.errors import FinishedError as FinishedError
-from reverb_writer.errors import FormatError as FormatError
-from reverb_writer.errors import IncompleteError as IncompleteError
-from reverb_writer.errors import MissingExtraError as MissingExtraError
-from reverb_writer.errors import OutOfRangeError as OutOfRangeError
-from reverb_writer.errors import PermissionDeniedError as PermissionDeniedError
-from reverb_writer.errors import ReplayTimeoutError as ReplayTimeoutError
-from reverb_writer.errors import ReverbWriterError as ReverbWriterError
-from reverb_writer.errors import ServerUnavailableError as ServerUnavailableError
-from reverb_writer.errors import SpecError as SpecError
-from reverb_writer.errors import StructureError as StructureError
-from reverb_writer.errors import UnknownKeyError as UnknownKeyError
-from reverb_writer.errors import UnsafeDataError as UnsafeDataError
 from reverb_writer.local.server import LocalServer as LocalServer
 from reverb_writer.reading.mixed_dataset import MixedDataset as MixedDataset
 from reverb_writer.reading.read_options import ReadOptions as ReadOptions
@@ -45,7 +29,6 @@ from reverb_writer.tables import Queue as Queue
 from reverb_writer.tables import SampleToInsertRatio as SampleToInsertRatio
 from reverb_writer.tables import Stack as Stack
 from reverb_writer.tables import TableConfig as TableConfig
-from reverb_writer.tables.shares import share_of as share_of
 from reverb_writer.transitions import NStepTransitions as NStepTransitions
 from reverb_writer.transitions import Transitions as Transitions
 from reverb_writer.transitions import n_step as n_step

@@ -77,6 +77,9 @@ class _ReverbObserver(Observer):
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all windows that are complete are confirmed by the server.
 
+        Args:
+            timeout_s: seconds to wait at most; None to wait as a step does.
+
         Raises:
             NoWriterError: the observer is closed.
             ReplayTimeoutError, ServerUnavailableError: not in time.

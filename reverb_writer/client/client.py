@@ -18,7 +18,7 @@ from reverb_writer.arguments import check_key, check_priority, check_timeout, in
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
 from reverb_writer.client.on_shards import first_that_answers, on_all
 from reverb_writer.client.server_calls import Sample, Server
-from reverb_writer.client.shards import ServerSet, first_target
+from reverb_writer.client.server_set import ServerSet, first_target
 from reverb_writer.client.targets import Shard, Target, source_of
 from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import LEAST_S, Deadline

@@ -17,7 +17,7 @@ from reverb_writer_server.observability import banner
 _logger = logging.getLogger(__name__)
 
 
-class RestoreError(rw.ReverbWriterError):
+class RestoreError(rw.errors.ReverbWriterError):
     """The checkpoint and the configuration differ, or the checkpoint cannot be read."""
 
 
@@ -29,7 +29,7 @@ def check_memory(config: ServerConfig) -> None:
     """
     lines, excess = banner.memory_lines(config)
     if excess and config.memory_on_excess == "refuse":
-        raise rw.SpecError(f"{lines[-1]}; memory.on_excess is `refuse`.")
+        raise rw.errors.SpecError(f"{lines[-1]}; memory.on_excess is `refuse`.")
 
 
 def what_to_restore(config: ServerConfig) -> tuple[Checkpoint | None, tuple[rw.TableConfig, ...]]:
@@ -46,7 +46,7 @@ def what_to_restore(config: ServerConfig) -> tuple[Checkpoint | None, tuple[rw.T
     try:
         chosen = select_checkpoint(wanted.directory, wanted.restore)
         return chosen, tables_to_serve(config, chosen)
-    except (CheckpointError, rw.FormatError) as error:
+    except (CheckpointError, rw.errors.FormatError) as error:
         raise RestoreError(str(error)) from error
 
 

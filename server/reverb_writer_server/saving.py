@@ -37,7 +37,7 @@ _LAST_ATTEMPTS = 2
 _GROWTH = 2  # a save that has failed may have been for a checkpoint that is so many times as large
 
 
-class SaveError(rw.ReverbWriterError):
+class SaveError(rw.errors.ReverbWriterError):
     """A save that has led to no checkpoint."""
 
 
@@ -171,7 +171,7 @@ class Saver:
             path = Path(parse("CheckpointResponse", messages.CheckpointResponse, reply.result()).checkpoint_path)
         except ReverbProcessError:
             raise
-        except rw.ReverbWriterError as error:
+        except rw.errors.ReverbWriterError as error:
             if self._keep_finished():  # of a client, begun later: it has what ours had, and has deleted ours
                 return True
             raise SaveError(f"Reverb could not write a checkpoint: {error}") from error

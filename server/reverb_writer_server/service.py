@@ -235,7 +235,7 @@ class Service:
         resources.callback(watch.close)
         try:
             started = start(config, self._folder, self._state, self._new_process, resources)
-        except (rw.ReverbWriterError, OSError) as error:
+        except (rw.errors.ReverbWriterError, OSError) as error:
             code = _exit_code(error)
             if self._fails_again(code, error):
                 self._wait_failed(error)

@@ -88,7 +88,7 @@ def start(
         try:
             checkpoint.check()
             return _start_with(config, folder, state, new_process, undo, checkpoint)
-        except (UnrestorableError, rw.FormatError) as error:
+        except (UnrestorableError, rw.errors.FormatError) as error:
             faults.append(f"checkpoint {checkpoint.name} cannot be restored: {error}")
             state.damaged = (*state.damaged, checkpoint.name)
             assert folder is not None  # noqa: S101  # the checkpoint is in it

@@ -145,7 +145,7 @@ def test_certificates_are_made_in_the_image_and_the_gateway_reads_them_whoever_o
     tls = rw.TLS(clients / "ca.crt", clients / "client.crt", clients / "client.key")
     with rw.Client(address, tls) as client:
         assert len(list(client.sample("cartpole", 10, timeout_s=60))) == 10
-    with rw.Client(address, rw.TLS(clients / "ca.crt")) as client, pytest.raises(rw.PermissionDeniedError):
+    with rw.Client(address, rw.TLS(clients / "ca.crt")) as client, pytest.raises(rw.errors.PermissionDeniedError):
         client.server_info(timeout_s=20.0)
     processes = docker("top", project.container("gateway"), "-eo", "user,pid,args").stdout.splitlines()
     assert {line.split()[0] for line in processes if "nginx" in line} == {"nobody"}

@@ -97,7 +97,7 @@ def test_rollouts_follow_each_other_without_a_trace(place: Place) -> None:
     accumulator = filled()
     accumulator.insert(place.client, "a")
     accumulator.add("step", {"observation": np.ones(2, np.float32), "action": 1})
-    with pytest.raises(rw.IncompleteError, match="'step' has 1 of 3"):
+    with pytest.raises(rw.errors.IncompleteError, match="'step' has 1 of 3"):
         accumulator.insert(place.client, "a")
     accumulator.insert(place.client, "a", partial=True)
     action, *_ = (sample.data[-2].tolist() for sample in read(place.client, "a")[1:])
@@ -106,11 +106,11 @@ def test_rollouts_follow_each_other_without_a_trace(place: Place) -> None:
 
 def test_a_refused_insert_keeps_the_rollout(place: Place) -> None:
     accumulator = filled()
-    with pytest.raises(rw.StructureError, match="zz"):
+    with pytest.raises(rw.errors.StructureError, match="zz"):
         accumulator.insert(place.client, "zz")
-    with pytest.raises(rw.SpecError, match="priority"):
+    with pytest.raises(rw.errors.SpecError, match="priority"):
         accumulator.insert(place.client, "a", -1.0)
-    with pytest.raises(rw.SpecError, match="`address` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`address` must be"):
         accumulator.insert(3, "a")
     accumulator.insert(place.client, "a")
     (sample,) = read(place.client, "a")
@@ -118,7 +118,7 @@ def test_a_refused_insert_keeps_the_rollout(place: Place) -> None:
 
 
 def test_a_squeeze_that_is_not_like_the_data_is_refused(place: Place) -> None:
-    with pytest.raises(rw.StructureError, match="`squeeze` must have a leaf for each of the 2"):
+    with pytest.raises(rw.errors.StructureError, match="`squeeze` must have a leaf for each of the 2"):
         place.client.insert({"x": np.zeros(1), "y": np.zeros(1)}, {"a": 1.0}, squeeze={"x": True})
     place.client.insert({"x": np.zeros(2), "y": np.ones(3)}, {"a": 1.0}, squeeze={"x": True, "y": False})
     (sample,) = read(place.client, "a")

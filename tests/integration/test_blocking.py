@@ -56,7 +56,7 @@ def observed(server: HostedServer, **options: Any) -> Iterator[rw.TrajectoryObse
     try:
         yield observer
     finally:
-        with contextlib.suppress(rw.ReverbWriterError):
+        with contextlib.suppress(rw.errors.ReverbWriterError):
             observer.close(timeout_s=0.1)
 
 
@@ -64,13 +64,13 @@ def write(observer: rw.TrajectoryObserver, number: int) -> None:
     observer({"n": np.int64(number)}, end_of_episode=False)
 
 
-def write_until_refused(observer: rw.TrajectoryObserver) -> tuple[int, rw.ReplayTimeoutError, float]:
+def write_until_refused(observer: rw.TrajectoryObserver) -> tuple[int, rw.errors.ReplayTimeoutError, float]:
     """Write steps 0, 1, 2 ... until one is refused; return its number, the error, and how long that took."""
     for number in range(1_000_000):
         begin = time.monotonic()
         try:
             write(observer, number)
-        except rw.ReplayTimeoutError as error:
+        except rw.errors.ReplayTimeoutError as error:
             return number, error, time.monotonic() - begin
     pytest.fail("nothing blocked")
 
@@ -103,7 +103,7 @@ def test_full_window_makes_a_step_wait_and_then_says_why(server: HostedServer) -
 def test_refused_step_has_changed_nothing(server: HostedServer) -> None:
     with observed(server, timeout_s=0.5) as observer:
         refused, _, _ = write_until_refused(observer)
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             write(observer, refused)
         assert take(server, refused - 10) == list(range(refused - 10))
         write(observer, refused)
@@ -128,13 +128,13 @@ def test_step_waits_longer_than_its_time_out_while_its_items_are_confirmed(serve
     with rw.TrajectoryObserver(server.address, "queue", 1, **options) as observer:
         going_on = np.zeros(WAITING, bool)
         observer({"n": np.arange(WAITING)}, end_of_episode=going_on)  # one call is never split
-        with pytest.raises(rw.ReplayTimeoutError):  # sends them all
+        with pytest.raises(rw.errors.ReplayTimeoutError):  # sends them all
             observer.flush(timeout_s=0.1)
         eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
         with slow_learner(server) as taken:
             eventually(lambda: taken, "the learner learns")
             observer({"n": np.arange(WAITING, 2 * WAITING)}, end_of_episode=going_on)
-            with contextlib.suppress(rw.ReverbWriterError):  # undelivered items do not matter
+            with contextlib.suppress(rw.errors.ReverbWriterError):  # undelivered items do not matter
                 observer.close(timeout_s=0.1)
         assert taken == list(range(len(taken)))
         assert len(taken) >= WAITING - 10
@@ -160,7 +160,7 @@ def test_time_out_of_a_flush_is_kept_although_items_are_confirmed(server: Hosted
             write(observer, number)
         with slow_learner(server) as taken:
             eventually(lambda: taken, "the learner learns")
-            with pytest.raises(rw.ReplayTimeoutError, match=r"it let \d+ in during the last"):
+            with pytest.raises(rw.errors.ReplayTimeoutError, match=r"it let \d+ in during the last"):
                 observer.flush(timeout_s=2.5)
 
 
@@ -169,7 +169,7 @@ def test_flush_says_why_it_did_not_come_to_an_end(server: HostedServer) -> None:
         for number in range(15):
             write(observer, number)
         eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
-        with pytest.raises(rw.ReplayTimeoutError, match=r"5 items unconfirmed after 1\.5 s.*max_diff 10"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"5 items unconfirmed after 1\.5 s.*max_diff 10"):
             observer.flush(timeout_s=1.5)
         assert take(server, 15) == list(range(15))
         observer.flush()
@@ -206,7 +206,7 @@ def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -
             write(observer, number)
             if number % 50 == 0:
                 time.sleep(0.001)
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.flush(timeout_s=0.5)
         stats = observer.stats()
         assert stats.items == 5000 == stats.acknowledged_items + stats.pending_items + stats.dropped_items
@@ -227,7 +227,7 @@ def test_blocked_table_is_the_one_that_is_named(replay_server: Callable[..., Hos
         for number in range(12):
             write(observer, number)
         eventually(lambda: observer.stats().acknowledged_items >= 20, "the queue is full")
-        with pytest.raises(rw.ReplayTimeoutError, match="The rate limiter of table `queue` blocks inserts"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="The rate limiter of table `queue` blocks inserts"):
             observer.flush(timeout_s=1)
         assert take(server, 12) == list(range(12))
 
@@ -243,7 +243,7 @@ def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer, call:
                 write(observer, 20)
             else:
                 observer.flush()
-        except rw.ClosedError as error:
+        except rw.errors.ClosedError as error:
             errors.append(error)
 
     for number in range(20):
@@ -251,7 +251,7 @@ def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer, call:
     waiting = threading.Thread(target=wait)
     waiting.start()
     time.sleep(0.3)
-    with pytest.raises(rw.ReplayTimeoutError):
+    with pytest.raises(rw.errors.ReplayTimeoutError):
         observer.close(0.1)
     waiting.join(FAR_TOO_LONG_S)
     assert not waiting.is_alive()
@@ -262,9 +262,9 @@ def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer, call:
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "soon"])
 def test_time_out_that_is_none_is_refused(server: HostedServer, timeout_s: Any) -> None:
     with observed(server) as observer:
-        with pytest.raises(rw.SpecError, match="`timeout_s` must be > 0 seconds"):
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
             observer.flush(timeout_s)
-        with pytest.raises(rw.SpecError, match="`timeout_s` must be > 0 seconds"):
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
             observer.close(timeout_s)
         write(observer, 0)  # it is open still
 
@@ -298,7 +298,7 @@ def test_block_that_is_left_by_an_error_does_not_wait_for_a_learner(
     stats = observer.stats()
     assert (stats.items, stats.acknowledged_items, stats.dropped_items, stats.pending_items) == (50, 10, 40, 0)
     assert "could not deliver all items: table `queue`: 40 items unconfirmed" in caplog.text
-    with pytest.raises(rw.ClosedError):
+    with pytest.raises(rw.errors.ClosedError):
         write(observer, 0)
 
 

@@ -97,9 +97,9 @@ def test_keys_that_the_table_does_not_have_are_ignored(client: rw.Client) -> Non
 
 @pytest.mark.parametrize("key", [-1, 2**64, 1.5, "1", None])
 def test_key_that_is_none_is_refused(client: rw.Client, key: Any) -> None:
-    with pytest.raises(rw.SpecError, match="`key` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`key` must be"):
         client.mutate_priorities("replay", {key: 1.0})
-    with pytest.raises(rw.SpecError, match="`key` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`key` must be"):
         client.mutate_priorities("replay", deletes=[key])
 
 
@@ -135,7 +135,7 @@ def test_closed_client_says_so(server: HostedServer) -> None:
         lambda: rw.TrajectoryObserver(client, "a", 2),
     ]
     for call in calls:
-        with pytest.raises(rw.ClosedError, match=f"the client of {server.address} is closed. Make a new one"):
+        with pytest.raises(rw.errors.ClosedError, match=f"the client of {server.address} is closed. Make a new one"):
             call()
 
 
@@ -148,11 +148,11 @@ def test_unused_client_can_be_closed() -> None:
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, "soon", None])
 def test_time_that_is_none_is_refused(client: rw.Client, timeout_s: Any) -> None:
     if timeout_s is not None:  # which is the client's, in a call
-        with pytest.raises(rw.SpecError, match="`timeout_s` must be > 0 seconds"):
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
             client.server_info(timeout_s)
-        with pytest.raises(rw.SpecError, match="`timeout_s` must be > 0 seconds"):
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
             client.insert(np.zeros(1), {"a": 1.0}, timeout_s)
-    with pytest.raises(rw.SpecError, match="`timeout_s` must be > 0 seconds"):
+    with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
         rw.Client("localhost:8000", timeout_s=timeout_s)
 
 
@@ -168,5 +168,5 @@ def test_who_wants_to_may_wait_for_ever(server: HostedServer) -> None:
 
 @pytest.mark.parametrize("address", ["", "localhost", "http://localhost:8000", "localhost:port", 8000, None])
 def test_address_that_is_none_is_refused(address: Any) -> None:
-    with pytest.raises(rw.SpecError, match="`address` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`address` must be"):
         rw.Client(address)

@@ -145,7 +145,7 @@ def test_threads_share_a_client(client: rw.Client) -> None:
     ],
 )
 def test_data_that_is_no_item_is_refused(client: rw.Client, data: Any, message: str) -> None:
-    with pytest.raises(rw.StructureError, match=message):
+    with pytest.raises(rw.errors.StructureError, match=message):
         client.insert(data, {"a": 1.0})
     client.insert(np.zeros(1), {"a": 1.0})
     assert read_column(client, "a") == [[0]]
@@ -182,7 +182,7 @@ SIGNED = {"pair": Pair(np.zeros((2, 2), np.float32), np.array(["x", "yz"])), "li
 def test_item_that_is_not_what_the_table_s_signature_says_is_refused_by_leaf_path(
     client: rw.Client, data: Any, message: str
 ) -> None:
-    with pytest.raises(rw.StructureError, match=re.escape(message)):
+    with pytest.raises(rw.errors.StructureError, match=re.escape(message)):
         client.insert(data, {"a": 1.0, "signed": 1.0})
     assert {client.server_info()[table].current_size for table in ("a", "signed")} == {0}
     client.insert(SIGNED, {"a": 1.0, "signed": 1.0})
@@ -194,11 +194,11 @@ def test_squeezed_leaf_is_compared_without_time(replay_server: Any) -> None:
     x = np.zeros((3, 2), np.float32)
     with rw.Client(server.address, timeout_s=60) as client:
         with pytest.raises(
-            rw.StructureError, match=r"leaf `total`: float64 \(2,\), but table `once` holds float64 \(\)"
+            rw.errors.StructureError, match=r"leaf `total`: float64 \(2,\), but table `once` holds float64 \(\)"
         ):
             client.insert({"total": np.zeros(2), "x": x}, {"once": 1.0}, squeeze={"total": True, "x": False})
         with pytest.raises(
-            rw.StructureError, match=r"leaf `total`: float64 \(1, 2\), but table `once` holds float64 \(\)"
+            rw.errors.StructureError, match=r"leaf `total`: float64 \(1, 2\), but table `once` holds float64 \(\)"
         ):
             client.insert({"total": np.zeros((1, 2)), "x": x}, {"once": 1.0})
         client.insert({"total": 1.5, "x": x}, {"once": 1.0}, squeeze={"total": True, "x": False})
@@ -218,21 +218,21 @@ def test_signature_may_leave_the_sizes_of_a_step_open(replay_server: Any, shape:
             observer.extend({"x": x})
         for item in client.sample("open", 2):
             np.testing.assert_array_equal(item.data["x"], x, strict=True)
-        with pytest.raises(rw.StructureError, match="leaf `x`: float32"):
+        with pytest.raises(rw.errors.StructureError, match="leaf `x`: float32"):
             client.insert({"x": x[0, 0]}, {"open": 1.0})
 
 
 @pytest.mark.parametrize("priority", [-1, math.nan, math.inf, "1", None])
 def test_priority_that_is_none_is_refused(client: rw.Client, priority: Any) -> None:
-    with pytest.raises(rw.SpecError, match="`priority` must be a finite number >= 0"):
+    with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
         client.insert(np.zeros(1), {"a": 1.0, "b": priority})
-    with pytest.raises(rw.SpecError, match="`priority` must be a finite number >= 0"):
+    with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
         client.mutate_priorities("a", {1: 2.0, 2: priority})
     assert {client.server_info()[table].current_size for table in ("a", "b")} == {0}
 
 
 def test_insert_into_no_table_is_refused(client: rw.Client) -> None:
-    with pytest.raises(rw.SpecError, match="`priorities` must name at least one table, got none"):
+    with pytest.raises(rw.errors.SpecError, match="`priorities` must name at least one table, got none"):
         client.insert(np.zeros(1), {})
 
 
@@ -245,7 +245,7 @@ def test_unknown_table_is_named_with_those_that_there_are(client: rw.Client) -> 
         lambda: client.reset("nope"),
     ]
     for call in calls:
-        with pytest.raises(rw.StructureError, match=message):
+        with pytest.raises(rw.errors.StructureError, match=message):
             call()
     assert client.server_info()["a"].current_size == 0
 
@@ -255,7 +255,7 @@ def test_unknown_table_is_named_with_those_that_there_are(client: rw.Client) -> 
 
 def test_sample_of_a_table_with_too_few_items_ends_with_its_time(client: rw.Client) -> None:
     with pytest.raises(
-        rw.ReplayTimeoutError, match=r"table `pair`: 2 of 2 samples did not come within 2.0 s.*is empty"
+        rw.errors.ReplayTimeoutError, match=r"table `pair`: 2 of 2 samples did not come within 2.0 s.*is empty"
     ):
         list(client.sample("pair", 2, timeout_s=2))
 
@@ -264,13 +264,13 @@ def test_samples_that_came_before_the_time_was_up_are_there(client: rw.Client) -
     client.insert(np.zeros(1), {"late": 1.0})
     samples = client.sample("late", 2, timeout_s=3)
     assert next(samples).data[0].tolist() == [0]
-    with pytest.raises(rw.ReplayTimeoutError, match="table `late`: 1 of 2 samples did not come"):
+    with pytest.raises(rw.errors.ReplayTimeoutError, match="table `late`: 1 of 2 samples did not come"):
         next(samples)
 
 
 @pytest.mark.parametrize("num_samples", [0, -1, 1.0, True])
 def test_number_of_samples_that_is_none_is_refused(client: rw.Client, num_samples: Any) -> None:
-    with pytest.raises(rw.SpecError, match="`num_samples` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`num_samples` must be"):
         client.sample("a", num_samples)
 
 

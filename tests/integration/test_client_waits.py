@@ -31,7 +31,7 @@ def insert(client: rw.Client, number: int, table: str, timeout_s: float | None =
 def fill(client: rw.Client, table: str) -> None:
     """Fill a queue of one place, and fail to insert one item more."""
     insert(client, 0, table)
-    with pytest.raises(rw.ReplayTimeoutError, match=f"The rate limiter of table `{table}` blocks inserts"):
+    with pytest.raises(rw.errors.ReplayTimeoutError, match=f"The rate limiter of table `{table}` blocks inserts"):
         insert(client, 1, table, 1.0)
 
 
@@ -105,14 +105,14 @@ def test_insert_under_way_when_the_client_is_closed_says_so(replay_server: Start
         def blocked() -> None:
             try:
                 insert(client, 1, "full")
-            except rw.ReverbWriterError as error:
+            except rw.errors.ReverbWriterError as error:
                 errors.append(error)
 
         thread = threading.Thread(target=blocked)
         thread.start()
         assert eventually(lambda: client.server_info()["full"].worker_time_ms["waiting_for_sampling"] > 0)
     thread.join()
-    assert [type(error) for error in errors] == [rw.ClosedError]
+    assert [type(error) for error in errors] == [rw.errors.ClosedError]
 
 
 # Few calls.
@@ -205,10 +205,10 @@ def test_time_out_is_told_by_one_traceback(replay_server: StartServer) -> None:
     with rw.Client(server.address) as client:
         insert(client, 0, "full")
         list(client.sample("full"))
-        with pytest.raises(rw.ReplayTimeoutError) as sampling:
+        with pytest.raises(rw.errors.ReplayTimeoutError) as sampling:
             list(client.sample("full", timeout_s=0.5))
         insert(client, 0, "full")
-        with pytest.raises(rw.ReplayTimeoutError) as inserting:
+        with pytest.raises(rw.errors.ReplayTimeoutError) as inserting:
             insert(client, 1, "full", 0.5)
     for caught in (sampling, inserting):
         assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
@@ -218,7 +218,9 @@ def test_waiting_for_weights_says_that_nobody_has_published_any(replay_server: S
     server = replay_server(rw.TableConfig("weights", 1))
     with (
         rw.Variables(server.address, "weights") as actor,
-        pytest.raises(rw.ReplayTimeoutError, match=r"is empty.*Nothing was published yet: start the learner") as caught,
+        pytest.raises(
+            rw.errors.ReplayTimeoutError, match=r"is empty.*Nothing was published yet: start the learner"
+        ) as caught,
     ):
         actor.latest(timeout_s=2)
     assert "actors" not in str(caught.value)
@@ -244,9 +246,9 @@ def test_time_between_two_samples_is_not_the_servers(replay_server: StartServer,
 def test_arguments_of_sample_are_checked_by_the_call(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("a"))
     with rw.Client(server.address) as client:
-        with pytest.raises(rw.SpecError, match="`num_samples` must be >= 1, got 0"):
+        with pytest.raises(rw.errors.SpecError, match="`num_samples` must be >= 1, got 0"):
             client.sample("a", 0)
-        with pytest.raises(rw.SpecError, match="`timeout_s` must be > 0"):
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0"):
             client.sample("a", timeout_s=-1.0)
-    with pytest.raises(rw.ClosedError):
+    with pytest.raises(rw.errors.ClosedError):
         client.sample("a")

@@ -33,7 +33,7 @@ def test_damaged_messages_are_an_error_each_and_reading_goes_on(replay_server: S
     insert_numbers(server.address, "replay", range(3))
     with Relay(server.address, damage_first(2)) as relay, rw.ReplayDataset(relay.address, "replay", 4) as dataset:
         for _ in range(2):
-            with pytest.raises(rw.FormatError, match="not a SampleStreamResponse"):
+            with pytest.raises(rw.errors.FormatError, match="not a SampleStreamResponse"):
                 next(dataset)
         for _ in range(5):
             assert set(first_numbers(next(dataset))) <= {0, 1, 2}
@@ -45,7 +45,7 @@ def test_damage_without_end_is_told_once_a_call_and_keeps_no_one_busy(replay_ser
     insert_numbers(server.address, "replay", range(3))
     with Relay(server.address, lambda _: DAMAGED) as relay, rw.ReplayDataset(relay.address, "replay", 4) as dataset:
         for num_told in range(1, 6):
-            with pytest.raises(rw.FormatError):
+            with pytest.raises(rw.errors.FormatError):
                 next(dataset)
             assert relay.num_streams <= num_told + 1
         before = relay.num_streams
@@ -79,5 +79,5 @@ def take(dataset: rw.ReplayDataset, told: list[str]) -> rw.Batch | None:
     while True:
         try:
             return next(dataset, None)
-        except rw.FormatError as error:
+        except rw.errors.FormatError as error:
             told.append(str(error))

@@ -52,19 +52,21 @@ def test_end_of_a_run_without_weights(replay_server: StartServer) -> None:
         learner.finish()
         assert actor.wait() is None
         assert actor.finished
-        with pytest.raises(rw.FinishedError, match="table `weights`: the run has ended, and nothing was published"):
+        with pytest.raises(
+            rw.errors.FinishedError, match="table `weights`: the run has ended, and nothing was published"
+        ):
             actor.latest()
 
 
 def test_wait_returns_a_newer_version_or_the_end(replay_server: StartServer) -> None:
     address = replay_server(WEIGHTS).address
     with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as actor:
-        with pytest.raises(rw.SpecError, match="`newer_than` must be an integer"):
+        with pytest.raises(rw.errors.SpecError, match="`newer_than` must be an integer"):
             actor.wait(newer_than="newest")  # type: ignore[arg-type]  # what is tested
         learner.publish([1], version=5)
         assert actor.wait() == [1]
         assert actor.wait(newer_than=4) == [1]
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             actor.wait(timeout_s=0.2)
         threading.Timer(0.1, learner.publish, [[2]], {"version": 6}).start()
         assert actor.wait(newer_than=5) == [2]
@@ -87,7 +89,7 @@ def test_actor_that_a_rate_limiter_blocks_ends_with_the_run(
 
         options: dict[str, Any] = {"timeout_s": 600, "max_in_flight_items": 10, "until": lambda: weights.finished}
         threading.Timer(0.1, learner.finish).start()
-        with pytest.raises(rw.FinishedError, match=r"the run has ended .`until` is true.: [0-9]+ items"):  # noqa: SIM117  # the block is tested
+        with pytest.raises(rw.errors.FinishedError, match=r"the run has ended .`until` is true.: [0-9]+ items"):  # noqa: SIM117  # the block is tested
             with rw.TrajectoryObserver(address, "queue", 1, **options) as observer:
                 act(observer)
     assert observer.stats().acknowledged_items <= 2
@@ -95,7 +97,9 @@ def test_actor_that_a_rate_limiter_blocks_ends_with_the_run(
 
 
 def test_until_must_be_a_function() -> None:
-    with pytest.raises(rw.SpecError, match=r"`until` must be a function without arguments, got False. Put `lambda:`"):
+    with pytest.raises(
+        rw.errors.SpecError, match=r"`until` must be a function without arguments, got False. Put `lambda:`"
+    ):
         rw.TrajectoryObserver("localhost:1", "queue", 1, until=False)  # type: ignore[arg-type]  # what is tested
 
 

@@ -89,7 +89,7 @@ def test_environments_that_take_no_step_stay_as_they_are(place: Place) -> None:
         observer(step(4), env_mask=[False, False, False])
         observer(step(5))
         observer(step(6), end_of_episode=[True, True, True])
-        with pytest.raises(rw.StructureError, match=r"`env_mask` has shape \(2,\), expected \(3,\)"):
+        with pytest.raises(rw.errors.StructureError, match=r"`env_mask` has shape \(2,\), expected \(3,\)"):
             observer(step(7), env_mask=[True, False])
         assert observer.stats().steps == 3 + 2 + 1 + 0 + 3 + 3
     windows = sorted(read_column(place.client, "a"))

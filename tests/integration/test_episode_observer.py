@@ -86,10 +86,10 @@ def test_step_of_an_overflow_is_checked_too(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 1, bypass_partial_episodes=True) as observer:
         observer({"n": np.int64(1)})
         for _ in range(2):
-            with pytest.raises(rw.StructureError, match="step 1, leaf `n`"):
+            with pytest.raises(rw.errors.StructureError, match="step 1, leaf `n`"):
                 observer({"n": 0.5})
         observer({"n": np.int64(2)})
-        with pytest.raises(rw.StructureError, match="step 2, leaf `n`"):
+        with pytest.raises(rw.errors.StructureError, match="step 2, leaf `n`"):
             observer({"n": 0.5}, end_of_episode=True)
         observer({"n": np.int64(3)}, end_of_episode=True)
         assert observer.stats().dropped_steps == {"overflow": 3}
@@ -115,7 +115,7 @@ def test_too_long_episodes_of_environments_are_dropped_and_the_others_written(
         with rw.EpisodeObserver(place.client, "a", 3, bypass_partial_episodes=bypass, num_envs=2) as observer:
             for t, last in enumerate(ends, 1):
                 # The fourth steps of episodes: of environment 1 at t = 4, of environment 0 at t = 6.
-                refusal = pytest.raises(rw.SpecError, match="longer than max_sequence_length=3")
+                refusal = pytest.raises(rw.errors.SpecError, match="longer than max_sequence_length=3")
                 with contextlib.nullcontext() if bypass or t not in (4, 6) else refusal:
                     observer({"n": np.array([t, 100 + t])}, end_of_episode=np.array(last, bool))
             observer.flush()
@@ -132,7 +132,7 @@ def test_priority_of_episodes_can_be_changed(place: Place) -> None:
         observer({"n": np.int64(2)})
         observer.update_priority(3.5)
         for bad in (-1, float("nan"), lambda episode: episode["n"].sum()):
-            with pytest.raises(rw.SpecError, match="`priority` must be a finite number >= 0"):
+            with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
                 observer.update_priority(bad)
         observer({"n": np.int64(3)}, end_of_episode=True)
         observer.update_priority(9)
@@ -168,5 +168,5 @@ def test_function_of_the_whole_episode_is_its_priority(place: Place) -> None:
     ],
 )
 def test_episode_arguments_that_cannot_work_are_refused(place: Place, arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(rw.SpecError, match=message):
+    with pytest.raises(rw.errors.SpecError, match=message):
         rw.EpisodeObserver(place.client, *arguments)

@@ -63,7 +63,7 @@ def test_too_long_an_episode_and_other_steps_are_refused_as_by_a_call(place: Pla
     assert place.column("a") == [[7, 8]]
     with rw.TrajectoryObserver(place.client, "b", 2) as observer:
         observer.extend({"n": np.arange(2)})
-        with pytest.raises(rw.StructureError, match="step 2, leaf `n`: float32"):
+        with pytest.raises(rw.errors.StructureError, match="step 2, leaf `n`: float32"):
             observer.extend({"n": np.zeros(2, np.float32)})
         observer.extend({"n": np.arange(2, 3)})
     assert place.column("b") == [[0, 1], [1, 2]]
@@ -72,7 +72,7 @@ def test_too_long_an_episode_and_other_steps_are_refused_as_by_a_call(place: Pla
 @pytest.mark.parametrize("steps", [{"n": np.arange(3), "x": np.arange(2)}, {"n": np.int64(1), "x": np.arange(2)}, {}])
 def test_steps_of_different_lengths_are_refused_before_any_is_written(place: Place, steps: Any) -> None:
     with rw.TrajectoryObserver(place.client, "a", 1) as observer:
-        with pytest.raises(rw.StructureError, match=r"leaves must be \[T, ...\] with one T for all, got shapes"):
+        with pytest.raises(rw.errors.StructureError, match=r"leaves must be \[T, ...\] with one T for all, got shapes"):
             observer.extend(steps)
         assert observer.stats().steps == 0
         observer({"n": 1})
@@ -87,7 +87,7 @@ def test_no_steps_are_written_at_any_time_but_to_a_closed_observer(place: Place)
     observer({"n": np.int64(1)}, end_of_episode=True)
     observer.extend(none)
     observer.close()
-    with pytest.raises(rw.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
+    with pytest.raises(rw.errors.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
         observer.extend(none)
     observer.open()
     observer.extend(none)

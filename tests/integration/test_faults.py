@@ -212,14 +212,16 @@ def test_observer_closed_without_a_server_says_what_is_lost(
     server.process.kill()
     write(observer, range(11, 51))
     begin = time.monotonic()
-    with pytest.raises(rw.ServerUnavailableError, match=r"40 items unconfirmed after 1\.0 s.*is gone.*Start it again"):
+    with pytest.raises(
+        rw.errors.ServerUnavailableError, match=r"40 items unconfirmed after 1\.0 s.*is gone.*Start it again"
+    ):
         observer.close(timeout_s=1)
     assert time.monotonic() - begin < 20
     assert "closed with 40 items undelivered" in caplog.text
     observer.close()
     stats = observer.stats()
     assert (stats.items, stats.acknowledged_items, stats.pending_items, stats.dropped_items) == (50, 10, 0, 40)
-    with pytest.raises(rw.ClosedError, match="closed"):
+    with pytest.raises(rw.errors.ClosedError, match="closed"):
         write(observer, range(1))
 
 
@@ -252,7 +254,7 @@ def test_server_paused_for_20_seconds_loses_and_doubles_nothing(lone_server: Sta
         server.process.pause()
         paused_at = time.monotonic()
         write(observer, range(1000, 2000))
-        with pytest.raises(rw.ReplayTimeoutError, match=r"1000 items unconfirmed.*does not answer"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"1000 items unconfirmed.*does not answer"):
             observer.flush(timeout_s=2)
         time.sleep(paused_at + 20 - time.monotonic())
         server.process.resume()
@@ -276,11 +278,14 @@ def test_paused_server_is_never_to_be_started_again(lone_server: StartServer, ca
         server.process.pause()
         forwarder.cut()  # new connections are made, and nothing comes over them
         write(observer, range(1, 3))
-        with rw.Client(server.address) as new, pytest.raises(rw.ReplayTimeoutError, match="did not answer") as late:
+        with (
+            rw.Client(server.address) as new,
+            pytest.raises(rw.errors.ReplayTimeoutError, match="did not answer") as late,
+        ):
             new.server_info(timeout_s=5)
-        with pytest.raises(rw.ReplayTimeoutError, match="does not answer") as unconfirmed:
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="does not answer") as unconfirmed:
             observer.flush(timeout_s=15)
-        with pytest.raises(rw.ReverbWriterError, match="did not answer") as missing:
+        with pytest.raises(rw.errors.ReverbWriterError, match="did not answer") as missing:
             next(dataset)
         server.process.resume()
         told = "".join(str(each.value) for each in (late, unconfirmed, missing)) + caplog.text
@@ -294,7 +299,9 @@ def test_paused_server_is_never_to_be_started_again(lone_server: StartServer, ca
 
 def test_server_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) -> None:
     begin = time.monotonic()
-    with pytest.raises(rw.ServerUnavailableError, match=r"no Reverb server at localhost:1 within 1\.0 s.*refused"):
+    with pytest.raises(
+        rw.errors.ServerUnavailableError, match=r"no Reverb server at localhost:1 within 1\.0 s.*refused"
+    ):
         rw.TrajectoryObserver("localhost:1", "replay", 2, timeout_s=1)
     assert time.monotonic() - begin < 20
 
@@ -318,10 +325,12 @@ def test_table_that_is_missing_after_a_restart_is_named_until_it_is_back(replay_
         server.stop()
         server = replay_server(fifo("other"), fifo("another"), port=server.port)
         write(observer, range(100, 103))
-        with pytest.raises(rw.StructureError, match=r"table `replay` is not on the server.*it has `another`, `other`"):
+        with pytest.raises(
+            rw.errors.StructureError, match=r"table `replay` is not on the server.*it has `another`, `other`"
+        ):
             observer.flush()
         before = observer.stats().steps
-        with pytest.raises(rw.StructureError, match="table `replay` is not on the server"):
+        with pytest.raises(rw.errors.StructureError, match="table `replay` is not on the server"):
             write(observer, range(103, 104))
         assert observer.stats().steps == before
         server.stop()
@@ -335,7 +344,7 @@ def test_table_that_is_missing_after_a_restart_is_named_until_it_is_back(replay_
 
 def test_unknown_table_is_refused_at_once_by_name(replay_server: StartServer) -> None:
     server = replay_server(fifo("a"), fifo("b"))
-    with pytest.raises(rw.StructureError, match=r"table `c`, `d` is not on the server.*it has `a`, `b`"):
+    with pytest.raises(rw.errors.StructureError, match=r"table `c`, `d` is not on the server.*it has `a`, `b`"):
         rw.TrajectoryObserver(server.address, ["a", "c", "d"], 2)
 
 
@@ -347,9 +356,9 @@ def test_client_closed_before_its_observer_is_named(
     observer = rw.TrajectoryObserver(client, "replay", 1)
     write(observer, range(5))
     client.close()
-    with pytest.raises(rw.ClosedError, match=r"client of .* is closed"):
+    with pytest.raises(rw.errors.ClosedError, match=r"client of .* is closed"):
         observer.close()
-    with pytest.raises(rw.ClosedError):
+    with pytest.raises(rw.errors.ClosedError):
         client.server_info()
     # The stream's own thread may be the one that finds out, and it logs after it has ended the stream.
     until(lambda: any(record.levelno >= logging.ERROR for record in caplog.records))

@@ -95,12 +95,18 @@ def behind(
 
 
 def refused(address: str, tls: rw.TLS | None) -> None:
-    with rw.Client(address, tls) as client, pytest.raises((rw.ServerUnavailableError, rw.ReplayTimeoutError)):
+    with (
+        rw.Client(address, tls) as client,
+        pytest.raises((rw.errors.ServerUnavailableError, rw.errors.ReplayTimeoutError)),
+    ):
         client.server_info(timeout_s=2.0)
 
 
 def refused_for_its_certificate(address: str, tls: rw.TLS) -> None:
-    with rw.Client(address, tls) as client, pytest.raises(rw.PermissionDeniedError, match="needs a valid certificate"):
+    with (
+        rw.Client(address, tls) as client,
+        pytest.raises(rw.errors.PermissionDeniedError, match="needs a valid certificate"),
+    ):
         client.server_info(timeout_s=60.0)
 
 
@@ -274,7 +280,7 @@ def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited
     with rw.Client(limited.address, limited.tls()) as client:
         for operation, call in calls.items():
             with pytest.raises(
-                rw.PermissionDeniedError, match=f"does not permit {operation} to the certificate of client"
+                rw.errors.PermissionDeniedError, match=f"does not permit {operation} to the certificate of client"
             ):
                 call(client)
         assert client.server_info()["replay"].current_size == 1
@@ -293,7 +299,7 @@ def test_name_in_other_letters_is_another_name(limited: Gateway, certificates: P
     folder = limited.certificates
     tls = rw.TLS(folder / "ca.crt", folder / "Admin.crt", folder / "Admin.key")
     with rw.Client(limited.address, tls) as client:
-        with pytest.raises(rw.PermissionDeniedError, match="does not permit reset to the certificate of Admin"):
+        with pytest.raises(rw.errors.PermissionDeniedError, match="does not permit reset to the certificate of Admin"):
             client.reset("replay")
         assert client.server_info()["replay"].current_size == 0  # `* info` is for everyone
 
@@ -319,9 +325,9 @@ def test_observer_that_may_not_insert_is_told(limited: Gateway, certificates: Pa
             observer(STEP)
             observer.flush()
 
-        with pytest.raises(rw.PermissionDeniedError, match="does not permit insert to the certificate of guest"):
+        with pytest.raises(rw.errors.PermissionDeniedError, match="does not permit insert to the certificate of guest"):
             write()
-        with contextlib.suppress(rw.ReverbWriterError):
+        with contextlib.suppress(rw.errors.ReverbWriterError):
             observer.close(1.0)
 
 
@@ -341,7 +347,7 @@ def test_gateway_finds_a_server_that_starts_later(lone_server: StartServer, cert
 
     for gateway in behind(Later(port), certificates):  # type: ignore[arg-type]  # it needs the port only
         with rw.Client(gateway.address, gateway.tls()) as client:
-            with pytest.raises(rw.ReverbWriterError):
+            with pytest.raises(rw.errors.ReverbWriterError):
                 client.server_info(timeout_s=1.0)
             lone_server(rw.TableConfig("replay"), port=port)
             assert "replay" in client.server_info(timeout_s=30.0)
@@ -367,7 +373,7 @@ def test_gateway_finds_a_server_whose_name_is_unknown_at_first_and_gets_another_
             for line in ("", "127.0.0.9 replay.test\n"):  # no name; nothing listens there
                 hosts.write_text(f"127.0.0.1 localhost\n{line}")
                 time.sleep(1)  # it looks five times a second
-                with pytest.raises(rw.ReverbWriterError):
+                with pytest.raises(rw.errors.ReverbWriterError):
                     client.server_info(timeout_s=1.0)
             hosts.write_text("127.0.0.1 localhost\n127.0.0.1 replay.test\n")
             assert "replay" in client.server_info(timeout_s=30.0)
@@ -420,7 +426,7 @@ def denied(gateway: Gateway) -> bool:
     with rw.Client(gateway.address, gateway.tls()) as client:
         try:
             client.server_info(timeout_s=60.0)
-        except rw.PermissionDeniedError:
+        except rw.errors.PermissionDeniedError:
             return True
     return False
 

@@ -38,7 +38,7 @@ def leaving(observer: Any) -> Iterator[Any]:
     try:
         yield observer
     finally:
-        with contextlib.suppress(rw.ReverbWriterError):
+        with contextlib.suppress(rw.errors.ReverbWriterError):
             observer.close(timeout_s=0.1)
 
 
@@ -54,7 +54,7 @@ def write_until_refused(observer: Any, *, episode_length: int | None = None) -> 
         try:
             observer(step(number), end_of_episode=is_last)
             number += 1
-        except rw.ReplayTimeoutError:
+        except rw.errors.ReplayTimeoutError:
             stats: rw.ObserverStats = observer.stats()
             assert stats.steps == number
             if stats.acknowledged_items or time.monotonic() > give_up_at:  # a busy server may not have begun yet
@@ -153,7 +153,7 @@ def test_windows_of_each_kind_count(server: HostedServer, limit: int) -> None:
 def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
     observer = rw.TrajectoryObserver(server.address, "queue", 3, max_in_flight_items=limit, timeout_s=TIMEOUT_S)
     with leaving(observer):
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.extend({"n": np.arange(5_000)})
         stats = observer.stats()
         check_pending(stats, limit)
@@ -166,7 +166,7 @@ def test_refused_step_is_taken_once_an_item_is_confirmed(server: HostedServer) -
         refused = write_until_refused(observer).steps
         taken = [int(sample.data["n"][0]) for sample in client.sample("queue", 1)]
         observer(step(refused), end_of_episode=False)
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             observer(step(refused + 1), end_of_episode=False)
         check_pending(observer.stats(), 20, admitted=ADMITTED + 1)
         assert taken == [0]
@@ -180,7 +180,7 @@ def test_raise_refuses_at_the_limit(server: HostedServer, limit: int) -> None:
     with leaving(observer):
         refused = write_until_refused(observer).steps  # at once: the first items may be unconfirmed
         eventually(lambda: observer.stats().acknowledged_items == ADMITTED, "the queue is full")
-        with contextlib.suppress(rw.ReplayTimeoutError):
+        with contextlib.suppress(rw.errors.ReplayTimeoutError):
             for number in range(refused, refused + 2 * limit):
                 observer(step(number), end_of_episode=False)
         check_pending(observer.stats(), limit)
@@ -227,7 +227,7 @@ def test_masked_environments_are_stopped_at_the_limit(server: HostedServer, limi
     )
     with leaving(observer):
         rng = np.random.default_rng(0)
-        with contextlib.suppress(rw.ReplayTimeoutError):
+        with contextlib.suppress(rw.errors.ReplayTimeoutError):
             for number in range(1_000):
                 mask = rng.random(4) < 0.5
                 observer({"n": np.full(4, number)}, end_of_episode=np.zeros(4, bool), env_mask=mask)
@@ -241,7 +241,7 @@ def vector_until_refused(observer: rw.TrajectoryObserver, episode_lengths: Any =
         ends = np.broadcast_to((number + 1) % episode_lengths == 0, num_envs)
         try:
             observer({"n": np.arange(number, number + num_envs)}, end_of_episode=ends)
-        except rw.ReplayTimeoutError:
+        except rw.errors.ReplayTimeoutError:
             stats = observer.stats()
             assert stats.steps == number * num_envs
             return stats
@@ -302,7 +302,7 @@ def test_first_wait_for_a_rate_limiter_is_logged_once(server: HostedServer, capl
         assert len(lines) == 1
         for part in ("rate limiter of table `queue` blocks inserts", "samples = 10, max_diff 10", server.address):
             assert part in lines[0]
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             observer(step(refused), end_of_episode=False)
         assert limiter_lines(caplog) == lines
 

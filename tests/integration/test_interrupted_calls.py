@@ -60,7 +60,7 @@ def test_client_goes_on_after_an_interrupt_at_any_moment_of_a_call(
 def is_closed(shard: Server) -> bool:
     try:
         shard.channel.check_usable()
-    except rw.ClosedError:
+    except rw.errors.ClosedError:
         return True
     return False
 

@@ -64,7 +64,7 @@ def play(env: Any, num_envs: int | None = None) -> int:
     numbers = itertools.count(1)
     env.reset()
     env.step(0 if num_envs is None else np.zeros(num_envs, int))  # dm-tree remembers a wrong kind of a type: its fault
-    moment, was_interrupted, resetting = 1, True, (gymnasium.error.ResetNeeded, rw.StructureError)
+    moment, was_interrupted, resetting = 1, True, (gymnasium.error.ResetNeeded, rw.errors.StructureError)
     while was_interrupted:
         was_interrupted = not interrupted(env.reset, moment)
         env.reset()

@@ -449,11 +449,11 @@ def test_interrupt_at_any_moment_of_a_step_that_waits_takes_it_or_not(
             observer({"n": numbers if num_envs else numbers[0]}, end_of_episode=ends)
 
         for _ in interrupt:
-            with contextlib.suppress(rw.ReplayTimeoutError):
+            with contextlib.suppress(rw.errors.ReplayTimeoutError):
                 while True:
                     write()
                     number += 1
-            with contextlib.suppress(rw.ReplayTimeoutError):
+            with contextlib.suppress(rw.errors.ReplayTimeoutError):
                 interrupt(write)
             assert observer.stats().steps == number * size
             # On a busy machine no call may have found room in time, several times in a row: then fewer are there.

@@ -42,7 +42,7 @@ def test_windows_that_are_too_large_are_refused_at_the_first_step(server: Hosted
             r"an item of 13 steps takes 104 bytes uncompressed, expected at most 100, the observer's "
             r"`max_item_bytes`\. Its largest leaf is `reward` with 52 bytes"
         )
-        with pytest.raises(rw.StructureError, match=expected):
+        with pytest.raises(rw.errors.StructureError, match=expected):
             observer(STEP)
         assert observer.stats().steps == 0
     assert size(client) == 2
@@ -60,7 +60,7 @@ def test_largest_of_several_kinds_of_windows_counts(server: HostedServer) -> Non
     with (
         rw.LocalServer([rw.TableConfig(name) for name in windows]) as local,
         rw.TrajectoryObserver(local.address, windows=windows, max_item_bytes=LIMIT) as observer,
-        pytest.raises(rw.StructureError, match="an item of 13 steps takes 104 bytes"),
+        pytest.raises(rw.errors.StructureError, match="an item of 13 steps takes 104 bytes"),
     ):
         observer(STEP)
 
@@ -70,7 +70,7 @@ def test_mask_counts(server: HostedServer) -> None:
         rw.TrajectoryObserver(
             server.address, "replay", 12, end_of_episode="pad", mask=True, max_item_bytes=LIMIT
         ) as observer,
-        pytest.raises(rw.StructureError, match="an item of 12 steps takes 108 bytes"),
+        pytest.raises(rw.errors.StructureError, match="an item of 12 steps takes 108 bytes"),
     ):
         observer(STEP)
 
@@ -80,7 +80,7 @@ def test_episode_that_becomes_too_large_is_refused_at_that_step(server: HostedSe
         for _ in range(12):
             observer(STEP)
         for _ in range(2):  # it stays so
-            with pytest.raises(rw.StructureError, match="an item of 13 steps takes 104 bytes"):
+            with pytest.raises(rw.errors.StructureError, match="an item of 13 steps takes 104 bytes"):
                 observer(STEP)
         assert observer.stats().steps == 12
         observer.reset()  # the 12 steps are an item
@@ -94,7 +94,7 @@ def test_strings_count_by_their_length(server: HostedServer, client: rw.Client) 
         for length in (60, 32, 60, 32, 60):  # with a number of 4 bytes each: 100 for any two that follow each other
             observer({"text": "x" * length, "number": np.int32(0)})
         with pytest.raises(
-            rw.StructureError, match=r"an item of 2 steps takes 101 bytes .*leaf is `text` with 93 bytes"
+            rw.errors.StructureError, match=r"an item of 2 steps takes 101 bytes .*leaf is `text` with 93 bytes"
         ):
             observer({"text": "x" * 33, "number": np.int32(0)})
         observer({"text": "é" * 16, "number": np.int32(0)})
@@ -105,7 +105,7 @@ def test_refused_step_of_one_environment_is_a_step_of_none(server: HostedServer,
     with rw.TrajectoryObserver(server.address, "replay", 2, num_envs=2, max_item_bytes=LIMIT) as observer:
         for texts in (["a" * 50, "b"], ["a" * 50, "b"]):
             observer({"text": np.array(texts, object)}, end_of_episode=np.zeros(2, bool))
-        with pytest.raises(rw.StructureError, match="an item of 2 steps takes 101 bytes"):
+        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
             observer({"text": np.array(["a" * 51, "b"], object)}, end_of_episode=np.zeros(2, bool))
         assert observer.stats().steps == 4
         observer({"text": np.array(["a" * 50, "c"], object)}, end_of_episode=np.zeros(2, bool))
@@ -117,7 +117,7 @@ def test_windows_over_episodes_count_their_own_steps_only(server: HostedServer, 
     with rw.SequenceObserver(server.address, "replay", 2, max_item_bytes=LIMIT) as observer:
         for number in range(30):
             observer({"text": "x" * 50}, end_of_episode=number % 7 == 6)
-        with pytest.raises(rw.StructureError, match="an item of 2 steps takes 101 bytes"):
+        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
             observer({"text": "x" * 51})
     assert size(client) == 29
 
@@ -133,7 +133,7 @@ def test_local_server_refuses_larger_items_from_anyone(tmp_path: Path, restored:
     with server, rw.Client(server.address) as client:
         client.insert([rows, np.array([b"x" * 20], object)], {"replay": 1.0})
         with pytest.raises(
-            rw.ReverbWriterError,
+            rw.errors.ReverbWriterError,
             match=r"takes 101 bytes, expected at most 100, the server's `max_item_bytes`; .* column, 0, takes 80",
         ):
             client.insert([rows, np.array([b"x" * 20, b"y"], object)], {"replay": 1.0})
@@ -142,7 +142,7 @@ def test_local_server_refuses_larger_items_from_anyone(tmp_path: Path, restored:
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_limit_must_be_positive(server: HostedServer, limit: int) -> None:
-    with pytest.raises(rw.SpecError, match=f"`max_item_bytes` must be >= 1, got {limit}"):
+    with pytest.raises(rw.errors.SpecError, match=f"`max_item_bytes` must be >= 1, got {limit}"):
         rw.TrajectoryObserver(server.address, "replay", 2, max_item_bytes=limit)
-    with pytest.raises(rw.SpecError, match=f"`max_item_bytes` must be >= 1, got {limit}"):
+    with pytest.raises(rw.errors.SpecError, match=f"`max_item_bytes` must be >= 1, got {limit}"):
         rw.LocalServer([rw.TableConfig("replay")], max_item_bytes=limit)

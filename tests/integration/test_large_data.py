@@ -46,5 +46,5 @@ def test_large_weights_come_as_they_were_published(replay_server: StartServer) -
         learner.publish({f"layer{i}": part for i in range(5)})
         found = actor.latest()
         assert all(np.array_equal(found[f"layer{i}"], part) for i in range(5))
-        with pytest.raises(rw.StructureError, match="Publish it in parts"):
+        with pytest.raises(rw.errors.StructureError, match="Publish it in parts"):
             learner.publish(np.broadcast_to(np.float64(0), (1 << 27) + 1))

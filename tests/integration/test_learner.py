@@ -104,7 +104,7 @@ def test_windows_are_split(place: Place) -> None:
     assert batch.data["n"].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
     assert batch.info.lengths.tolist() == [2] * 4
     assert batch.info.keys.tolist() == np.repeat(batch.info.keys[::2], 2).tolist()
-    with pytest.raises(rw.SpecError, match=r"`n` must be .* The windows have 2 steps"):
+    with pytest.raises(rw.errors.SpecError, match=r"`n` must be .* The windows have 2 steps"):
         rw.split_windows(3)(batch)
 
 
@@ -123,12 +123,12 @@ def test_what_a_transform_raises_is_raised_instead_of_its_batch(place: Place) ->
 
 
 def test_transform_must_be_a_function_that_returns_a_batch(place: Place) -> None:
-    with pytest.raises(rw.SpecError, match="`transform` must be a function of a batch, got int"):
+    with pytest.raises(rw.errors.SpecError, match="`transform` must be a function of a batch, got int"):
         rw.ReplayDataset(place.client, "a", 2, transform=3)  # type: ignore[arg-type]
     write(place.client, "a", range(2))
     with (
         rw.ReplayDataset(place.client, "a", 2, transform=lambda batch: batch.data) as dataset,
-        pytest.raises(rw.SpecError, match=r"`transform` must return a Batch, .* got dict"),
+        pytest.raises(rw.errors.SpecError, match=r"`transform` must return a Batch, .* got dict"),
     ):
         next(dataset)
 
@@ -209,7 +209,7 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
         assert batch.data["n"].tolist() == [[7, 7]]
         write(place.client, "a", range(4))
         assert next(dataset).data["n"][:, 0].tolist() == [0, 1, 2, 3]
-        with pytest.raises(rw.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
             dataset.take(-1)
 
 
@@ -245,7 +245,9 @@ def test_a_batch_that_is_ready_is_handed_out_while_another_is_made(place: Place)
         try:
             assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
             dataset.timeout_s = 0.5
-            with pytest.raises(rw.ReplayTimeoutError, match="its samples have come, and are still made to a batch"):
+            with pytest.raises(
+                rw.errors.ReplayTimeoutError, match="its samples have come, and are still made to a batch"
+            ):
                 next(dataset)
         finally:
             may_end.set()
@@ -281,7 +283,7 @@ def test_take_of_slices_returns_those_that_have_arrived(place: Place) -> None:
         assert dataset.take() is None
         write(place.client, "a", range(4))
         assert sorted(next(dataset).data["n"][::2].tolist()) == [0, 1, 2, 3]
-        with pytest.raises(rw.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
             dataset.take(-1)
 
 
@@ -312,7 +314,7 @@ def test_connecting_has_a_time_out_of_its_own() -> None:
         lambda: rw.TrajectoryObserver(address, "a", 2, num_envs=2, timeout_s=3600, connect_timeout_s=0.3),
     ]
     for open_it in openers:  # each would wait for an hour
-        with pytest.raises(rw.ServerUnavailableError):
+        with pytest.raises(rw.errors.ServerUnavailableError):
             open_it()
 
 
@@ -327,7 +329,7 @@ def test_waiting_for_samples_is_not_cut_short_by_the_time_out_of_connecting(plac
 def test_client_waits_for_its_servers_only_if_told_to(place: Place) -> None:
     address = f"127.0.0.1:{free_port()}"
     rw.Client(address).close()
-    with pytest.raises(rw.ServerUnavailableError):
+    with pytest.raises(rw.errors.ServerUnavailableError):
         rw.Client([place.address, address], timeout_s=3600, connect_timeout_s=0.5)
     with (
         rw.Client(place.address, timeout_s=60, connect_timeout_s=30) as client,
@@ -343,11 +345,11 @@ def test_client_waits_for_its_servers_only_if_told_to(place: Place) -> None:
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), "soon"])
 def test_time_out_of_connecting_must_be_one(place: Place, wrong: Any) -> None:
     for open_it in (rw.ReplayDataset, rw.TrajectoryObserver):
-        with pytest.raises(rw.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+        with pytest.raises(rw.errors.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
             open_it(place.client, "a", 2, connect_timeout_s=wrong)
-    with pytest.raises(rw.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+    with pytest.raises(rw.errors.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
         rw.Variables(place.client, "a", connect_timeout_s=wrong)
-    with pytest.raises(rw.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+    with pytest.raises(rw.errors.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
         rw.Client(place.address, connect_timeout_s=wrong)
 
 
@@ -438,9 +440,9 @@ def test_mixture_routes_priorities_back(replay_server: StartServer) -> None:
         batch = next(dataset)
         dataset.update_priorities(batch, 10.0 * batch.data["n"][:, 0])
         dataset.flush_priorities()
-        with pytest.raises(rw.SpecError, match=r"has shape \(3,\), expected \(8,\)"):
+        with pytest.raises(rw.errors.SpecError, match=r"has shape \(3,\), expected \(8,\)"):
             dataset.update_priorities(batch, np.ones(3))
-        with pytest.raises(rw.SpecError, match="one of this dataset"):
+        with pytest.raises(rw.errors.SpecError, match="one of this dataset"):
             dataset.update_priorities(next(dataset.datasets[0]), np.ones(6))
     with rw.Client(server.address) as client:
         assert next(client.sample("online", 1)).info.priority == 10.0
@@ -457,14 +459,14 @@ def test_no_priority_of_a_batch_is_set_if_one_is_bad(replay_server: StartServer)
         rw.ReplayDataset(server.address, "b", 2) as b,
         rw.MixedDataset([a, b]) as mixed,
     ):
-        with pytest.raises(rw.SpecError, match="must be finite and >= 0, got nan"):
+        with pytest.raises(rw.errors.SpecError, match="must be finite and >= 0, got nan"):
             mixed.update_priorities(next(mixed), priorities)
         mixed.flush_priorities()
         assert [stats.priority_updates for stats in mixed.stats()] == [0, 0]
     with rw.MixedDataset([rw.SliceDataset(server.address, table, 2, 1) for table in "ab"]) as slices:
         batch = next(slices)
         assert np.asarray(batch.markers.members).tolist() == [0, 0, 1, 1]
-        with pytest.raises(rw.SpecError, match="must be finite and >= 0, got nan"):
+        with pytest.raises(rw.errors.SpecError, match="must be finite and >= 0, got nan"):
             slices.update_priorities(batch, priorities)
     assert [stats.priority_updates for stats in slices.stats()] == [0, 0]
 
@@ -494,7 +496,7 @@ def test_steps_that_are_lists_are_mixed_leaf_by_leaf(replay_server: StartServer)
     with rw.MixedDataset([rw.ReplayDataset(server.address, table, 1, collate="list") for table in "ab"]) as dataset:
         assert [[leaf.tolist() for leaf in sample] for sample in next(dataset).data] == [[[1], [10]], [[2], [20]]]
     one, other = rw.ReplayDataset(server.address, "a", 1), rw.ReplayDataset(server.address, "b", 1, collate="list")
-    with one, other, pytest.raises(rw.SpecError, match="`collate='list'` must be that of all datasets"):
+    with one, other, pytest.raises(rw.errors.SpecError, match="`collate='list'` must be that of all datasets"):
         rw.MixedDataset([one, other])
 
 
@@ -502,16 +504,18 @@ def test_mixture_refuses_what_does_not_match(two: str) -> None:
     write(two, "rated", [1], length=3)
     with (
         rw.MixedDataset([rw.ReplayDataset(two, table, 1) for table in ("online", "rated")]) as dataset,
-        pytest.raises(rw.StructureError, match=r"leaf `n` int64 \[1, 3\], expected `n` int64 \[1, 2\] as in the first"),
+        pytest.raises(
+            rw.errors.StructureError, match=r"leaf `n` int64 \[1, 3\], expected `n` int64 \[1, 2\] as in the first"
+        ),
     ):
         next(dataset)
     with rw.ReplayDataset(two, "online", 1) as online:
         for wrong in ([], online, ["online"], {online: 1}):
-            with pytest.raises(rw.SpecError, match="`datasets` must"):
+            with pytest.raises(rw.errors.SpecError, match="`datasets` must"):
                 rw.MixedDataset(wrong)  # type: ignore[arg-type]
         with (
             rw.ReplayDataset(two, "offline", 1, reuse_buffers=True) as reusing,
-            pytest.raises(rw.SpecError, match="`reuse_buffers`"),
+            pytest.raises(rw.errors.SpecError, match="`reuse_buffers`"),
         ):
             rw.MixedDataset([online, reusing])
 
@@ -522,7 +526,7 @@ def test_mixture_goes_on_after_a_time_out(replay_server: StartServer) -> None:
     online, offline = (rw.ReplayDataset(server.address, table, 2) for table in ("online", "offline"))
     with rw.MixedDataset([online, offline]) as dataset:
         offline.timeout_s = 0.5
-        with pytest.raises(rw.ReplayTimeoutError, match="table `offline`"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="table `offline`"):
             next(dataset)
         offline.timeout_s = 30.0
         write(server.address, "offline", range(100, 104))
@@ -562,5 +566,5 @@ def test_take_of_a_mixture_returns_what_has_arrived_of_each(replay_server: Start
         batch = dataset.take(timeout_s=60)  # waits for the whole shares
         assert batch is not None
         assert batch.data["n"][:, 0].tolist() == [3, 4, 100, 101]
-        with pytest.raises(rw.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
             dataset.take(-1)

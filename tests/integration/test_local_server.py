@@ -43,7 +43,7 @@ def write(address: str, num_steps: int, table: str = "replay") -> None:
 def test_it_listens_on_loopback_only_and_frees_its_port() -> None:
     server = rw.LocalServer([rw.TableConfig("replay")])
     assert server.address == f"127.0.0.1:{server.port}"
-    with pytest.raises(rw.ServerUnavailableError, match="the port is taken"):
+    with pytest.raises(rw.errors.ServerUnavailableError, match="the port is taken"):
         rw.LocalServer([rw.TableConfig("replay")], server.port)
     server.close()
     server.close()
@@ -64,7 +64,7 @@ def test_close_ends_streams_that_wait(scheme: str) -> None:
             assert client.server_info()["replay"].current_size == 0
         server.close()
         for stream in streams:
-            with pytest.raises(rw.ServerUnavailableError):  # and no ReplayTimeoutError
+            with pytest.raises(rw.errors.ServerUnavailableError):  # and no ReplayTimeoutError
                 stream.read()
 
 
@@ -98,13 +98,16 @@ def test_a_server_that_nobody_closes_does_not_keep_the_interpreter() -> None:
 def test_a_server_that_is_collected_is_closed() -> None:
     address = rw.LocalServer([rw.TableConfig("replay")]).address
     gc.collect()
-    with rw.Client(address, timeout_s=0.5) as client, pytest.raises((rw.ServerUnavailableError, rw.ReplayTimeoutError)):
+    with (
+        rw.Client(address, timeout_s=0.5) as client,
+        pytest.raises((rw.errors.ServerUnavailableError, rw.errors.ReplayTimeoutError)),
+    ):
         client.server_info()
 
 
 def test_the_memory_bound_reaches_the_writer_in_words() -> None:
     with rw.LocalServer([rw.TableConfig("replay")], max_bytes=100_000) as server, rw.Client(server.address) as client:
-        with pytest.raises(rw.ReverbWriterError, match="`max_bytes` 100000"):
+        with pytest.raises(rw.errors.ReverbWriterError, match="`max_bytes` 100000"):
             insert_forever(server.address)
         assert client.server_info()["replay"].current_size >= 1
         assert server.num_bytes <= 100_000
@@ -208,7 +211,7 @@ def test_what_is_damaged_is_not_restored(saved: tuple[Path, rw.LocalServer], nam
         path.write_bytes(data[: len(data) // 2])
     else:
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(rw.FormatError, match=path.name if how == "changed" else str(path.parent)):
+    with pytest.raises(rw.errors.FormatError, match=path.name if how == "changed" else str(path.parent)):
         rw.LocalServer.restore(saved[0])
 
 

@@ -89,7 +89,7 @@ def test_server_of_this_process_serves_this_machine_only(other_machine: str) -> 
 
 @pytest.mark.parametrize("bind", ["10.0.0.1", "", None])
 def test_address_that_reverb_cannot_listen_on_is_refused(bind: Any) -> None:
-    with pytest.raises(rw.SpecError, match="`bind` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`bind` must be"):
         server.ReplayServer([rw.TableConfig("a")], bind=bind)
 
 

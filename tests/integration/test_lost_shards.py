@@ -233,7 +233,9 @@ def test_a_server_that_the_target_calls_lost_is_left_out(replay_server: StartSer
     servers = [replay_server(TABLE) for _ in range(2)]
     for number, server in enumerate(servers):
         insert(server.address, [number])
-    target = rw.Target(0, (rw.Shard("a", servers[0].address, "lost"), rw.Shard("b", servers[1].address)))
+    target = rw.shards.Target(
+        0, (rw.shards.Shard("a", servers[0].address, "lost"), rw.shards.Shard("b", servers[1].address))
+    )
     with rw.ReplayDataset(target, "replay", 8, timeout_s=60) as dataset:
         assert seen_in(dataset) == {1}
         assert dataset.stats().left_out_servers == 1

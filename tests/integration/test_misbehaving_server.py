@@ -49,14 +49,14 @@ def test_server_info_beyond_all_measure_is_refused(server: MisbehavingServer, si
     server.info = b"\x00" * size
     with (
         rw.Client(server.address, timeout_s=60) as client,
-        pytest.raises(rw.ReverbWriterError, match="larger than max"),
+        pytest.raises(rw.errors.ReverbWriterError, match="larger than max"),
     ):
         client.server_info()
 
 
 def test_server_info_of_too_many_tables_is_refused(server: MisbehavingServer) -> None:
     server.info = server_info(*map(str, range(10_001)))
-    with rw.Client(server.address, timeout_s=60) as client, pytest.raises(rw.FormatError, match="10001 tables"):
+    with rw.Client(server.address, timeout_s=60) as client, pytest.raises(rw.errors.FormatError, match="10001 tables"):
         client.server_info()
 
 
@@ -64,7 +64,7 @@ def test_server_info_that_is_none_is_refused(server: MisbehavingServer) -> None:
     server.info = b"\xff\xff"
     with (
         rw.Client(server.address, timeout_s=60) as client,
-        pytest.raises(rw.FormatError, match="not a ServerInfoResponse"),
+        pytest.raises(rw.errors.FormatError, match="not a ServerInfoResponse"),
     ):
         client.server_info()
 
@@ -86,10 +86,10 @@ def test_step_that_waits_keeps_its_time_whatever_the_server_tells(
     time.sleep(0.5)  # the stream is open
     server.info = info
     began_at = time.monotonic()
-    with pytest.raises(rw.ReplayTimeoutError, match=words):
+    with pytest.raises(rw.errors.ReplayTimeoutError, match=words):
         observer({"n": np.int64(1)}, end_of_episode=False)
     assert time.monotonic() - began_at < 30  # it was more with answers of megabytes
-    with pytest.raises(rw.ReplayTimeoutError):
+    with pytest.raises(rw.errors.ReplayTimeoutError):
         observer.close(0.1)
 
 
@@ -97,21 +97,24 @@ def test_acknowledgement_that_is_none_is_named(server: MisbehavingServer) -> Non
     server.insert = lambda requests: (b"\xff\xff" for _ in requests)
     observer = rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.01)
     observer({"n": np.int64(0)}, end_of_episode=False)
-    with pytest.raises(rw.FormatError, match=r"not a.* InsertStreamResponse"):
+    with pytest.raises(rw.errors.FormatError, match=r"not a.* InsertStreamResponse"):
         observer.flush()
-    with pytest.raises(rw.FormatError):
+    with pytest.raises(rw.errors.FormatError):
         observer.close()
 
 
 def test_acknowledgement_of_an_insert_that_is_none_is_named(server: MisbehavingServer) -> None:
     server.insert = lambda requests: (b"\xff\xff" for _ in requests)
-    with rw.Client(server.address) as client, pytest.raises(rw.FormatError, match=r"not a.* InsertStreamResponse"):
+    with (
+        rw.Client(server.address) as client,
+        pytest.raises(rw.errors.FormatError, match=r"not a.* InsertStreamResponse"),
+    ):
         client.insert({"n": np.zeros(1)}, {"replay": 1.0})
 
 
 def test_answer_to_a_checkpoint_that_is_none_is_named(server: MisbehavingServer) -> None:
     server.checkpoint = b"\xff\xff"
-    with rw.Client(server.address) as client, pytest.raises(rw.FormatError, match="not a CheckpointResponse"):
+    with rw.Client(server.address) as client, pytest.raises(rw.errors.FormatError, match="not a CheckpointResponse"):
         client.checkpoint()
 
 
@@ -126,7 +129,7 @@ def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer,
             assert eventually(lambda: stream.has_unread)
             assert len(stream.read()) == 1
         assert eventually(lambda: stream.has_unread)
-        with pytest.raises(rw.FormatError, match="1 samples without being asked"):
+        with pytest.raises(rw.errors.FormatError, match="1 samples without being asked"):
             stream.read()
         assert stream.num_unasked == 1
         assert stream.num_in_flight == 0
@@ -167,7 +170,7 @@ def test_error_that_ends_a_stream_keeps_no_frames(server: MisbehavingServer) -> 
         pipe = Pipe(channel, messages.SAMPLE_STREAM, met.put)
         assert eventually(lambda: pipe._call is not None)
     error = met.get(timeout=30)
-    assert isinstance(error, rw.ClosedError)
+    assert isinstance(error, rw.errors.ClosedError)
     assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
 
 
@@ -175,7 +178,7 @@ def test_samples_that_nobody_asked_for_do_not_pile_up_at_a_learner(server: Misbe
     server.sample = lambda _: itertools.repeat(sample())
     with rw.ReplayDataset(server.address, "replay", 4, timeout_s=60) as dataset:
         for _ in range(3):
-            with pytest.raises(rw.FormatError):
+            with pytest.raises(rw.errors.FormatError):
                 next(dataset)
         stats = dataset.stats()
         assert stats.ready_samples + stats.in_flight_samples <= 4 * 16
@@ -189,5 +192,8 @@ def test_sample_that_has_no_end_is_refused_however_little_it_brings(
     for chunks in (0, 100):
         endless = sample(chunks=chunks, ends=False)
         server.sample = lambda _, endless=endless: itertools.repeat(endless)  # type: ignore[misc]  # bound in the loop
-        with rw.Client(server.address, timeout_s=60) as client, pytest.raises(rw.FormatError, match="has no end"):
+        with (
+            rw.Client(server.address, timeout_s=60) as client,
+            pytest.raises(rw.errors.FormatError, match="has no end"),
+        ):
             next(client.sample("replay", 1))

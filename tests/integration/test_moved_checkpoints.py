@@ -154,7 +154,7 @@ def test_checkpoint_of_several_others_is_refused(tmp_path: Path, name: str, reas
         client.insert({"n": np.arange(2)}, {"t": 1.0})
         path = local.save(tmp_path) / name
     write_records(path, [b"\xff"] if name == ITEMS else [])
-    with pytest.raises(rw.FormatError, match=reason):
+    with pytest.raises(rw.errors.FormatError, match=reason):
         rw.LocalServer.restore(tmp_path)
 
 
@@ -165,5 +165,5 @@ def test_rules_that_no_table_here_has_are_refused(tmp_path: Path) -> None:
     table = messages.PriorityTableCheckpoint.FromString(record)
     table.rate_limiter.min_diff, table.rate_limiter.max_diff = 0.0, 1.0
     write_records(path, itertools.repeat(table.SerializeToString(), 1))
-    with pytest.raises(rw.FormatError, match="cannot be restored: table `t`: `error_buffer` must span"):
+    with pytest.raises(rw.errors.FormatError, match="cannot be restored: table `t`: `error_buffer` must span"):
         rw.LocalServer.restore(tmp_path)

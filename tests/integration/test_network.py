@@ -105,7 +105,7 @@ def test_client_finds_a_new_connection_after_a_silent_one(forwarder: Forwarder) 
     with rw.Client(forwarder.address) as client:
         client.server_info()
         forwarder.mute()
-        with pytest.raises(rw.ReplayTimeoutError, match=r"did not answer within 1\.0 s"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"did not answer within 1\.0 s"):
             client.server_info(timeout_s=1)
         assert client.server_info(timeout_s=60).keys() == {"replay"}
 
@@ -117,7 +117,7 @@ def test_calls_that_are_late_take_no_stream_with_them(server: HostedServer) -> N
             numbers = []
             for first in range(0, 2000, 10):
                 write(observer, range(first, first + 10))
-                with contextlib.suppress(rw.ReplayTimeoutError):
+                with contextlib.suppress(rw.errors.ReplayTimeoutError):
                     client.server_info(timeout_s=0.0003)
                 numbers += next(dataset).data["n"].ravel().tolist()
             observer.flush()
@@ -134,7 +134,7 @@ def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[
         server.process.pause()
         slow = client.shards[0].channel.start(messages.SERVER_INFO, b"", 60.0)
         for _ in range(4):
-            with pytest.raises(rw.ReplayTimeoutError):
+            with pytest.raises(rw.errors.ReplayTimeoutError):
                 client.server_info(timeout_s=0.6)
         server.process.resume()
         assert slow.result()
@@ -149,7 +149,7 @@ def test_connection_of_a_learner_that_falls_silent_is_given_up_after_a_late_call
     ):
         dataset.take()  # begins to fetch
         forwarder.mute()
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             client.server_info(timeout_s=0.5)
         with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
             write(observer, range(1))
@@ -188,7 +188,7 @@ def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(
         assert "DEADLINE_EXCEEDED" in stream.loss.reason
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         Pipe(channel, messages.INSERT_STREAM, events.put)
-        assert isinstance(events.get(timeout=60.0), rw.ServerUnavailableError)
+        assert isinstance(events.get(timeout=60.0), rw.errors.ServerUnavailableError)
 
 
 def test_refusal_of_a_stream_is_told_though_a_message_is_being_written(server: HostedServer) -> None:
@@ -201,7 +201,7 @@ def test_refusal_of_a_stream_is_told_though_a_message_is_being_written(server: H
             while events.empty():
                 pipe.send(request)
                 time.sleep(0.0005)
-            assert isinstance(events.get(), rw.PermissionDeniedError)
+            assert isinstance(events.get(), rw.errors.PermissionDeniedError)
 
 
 @pytest.mark.parametrize("end", [lambda channel: channel.redirect("localhost:1"), Channel.close])
@@ -240,7 +240,7 @@ def test_address_may_be_a_unix_socket(server: HostedServer, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("address", ["localhost", "http://localhost:8000", "localhost:8000\n", "localhost:", "", None])
 def test_address_that_can_be_none_is_refused(address: str) -> None:
-    with pytest.raises(rw.SpecError, match="`address` must be `host:port`"):
+    with pytest.raises(rw.errors.SpecError, match="`address` must be `host:port`"):
         rw.Client(address)
 
 

@@ -60,7 +60,7 @@ def test_closed_observer_says_so_until_it_is_opened_again(place: Place, kind: An
     observer.close()
     observer.close()
     for call in (lambda: observer({"n": np.int64(2)}), observer.flush, observer.reset):
-        with pytest.raises(rw.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
+        with pytest.raises(rw.errors.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
             call()
     assert observer.stats().dropped_steps == {"reset": 1}
     observer.open()
@@ -79,7 +79,7 @@ def test_reopened_observer_asks_for_the_same_structure(place: Place) -> None:
     feed(observer, [1])
     observer.close()
     observer.open()
-    with pytest.raises(rw.StructureError, match="step 1, leaf `n`: float64"):
+    with pytest.raises(rw.errors.StructureError, match="step 1, leaf `n`: float64"):
         observer({"n": np.float64(1)})
     observer.close()
 
@@ -88,7 +88,7 @@ def test_block_closes_the_observer_and_an_own_client_only(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "a", 1) as observer:
         feed(observer, [1])
         assert observer.client is place.client
-    with pytest.raises(rw.ClosedError):
+    with pytest.raises(rw.errors.ClosedError):
         observer.flush()
     assert place.column() == [[1]]  # the client is still usable
 
@@ -101,7 +101,7 @@ def test_anything_with_a_server_address_is_a_client(place: Place) -> None:
         feed(observer, [2])
     assert place.column() == [[1], [2]]
     with pytest.raises(
-        rw.SpecError, match=r"`address` must be `host:port`, several .* or an object with an address.* got 8000"
+        rw.errors.SpecError, match=r"`address` must be `host:port`, several .* or an object with an address.* got 8000"
     ):
         rw.TrajectoryObserver(8000, "a", 1)
 
@@ -132,7 +132,7 @@ def test_observers_may_share_a_client(place: Place) -> None:
 def test_options_that_cannot_work_are_refused_at_construction(
     place: Place, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(rw.SpecError, match=message):
+    with pytest.raises(rw.errors.SpecError, match=message):
         rw.TrajectoryObserver(place.client, "a", 2, **options)
 
 
@@ -140,7 +140,7 @@ def test_observer_that_waits_for_its_server_says_so_again_and_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("reverb_writer.client.on_shards.LOG_EVERY_S", 0.05)
-    with pytest.raises(rw.ServerUnavailableError):
+    with pytest.raises(rw.errors.ServerUnavailableError):
         rw.TrajectoryObserver("localhost:1", "a", 1, timeout_s=1.5)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) >= 2
@@ -160,7 +160,7 @@ def test_second_thread_in_mid_episode_is_refused_and_may_go_on_after_it(place: P
     def call(number: int) -> None:
         try:
             observer(step(number))
-        except rw.SpecError as error:
+        except rw.errors.SpecError as error:
             refused.append(error)
 
     def call_in_another_thread(number: int) -> None:
@@ -176,7 +176,7 @@ def test_second_thread_in_mid_episode_is_refused_and_may_go_on_after_it(place: P
         observer(step(2), end_of_episode=end)
         call_in_another_thread(3)  # between episodes
         assert not refused
-        with pytest.raises(rw.SpecError, match="in the middle of an episode of another thread"):
+        with pytest.raises(rw.errors.SpecError, match="in the middle of an episode of another thread"):
             observer(step(99))
         observer.reset(discard=True)
         observer(step(4))

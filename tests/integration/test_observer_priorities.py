@@ -92,7 +92,7 @@ def test_function_may_take_a_lock_that_its_caller_holds_while_a_dataset_waits(pl
         def learn() -> None:
             with net:
                 holds.set()
-                with pytest.raises(rw.ReplayTimeoutError):  # its windows need the lock that this thread holds
+                with pytest.raises(rw.errors.ReplayTimeoutError):  # its windows need the lock that this thread holds
                     next(learner)
 
         with rw.ReplayDataset(place.client, "a", 2, timeout_s=2) as learner:
@@ -120,7 +120,7 @@ def test_function_that_calls_its_own_observer_loses_its_window(place: Place) -> 
 
 @pytest.mark.parametrize("priority", [float("nan"), float("inf"), -0.1, "1", None])
 def test_constant_that_is_no_priority_is_refused_at_construction(place: Place, priority: Any) -> None:
-    with pytest.raises(rw.SpecError, match="`priority` must be a finite number >= 0"):
+    with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
         rw.TrajectoryObserver(place.client, "a", 2, priority=priority)
 
 

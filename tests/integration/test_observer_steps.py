@@ -117,7 +117,7 @@ def test_refused_step_changes_nothing(place: Place, at: int) -> None:
         for i in range(7):
             if i == at:
                 for bad in BAD_STEPS:
-                    with pytest.raises(rw.StructureError, match=rf"^step {i}[:,]"):
+                    with pytest.raises(rw.errors.StructureError, match=rf"^step {i}[:,]"):
                         observer(bad, end_of_episode=True)
                 assert observer.stats().steps == i
             observer(good_step(i + 1), end_of_episode=i == 6)
@@ -158,7 +158,7 @@ def test_leaves_are_copied(place: Place) -> None:
 
 def test_leaf_that_reverb_cannot_store_is_refused_by_its_path(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "a", 1) as observer:
-        with pytest.raises(rw.StructureError, match="leaf `t/when`: dtype datetime64"):
+        with pytest.raises(rw.errors.StructureError, match="leaf `t/when`: dtype datetime64"):
             observer({"t": {"when": np.datetime64("2026-01-01")}, "x": 1})
         observer({"n": 1})  # nothing was learned of the refused one
     assert place.column() == [[1]]
@@ -178,12 +178,12 @@ def test_leaf_that_reverb_cannot_store_is_refused_by_its_path(place: Place) -> N
 def test_unknown_table_is_found_at_once_with_the_tables_that_there_are(
     place: Place, arguments: dict[str, Any], missing: str
 ) -> None:
-    with pytest.raises(rw.StructureError) as refusal:
+    with pytest.raises(rw.errors.StructureError) as refusal:
         rw.TrajectoryObserver(place.client, **arguments)
     assert str(refusal.value) == f"table {missing} is not on the server at {place.address}; it has `a`, `b`."
-    with pytest.raises(rw.StructureError, match="table `c` is not on the server"):
+    with pytest.raises(rw.errors.StructureError, match="table `c` is not on the server"):
         rw.SequenceObserver(place.address, "c", 2)
-    with pytest.raises(rw.StructureError, match="table `c` is not on the server"):
+    with pytest.raises(rw.errors.StructureError, match="table `c` is not on the server"):
         rw.EpisodeObserver(place.address, "c", 2)
 
 
@@ -222,7 +222,7 @@ def signed(replay_server: Callable[..., HostedServer]) -> Iterator[rw.Client]:
 def test_step_that_is_not_the_table_s_is_refused_by_leaf_path(signed: rw.Client, step: Any, message: str) -> None:
     with rw.TrajectoryObserver(signed, "signed", 1) as observer:
         for _ in range(2):
-            with pytest.raises(rw.StructureError) as refusal:
+            with pytest.raises(rw.errors.StructureError) as refusal:
                 observer(step)
             assert str(refusal.value).startswith(message)
         observer({"x": np.ones(2, np.float32), "y": {"z": 3}})
@@ -233,9 +233,13 @@ def test_step_that_is_not_the_table_s_is_refused_by_leaf_path(signed: rw.Client,
 
 def test_signature_may_leave_sizes_open(signed: rw.Client) -> None:
     with rw.TrajectoryObserver(signed, "loose", 1) as observer:
-        with pytest.raises(rw.StructureError, match=r"leaf `y`: int64 \(\), but table `loose` holds int64 \(None,\)"):
+        with pytest.raises(
+            rw.errors.StructureError, match=r"leaf `y`: int64 \(\), but table `loose` holds int64 \(None,\)"
+        ):
             observer({"x": np.zeros((2, 3), np.float32), "y": np.int64(1)})
-        with pytest.raises(rw.StructureError, match=r"leaf `x`: float64 \(\), but table `loose` holds float32 None"):
+        with pytest.raises(
+            rw.errors.StructureError, match=r"leaf `x`: float64 \(\), but table `loose` holds float32 None"
+        ):
             observer({"x": 1.0, "y": np.zeros(5, np.int64)})
         observer({"x": np.zeros((2, 3), np.float32), "y": np.zeros(5, np.int64)})
     assert len(read(signed, "loose")) == 1
@@ -244,7 +248,7 @@ def test_signature_may_leave_sizes_open(signed: rw.Client) -> None:
 def test_signature_of_a_step_may_leave_sizes_open(signed: rw.Client) -> None:
     """So are the tables signed that `reverb.TimestepDataset` reads."""
     with rw.TrajectoryObserver(signed, "step", 1) as observer:
-        with pytest.raises(rw.StructureError, match=r"leaf `x`: float32 \(2, 3, 4\), but table `step` holds"):
+        with pytest.raises(rw.errors.StructureError, match=r"leaf `x`: float32 \(2, 3, 4\), but table `step` holds"):
             observer({"x": np.zeros((2, 3, 4), np.float32)})
         observer({"x": np.zeros((2, 3), np.float32)})
     assert len(read(signed, "step")) == 1
@@ -253,7 +257,7 @@ def test_signature_of_a_step_may_leave_sizes_open(signed: rw.Client) -> None:
 def test_mask_is_part_of_what_the_signature_asks_for(signed: rw.Client) -> None:
     with (
         rw.TrajectoryObserver(signed, "masked", 2) as observer,
-        pytest.raises(rw.StructureError, match="its signature has 2 leaves"),
+        pytest.raises(rw.errors.StructureError, match="its signature has 2 leaves"),
     ):
         observer((np.int64(1),))
     with rw.TrajectoryObserver(signed, "masked", 2, mask=True, end_of_episode="cover") as observer:

@@ -206,7 +206,7 @@ def test_refused_reset_lets_the_episode_go_on(place: Place) -> None:
         feed(observer, [0])
         observer({"n": np.int64(1)})
         observer({"n": np.int64(2)})
-        with pytest.raises(rw.SpecError, match="has 2 steps, expected at least"):
+        with pytest.raises(rw.errors.SpecError, match="has 2 steps, expected at least"):
             observer.reset()
         observer({"n": np.int64(3)}, end_of_episode=True)
         assert observer.stats().dropped_steps == {}

@@ -154,7 +154,7 @@ if __name__ == "__main__":
     for made in (observer, rw.EpisodeObserver(address, "replay", 3)):
         try:
             multiprocessing.get_context("spawn").Process(target=act, args=[made]).start()
-        except rw.ClosedError as error:
+        except rw.errors.ClosedError as error:
             assert "cannot be sent to another process" in str(error), error
             assert "`spawn`" in str(error), error
         else:
@@ -287,7 +287,7 @@ if not child:
     )):
         try:
             call()
-        except rw.ClosedError as error:
+        except rw.errors.ClosedError as error:
             assert "forked" in str(error), error
             assert "start the child with `spawn`" in str(error), error
         else:
@@ -328,7 +328,7 @@ if not child:
     ):
         try:
             call()
-        except rw.ClosedError as error:
+        except rw.errors.ClosedError as error:
             assert "forked this child" in str(error), error
             assert "start the child with `spawn`" in str(error), error
         else:
@@ -364,7 +364,7 @@ def child():
         one.stats()
         try:
             one.flush()
-        except rw.ClosedError:
+        except rw.errors.ClosedError:
             one.close()
         else:
             raise AssertionError("not refused")
@@ -517,7 +517,7 @@ def end():
     ):
         try:
             call()
-        except rw.ClosedError:
+        except rw.errors.ClosedError:
             pass
         else:
             raise AssertionError("not refused")
@@ -643,7 +643,7 @@ def test_observers_that_are_closed_without_a_server_leave_nothing_either(lone_se
     server.process.kill()
     for observer in observers:
         observer({"n": np.int64(1)}, end_of_episode=True)
-        with pytest.raises(rw.ServerUnavailableError):
+        with pytest.raises(rw.errors.ServerUnavailableError):
             observer.close(timeout_s=0.5)
     assert settled(lambda: len(our_threads()), 0)
     assert settled(num_sockets, sockets)

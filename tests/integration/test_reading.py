@@ -123,7 +123,7 @@ def test_queue_gives_everything_once_and_the_rest_when_it_is_taken(replay_server
         assert eventually(lambda: dataset.stats().ready_samples == 4)
         dataset.timeout_s = 0.5
         assert first_numbers(next(dataset)) == [3, 4, 5]
-        with pytest.raises(rw.ReplayTimeoutError, match="1 of 3 samples have come"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="1 of 3 samples have come"):
             next(dataset)
         batch = dataset.take()
         assert batch is not None
@@ -183,10 +183,10 @@ def test_buffers_are_used_again_only_if_asked_for(replay_server: StartServer) ->
 def test_a_learner_that_went_without_a_sample_takes_none_with_it(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     dataset = rw.ReplayDataset(server.address, "queue", 3, timeout_s=0.3)
-    with dataset, pytest.raises(rw.ReplayTimeoutError):
+    with dataset, pytest.raises(rw.errors.ReplayTimeoutError):
         next(dataset)
     with rw.Client(server.address) as client:
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             next(client.sample("queue", 3, timeout_s=0.3))
         insert_numbers(server.address, "queue", range(5))
         assert client.server_info()["queue"].current_size == 5
@@ -226,9 +226,9 @@ def test_single_pass_of_a_heap_goes_by_priority(replay_server: StartServer) -> N
 
 def test_single_pass_refuses_tables_without_order(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("uniform"), rw.TableConfig("endless", sampler="fifo"))
-    with pytest.raises(rw.SpecError, match=r"sampler of `uniform` is 'uniform'"):
+    with pytest.raises(rw.errors.SpecError, match=r"sampler of `uniform` is 'uniform'"):
         rw.ReplayDataset(server.address, "uniform", 2, single_pass=True)
-    with pytest.raises(rw.SpecError, match=r"`max_times_sampled` of `endless` is 0"):
+    with pytest.raises(rw.errors.SpecError, match=r"`max_times_sampled` of `endless` is 0"):
         rw.ReplayDataset(server.address, "endless", 2, single_pass=True)
 
 
@@ -332,18 +332,18 @@ def test_priorities_are_set_without_waiting(replay_server: StartServer) -> None:
         assert {sample.priority for sample in samples if sample.key == key} == {3.0}
         assert {round(sample.probability, 6) for sample in samples if sample.key == key} == {0.5}
         for keys, priorities in (([1], [-1.0]), ([1], [float("nan")]), ([1, 2], [1.0]), ([1.5], [1.0])):
-            with pytest.raises(rw.SpecError):
+            with pytest.raises(rw.errors.SpecError):
                 dataset.update_priorities(keys, priorities)
-    with pytest.raises(rw.ClosedError):
+    with pytest.raises(rw.errors.ClosedError):
         dataset.update_priorities([1], [1.0])
 
 
 def test_message_of_one_bad_priority_speaks_of_no_more(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
     with rw.ReplayDataset(server.address, "table", 8) as dataset:
-        with pytest.raises(rw.SpecError, match=r"finite and >= 0, got nan\.$"):
+        with pytest.raises(rw.errors.SpecError, match=r"finite and >= 0, got nan\.$"):
             dataset.update_priorities([1, 2], [float("nan"), 1.0])
-        with pytest.raises(rw.SpecError, match=r"got -1\.0 and 1 more such\.$"):
+        with pytest.raises(rw.errors.SpecError, match=r"got -1\.0 and 1 more such\.$"):
             dataset.update_priorities([1, 2], [-1.0, -2.0])
 
 

@@ -30,7 +30,10 @@ def ragged(replay_server: StartServer) -> str:
 
 
 def test_different_lengths_are_an_error_that_tells_what_to_do(ragged: str) -> None:
-    with rw.ReplayDataset(ragged, "queue", 3) as dataset, pytest.raises(rw.StructureError, match=r"1 to 3 rows.*'pad'"):
+    with (
+        rw.ReplayDataset(ragged, "queue", 3) as dataset,
+        pytest.raises(rw.errors.StructureError, match=r"1 to 3 rows.*'pad'"),
+    ):
         next(dataset)
 
 
@@ -178,7 +181,7 @@ def test_time_out_names_items_of_another_structure(replay_server: StartServer) -
             next(dataset)
             client.reset("replay")
             client.insert({"m": np.zeros(1)}, {"replay": 1.0}, spec={"m": ArraySpec((), np.dtype(float))})
-            with pytest.raises(rw.ReplayTimeoutError, match="of another structure were left out"):  # noqa: PT012
+            with pytest.raises(rw.errors.ReplayTimeoutError, match="of another structure were left out"):  # noqa: PT012
                 for _ in range(10):  # those that were on their way come first
                     next(dataset)
 

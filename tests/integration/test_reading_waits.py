@@ -29,17 +29,17 @@ StartServer = Callable[..., HostedServer]
 def test_empty_table_is_named(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
     with rw.ReplayDataset(server.address, "replay", 2, timeout_s=1.0) as dataset:
-        with pytest.raises(rw.ReplayTimeoutError, match=r"no batch within 1.0 s.*is empty.*waits for 5 more"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"no batch within 1.0 s.*is empty.*waits for 5 more"):
             next(dataset)
         insert_numbers(server.address, "replay", range(3))
-        with pytest.raises(rw.ReplayTimeoutError, match=r"has 3 items.*waits for 2 more"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"has 3 items.*waits for 2 more"):
             next(dataset)
         insert_numbers(server.address, "replay", range(2))
         dataset.timeout_s = 30.0
         assert len(first_numbers(next(dataset))) == 2
     with rw.Client(server.address) as client:
         client.reset("replay")
-        with pytest.raises(rw.ReplayTimeoutError, match=r"1 of 1 samples.*is empty"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"1 of 1 samples.*is empty"):
             next(client.sample("replay", 1, timeout_s=3.0))
 
 
@@ -53,7 +53,7 @@ def test_rate_limiter_that_waits_for_inserts_is_named(replay_server: StartServer
         dataset.timeout_s = 1.0
         # 2 x 2 - 5 = -1: the fifth sample was let out, each two more need one more insert.
         with pytest.raises(
-            rw.ReplayTimeoutError, match=r"1 of 4 samples have come.*waits for 1 more insert:.*min_diff -1"
+            rw.errors.ReplayTimeoutError, match=r"1 of 4 samples have come.*waits for 1 more insert:.*min_diff -1"
         ):
             next(dataset)
 
@@ -62,7 +62,7 @@ def test_actors_that_write_are_not_to_be_started(replay_server: StartServer) -> 
     server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
     with rw.ReplayDataset(server.address, "replay", 2, timeout_s=3.0) as dataset:
         insert_numbers(server.address, "replay", range(2))
-        with pytest.raises(rw.ReplayTimeoutError, match=r"2 items were inserted") as caught:
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"2 items were inserted") as caught:
             next(dataset)
         assert "Start the actors" not in str(caught.value)
 
@@ -75,7 +75,7 @@ def test_items_that_were_inserted_long_ago_do_not_show_that_actors_write(
     with rw.ReplayDataset(server.address, "replay", 2, timeout_s=4.0) as dataset:
         insert_numbers(server.address, "replay", range(2))
         time.sleep(1.0)
-        with pytest.raises(rw.ReplayTimeoutError, match=r"no items were inserted. Start the actors"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"no items were inserted. Start the actors"):
             next(dataset)
 
 
@@ -85,7 +85,7 @@ def test_what_is_waited_for_is_logged_again_and_again(
     monkeypatch.setattr(on_shards, "LOG_EVERY_S", 0.5)
     server = replay_server(rw.TableConfig("replay"))
     with rw.ReplayDataset(server.address, "replay", 2, timeout_s=2.5) as dataset:
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             next(dataset)
         logged = [record.getMessage() for record in caplog.records if "no batch for" in record.getMessage()]
     assert len(logged) >= 2
@@ -99,7 +99,7 @@ def test_constructor_logs_that_it_waits_for_the_server(
     monkeypatch.setattr(on_shards, "LOG_EVERY_S", 0.3)
     server = lone_server(QUEUE)
     server.process.pause()
-    with pytest.raises((rw.ReplayTimeoutError, rw.ServerUnavailableError)):
+    with pytest.raises((rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)):
         kind(server.address, "queue", 2, **({} if kind is rw.ReplayDataset else {"slice_len": 1}), timeout_s=1.5)
     server.process.resume()
     logged = [record.getMessage() for record in caplog.records]
@@ -124,7 +124,7 @@ def test_servers_that_are_paused_share_one_deadline(lone_server: StartServer, wh
             server.process.pause()
             start = time.monotonic()
             if what == "next":
-                with pytest.raises(rw.ReplayTimeoutError):
+                with pytest.raises(rw.errors.ReplayTimeoutError):
                     next(dataset)
             else:
                 dataset.close()
@@ -141,7 +141,7 @@ def answers(address: str) -> bool:
     try:
         with rw.Client(address, timeout_s=0.5) as client:
             client.server_info()
-    except (rw.ReplayTimeoutError, rw.ServerUnavailableError):
+    except (rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError):
         return False
     return True
 
@@ -158,7 +158,7 @@ def test_time_out_is_one_traceback(lone_server: StartServer, moment: str) -> Non
             assert eventually(lambda: not answers(server.address))  # a signal takes a moment
             next(dataset)
 
-    with pytest.raises((rw.ReplayTimeoutError, rw.ServerUnavailableError)) as caught:
+    with pytest.raises((rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)) as caught:
         wait()
     server.process.resume()
     printed = "".join(traceback.format_exception(caught.value))
@@ -166,7 +166,7 @@ def test_time_out_is_one_traceback(lone_server: StartServer, moment: str) -> Non
 
 
 def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
-    with pytest.raises(rw.StructureError, match=r"table `nothing` is not on the server .*`queue`"):
+    with pytest.raises(rw.errors.StructureError, match=r"table `nothing` is not on the server .*`queue`"):
         rw.ReplayDataset(replay_server(QUEUE).address, "nothing", 2)
 
 
@@ -186,7 +186,7 @@ def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
 def test_arguments_that_can_never_work_are_refused(
     replay_server: StartServer, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(rw.SpecError, match=message):
+    with pytest.raises(rw.errors.SpecError, match=message):
         rw.ReplayDataset(replay_server(QUEUE).address, **{"table": "queue", "batch_size": 1, **options})
 
 
@@ -200,7 +200,7 @@ def test_restart_of_the_server_is_survived(lone_server: StartServer) -> None:
         assert first_numbers(next(dataset)) == [1, 2]
         server.process.kill()
         dataset.timeout_s = 1.0
-        with pytest.raises(rw.ServerUnavailableError, match=r"is gone, last heard of .* Start it again"):
+        with pytest.raises(rw.errors.ServerUnavailableError, match=r"is gone, last heard of .* Start it again"):
             next(dataset)
         server.process.restart()
         insert_numbers(server.address, "queue", [3, 4])
@@ -215,7 +215,7 @@ def test_paused_server_is_named(lone_server: StartServer) -> None:
     server = lone_server(QUEUE)
     with rw.ReplayDataset(server.address, "queue", 2, timeout_s=0.5) as dataset:
         server.process.pause()
-        with pytest.raises(rw.ReplayTimeoutError, match=r"did not answer"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"did not answer"):
             next(dataset)
         server.process.resume()
 

@@ -249,7 +249,7 @@ def test_damage_is_named_and_leaves_no_checkpoint(tmp_path: Path, name: str, rec
     path = saved_episode(tmp_path / "old") / name
     before = list(read_records(path))
     write_records(path, [*before, *records] if records else before[1:])
-    with pytest.raises(rw.FormatError, match=reason):
+    with pytest.raises(rw.errors.FormatError, match=reason):
         raise run([path.parent], configuration(tmp_path, 2)).exception or AssertionError("it was accepted")
     assert not list((tmp_path / "new").glob("shard-*/kept/*"))
     with CheckpointFolder(tmp_path / "new" / "shard-0", keep=1) as folder:

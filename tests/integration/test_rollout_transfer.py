@@ -117,7 +117,7 @@ def test_environments_without_a_step_in_a_call_have_none_on_disk(place: Place, t
         write({"n": np.array([2, 0])}, env_mask=[True, False], end_of_episode=[False, True])
         write({"n": np.array([0, 12])}, env_mask=[False, True], end_of_episode=[False, True])
         write({"n": np.array([3, 21])}, end_of_episode=[True, True])
-        with pytest.raises(rw.StructureError, match="`env_mask` has shape"):
+        with pytest.raises(rw.errors.StructureError, match="`env_mask` has shape"):
             writer({"n": np.array([4, 22])}, end_of_episode=[True, True], env_mask=[True])
     resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))
     assert sorted(place.column("a")) == sorted(place.column("b")) == [[1, 2], [2, 3], [11, 12]]
@@ -173,9 +173,9 @@ def test_episodes_that_are_written_at_once_come_again(place: Place, tmp_path: Pa
         ):
             observer.write_episode(episode)
             writer.write_episode(episode)
-        with pytest.raises(rw.IncompleteError, match="an episode without a step"):
+        with pytest.raises(rw.errors.IncompleteError, match="an episode without a step"):
             writer.write_episode(rw.Episode())
-        with pytest.raises(rw.StructureError, match="observation"):
+        with pytest.raises(rw.errors.StructureError, match="observation"):
             writer.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
     resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 3))
     live, again = read(place.client, "a"), read(place.client, "b")
@@ -208,7 +208,7 @@ def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> No
             paths[index].name for index in delivered
         }
     assert place.column("a") == [[1, 2, 3], [7, 8, 9], [10, 11, 12]]
-    with pytest.raises(rw.SpecError, match="belongs to another import"):
+    with pytest.raises(rw.errors.SpecError, match="belongs to another import"):
         Journal(tmp_path / "journal", {"table": "b"}, tmp_path / "data")
 
 
@@ -237,7 +237,7 @@ def test_export_of_a_table_that_would_lose_items_is_refused_and_takes_none(
         with rw.TrajectoryObserver(client, "t", 1) as observer:
             feed(observer, (600,))
         client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})  # an export could not write it
-        with pytest.raises(rw.SpecError, match="can only be read by removing its items"):
+        with pytest.raises(rw.errors.SpecError, match="can only be read by removing its items"):
             next(export_items(client, "t", RolloutWriter(tmp_path)))
         assert client.server_info()["t"].current_size == 601
     assert list_trajectories(tmp_path) == []
@@ -315,7 +315,7 @@ def test_export_of_a_saved_replay_writes_each_item_once(
     assert (good.num_steps, good.error) == (3, "")
     assert structure.error.startswith(f"item {structure.name}: ")
     assert len(list_trajectories(tmp_path / "other")) == 1
-    with pytest.raises(rw.SpecError, match="no table `nowhere` was saved; there are once, other, t"):
+    with pytest.raises(rw.errors.SpecError, match="no table `nowhere` was saved; there are once, other, t"):
         list(export_saved(folder, "nowhere", RolloutWriter(tmp_path / "none")))
 
 
@@ -340,7 +340,7 @@ def test_trajectory_of_other_steps_stops_an_import_by_name(place: Place, tmp_pat
     journal = Journal(tmp_path / "journal", {}, tmp_path / "data")
     with (
         rw.TrajectoryObserver(place.client, "a", 3) as observer,
-        pytest.raises(rw.StructureError, match=f"trajectory `{second.name}`: step 3"),
+        pytest.raises(rw.errors.StructureError, match=f"trajectory `{second.name}`: step 3"),
     ):
         list(import_trajectories([first, second], observer, journal=journal))
     assert journal.done == {first.name}

@@ -76,7 +76,7 @@ def test_a_limiter_lets_actor_and_learner_of_one_process_go_in_step(server: rw.L
         dataset.close()
     with rw.Client(server.address) as client:
         while written.is_alive():  # it waits for samples that the dataset had not asked for
-            with contextlib.suppress(rw.ReplayTimeoutError):  # it has written all, and is about to end
+            with contextlib.suppress(rw.errors.ReplayTimeoutError):  # it has written all, and is about to end
                 list(client.sample("ratio", 2, timeout_s=1.0))
         info = client.server_info()["ratio"].rate_limiter
         assert info.num_inserts == 300
@@ -108,7 +108,7 @@ def test_a_channel_that_is_closed_or_sent_elsewhere_ends_its_streams(server: rw.
         streams = [ByteStream(channel, messages.SAMPLE_STREAM) for _ in range(2)]
         streams[0].send(request)
         channel.redirect("127.0.0.1:1")
-        with pytest.raises(rw.ServerUnavailableError, match="has moved"):
+        with pytest.raises(rw.errors.ServerUnavailableError, match="has moved"):
             streams[0].read()
         channel.redirect(server.address)
         stream = ByteStream(channel, messages.SAMPLE_STREAM)

@@ -88,7 +88,7 @@ def test_queue_and_stack_give_each_item_once_in_their_order(
     with rw.Client(server.address, timeout_s=10) as client:
         for number in range(3):
             client.insert(np.array([number]), {"table": 1.0})
-        with pytest.raises(rw.ReplayTimeoutError, match="blocks inserts"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="blocks inserts"):
             client.insert(np.array([3]), {"table": 1.0}, timeout_s=2.0)
         assert [int(np.squeeze(sample.data)) for sample in client.sample("table", 3)] == expected
 
@@ -116,13 +116,13 @@ def test_client_may_ask_for_a_checkpoint(replay_server: StartServer) -> None:
     ],
 )
 def test_tables_that_cannot_be_served_are_refused(server_package: Any, tables: Any, message: str) -> None:
-    with pytest.raises(rw.SpecError, match=message):
+    with pytest.raises(rw.errors.SpecError, match=message):
         server_package.ReplayServer(tables)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 80.0, "8000"])
 def test_port_that_is_none_is_refused(server_package: Any, port: Any) -> None:
-    with pytest.raises(rw.SpecError, match="`port` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`port` must be"):
         server_package.ReplayServer([rw.TableConfig("a")], port)
 
 
@@ -140,7 +140,7 @@ def test_block_that_raises_stops_the_server(server_package: Any) -> None:
     with pytest.raises(KeyError), server_package.ReplayServer([rw.TableConfig("a")]) as server:
         raise KeyError
     assert server.wait(0)
-    with rw.Client(server.address) as client, pytest.raises(rw.ServerUnavailableError):
+    with rw.Client(server.address) as client, pytest.raises(rw.errors.ServerUnavailableError):
         client.server_info(timeout_s=2.0)
 
 

@@ -81,7 +81,7 @@ def test_what_is_confirmed_before_the_end_is_in_the_last_checkpoint(tmp_path: Pa
         client = rw.Client(server.address, timeout_s=1.0)
 
         def write() -> None:
-            with contextlib.suppress(rw.ReverbWriterError):
+            with contextlib.suppress(rw.errors.ReverbWriterError):
                 while True:
                     client.insert(np.array([len(confirmed)]), {"replay": 1.0})
                     confirmed.append(len(confirmed))
@@ -91,7 +91,7 @@ def test_what_is_confirmed_before_the_end_is_in_the_last_checkpoint(tmp_path: Pa
         eventually(lambda: len(confirmed) > 20, "the writer writes")
         assert server.end() == 0
         writer.join()
-        with contextlib.suppress(rw.ReverbWriterError):
+        with contextlib.suppress(rw.errors.ReverbWriterError):
             client.close()  # it says that one is unconfirmed
     with service(tmp_path, text) as server, rw.Client(server.address) as client:
         size = client.server_info()["replay"].current_size

@@ -441,7 +441,7 @@ def _refuses(server: ServiceProcess) -> bool:
     try:
         with rw.Client(server.address, timeout_s=2) as client:
             client.server_info()
-    except rw.ReverbWriterError:
+    except rw.errors.ReverbWriterError:
         return True
     return False
 
@@ -472,7 +472,7 @@ def test_save_that_a_client_has_asked_for_does_not_delay_or_damage_the_last_one(
         fill(server.address, 120)
 
         def ask() -> None:
-            with contextlib.suppress(rw.ReverbWriterError), rw.Client(server.address, timeout_s=60) as client:
+            with contextlib.suppress(rw.errors.ReverbWriterError), rw.Client(server.address, timeout_s=60) as client:
                 client.checkpoint()
 
         asking = threading.Thread(target=ask)
@@ -491,7 +491,7 @@ def test_clients_and_the_clock_asking_at_once_lose_no_checkpoint(tmp_path: Path)
         with rw.Client(server.address, timeout_s=60) as client:
             for _ in range(12):
                 # Reverb keeps one: the client's is gone if the service's comes to its end at the same moment.
-                with contextlib.suppress(rw.StructureError):
+                with contextlib.suppress(rw.errors.StructureError):
                     client.checkpoint()
         eventually(lambda: server.status()["checkpoints"]["kept"] == 2, "checkpoints are kept")
         assert server.status()["job_failures"] == {}
@@ -534,7 +534,7 @@ def test_probes_during_a_long_save_begin_no_other_one(tmp_path: Path) -> None:
         def probe() -> None:
             with rw.Client(server.address, timeout_s=1) as client:  # of less patience than a save takes
                 while not ended.wait(0.1):
-                    with contextlib.suppress(rw.ReverbWriterError):
+                    with contextlib.suppress(rw.errors.ReverbWriterError):
                         client.server_info()
 
         probes = [threading.Thread(target=probe) for _ in range(2)]
@@ -592,7 +592,7 @@ def test_server_is_alive_while_a_save_moves_and_not_when_it_has_stopped_to(tmp_p
         fill(server.address, 60)
 
         def ask() -> None:
-            with contextlib.suppress(rw.ReverbWriterError), rw.Client(server.address, timeout_s=100) as client:
+            with contextlib.suppress(rw.errors.ReverbWriterError), rw.Client(server.address, timeout_s=100) as client:
                 client.checkpoint()
 
         asking = threading.Thread(target=ask)
@@ -688,7 +688,7 @@ def test_kill_in_any_phase_leaves_the_newest_complete_checkpoint(tmp_path: Path,
             insert(server.address, 1)
             child = server.child()
             if phase == "checkpoint":
-                with contextlib.suppress(rw.ReverbWriterError), rw.Client(server.address) as client:
+                with contextlib.suppress(rw.errors.ReverbWriterError), rw.Client(server.address) as client:
                     client.checkpoint(0.2)
                 eventually(lambda: saving(tmp_path), "a save is under way")
             elif phase == "drain":

@@ -182,7 +182,7 @@ def test_checkpoint_that_was_removed_by_hand_is_not_told_of_and_breaks_nothing(t
 def test_kill_for_want_of_memory_is_named(tmp_path: Path) -> None:
     with memory_cgroup() as limit, service(tmp_path, "[tables.replay]") as server:
         limit(server.child(), psutil.Process(server.child()).memory_info().rss + (64 << 20))
-        with rw.Client(server.address, timeout_s=60) as client, contextlib.suppress(rw.ReverbWriterError):
+        with rw.Client(server.address, timeout_s=60) as client, contextlib.suppress(rw.errors.ReverbWriterError):
             while server.process.poll() is None:
                 client.insert(np.random.default_rng(0).random((1, 1_000_000)), {"replay": 1.0}, timeout_s=5)
         assert server.process.wait(60) == 4

@@ -82,7 +82,7 @@ def test_shards_that_their_rate_limiters_block_are_not_lost(replay_server: Start
     servers = [replay_server(rw.TableConfig.queue("replay", 4)) for _ in range(3)]
     with observed(addresses(servers), patience_s=0.5, timeout_s=3, max_in_flight_items=10) as observer:
         written = 0
-        with pytest.raises(rw.ReplayTimeoutError, match=r"max_diff 4, and nothing has sampled"):  # noqa: PT012
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"max_diff 4, and nothing has sampled"):  # noqa: PT012
             for number in itertools.count():
                 observer({"n": np.int64(number)}, end_of_episode=number % 3 == 2)
                 written += 1
@@ -158,11 +158,11 @@ def test_full_window_and_a_lost_shard_of_three_raise_public_errors_alone(lone_se
     impatient = rw.TrajectoryObserver(left, "replay", 1, max_in_flight_items=1, timeout_s=1)
     for server in servers:
         server.process.kill()
-    with pytest.raises(rw.ServerUnavailableError, match="items unconfirmed after"):  # noqa: PT012
+    with pytest.raises(rw.errors.ServerUnavailableError, match="items unconfirmed after"):  # noqa: PT012
         for number in range(40, 80):
             episode(impatient, 10 * number)
         impatient.flush(timeout_s=1)
-    with pytest.raises(rw.ReverbWriterError):
+    with pytest.raises(rw.errors.ReverbWriterError):
         impatient.close(0.5)
     assert_balanced(impatient.stats())
 
@@ -299,9 +299,9 @@ def test_windows_that_cross_episodes_stay_at_a_shard_for_so_many_items(
 
 def test_bad_options_are_refused(replay_server: StartServer) -> None:
     address = replay_server(fifo("replay")).address
-    with pytest.raises(rw.SpecError, match="`patience_s` must be > 0 seconds, got 0"):
+    with pytest.raises(rw.errors.SpecError, match="`patience_s` must be > 0 seconds, got 0"):
         rw.TrajectoryObserver(address, "replay", 2, patience_s=0)
-    with pytest.raises(rw.SpecError, match="`actor_id` must be a string that is not empty, or None, got ''"):
+    with pytest.raises(rw.errors.SpecError, match="`actor_id` must be a string that is not empty, or None, got ''"):
         rw.TrajectoryObserver(address, "replay", 2, actor_id="")
 
 
@@ -309,7 +309,7 @@ def test_no_shard_at_all_is_said_by_name(lone_server: StartServer) -> None:
     servers = [lone_server(fifo("replay")) for _ in range(2)]
     for server in servers:
         server.process.kill()
-    with pytest.raises(rw.ServerUnavailableError, match=r"none of localhost:\d+, localhost:\d+ answers"):
+    with pytest.raises(rw.errors.ServerUnavailableError, match=r"none of localhost:\d+, localhost:\d+ answers"):
         rw.TrajectoryObserver(addresses(servers), "replay", 2, timeout_s=1.0)
 
 
@@ -370,7 +370,7 @@ def test_shard_that_the_target_calls_lost_or_has_no_more_is_given_up_at_once(
     with rw.Client(f"file:{path}") as client, observed(client, patience_s=600, timeout_s=60) as observer:
         servers[first].process.pause()
         episode(observer, 0)
-        with pytest.raises(rw.ReverbWriterError):
+        with pytest.raises(rw.errors.ReverbWriterError):
             observer.flush(timeout_s=1)
         path.write_text("\n".join([lines[second], *([f"{lines[first]} lost"] if how == "lost" else [])]))
         client.connections.refresh()

@@ -22,11 +22,11 @@ TABLE = rw.TableConfig("replay", 1000)
 class Source:
     """Tells what it is told to tell."""
 
-    def __init__(self, target: rw.Target) -> None:
+    def __init__(self, target: rw.shards.Target) -> None:
         """Begin with a target."""
-        self.answer: rw.Target | Exception | None = target
+        self.answer: rw.shards.Target | Exception | None = target
 
-    def look_up(self, timeout_s: float) -> rw.Target:
+    def look_up(self, timeout_s: float) -> rw.shards.Target:
         """Return or raise the answer."""
         assert timeout_s > 0
         if isinstance(self.answer, Exception):
@@ -76,13 +76,13 @@ def test_connections_to_shards_that_have_left_are_closed_once_nothing_uses_them(
     with contextlib.ExitStack() as stack:
         port = int(start().address.rpartition(":")[2])
         pods = [stack.enter_context(Forwarder(port)) for _ in range(20)]
-        source = Source(rw.Target(0, (rw.Shard("0", pods[0].address),)))
+        source = Source(rw.shards.Target(0, (rw.shards.Shard("0", pods[0].address),)))
         client = stack.enter_context(rw.Client(source))
         observer = rw.TrajectoryObserver(client, "replay", 1)
         observer({"n": np.int64(0)})
         observer.flush()
         for number, pod in enumerate(pods):
-            source.answer = rw.Target(number, (rw.Shard(str(number), pod.address),))
+            source.answer = rw.shards.Target(number, (rw.shards.Shard(str(number), pod.address),))
             client.connections.refresh()
             assert len(sizes(client)) == 1
         # An observer that has nothing to do keeps the target that it saw last.
@@ -133,7 +133,7 @@ def test_the_file_is_read_again_when_it_has_changed(start: Callable[[], rw.Local
 def test_a_client_goes_on_with_the_last_target_while_the_source_is_gone(
     start: Callable[[], rw.LocalServer], caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = rw.Target(3, (rw.Shard("a", start().address),))
+    known = rw.shards.Target(3, (rw.shards.Shard("a", start().address),))
     source = Source(known)
     with rw.Client(source) as client, caplog.at_level(logging.INFO):
         source.answer = RuntimeError("the control store is gone")
@@ -142,10 +142,10 @@ def test_a_client_goes_on_with_the_last_target_while_the_source_is_gone(
         (line,) = [line for line in caplog.messages if "control store is gone" in line]
         assert "goes on with epoch 3, 1 shards: a at" in line
         client.insert(np.zeros(1), {"replay": 1.0})
-        source.answer = rw.Target(2, (rw.Shard("a", "localhost:1"),))  # an old answer that comes late
+        source.answer = rw.shards.Target(2, (rw.shards.Shard("a", "localhost:1"),))  # an old answer that comes late
         client.connections.refresh()
         assert client.target == known
-        source.answer = rw.Target(4, (rw.Shard("b", start().address), *known.shards))
+        source.answer = rw.shards.Target(4, (rw.shards.Shard("b", start().address), *known.shards))
         client.connections.refresh()
         assert [shard.name for shard in client.shards] == ["b", "a"]
         assert sizes(client) == [0, 1]
@@ -153,47 +153,49 @@ def test_a_client_goes_on_with_the_last_target_while_the_source_is_gone(
 
 def test_targets_are_followed_after_one_that_could_not_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     near, other, far = (
-        rw.Shard("near", f"unix:{tmp_path}/near"),
-        rw.Shard("other", f"unix:{tmp_path}/other"),
-        rw.Shard("far", "localhost:1"),
+        rw.shards.Shard("near", f"unix:{tmp_path}/near"),
+        rw.shards.Shard("other", f"unix:{tmp_path}/other"),
+        rw.shards.Shard("far", "localhost:1"),
     )
-    source = Source(rw.Target(0, (near,)))
+    source = Source(rw.shards.Target(0, (near,)))
 
     def is_said(words: str) -> bool:
         client.connections.refresh_soon()
         return sum(words in line and "goes on with epoch 0, 1 shards: near" in line for line in caplog.messages) == 1
 
     with rw.Client(source, token="t0ken") as client:  # noqa: S106  # of this test
-        source.answer = rw.Target(1, (near, far))
+        source.answer = rw.shards.Target(1, (near, far))
         assert eventually(lambda: is_said("`token` would travel to localhost:1 in plain text"))
         source.answer = None
         assert eventually(lambda: is_said("must return a `Target`, got None"))
-        assert client.target == rw.Target(0, (near,))
-        source.answer = rw.Target(2, (near, other))
+        assert client.target == rw.shards.Target(0, (near,))
+        source.answer = rw.shards.Target(2, (near, other))
         client.connections.refresh_soon()
         assert eventually(lambda: [shard.name for shard in client.shards] == ["near", "other"])
     source.answer = None
-    with pytest.raises(rw.SpecError, match="must return a `Target`, got None"):
+    with pytest.raises(rw.errors.SpecError, match="must return a `Target`, got None"):
         rw.Client(source)
 
 
 def test_a_client_is_unpickled_while_the_source_is_gone(start: Callable[[], rw.LocalServer], tmp_path: Path) -> None:
     path = tmp_path / "shards"
     path.write_text(f"a {start().address}")
-    with rw.Client(rw.TargetFile(str(path))) as client:
+    with rw.Client(rw.shards.TargetFile(str(path))) as client:
         path.unlink()
         with pickle.loads(pickle.dumps(client)) as copied:  # noqa: S301  # our own bytes
             assert copied.target == client.target
             assert sizes(copied) == [0]
-    with pytest.raises(rw.ServerUnavailableError, match="cannot be read"):
+    with pytest.raises(rw.errors.ServerUnavailableError, match="cannot be read"):
         rw.Client(f"file:{path}", timeout_s=0.3)
 
 
 def test_shards_that_are_lost_are_not_asked_and_those_that_drain_get_no_items(
     start: Callable[[], rw.LocalServer],
 ) -> None:
-    shards = (rw.Shard("up", start().address), rw.Shard("full", start().address, "draining"))
-    with rw.Client(rw.Target(1, (*shards, rw.Shard("gone", "localhost:1", "lost"))), timeout_s=20) as client:
+    shards = (rw.shards.Shard("up", start().address), rw.shards.Shard("full", start().address, "draining"))
+    with rw.Client(
+        rw.shards.Target(1, (*shards, rw.shards.Shard("gone", "localhost:1", "lost"))), timeout_s=20
+    ) as client:
         for _ in range(4):
             client.insert(np.zeros(1), {"replay": 1.0})
         assert client.server_info()["replay"].current_size == 4

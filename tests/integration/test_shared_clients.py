@@ -82,7 +82,7 @@ def test_who_has_closed_may_not_use_what_others_hold_open(forwarder: Forwarder) 
         actor.close()
         calls: list[Callable[[], object]] = [actor.latest, actor.poll, lambda: actor.publish([np.zeros(1)])]
         for call in calls:
-            with pytest.raises(rw.ClosedError, match=r"is closed. Make a new one"):
+            with pytest.raises(rw.errors.ClosedError, match=r"is closed. Make a new one"):
                 call()
         learner.publish([np.zeros(1)])
 
@@ -109,7 +109,7 @@ def test_stream_that_is_blocked_by_megabytes_blocks_no_other(forwarder: Forwarde
             free.flush()
         assert free.stats().acknowledged_items == 8
         assert blocked.stats().acknowledged_items == 1
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             blocked.close(timeout_s=0.5)
 
 

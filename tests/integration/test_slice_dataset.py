@@ -229,7 +229,7 @@ def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: 
     write_episodes(server.address, "episodes", [2, 3])
     with (
         rw.SliceDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=3.0) as dataset,
-        pytest.raises(rw.IncompleteError, match="no trajectory is long enough"),
+        pytest.raises(rw.errors.IncompleteError, match="no trajectory is long enough"),
     ):
         next(dataset)
 
@@ -241,7 +241,7 @@ def test_slices_outlast_a_time_out(replay_server: StartServer) -> None:
     with mixed(server.address, "ab", (1, 5)) as dataset:
         for one in dataset.datasets:
             one.timeout_s = 1.0
-        with pytest.raises(rw.ReplayTimeoutError, match="table `b`"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="table `b`"):
             next(dataset)
         for one in dataset.datasets:
             one.timeout_s = 30.0
@@ -408,7 +408,7 @@ def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server:
         client.insert({"a": np.zeros(3), "b": np.zeros(4)}, {"queue": 1.0})
         client.insert({"a": np.zeros(3), "b": np.zeros(3)}, {"queue": 1.0})
     with rw.SliceDataset(server.address, "queue", 1, 2, timeout_s=10.0) as dataset:
-        with pytest.raises(rw.StructureError, match="number of rows"):
+        with pytest.raises(rw.errors.StructureError, match="number of rows"):
             next(dataset)
         assert len(next(dataset).markers) == 2
 
@@ -424,5 +424,5 @@ def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server:
     ],
 )
 def test_argument_that_can_never_work_is_refused_by_name(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(rw.SpecError, match=re.escape(message)):
+    with pytest.raises(rw.errors.SpecError, match=re.escape(message)):
         rw.SliceDataset("localhost:1", **{"table": "a", "num_slices": 2, "slice_len": 3, **given})

@@ -100,7 +100,7 @@ def test_server_of_an_unknown_authority_is_refused_by_name(
     with (
         Forwarder(server.port, tls=server_context(gateway)) as forwarder,
         rw.Client(forwarder.address, tls=tls, timeout_s=5) as client,
-        pytest.raises(rw.ServerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"),
+        pytest.raises(rw.errors.ServerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         client.server_info()
 
@@ -111,7 +111,7 @@ def test_server_of_another_name_is_refused_unless_that_name_is_expected(server: 
         tls = rw.TLS(root_certificates=elsewhere.certificate)
         with (
             rw.Client(forwarder.address, tls=tls, timeout_s=5) as client,
-            pytest.raises(rw.ServerUnavailableError, match=r"(?i)host ?name|peer name"),
+            pytest.raises(rw.errors.ServerUnavailableError, match=r"(?i)host ?name|peer name"),
         ):
             client.server_info()
         tls = rw.TLS(root_certificates=elsewhere.certificate, server_name="replay.example")
@@ -129,7 +129,7 @@ def test_client_that_may_not_connect_hears_of_it(
     with (
         Forwarder(server.port, tls=server_context(gateway, actor)) as forwarder,
         rw.Client(forwarder.address, tls=tls, timeout_s=5) as client,
-        pytest.raises(rw.ServerUnavailableError, match="may ask for one of the client"),
+        pytest.raises(rw.errors.ServerUnavailableError, match="may ask for one of the client"),
     ):
         client.server_info()
 
@@ -138,12 +138,12 @@ def test_plain_text_to_a_server_of_tls_and_the_reverse_are_named(server: HostedS
     with (
         Forwarder(server.port, tls=server_context(gateway)) as forwarder,
         rw.Client(forwarder.address, timeout_s=5) as client,
-        pytest.raises(rw.ServerUnavailableError, match=r"check .* whether it expects `tls`"),
+        pytest.raises(rw.errors.ServerUnavailableError, match=r"check .* whether it expects `tls`"),
     ):
         client.server_info()
     with (
         rw.Client(server.address, tls=rw.TLS(gateway.certificate), timeout_s=5) as client,
-        pytest.raises(rw.ServerUnavailableError, match=r"(?i)ssl"),
+        pytest.raises(rw.errors.ServerUnavailableError, match=r"(?i)ssl"),
     ):
         client.server_info()
 
@@ -159,12 +159,12 @@ def test_certificates_that_cannot_be_used_are_refused_at_once(
         "garbage": rw.TLS(root_certificates=garbage),
         "mixed up": rw.TLS(certificate=actor.certificate, private_key=stranger.private_key),
     }[which]
-    with pytest.raises(rw.SpecError, match="cannot use the PEM files"):
+    with pytest.raises(rw.errors.SpecError, match="cannot use the PEM files"):
         rw.Client("localhost:1", tls=tls)
 
 
 def test_certificate_without_its_key_is_refused(actor: Identity) -> None:
-    with pytest.raises(rw.SpecError, match="must be given together"):
+    with pytest.raises(rw.errors.SpecError, match="must be given together"):
         rw.TLS(certificate=actor.certificate)
 
 
@@ -220,18 +220,18 @@ def test_wrong_token_is_refused_at_once_and_named(
 ) -> None:
     with (
         rw.Client(token_server.address, tls=rw.TLS(gateway.certificate), token=token, timeout_s=60) as client,
-        pytest.raises(rw.ReverbWriterError, match="refused: UNAUTHENTICATED: wrong token"),
+        pytest.raises(rw.errors.ReverbWriterError, match="refused: UNAUTHENTICATED: wrong token"),
     ):
         rw.TrajectoryObserver(client, "replay", 2)
     assert len(token_server.seen) == 1
 
 
 def test_token_never_goes_in_plain_text() -> None:
-    with pytest.raises(rw.SpecError, match="`token` would travel to localhost:1 in plain text"):
+    with pytest.raises(rw.errors.SpecError, match="`token` would travel to localhost:1 in plain text"):
         rw.Client("localhost:1", token=SESAME)
 
 
 @pytest.mark.parametrize("token", ["", "two words", "secret\n", "sécret"])
 def test_token_that_no_header_can_hold_is_refused(token: str) -> None:
-    with pytest.raises(rw.SpecError, match="`token` must be visible ASCII"):
+    with pytest.raises(rw.errors.SpecError, match="`token` must be visible ASCII"):
         rw.Client("localhost:1", tls=True, token=token)

@@ -84,9 +84,9 @@ def test_windows_give_their_first_transitions(address: str, n: int, gamma: float
         for one in view:
             check(one, n, gamma)
             break
-        with pytest.raises(rw.StructureError, match="overlap"):
+        with pytest.raises(rw.errors.StructureError, match="overlap"):
             rw.returns.gae(found, np.ones((64, 4)), gamma=0.5, lam=0.5)
-        with pytest.raises(rw.StructureError, match="`first` is for"):
+        with pytest.raises(rw.errors.StructureError, match="`first` is for"):
             found.first()
 
 
@@ -110,9 +110,9 @@ def test_mixed_datasets_give_transitions_of_each(address: str) -> None:
 
 def test_numbers_out_of_range_are_refused_at_once(address: str) -> None:
     with rw.ReplayDataset(address, "windows", 6) as dataset:
-        with pytest.raises(rw.SpecError, match="`n` must be >= 1"):
+        with pytest.raises(rw.errors.SpecError, match="`n` must be >= 1"):
             dataset.transitions(n=0)
-        with pytest.raises(rw.SpecError, match="`gamma`"):
+        with pytest.raises(rw.errors.SpecError, match="`gamma`"):
             dataset.transitions(gamma=1.5)
 
 

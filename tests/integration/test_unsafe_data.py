@@ -36,7 +36,7 @@ def numbers(batch: Any) -> list[int]:
 
 def test_variant_is_refused_and_the_next_call_goes_on(address: str) -> None:
     with rw.ReplayDataset(address, "queue", 3) as dataset:
-        with pytest.raises(rw.UnsafeDataError, match="DT_VARIANT"):
+        with pytest.raises(rw.errors.UnsafeDataError, match="DT_VARIANT"):
             next(dataset)
         assert numbers(next(dataset)) == [1, 2, 3]
         assert dataset.stats().skipped_samples == 0
@@ -67,7 +67,7 @@ def test_damaged_item_that_would_settle_the_structure_loses_no_other(replay_serv
         insert_damaged(client, "queue")
     write_steps(server.address, "queue", 4, length=1)
     with rw.ReplayDataset(server.address, "queue", 2, max_samples=5) as dataset:
-        with pytest.raises(rw.FormatError):
+        with pytest.raises(rw.errors.FormatError):
             next(dataset)
         found = [number for batch in dataset for number in batch.data["a"][:, 0].tolist()]
         stats = dataset.stats()
@@ -83,7 +83,7 @@ def test_errors_that_nobody_takes_are_bounded_as_samples_are(replay_server: Star
         iter(dataset)  # begins to fetch
         assert eventually(lambda: dataset.stats().received_samples >= 6)
         for num_taken in range(1, 9):
-            with pytest.raises(rw.UnsafeDataError, match="DT_VARIANT"):
+            with pytest.raises(rw.errors.UnsafeDataError, match="DT_VARIANT"):
                 next(dataset)
             assert eventually(lambda: dataset.stats().received_samples == 6 + num_taken)  # noqa: B023  # called at once
 
@@ -100,7 +100,7 @@ def test_variants_that_are_skipped_take_no_room_from_others(replay_server: Start
 
 
 def test_client_sample_refuses_a_variant(address: str) -> None:
-    with rw.Client(address) as client, pytest.raises(rw.UnsafeDataError, match="DT_VARIANT"):
+    with rw.Client(address) as client, pytest.raises(rw.errors.UnsafeDataError, match="DT_VARIANT"):
         list(client.sample("queue", 2))
 
 
@@ -110,6 +110,6 @@ def test_sample_above_the_bound_is_refused(replay_server: StartServer) -> None:
         client.insert([np.zeros((100, 1000))], {"queue": 1.0})
         client.insert([np.ones((1, 1000))], {"queue": 1.0})
     with rw.ReplayDataset(server.address, "queue", 1, max_sample_bytes=799_999) as dataset:
-        with pytest.raises(rw.UnsafeDataError, match="max_"):
+        with pytest.raises(rw.errors.UnsafeDataError, match="max_"):
             next(dataset)
         assert next(dataset).data[0].shape == (1, 1, 1000)

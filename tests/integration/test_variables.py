@@ -26,7 +26,7 @@ def test_variables_come_as_they_were_published(replay_server: StartServer) -> No
     server = replay_server(rw.TableConfig("weights", 1), rw.TableConfig("replay"))
     nest = {"layers": [(np.ones((2, 3), np.float32), np.zeros(3))], "step": 7}
     with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             actor.latest(timeout_s=0.2)
         learner.publish(nest)
         found = actor.latest()
@@ -35,7 +35,7 @@ def test_variables_come_as_they_were_published(replay_server: StartServer) -> No
         assert found["step"] == 7
         learner.publish({"step": np.float32(8)})
         assert actor.latest() == {"step": 8}
-    with pytest.raises(rw.StructureError, match=r"expected 1"):
+    with pytest.raises(rw.errors.StructureError, match=r"expected 1"):
         rw.Variables(server.address, "replay")
 
 
@@ -44,7 +44,7 @@ def test_latest_logs_that_it_waits(
 ) -> None:
     monkeypatch.setattr(on_shards, "LOG_EVERY_S", 0.2)
     server = replay_server(rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights") as actor, pytest.raises(rw.ReplayTimeoutError):
+    with rw.Variables(server.address, "weights") as actor, pytest.raises(rw.errors.ReplayTimeoutError):
         actor.latest(timeout_s=1.5)
     logged = [record.getMessage() for record in caplog.records]
     assert sum(f"nothing was published yet, waiting for it at {server.address} for" in line for line in logged) > 1
@@ -57,7 +57,7 @@ def test_latest_logs_that_no_server_answers(
     server = lone_server(rw.TableConfig("weights", 1))
     with rw.Variables(server.address, "weights") as actor:
         server.process.kill()
-        with pytest.raises(rw.ServerUnavailableError):
+        with pytest.raises(rw.errors.ServerUnavailableError):
             actor.latest(timeout_s=1.5)
     logged = [record.getMessage() for record in caplog.records]
     assert sum(f"table `weights`: waiting for the server at {server.address} for" in line for line in logged) > 1
@@ -107,7 +107,7 @@ def test_latest_waits_for_its_own_time_out_only(lone_server: StartServer) -> Non
     server = lone_server(rw.TableConfig("weights", 1))
     with rw.Variables(server.address, "weights", timeout_s=float("inf")) as actor:
         server.process.kill()
-        with pytest.raises(rw.ServerUnavailableError, match=r"within 0.3 s"):
+        with pytest.raises(rw.errors.ServerUnavailableError, match=r"within 0.3 s"):
             actor.latest(timeout_s=0.3)
 
 
@@ -201,7 +201,9 @@ def test_weights_that_an_old_checkpoint_brings_back_are_not_taken(replay_server:
 def test_weights_that_no_server_has_yet_are_waited_for(replay_server: StartServer) -> None:
     addresses = [replay_server(rw.TableConfig("weights", 1)).address for _ in range(2)]
     with rw.Variables(addresses, "weights") as learner, rw.Variables(addresses, "weights") as actor:
-        with pytest.raises(rw.ReplayTimeoutError, match=r"table `weights` is empty at .* Nothing was published yet"):
+        with pytest.raises(
+            rw.errors.ReplayTimeoutError, match=r"table `weights` is empty at .* Nothing was published yet"
+        ):
             actor.latest(timeout_s=0.3)
         timer = threading.Timer(0.2, learner.publish, [[np.arange(3)]])
         timer.start()
@@ -211,7 +213,7 @@ def test_weights_that_no_server_has_yet_are_waited_for(replay_server: StartServe
 
 @pytest.mark.parametrize("interval_s", [-1, float("nan"), "often"])
 def test_interval_that_is_none_is_refused(interval_s: object) -> None:
-    with pytest.raises(rw.SpecError, match="`interval_s` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`interval_s` must be"):
         rw.Variables("localhost:1", "weights", interval_s=interval_s)  # type: ignore[arg-type]  # what is tested
 
 
@@ -242,7 +244,7 @@ def test_each_version_has_a_number(replay_server: StartServer) -> None:
         assert eventually(lambda: actor.poll() is not None)
         assert actor.version == first + 1
         for wrong in (0, -1, 1.5, first + 1):
-            with pytest.raises(rw.SpecError, match="`version` must be"):
+            with pytest.raises(rw.errors.SpecError, match="`version` must be"):
                 learner.publish({"w": np.zeros(2)}, version=wrong)  # type: ignore[arg-type]  # what is tested
         assert learner.publish({"w": np.ones(2)}, version=2 * first) == 2 * first
         actor.latest()
@@ -258,7 +260,7 @@ def test_weights_after_a_time_out_have_another_number(replay_server: StartServer
         actor = stack.enter_context(rw.Variables([one.address for one in servers], "weights", interval_s=0.001))
         for forwarder in forwarders:
             forwarder.lose = {"InsertStream": grpc.StatusCode.DEADLINE_EXCEEDED}.get
-        with pytest.raises((rw.ReplayTimeoutError, rw.ServerUnavailableError)):
+        with pytest.raises((rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)):
             learner.publish([1])
         assert eventually(lambda: actor.poll() == [1])
         for forwarder in forwarders:

@@ -290,7 +290,7 @@ def test_refused_step_changes_nothing(place: Place, step: Any, end_of_episode: A
     with rw.TrajectoryObserver(place.client, "a", 3, num_envs=3) as observer:
         for number in (1, 2, 3):
             if number == 3:
-                with pytest.raises(rw.StructureError, match=message):
+                with pytest.raises(rw.errors.StructureError, match=message):
                     observer(step, end_of_episode=end_of_episode)
             observer(step_of(number, 3))
     assert windows_by_env(place) == {env: [[1, 2, 3]] for env in (1, 2, 3)}
@@ -298,11 +298,13 @@ def test_refused_step_changes_nothing(place: Place, step: Any, end_of_episode: A
 
 def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "a", 1, num_envs=2) as observer:
-        with pytest.raises(rw.StructureError, match="`end_of_episode` has shape"):
+        with pytest.raises(rw.errors.StructureError, match="`end_of_episode` has shape"):
             observer({"x": np.zeros(2)}, end_of_episode=True)
-        with pytest.raises(rw.StructureError, match=r"first step, leaf `x`: shape \(3,\), expected \(2, \.\.\.\)"):
+        with pytest.raises(
+            rw.errors.StructureError, match=r"first step, leaf `x`: shape \(3,\), expected \(2, \.\.\.\)"
+        ):
             observer({"x": np.zeros(3)})
-        with pytest.raises(rw.StructureError, match="leaf `x`: dtype datetime64"):
+        with pytest.raises(rw.errors.StructureError, match="leaf `x`: dtype datetime64"):
             observer({"x": np.zeros(2, "M8[s]")})
         observer(step_of(1, 2))
     assert windows_by_env(place) == {1: [[1]], 2: [[1]]}
@@ -310,7 +312,7 @@ def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
 
 @pytest.mark.parametrize("num_envs", [0, -1, 2.0, True])
 def test_number_of_environments_that_is_none_is_refused(place: Place, num_envs: Any) -> None:
-    with pytest.raises(rw.SpecError, match="`num_envs` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`num_envs` must be"):
         rw.TrajectoryObserver(place.client, "a", 2, num_envs=num_envs)
 
 
@@ -363,7 +365,7 @@ def test_reset_of_all_environments_drops_and_counts_those_that_are_too_short(pla
 def test_environment_numbers_out_of_range_are_refused(place: Place, env_ids: Any) -> None:
     with rw.TrajectoryObserver(place.client, "a", 2, end_of_episode="pad", num_envs=2) as observer:
         observer(step_of(1, 2))
-        with pytest.raises(rw.SpecError, match="`env_ids` must be"):
+        with pytest.raises(rw.errors.SpecError, match="`env_ids` must be"):
             observer.reset(env_ids=env_ids)
         observer(step_of(2, 2))
     assert windows_by_env(place) == {1: [[1, 2]], 2: [[1, 2]]}
@@ -377,7 +379,7 @@ def test_closed_observer_says_so_until_it_is_opened_again(place: Place) -> None:
     assert observer.stats().dropped_steps == {"reset": 2}
     calls: list[Callable[[], None]] = [lambda: observer(step_of(2, 2)), observer.flush, observer.reset]
     for call in calls:
-        with pytest.raises(rw.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
+        with pytest.raises(rw.errors.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
             call()
     observer.open()
     observer(step_of(2, 2))

@@ -97,7 +97,7 @@ def test_pytorch_without_cuda_says_so_at_once(address: str) -> None:
             batch = next(iter(dataset.as_torch("cuda")))
             assert batch.data["x"].device.type == "cuda"
         else:
-            with pytest.raises(rw.SpecError, match="finds no CUDA device"):
+            with pytest.raises(rw.errors.SpecError, match="finds no CUDA device"):
                 dataset.as_torch("cuda")
 
 
@@ -119,7 +119,7 @@ def test_jax_learns(address: str) -> None:
 def test_jax_does_not_get_buffers_that_are_used_again(address: str) -> None:
     with (
         rw.ReplayDataset(address, "replay", 2, reuse_buffers=True) as dataset,
-        pytest.raises(rw.SpecError, match="`reuse_buffers` must be False for as_jax, got True"),
+        pytest.raises(rw.errors.SpecError, match="`reuse_buffers` must be False for as_jax, got True"),
     ):
         dataset.as_jax()
 
@@ -216,7 +216,7 @@ def test_priorities_are_tensors_of_any_dtype_with_gradients(replay_server: Start
             priorities = torch.full((4,), 2.5, dtype=getattr(torch, dtype), requires_grad=True) * 2
             for keys in (batch, batch.info, batch.info.keys, torch.from_numpy(batch.info.keys.view(np.int64))):
                 dataset.update_priorities(keys, priorities)
-            with pytest.raises(rw.SpecError, match=r"has shape \(3,\), expected \(4,\)"):
+            with pytest.raises(rw.errors.SpecError, match=r"has shape \(3,\), expected \(4,\)"):
                 dataset.update_priorities(batch, priorities[:3])
             dataset.flush_priorities()
         assert next(client.sample("table", 1)).info.priority == 5.0

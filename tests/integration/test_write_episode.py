@@ -72,7 +72,7 @@ def test_spanning_observer_writes_one_episode_after_the_other(place: Place) -> N
 def test_refused_episode_does_not_end_a_stream_that_spans_episodes(place: Place) -> None:
     with rw.SequenceObserver(place.client, "a", 4, 4) as observer:
         observer.write_episode(episode(2, first=1))
-        with pytest.raises(rw.StructureError, match="observation/n"):
+        with pytest.raises(rw.errors.StructureError, match="observation/n"):
             observer.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
         observer.write_episode(episode(4, first=11))
     numbers = [item.data[5].tolist() for item in read(place.client, "a")]
@@ -82,15 +82,15 @@ def test_refused_episode_does_not_end_a_stream_that_spans_episodes(place: Place)
 def test_refused_episode_changes_nothing(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 5) as observer:
         observer.write_episode(episode(3))
-        with pytest.raises(rw.SpecError, match="the episode has 6 steps, boundary"):
+        with pytest.raises(rw.errors.SpecError, match="the episode has 6 steps, boundary"):
             observer.write_episode(episode(5))
-        with pytest.raises(rw.StructureError, match="observation/n"):
+        with pytest.raises(rw.errors.StructureError, match="observation/n"):
             observer.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
-        with pytest.raises(rw.IncompleteError, match="an episode without a step"):
+        with pytest.raises(rw.errors.IncompleteError, match="an episode without a step"):
             observer.write_episode(rw.Episode())
         (step, _) = zip(*(leaf[:2] for leaf in tree.flatten(episode(1).steps())), strict=True)
         observer(tree.unflatten_as(episode(1).steps(), step))
-        with pytest.raises(rw.SpecError, match=r"in the middle of an episode, at step 1. Call `reset` first"):
+        with pytest.raises(rw.errors.SpecError, match=r"in the middle of an episode, at step 1. Call `reset` first"):
             observer.write_episode(episode(1))
         observer.reset(discard=True)
         observer.write_episode(episode(4))
@@ -111,12 +111,12 @@ def test_time_out_in_mid_episode_leaves_no_part_of_it(replay_server: Any) -> Non
     server = replay_server(rw.TableConfig("q", 3, "fifo", "fifo", max_times_sampled=1, rate_limiter=rw.Queue(3)))
     with rw.Client(server.address, timeout_s=60) as client:
         observer = rw.TrajectoryObserver(client, "q", 2, max_in_flight_items=4, timeout_s=0.5)
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.write_episode(episode(4000))
         assert observer.stats().episodes == 1
-        with pytest.raises(rw.ReplayTimeoutError):  # and not that it is in the middle of one
+        with pytest.raises(rw.errors.ReplayTimeoutError):  # and not that it is in the middle of one
             observer.write_episode(episode(1))
-        with pytest.raises(rw.ReplayTimeoutError):
+        with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.close()
 
 

@@ -46,7 +46,7 @@ def test_a_buffered_leaf_is_filled_as_numpy_assigns(
         lossless = fits and np.array_equal(stored[slot : slot + 1], exact)
         try:
             accumulator.add("x", {"leaf": row})
-        except (rw.StructureError, IndexError):
+        except (rw.errors.StructureError, IndexError):
             assert not (fits and (lossy or lossless))
             stored = before
         else:

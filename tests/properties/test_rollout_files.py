@@ -63,7 +63,7 @@ def test_any_changed_byte_changes_no_step(data: Any) -> None:
         try:
             after = StoredTrajectory(path)
             found = after.load()
-        except rw.FormatError as error:
+        except rw.errors.FormatError as error:
             message = str(error)
         if message:
             assert path.name in message

@@ -75,7 +75,7 @@ def limiters_of(cluster: rwr.ReplayCluster) -> dict[str, RateLimiterInfo]:
         with rw.Client(shard.address, timeout_s=2) as client:
             try:
                 one = client.server_info()["replay"].rate_limiter
-            except (rw.ServerUnavailableError, rw.ReplayTimeoutError):
+            except (rw.errors.ServerUnavailableError, rw.errors.ReplayTimeoutError):
                 continue
         if one.num_samples:  # until there are `min_size` items, nothing is sampled, and all is inserted
             assert one.min_diff <= one.diff <= one.max_diff

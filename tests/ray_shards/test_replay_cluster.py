@@ -115,13 +115,15 @@ def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
         pass
     assert cluster.status().is_serving  # for `found` has not started it
 
-    with pytest.raises(rw.SpecError, match=r"there already and has tables .*max_size=1000.*, not .*max_size=999"):
+    with pytest.raises(
+        rw.errors.SpecError, match=r"there already and has tables .*max_size=1000.*, not .*max_size=999"
+    ):
         rwr.ReplayCluster.start("one", [rw.TableConfig("replay", 999)], 2, python=SERVER_PYTHON)
-    with pytest.raises(rw.SpecError, match="has num_shards 2, not 1"):
+    with pytest.raises(rw.errors.SpecError, match="has num_shards 2, not 1"):
         rwr.ReplayCluster.start("one", TABLES, 1, python=SERVER_PYTHON)
     same: Any = {"python": SERVER_PYTHON, "checkpoint_every_s": 0}
     for other in ({"python": sys.executable}, {"checkpoints": "/elsewhere"}, {"port": 9000}):
-        with pytest.raises(rw.SpecError, match=f"there already and has {next(iter(other))} "):
+        with pytest.raises(rw.errors.SpecError, match=f"there already and has {next(iter(other))} "):
             rwr.ReplayCluster.start("one", TABLES, 2, **{**same, **other})
     assert not rwr.ReplayCluster.start("one", TABLES, 2, **same).started
     assert cluster.status().is_serving
@@ -151,7 +153,7 @@ def test_start_that_is_interrupted_while_there_is_no_room_leaves_nothing(machine
 @pytest.mark.parametrize(
     ("does", "error", "said"),
     [
-        ("exec sleep 20", rw.ReplayTimeoutError, r"server did not estimate the memory of a shard within 5\.0 s"),
+        ("exec sleep 20", rw.errors.ReplayTimeoutError, r"server did not estimate the memory of a shard within 5\.0 s"),
         ("kill -9 $PPID", rwr.ShardStartError, r"server did not estimate the memory of a shard: .* died"),
         ("echo text", rwr.ShardStartError, r"server did not estimate the memory of a shard: .*JSONDecodeError"),
     ],
@@ -302,7 +304,7 @@ def test_shard_beyond_a_partition_confirms_nothing_that_is_lost(machines: Any, t
     may_end = threading.Event()
 
     def write() -> None:
-        with rw.Client(stale.address, timeout_s=5) as client, contextlib.suppress(rw.ReverbWriterError):
+        with rw.Client(stale.address, timeout_s=5) as client, contextlib.suppress(rw.errors.ReverbWriterError):
             for number in itertools.count():
                 client.insert({"number": np.array([number])}, {"replay": 1.0})
                 confirmed.append(number)
@@ -365,7 +367,7 @@ def test_cluster_whose_actors_cannot_run_is_taken_down(machines: Any) -> None:
     ray.remote(ReplayShard).options(**options).remote(spec, 0)
     assert stop_shards("stranded", [name], 600, patience_s=1) == {name: "its actor has not answered for 1 s"}
     assert nothing_is_left("stranded")
-    with pytest.raises(rw.ServerUnavailableError, match="there is no cluster `stranded` on this Ray"):
+    with pytest.raises(rw.errors.ServerUnavailableError, match="there is no cluster `stranded` on this Ray"):
         rwr.ReplayCluster.remove("stranded")
 
 

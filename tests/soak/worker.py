@@ -37,7 +37,7 @@ LEARNER_WAITS_S = 5.0
 BATCH_SIZE = 32
 CHILD_ENDS_WITHIN_S = 60.0
 ALARM_CHANCE, ALARM_WITHIN_S = 0.5, 0.01
-_LATER = (rw.ReplayTimeoutError, rw.ServerUnavailableError)
+_LATER = (rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)
 
 
 class Signals:
@@ -254,7 +254,7 @@ def _use_as_child(main: Any, other: Any, chance: random.Random) -> None:
         elif deed == 2:  # the third deed
             try:
                 observer({"number": np.int64(-1)})
-            except rw.ClosedError:
+            except rw.errors.ClosedError:
                 continue
             raise RuntimeError("a forked child could write")
 

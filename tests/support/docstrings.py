@@ -45,10 +45,10 @@ def described(value: Any) -> dict[str, str]:
     texts = list(docstrings(value))
     found: dict[str, str] = {}
     for name in BESIDE.findall("\n".join(texts)):
-        for text in docstrings(other) if inspect.isclass(other := getattr(rw, name, None)) else ():
+        for text in docstrings(other) if inspect.isclass(other := getattr(rw.errors, name, None)) else ():
             found = {**sections(text), **found}
     for name, method in METHOD.findall("\n".join(texts)):
-        other = getattr(getattr(rw, name, None) or getattr(rw.episodes, name, None), method, None)
+        other = getattr(getattr(rw.errors, name, None) or getattr(rw.episodes, name, None), method, None)
         found = {**(sections(other.__doc__ or "") if inspect.isfunction(other) else {}), **found}
     if any(SHARED in text for text in texts):
         package = importlib.import_module("reverb_writer.returns").__doc__ or ""
@@ -92,5 +92,7 @@ def raised(functions: Iterable[Callable[..., Any]]) -> set[str]:
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
                 names.add(node.exc.func.id)
     return {
-        name for name in names if inspect.isclass(error := getattr(rw, name, None)) and issubclass(error, Exception)
+        name
+        for name in names
+        if inspect.isclass(error := getattr(rw.errors, name, None)) and issubclass(error, Exception)
     }

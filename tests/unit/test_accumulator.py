@@ -58,13 +58,15 @@ def test_capacity_is_guessed_from_the_shapes(leaves: list[tuple[int, ...]], capa
 
 @pytest.mark.parametrize("shapes", [((4, 8), (3,)), ((1, 8), (5,))])
 def test_leaves_of_different_lengths_are_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
-    with pytest.raises(rw.StructureError, match=r"timescale 'x': .* must share the same leading dimension, got \["):
+    with pytest.raises(
+        rw.errors.StructureError, match=r"timescale 'x': .* must share the same leading dimension, got \["
+    ):
         rw.TrajectoryAccumulator({"x": tuple(np.empty(shape) for shape in shapes)})
 
 
 @pytest.mark.parametrize("nest", [{}, (), {"a": None}])
 def test_a_timescale_without_leaves_is_refused(nest: Any) -> None:
-    with pytest.raises(rw.StructureError, match="timescale 'x' has no array leaves"):
+    with pytest.raises(rw.errors.StructureError, match="timescale 'x' has no array leaves"):
         rw.TrajectoryAccumulator({"x": nest})
 
 
@@ -75,7 +77,7 @@ def test_an_example_that_is_no_dict_is_a_type_error() -> None:
 
 
 def test_a_leaf_that_is_no_number_is_refused() -> None:
-    with pytest.raises(rw.StructureError, match="timescale 'x', leaf `a`: <U2 is not a number"):
+    with pytest.raises(rw.errors.StructureError, match="timescale 'x', leaf `a`: <U2 is not a number"):
         rw.TrajectoryAccumulator({"x": {"a": np.array(["ab", "c"])}})
 
 
@@ -97,13 +99,13 @@ def test_declared_capacities_say_what_shapes_cannot() -> None:
 
 @pytest.mark.parametrize("capacities", [{}, {"step": 3}, {"step": 3, "episode": None, "other": 1}])
 def test_capacities_must_name_the_timescales(capacities: dict[str, int]) -> None:
-    with pytest.raises(rw.SpecError, match=r"`capacities` must name the timescales \['step', 'episode'\], got"):
+    with pytest.raises(rw.errors.SpecError, match=r"`capacities` must name the timescales \['step', 'episode'\], got"):
         rw.TrajectoryAccumulator(EXAMPLE, capacities=capacities)
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 2.5, True])
 def test_a_capacity_below_one_is_refused(capacity: Any) -> None:
-    with pytest.raises(rw.SpecError, match=r"`capacities\['x'\]` must be"):
+    with pytest.raises(rw.errors.SpecError, match=r"`capacities\['x'\]` must be"):
         rw.TrajectoryAccumulator({"x": 0.0}, capacities={"x": capacity})
 
 
@@ -134,7 +136,7 @@ def test_a_row_too_many_is_an_index_error(name: str, slots: int) -> None:
     accumulator = filled()
     with pytest.raises(IndexError) as caught:
         accumulator.add(name, {"o": np.zeros(2, np.float32), "r": 0} if name == "step" else {"ret": 0.0})
-    assert isinstance(caught.value, rw.OutOfRangeError)
+    assert isinstance(caught.value, rw.errors.OutOfRangeError)
     assert str(caught.value) == f"Timescale '{name}' has {slots} slots, but you tried to add at index {slots}."
     assert_equal(accumulator.build(), FILLED)
 
@@ -142,7 +144,7 @@ def test_a_row_too_many_is_an_index_error(name: str, slots: int) -> None:
 def test_an_unknown_timescale_is_a_key_error_that_names_the_known_ones() -> None:
     with pytest.raises(KeyError) as caught:
         filled().add("zz", {})
-    assert isinstance(caught.value, rw.UnknownKeyError)
+    assert isinstance(caught.value, rw.errors.UnknownKeyError)
     assert str(caught.value) == "Unknown timescale 'zz'. Known: ['step', 'episode']."
 
 
@@ -174,7 +176,7 @@ def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(data: Any, messa
     accumulator.build(copy=False)
     first = {"o": np.array([3, 4], np.float32), "r": np.int32(7)}
     accumulator.add("step", first)
-    with pytest.raises(rw.StructureError, match=message):
+    with pytest.raises(rw.errors.StructureError, match=message):
         accumulator.add("step", data)
     assert accumulator.counts["step"] == 1
     built = accumulator.build(partial=True)
@@ -210,7 +212,7 @@ def test_a_float_of_ml_dtypes_rounds_and_does_not_overflow() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     accumulator = rw.TrajectoryAccumulator({"x": np.zeros((2,), ml_dtypes.bfloat16)})
     accumulator.add("x", np.float32(1.001))
-    with pytest.raises(rw.StructureError, match="does not fit into bfloat16"):
+    with pytest.raises(rw.errors.StructureError, match="does not fit into bfloat16"):
         accumulator.add("x", np.float64(1e300))
     assert accumulator.build(partial=True)["x"].tolist() == [1.0, 0.0]
 
@@ -234,7 +236,7 @@ def test_rows_of_an_earlier_rollout_never_show(copy: bool) -> None:
     accumulator = filled()
     accumulator.build(copy=copy)
     accumulator.add("step", {"o": np.full(2, 4, np.float32), "r": 4})
-    with pytest.raises(rw.IncompleteError, match=r"'step' has 1 of 3, 'episode' has 0 of 1 rows"):
+    with pytest.raises(rw.errors.IncompleteError, match=r"'step' has 1 of 3, 'episode' has 0 of 1 rows"):
         accumulator.build()
     expected = {
         "step": {"o": np.array([[4, 4], [0, 0], [0, 0]], np.float32), "r": np.array([4, 0, 0], np.int32)},
@@ -247,7 +249,7 @@ def test_reset_forgets_what_was_added() -> None:
     accumulator = filled()
     accumulator.reset()
     assert accumulator.counts == {"step": 0, "episode": 0}
-    with pytest.raises(rw.IncompleteError):
+    with pytest.raises(rw.errors.IncompleteError):
         accumulator.build()
 
 
@@ -262,7 +264,7 @@ def test_nests_of_every_kind_come_back_as_they_were() -> None:
     for value in (1.0, 2.0):
         accumulator.add("a", rw.Trajectory(value, value, value, value, value, value, (np.full(3, value), [value])))
     accumulator.add("b", np.array([3.0, 4.0]))
-    with pytest.raises(rw.StructureError, match="leaf `nothing`: int, expected None"):
+    with pytest.raises(rw.errors.StructureError, match="leaf `nothing`: int, expected None"):
         accumulator.add("c", {"x": 5.0, "nothing": 1, "empty": ()})
     accumulator.add("c", {"x": 5.0, "nothing": None, "empty": ()})
     column = np.array([1.0, 2.0])

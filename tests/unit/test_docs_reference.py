@@ -31,8 +31,8 @@ PACKAGES = (
     *(
         f"reverb_writer.{name}"
         for name in (
-            "environments", "episodes", "files", "instinct_rl", "local", "ray", "returns", "rollouts", "sb3", "slices",
-            "tables", "testing", "tf_agents", "windows",
+            "environments", "episodes", "errors", "files", "instinct_rl", "local", "ray", "returns", "rollouts", "sb3",
+            "shards", "slices", "tables", "testing", "tf_agents", "windows",
         )
     ),
 )  # fmt: skip

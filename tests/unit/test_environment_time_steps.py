@@ -194,20 +194,20 @@ def test_a_step_that_the_observer_refused_ends_the_episode_before_it() -> None:
 
     def refuse_second(step: Any) -> None:
         if not step["is_first"] and not step["is_last"]:
-            raise rw.ReplayTimeoutError("full")
+            raise rw.errors.ReplayTimeoutError("full")
         steps.append(step)
 
     env = rw.environments.record(Counting([(9, "terminated")]), refuse_second)
     env.reset()
     env.step(1)
-    with pytest.raises(rw.ReplayTimeoutError):
+    with pytest.raises(rw.errors.ReplayTimeoutError):
         env.step(2)
-    with pytest.raises(rw.StructureError, match="no episode is being recorded"):
+    with pytest.raises(rw.errors.StructureError, match="no episode is being recorded"):
         env.step(3)
     env.reset()
     assert [told(step) for step in steps] == ["0 1 1 0.5 F", "1 0 0 0 Lr"]
 
 
 def test_seeds_are_refused() -> None:
-    with pytest.raises(rw.SpecError, match="`seeds` must be False for a dm_env"):
+    with pytest.raises(rw.errors.SpecError, match="`seeds` must be False for a dm_env"):
         rw.environments.record(Counting(EPISODES), print, seeds=True)

@@ -29,7 +29,7 @@ class Unreliable:
     def __call__(self, step: Any) -> None:
         self._calls += 1
         if self._calls in self._refused:
-            raise rw.ReplayTimeoutError("full")
+            raise rw.errors.ReplayTimeoutError("full")
         self.steps.append(step)
 
 
@@ -137,7 +137,7 @@ def test_an_episode_with_a_step_that_the_observer_refused_ends_before_it(refused
     observer = Unreliable(refused)
     env = rw.environments.record(Counting([(9, "terminated")]), observer)
     env.reset()
-    with pytest.raises(rw.ReplayTimeoutError):  # noqa: PT012  # either of the two
+    with pytest.raises(rw.errors.ReplayTimeoutError):  # noqa: PT012  # either of the two
         env.step(1)
         env.step(2)
     with pytest.raises(gymnasium.error.ResetNeeded):  # a step would be missing
@@ -153,7 +153,7 @@ def test_a_terminal_observation_that_the_observer_refused_is_written_at_the_next
     observer = Unreliable(2)
     env = rw.environments.record(Counting([(1, "terminated")]), observer)
     env.reset()
-    with pytest.raises(rw.ReplayTimeoutError):
+    with pytest.raises(rw.errors.ReplayTimeoutError):
         env.step(1)
     env.reset()
     assert [told(step) for step in observer.steps] == ["0 1 1 0 F", "1 0 0 0 Lt"]
@@ -233,9 +233,9 @@ def plain(element: Any, space: Any) -> Any:
     ],
 )
 def test_a_space_whose_elements_differ_in_shape_is_refused_by_name(space: Any, message: str) -> None:
-    with pytest.raises(rw.SpecError, match=message):
+    with pytest.raises(rw.errors.SpecError, match=message):
         rw.environments.record(Sampling(space, spaces.Discrete(2)), print)
-    with pytest.raises(rw.SpecError, match=message.replace("observation", "action")):
+    with pytest.raises(rw.errors.SpecError, match=message.replace("observation", "action")):
         rw.environments.record(Sampling(spaces.Discrete(2), space), print)
 
 
@@ -273,7 +273,7 @@ def test_an_action_that_is_not_of_its_space_is_refused(space: Any, given: Any) -
     steps: list[Any] = []
     env = rw.environments.record(Sampling(spaces.Discrete(2), space), steps.append)
     env.reset()
-    with pytest.raises(rw.StructureError, match=r"`action`: .* as its space says"):
+    with pytest.raises(rw.errors.StructureError, match=r"`action`: .* as its space says"):
         env.step(given)
     assert steps == []
     env.step(space.sample())  # nothing has changed
@@ -297,7 +297,7 @@ def test_environment_that_resets_itself_needs_a_reset_when_a_step_was_not_record
     env = rw.environments.record(gymnasium.wrappers.Autoreset(Counting(EPISODES)), observer)
     env.reset()
     env.step(10)
-    with pytest.raises(rw.ReplayTimeoutError):
+    with pytest.raises(rw.errors.ReplayTimeoutError):
         env.step(11)
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(12)
@@ -361,11 +361,11 @@ def test_environment_without_a_space_is_refused(missing: str) -> None:
         for name in {"observation_space", "action_space"} - {missing}:
             setattr(kind, prefix + name, spaces.Discrete(2))
         with pytest.raises(
-            rw.SpecError, match=rf"`env` must have `{prefix}{missing}`, a gymnasium.Space; {kind.__name__}"
+            rw.errors.SpecError, match=rf"`env` must have `{prefix}{missing}`, a gymnasium.Space; {kind.__name__}"
         ):
             rw.environments.record(kind(), [].append)
 
 
 def test_what_is_no_environment_is_refused() -> None:
-    with pytest.raises(rw.SpecError, match=r"`env` must be a gymnasium.Env, .* got int"):
+    with pytest.raises(rw.errors.SpecError, match=r"`env` must be a gymnasium.Env, .* got int"):
         rw.environments.record(3, print)

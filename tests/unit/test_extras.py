@@ -61,7 +61,7 @@ def test_missing_package_is_named_by_what_installs_it(
     for name in ("torch", "jax", "tf"):
         monkeypatch.delitem(sys.modules, f"reverb_writer.reading.views.{name}", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(rw.MissingExtraError) as caught:
+    with pytest.raises(rw.errors.MissingExtraError) as caught:
         call(tmp_path)
     assert str(caught.value).endswith(f"which is not installed: pip install '{install}'")
     assert f"needs `{missing}" in str(caught.value)
@@ -80,7 +80,7 @@ def test_extra_of_a_framework_brings_what_its_arrays_need(library: str, monkeypa
     array = type("Tensor", (), {"__module__": f"{library}.of"})()
     from reverb_writer.arrays import array_namespace
 
-    with pytest.raises(rw.MissingExtraError, match=rf"pip install 'reverb-writer\[{library}\]'"):
+    with pytest.raises(rw.errors.MissingExtraError, match=rf"pip install 'reverb-writer\[{library}\]'"):
         array_namespace(array)
 
 

@@ -59,7 +59,7 @@ def test_legacy_trajectories_are_delivered_when_asked_for(tmp_path: Path) -> Non
 
 def test_legacy_trajectories_are_not_read_unless_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
-    with pytest.raises(rw.ReplayTimeoutError, match="0 complete trajectories"):
+    with pytest.raises(rw.errors.ReplayTimeoutError, match="0 complete trajectories"):
         rw.files.RolloutDataset(tmp_path, 1, wait_timeout_s=0).get_batch()
 
 
@@ -74,7 +74,7 @@ def test_compressed_components_are_put_together_in_the_listed_order(tmp_path: Pa
     found = RolloutDataset(tmp_path, 1).get_batch(2).observation[:, 0]
     np.testing.assert_allclose(found, [[3, 0, 0.49804], [4, 0.99608, 1]], atol=5e-6)
     (tmp_path / "metadata.json").unlink()
-    with pytest.raises(rw.FormatError, match="lists no `obs_segments`"):
+    with pytest.raises(rw.errors.FormatError, match="lists no `obs_segments`"):
         load_trajectory(tmp_path / "trajectory_0")
 
 
@@ -95,13 +95,13 @@ def test_observations_that_a_saver_left_in_a_tuple_are_read(tmp_path: Path) -> N
 )
 def test_chunks_that_do_not_fit_are_refused_by_name(tmp_path: Path, chunks: Any, text: str) -> None:
     write(tmp_path / "trajectory_0", *chunks)
-    with pytest.raises(rw.FormatError, match=f"trajectory `trajectory_0`.*{text}"):
+    with pytest.raises(rw.errors.FormatError, match=f"trajectory `trajectory_0`.*{text}"):
         load_trajectory(tmp_path / "trajectory_0")
 
 
 def test_frame_range_is_in_the_name() -> None:
     assert frame_range("traj_000064_000128.pickle") == RolloutDataset.get_frame_range("traj_64_128") == (64, 128)
-    with pytest.raises(rw.FormatError, match="names no frames"):
+    with pytest.raises(rw.errors.FormatError, match="names no frames"):
         frame_range("metadata.json")
 
 
@@ -179,7 +179,7 @@ def test_pickle_of_anything_else_is_refused_and_runs_nothing(
         data = pickle.dumps({"observations": hostile}, protocol)
     except (TypeError, pickle.PicklingError):
         pytest.skip("cannot be pickled at all")
-    with pytest.raises(rw.UnsafeDataError, match="a pickle"):
+    with pytest.raises(rw.errors.UnsafeDataError, match="a pickle"):
         load_arrays(data)
     assert not list(tmp_path.iterdir())
 
@@ -200,7 +200,7 @@ def test_pickle_of_anything_else_is_refused_and_runs_nothing(
     ],
 )
 def test_pickle_by_hand_is_refused(data: bytes) -> None:
-    with pytest.raises(rw.UnsafeDataError, match="a pickle"):
+    with pytest.raises(rw.errors.UnsafeDataError, match="a pickle"):
         load_arrays(data)
 
 
@@ -216,14 +216,14 @@ def test_pickle_by_hand_is_refused(data: bytes) -> None:
     ],
 )
 def test_torn_pickle_is_refused(data: bytes) -> None:
-    with pytest.raises(rw.FormatError, match="no pickle of arrays"):
+    with pytest.raises(rw.errors.FormatError, match="no pickle of arrays"):
         load_arrays(data)
 
 
 def test_endless_nest_is_refused() -> None:
     nest: list[Any] = []
     nest.append(nest)
-    with pytest.raises(rw.UnsafeDataError, match="nested without end"):
+    with pytest.raises(rw.errors.UnsafeDataError, match="nested without end"):
         load_arrays(pickle.dumps(nest))
 
 
@@ -231,7 +231,7 @@ def test_one_pickle_does_not_change_the_next() -> None:
     good = pickle.dumps({"a": np.arange(3)})
     for state in ({"array": 1}, (None, {"array": 1, "__init__": 2})):
         for function in (RECONSTRUCT, np.ndarray, np.dtype):
-            with pytest.raises(rw.UnsafeDataError):
+            with pytest.raises(rw.errors.UnsafeDataError):
                 load_arrays(memo_of(function, state))
     assert load_arrays(good)["a"].tolist() == [0, 1, 2]
 
@@ -333,7 +333,7 @@ def test_components_are_put_together_as_the_metadata_lists_them(tmp_path: Path) 
     for folder in (tmp_path, [tmp_path]):
         found = RolloutDataset(folder, 1).assemble_obs_components(arrays)
         assert {key: value.tolist() for key, value in found.items()} == {"observations": [[7, 0, 1]], "actions": [[1]]}
-    with pytest.raises(rw.FormatError, match="component `obs_a` is missing"):
+    with pytest.raises(rw.errors.FormatError, match="component `obs_a` is missing"):
         RolloutDataset(tmp_path, 1).assemble_obs_components({"obs_b": np.zeros((1, 1))})
 
 
@@ -392,7 +392,7 @@ def test_reading_pickles_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_files_of_a_trajectory_must_hold_the_same_arrays(tmp_path: Path) -> None:
     other = {key: value for key, value in frames(2, 3).items() if key != "values"}
     write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)), (2, 3, other))
-    with pytest.raises(rw.FormatError, match="differ from those of the files before"):
+    with pytest.raises(rw.errors.FormatError, match="differ from those of the files before"):
         load_trajectory(tmp_path / "trajectory_0")
 
 

@@ -17,6 +17,7 @@ CLIENT = [
     "sb3",
     "instinct_rl",
     "local",
+    "shards",
     "rollouts",
     "files",
     "writing",

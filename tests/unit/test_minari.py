@@ -74,10 +74,10 @@ def test_frames_and_nests_go_there_and_back(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_a_data_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(rw.SpecError, match="`paths` has no trajectories"):
+    with pytest.raises(rw.errors.SpecError, match="`paths` has no trajectories"):
         to_minari([], tmp_path, "test/x-v0")
     write_transitions(tmp_path / "ours", [2])
     paths = list_trajectories(tmp_path / "ours")
     to_minari(paths, tmp_path / "theirs", "test/x-v0")
-    with pytest.raises(rw.SpecError, match="has a data set already"):
+    with pytest.raises(rw.errors.SpecError, match="has a data set already"):
         to_minari(paths, tmp_path / "theirs", "test/x-v0")

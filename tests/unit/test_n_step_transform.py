@@ -161,7 +161,7 @@ def test_steps_without_a_marker_need_to_be_told_the_end() -> None:
     passed: Passed = []
     fold = rw.environments.NStepTransform(lambda t, *, end_of_episode: passed.append((t, end_of_episode)), 2, 0.5)
     steps = [{k: v for k, v in one.items() if k != "is_last"} for one in episode([1, 1], [1, 0])]
-    with pytest.raises(rw.StructureError, match="needs `is_last` or `step_type`"):
+    with pytest.raises(rw.errors.StructureError, match="needs `is_last` or `step_type`"):
         fold(steps[0])
     for t, one in enumerate(steps):
         fold(one, end_of_episode=t == 2)
@@ -176,13 +176,13 @@ def test_steps_without_a_marker_need_to_be_told_the_end() -> None:
     ],
 )
 def test_a_step_that_lacks_a_field_is_refused(bad: Any, message: str) -> None:
-    with pytest.raises(rw.StructureError, match=message):
+    with pytest.raises(rw.errors.StructureError, match=message):
         transform(2, 0.5, [bad])
 
 
 def test_rewards_and_discounts_that_do_not_go_together_are_refused() -> None:
     bad = step(1, (1.0, 2.0), (1.0, 1.0, 1.0))
-    with pytest.raises(rw.StructureError, match="2 rewards and 3 discounts"):
+    with pytest.raises(rw.errors.StructureError, match="2 rewards and 3 discounts"):
         transform(2, 0.5, [bad, bad])
 
 
@@ -200,7 +200,7 @@ def test_a_step_that_does_not_fit_the_first_one_is_refused_and_changes_nothing(b
     steps = [step(1, 2, 1.0), step(2, 4, 1.0), step(3, 6, 1.0), step(4, None, None, last=True)]
     for one in steps:
         if not one["is_last"] and one is not steps[0]:
-            with pytest.raises(rw.StructureError, match=message):
+            with pytest.raises(rw.errors.StructureError, match=message):
                 fold({**one, **bad})
         fold(one)
     assert told(passed) == [(1, 2, 2, 1), (1, 3, 4, 0.5), (2, 4, 7, 0.5), (3, 4, 6, 1)]
@@ -208,7 +208,7 @@ def test_a_step_that_does_not_fit_the_first_one_is_refused_and_changes_nothing(b
 
 @pytest.mark.parametrize(("n", "gamma"), [(0, 0.9), (1.5, 0.9), (2, 1.5), (2, -0.1), (2, float("nan"))])
 def test_numbers_that_can_never_work_are_refused(n: Any, gamma: float) -> None:
-    with pytest.raises(rw.SpecError):
+    with pytest.raises(rw.errors.SpecError):
         rw.environments.NStepTransform(print, n, gamma)
 
 
@@ -219,7 +219,7 @@ def test_a_call_that_the_observer_refused_goes_on_when_made_again(refused: int) 
 
     def observer(transition: Any, *, end_of_episode: bool) -> None:
         if next(calls) == refused:
-            raise rw.ReplayTimeoutError("full")
+            raise rw.errors.ReplayTimeoutError("full")
         passed.append((transition, end_of_episode))
 
     fold = rw.environments.NStepTransform(observer, 3, 0.5)
@@ -228,7 +228,7 @@ def test_a_call_that_the_observer_refused_goes_on_when_made_again(refused: int) 
     for one in steps:
         try:
             fold(one)
-        except rw.ReplayTimeoutError:
+        except rw.errors.ReplayTimeoutError:
             refusals += 1
             fold(one)
     assert refusals == 1
@@ -256,7 +256,7 @@ class PerEnv:
     def __call__(self, transition: Any, *, end_of_episode: Any, env_mask: Any) -> None:
         self._calls += 1
         if self._calls in self._refused:
-            raise rw.ReplayTimeoutError("full")
+            raise rw.errors.ReplayTimeoutError("full")
         for env_id in np.flatnonzero(env_mask):
             row = {name: column[env_id] for name, column in transition.items()}
             self.passed[env_id].append((row, bool(end_of_episode[env_id])))
@@ -296,7 +296,7 @@ def test_many_environments_are_folded_as_each_by_itself(
         together = {name: np.array([row[name] for row in given]) for name in nothing}
         try:
             fold(together, env_mask=None if all(present) else present)
-        except rw.ReplayTimeoutError:
+        except rw.errors.ReplayTimeoutError:
             fold(together, env_mask=present)
     for env_id, steps in enumerate(schedule):
         alone = transform(n, gamma, [one for one in steps if one is not None])
@@ -329,11 +329,11 @@ def test_steps_of_many_environments_that_do_not_fit_are_refused() -> None:
         (together(is_last=np.zeros(2), discount=np.ones((2, 3))), "`discount` \\[N\\] or of the reward's shape"),
         (together(is_last=np.zeros(2), reward=(np.zeros(2), np.zeros(2))), "`reward` must be an array"),
     ]:
-        with pytest.raises(rw.StructureError, match=message):
+        with pytest.raises(rw.errors.StructureError, match=message):
             fold(bad)
-    with pytest.raises(rw.StructureError, match="Pass `num_envs`"):
+    with pytest.raises(rw.errors.StructureError, match="Pass `num_envs`"):
         rw.environments.NStepTransform(print, 3, 0.5)(step(1, 1.0, 1.0), env_mask=[True])
-    with pytest.raises(rw.SpecError, match="`num_envs` must be >= 1"):
+    with pytest.raises(rw.errors.SpecError, match="`num_envs` must be >= 1"):
         rw.environments.NStepTransform(print, 3, 0.5, num_envs=0)
 
 

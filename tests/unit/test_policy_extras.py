@@ -112,10 +112,12 @@ def ignore(step: Any, *, env_mask: Any = None) -> None:
 
 
 def test_extras_that_cannot_be_are_refused_before_the_environment_moves() -> None:
-    with pytest.raises(rw.SpecError, match="`extras` must be a function without arguments that returns a nest, got di"):
+    with pytest.raises(
+        rw.errors.SpecError, match="`extras` must be a function without arguments that returns a nest, got di"
+    ):
         rw.environments.record(Counting([(2, "terminated")]), print, extras={})  # type: ignore[arg-type]
     envs = SyncVectorEnv([counting([(2, "terminated")])] * 2)
     env = rw.environments.record(envs, ignore, extras=lambda: {"value": np.zeros(3)})
     env.reset()
-    with pytest.raises(rw.StructureError, match=r"leaf `value` has shape \(3,\), expected \(2, \.\.\.\)"):
+    with pytest.raises(rw.errors.StructureError, match=r"leaf `value` has shape \(3,\), expected \(2, \.\.\.\)"):
         env.step(np.zeros(2, np.int64))

@@ -60,7 +60,7 @@ def test_file_that_is_just_created_says_nothing_and_the_address_before_it_stays(
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "-x"])
 def test_name_that_is_no_folder_of_its_own_is_refused(name: str) -> None:
-    with pytest.raises(rw.SpecError, match="`name` must be"):
+    with pytest.raises(rw.errors.SpecError, match="`name` must be"):
         ReplayCluster.start(name, [rw.TableConfig("replay")], checkpoints="/shared")
 
 

@@ -65,7 +65,9 @@ def test_next_observation_is_that_of_the_observation(tmp_path: Path) -> None:
         for t in range(3):
             other = {"state": np.float32(t), "next_observation": np.float32(9)}
             writer({**transition(0, t), **other}, terminated=t == 2)
-    with pytest.raises(rw.StructureError, match=r"`next_observation` is float32 \[3\], expected float32 \[3, 2\]"):
+    with pytest.raises(
+        rw.errors.StructureError, match=r"`next_observation` is float32 \[3\], expected float32 \[3, 2\]"
+    ):
         next(iter(RolloutDataset(tmp_path, 1)))
     batch = RolloutDataset(tmp_path, 1, fields={"observation": "state"}).get_batch(3)
     assert batch.next_observation[:, 0].tolist() == [1, 2, 2]
@@ -200,7 +202,7 @@ def test_reset_of_some_environments_gives_them_their_next_trajectory(tmp_path: P
     assert delivered([dataset.get_batch()]) == [(0, 1), (2, 0)]
     dataset.reset()
     assert delivered([dataset.get_batch()]) == [(0, 0), (1, 0)]
-    with pytest.raises(rw.SpecError, match="`env_ids` must be <= 1"):
+    with pytest.raises(rw.errors.SpecError, match="`env_ids` must be <= 1"):
         dataset.reset([2])
 
 
@@ -264,7 +266,7 @@ def test_what_the_environment_ended_at_its_limit_is_no_timeout(tmp_path: Path) -
 
 def test_fields_of_other_names_are_named_by_the_caller(tmp_path: Path) -> None:
     RolloutWriter(tmp_path).save({"state": np.zeros((1, 2)), "u": np.ones(1), "r": np.ones(1)})
-    with pytest.raises(rw.StructureError, match="steps have r, state, u, but no `observation`"):
+    with pytest.raises(rw.errors.StructureError, match="steps have r, state, u, but no `observation`"):
         RolloutDataset(tmp_path, 1).get_batch()
     names = {"observation": "state", "action": "u", "reward": "r"}
     assert RolloutDataset(tmp_path, 1, fields=names).get_batch().action.tolist() == [1]
@@ -289,12 +291,12 @@ def test_damaged_trajectory_is_skipped_by_name(tmp_path: Path, caplog: pytest.Lo
 
 def test_nothing_but_damaged_trajectories_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "trajectory_1.npz").touch()
-    with pytest.raises(rw.FormatError, match="none of 1 trajectories can be read"):
+    with pytest.raises(rw.errors.FormatError, match="none of 1 trajectories can be read"):
         RolloutDataset(tmp_path, 1, 0).get_batch()
 
 
 def test_too_few_trajectories_are_waited_for_and_then_an_error(tmp_path: Path) -> None:
-    with pytest.raises(rw.ReplayTimeoutError, match=r"0 complete trajectories after 0.0 s, expected 1"):
+    with pytest.raises(rw.errors.ReplayTimeoutError, match=r"0 complete trajectories after 0.0 s, expected 1"):
         RolloutDataset(tmp_path / "nowhere", 1, wait_timeout_s=0).get_batch()
     write_transitions(tmp_path, [1])
     dataset = RolloutDataset(tmp_path, 1, keep_latest=2, wait_timeout_s=60, poll_interval_s=0.01)
@@ -316,7 +318,7 @@ def test_trajectory_of_another_structure_is_an_error_by_name(tmp_path: Path) -> 
     write_transitions(tmp_path, [1])
     steps = {"observation": np.zeros((1, 3), np.float32), "action": np.zeros((1, 1)), "reward": np.zeros(1)}
     path = RolloutWriter(tmp_path).save(steps)
-    with pytest.raises(rw.StructureError, match=f"trajectory `{path.name}` has"):
+    with pytest.raises(rw.errors.StructureError, match=f"trajectory `{path.name}` has"):
         list(RolloutDataset(tmp_path, 1))
 
 
@@ -342,12 +344,12 @@ def test_shards_part_the_trajectories(tmp_path: Path) -> None:
     ],
 )
 def test_argument_that_cannot_work_is_refused(tmp_path: Path, arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(rw.SpecError, match=text):
+    with pytest.raises(rw.errors.SpecError, match=text):
         RolloutDataset(tmp_path, **{"num_envs": 1, **arguments})
 
 
 def test_get_batch_of_no_length_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(rw.SpecError, match="`num_transitions_per_env` must be >= 1"):
+    with pytest.raises(rw.errors.SpecError, match="`num_transitions_per_env` must be >= 1"):
         RolloutDataset(tmp_path, 1).get_batch(0)
 
 

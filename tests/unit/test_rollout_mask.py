@@ -63,7 +63,7 @@ def test_minibatches_of_rows_have_real_rows_only(storage: RolloutStorage) -> Non
     ]
     assert sorted(seen) == [0, 1, 3, 4, 10, 11, 12]
     assert all(batch.is_real is None for batch in storage.mini_batch_generator(1, num_epochs=1))
-    with pytest.raises(rw.SpecError, match="`num_mini_batches` must be <= 7"):
+    with pytest.raises(rw.errors.SpecError, match="`num_mini_batches` must be <= 7"):
         storage.mini_batch_generator(8)
 
 

@@ -116,7 +116,7 @@ def test_encoding_that_cannot_be_is_refused(tmp_path: Path, encodings: dict[str,
     step: dict[str, Any] = {"depth": np.zeros((2, 2), np.float32), "name": b"x", "count": np.int64(1)}
     if "depht" in encodings:
         del step["count"]
-    with pytest.raises(rw.SpecError, match=text):
+    with pytest.raises(rw.errors.SpecError, match=text):
         writer(step)
 
 
@@ -145,7 +145,7 @@ def test_episode_that_close_cuts_off_is_marked(tmp_path: Path) -> None:
     manifest = only(tmp_path).manifest
     assert (manifest.end, manifest.terminated, manifest.truncated) == (End.CUT, False, True)
     assert manifest.metadata == {"env": "ant"}
-    with pytest.raises(rw.ClosedError, match="Call `open"):
+    with pytest.raises(rw.errors.ClosedError, match="Call `open"):
         writer({"x": 1.0})
     writer.open()
     writer({"x": 2.0}, end_of_episode=True)
@@ -174,14 +174,14 @@ def test_environments_are_episodes_of_their_own(tmp_path: Path) -> None:
         (False, True),
         (False, True),
     ]
-    with pytest.raises(rw.ClosedError):
+    with pytest.raises(rw.errors.ClosedError):
         writer({"x": np.array([0, 0])})
 
 
 def test_step_unlike_the_first_is_refused_by_leaf_and_nothing_changes(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         writer({"x": np.float32(1)})
-        with pytest.raises(rw.StructureError, match="step 1, leaf `x`: float64"):
+        with pytest.raises(rw.errors.StructureError, match="step 1, leaf `x`: float64"):
             writer({"x": np.float64(2)})
         writer({"x": np.float32(3)}, end_of_episode=True)
     assert only(tmp_path).load()["x"].tolist() == [1, 3]
@@ -194,9 +194,9 @@ def test_whole_trajectories_can_be_saved_at_once(tmp_path: Path) -> None:
     stored = StoredTrajectory(path)
     assert stored.load()["x"].tolist() == [0, 1, 2, 3, 4]
     assert stored.manifest.metadata == {"return": 3.5}
-    with pytest.raises(rw.StructureError, match="one T for all"):
+    with pytest.raises(rw.errors.StructureError, match="one T for all"):
         writer.save({"x": np.arange(5), "y": np.zeros((4, 2), np.float32)})
-    with pytest.raises(rw.StructureError, match="this writer's are"):
+    with pytest.raises(rw.errors.StructureError, match="this writer's are"):
         writer.save({"x": np.arange(5), "y": np.zeros((5, 3), np.float32)})
 
 
@@ -265,7 +265,7 @@ def test_strings_of_negative_length_are_refused(tmp_path: Path) -> None:
     path.write_bytes(
         with_member(path, "name.lengths.npy", lambda data: data.replace(lengths, np.array([4, -1]).tobytes()))
     )
-    with pytest.raises(rw.FormatError, match="leaf `name`: a string cannot have a negative length"):
+    with pytest.raises(rw.errors.FormatError, match="leaf `name`: a string cannot have a negative length"):
         StoredTrajectory(path).load()
 
 
@@ -332,12 +332,12 @@ def test_damaged_trajectory_is_refused_by_name(tmp_path: Path, damage: Any, text
     write_transitions(tmp_path, [4])
     path = list_trajectories(tmp_path)[0]
     path.write_bytes(damage(path))
-    with pytest.raises(rw.FormatError, match=f"trajectory `{path.name}`: .*{text}"):
+    with pytest.raises(rw.errors.FormatError, match=f"trajectory `{path.name}`: .*{text}"):
         StoredTrajectory(path).load()
 
 
 def test_file_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(rw.FormatError, match=r"trajectory `trajectory_1\.npz`: .*No such file"):
+    with pytest.raises(rw.errors.FormatError, match=r"trajectory `trajectory_1\.npz`: .*No such file"):
         StoredTrajectory(tmp_path / "trajectory_1.npz")
 
 
@@ -437,12 +437,15 @@ def test_interrupt_of_a_step_leaves_no_hole(tmp_path: Path, at: int) -> None:
 
 
 def test_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(rw.StructureError, match="leaves need different names"):
+    with pytest.raises(rw.errors.StructureError, match="leaves need different names"):
         RolloutWriter(tmp_path)({"a/b": 1, "a": {"b": 2}})
 
 
 def test_leaf_that_a_zip_file_would_cut_short_is_refused(tmp_path: Path) -> None:
-    with RolloutWriter(tmp_path) as writer, pytest.raises(rw.StructureError, match=r"leaf 'a\\x00b': .* has a NUL"):
+    with (
+        RolloutWriter(tmp_path) as writer,
+        pytest.raises(rw.errors.StructureError, match=r"leaf 'a\\x00b': .* has a NUL"),
+    ):
         writer({"a\0b": 1.0}, end_of_episode=True)
     assert list_trajectories(tmp_path) == []
 

@@ -16,13 +16,13 @@ def test_a_file_tells_names_addresses_and_states_and_is_read_again(tmp_path: Pat
     path = tmp_path / "shards"
     path.write_text("# two servers\nlocalhost:8000\n\nsecond  localhost:8001 draining  # until Friday\n")
     source = source_of(f"file:{path}")
-    assert source == rw.TargetFile(str(path))
+    assert source == rw.shards.TargetFile(str(path))
     assert source.look_up(1.0).shards == (
-        rw.Shard("localhost:8000", "localhost:8000"),
-        rw.Shard("second", "localhost:8001", "draining"),
+        rw.shards.Shard("localhost:8000", "localhost:8000"),
+        rw.shards.Shard("second", "localhost:8001", "draining"),
     )
     path.write_text("second unix:/run/replay\n")
-    assert source.look_up(1.0).shards == (rw.Shard("second", "unix:/run/replay"),)
+    assert source.look_up(1.0).shards == (rw.shards.Shard("second", "unix:/run/replay"),)
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,18 @@ def test_a_file_tells_names_addresses_and_states_and_is_read_again(tmp_path: Pat
 def test_a_file_that_cannot_be_right_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "shards"
     path.write_text(text)
-    with pytest.raises(rw.SpecError, match=message):
-        rw.TargetFile(str(path)).look_up(1.0)
+    with pytest.raises(rw.errors.SpecError, match=message):
+        rw.shards.TargetFile(str(path)).look_up(1.0)
 
 
 def test_a_file_that_is_not_there_is_no_bad_argument(tmp_path: Path) -> None:
-    with pytest.raises(rw.ServerUnavailableError, match="cannot be read"):
-        rw.TargetFile(str(tmp_path / "none")).look_up(1.0)
+    with pytest.raises(rw.errors.ServerUnavailableError, match="cannot be read"):
+        rw.shards.TargetFile(str(tmp_path / "none")).look_up(1.0)
 
 
 @pytest.mark.parametrize("address", [[], ["localhost:1", "localhost:1"], "localhost", 3])
 def test_what_is_no_target_is_refused(address: Any) -> None:
-    with pytest.raises(rw.SpecError):
+    with pytest.raises(rw.errors.SpecError):
         source_of(address)
 
 
@@ -61,8 +61,8 @@ def test_anything_that_has_an_address_or_a_target_names_a_replay() -> None:
         server_address = "localhost:2"
 
     class Cluster:
-        def target(self) -> rw.Target:
-            return rw.Target.of(["localhost:3", "localhost:4"])
+        def target(self) -> rw.shards.Target:
+            return rw.shards.Target.of(["localhost:3", "localhost:4"])
 
     found = [source_of(it()).look_up(1.0) for it in (Server, ReverbClient, Cluster)]
     assert [[shard.address for shard in target.shards] for target in found] == [
@@ -72,9 +72,11 @@ def test_anything_that_has_an_address_or_a_target_names_a_replay() -> None:
     ]
 
 
-@pytest.mark.parametrize("source", [rw.Target(7, (rw.Shard("a", "localhost:1", "lost"),)), rw.TargetFile("x")])
-def test_targets_and_sources_are_picklable_and_hashable(source: rw.TargetSource) -> None:
-    assert isinstance(source, rw.TargetSource)
+@pytest.mark.parametrize(
+    "source", [rw.shards.Target(7, (rw.shards.Shard("a", "localhost:1", "lost"),)), rw.shards.TargetFile("x")]
+)
+def test_targets_and_sources_are_picklable_and_hashable(source: rw.shards.TargetSource) -> None:
+    assert isinstance(source, rw.shards.TargetSource)
     copied = pickle.loads(pickle.dumps(source))  # noqa: S301  # our own bytes
     assert copied == source
     assert len({source, copied}) == 1

@@ -45,7 +45,7 @@ def test_booleans_that_contradict_are_refused(mode: Any, pad: bool, tile: bool, 
 
 @pytest.mark.parametrize(
     "kind",
-    [str, lambda address: [address], lambda address: rw.Target.of([address]), rw.Client],
+    [str, lambda address: [address], lambda address: rw.shards.Target.of([address]), rw.Client],
     ids=["address", "list", "target", "client"],
 )
 def test_signature_is_read_for_every_kind_of_client(kind: Callable[[str], Any]) -> None:

@@ -141,11 +141,11 @@ def test_images_get_the_stack_before_height_and_width() -> None:
 
 
 def test_stack_of_what_is_not_there_is_refused() -> None:
-    with pytest.raises(rw.StructureError, match="without `observation/depth`; its leaves there are `rgb`"):
+    with pytest.raises(rw.errors.StructureError, match="without `observation/depth`; its leaves there are `rgb`"):
         rw.frame_stack(2, "observation/depth")(windows([[1, 2]]))
-    with pytest.raises(rw.SpecError, match="`k` must be >= 1"):
+    with pytest.raises(rw.errors.SpecError, match="`k` must be >= 1"):
         rw.frame_stack(0)
-    with pytest.raises(rw.StructureError, match=r"needs leaves \[B, T, \.\.\.\]"):
+    with pytest.raises(rw.errors.StructureError, match=r"needs leaves \[B, T, \.\.\.\]"):
         rw.frame_stack(2)(rw.Batch([{"observation": np.zeros(3)}], info_of([3])))
 
 
@@ -169,5 +169,5 @@ def test_burn_in_splits_windows_masks_and_lengths() -> None:
     nothing, everything = rw.burn_in(batch, 0)
     assert nothing.data["observation"]["rgb"].shape == (2, 0)
     assert everything.data["observation"]["rgb"].shape == (2, 5)
-    with pytest.raises(rw.SpecError, match=r"`n` must be <= 4, got 5\. The windows have 5 steps"):
+    with pytest.raises(rw.errors.SpecError, match=r"`n` must be <= 4, got 5\. The windows have 5 steps"):
         rw.burn_in(batch, 5)

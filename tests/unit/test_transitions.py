@@ -110,7 +110,7 @@ def test_padding_is_masked(layout: Any, end: str, told: str) -> None:
         batches = [steps]
         if layout is gymnasium_flags:  # padding, or another episode?
             with pytest.raises(
-                rw.StructureError, match=r"rows after a boundary step, .* lack `is_first` or `step_type`"
+                rw.errors.StructureError, match=r"rows after a boundary step, .* lack `is_first` or `step_type`"
             ):
                 rw.to_transitions(steps)
             return
@@ -145,7 +145,7 @@ def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batc
 def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
     parts = [discounts_alone(end) for end in ("terminated", "truncated")]
     steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
-    with pytest.raises(rw.StructureError, match=r"`discount` is the only flag, and 3 rows .* follow one with 0"):
+    with pytest.raises(rw.errors.StructureError, match=r"`discount` is the only flag, and 3 rows .* follow one with 0"):
         rw.to_transitions(steps)
     mask = np.array([[True] * 4 + [False] * 4])
     assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
@@ -207,7 +207,7 @@ def test_items_of_a_flat_batch_are_told_apart_by_their_lengths() -> None:
     info = SimpleNamespace(mask=None, lengths=np.array([4, 4]))
     found = rw.to_transitions(SimpleNamespace(data=steps, info=info))
     assert found.mask.tolist() == [True, True, True, False, True, True, True]
-    with pytest.raises(rw.StructureError, match="the items have 4 rows, and the flags 8"):
+    with pytest.raises(rw.errors.StructureError, match="the items have 4 rows, and the flags 8"):
         rw.to_transitions(SimpleNamespace(data=steps, info=SimpleNamespace(mask=None, lengths=np.array([4]))))
 
 
@@ -220,7 +220,7 @@ def test_a_critic_of_50_is_told_of_the_end_it_did_not_expect() -> None:
     assert found.shape == (1, 3)
     assert found[0, 2] == 1 - 50 == -49
     assert found[0, 1] == pytest.approx(1 + 0.99 * 50 - 50 + 0.99 * 0.9 * -49)
-    with pytest.raises(rw.StructureError, match=r"`rw\.to_transitions"):  # not the rewards of all rows
+    with pytest.raises(rw.errors.StructureError, match=r"`rw\.to_transitions"):  # not the rewards of all rows
         rw.returns.gae(steps["reward"], values, gamma=0.99, lam=0.9)
 
 
@@ -308,30 +308,32 @@ STEPS = recorded("terminated")
     ],
 )
 def test_what_steps_do_not_say_is_refused(batch: Any, message: str) -> None:
-    with pytest.raises(rw.StructureError, match=message):
+    with pytest.raises(rw.errors.StructureError, match=message):
         rw.to_transitions(batch)
 
 
 def test_masks_and_markers_of_other_shapes_are_refused() -> None:
-    with pytest.raises(rw.StructureError, match=r"a mask has shape \(4,\), expected that of the flags, \(1, 4\)"):
+    with pytest.raises(
+        rw.errors.StructureError, match=r"a mask has shape \(4,\), expected that of the flags, \(1, 4\)"
+    ):
         rw.to_transitions(STEPS, mask=np.ones(4, bool))
     slices = SliceSampler(1, 3).each(Trajectories.from_lengths([3]), np.random.default_rng(0))
     markers = gather({"reward": np.zeros(3)}, slices).markers
-    with pytest.raises(rw.StructureError, match=r"markers must be \[N\]"):
+    with pytest.raises(rw.errors.StructureError, match=r"markers must be \[N\]"):
         rw.to_transitions(STEPS, markers=markers)
 
 
 def test_transitions_over_n_steps_are_not_taken_twice() -> None:
     folded = rw.n_step(rw.to_transitions(STEPS), 2, 0.5)
-    with pytest.raises(rw.StructureError, match="over several steps already"):
+    with pytest.raises(rw.errors.StructureError, match="over several steps already"):
         rw.n_step(folded, 2, 0.5)
-    with pytest.raises(rw.StructureError, match="transitions over n steps overlap"):
+    with pytest.raises(rw.errors.StructureError, match="transitions over n steps overlap"):
         rw.returns.gae(folded, np.ones((1, 4)), gamma=0.5, lam=0.5)
-    with pytest.raises(rw.SpecError, match="`discounts` and `continues` are in the transitions"):
+    with pytest.raises(rw.errors.SpecError, match="`discounts` and `continues` are in the transitions"):
         rw.returns.gae(rw.to_transitions(STEPS), np.ones((1, 4)), gamma=0.5, lam=0.5, discounts=np.ones((1, 3)))
     nested = rw.to_transitions({**STEPS, "reward": {"a": STEPS["reward"], "b": STEPS["reward"]}})
     assert nested.reward["b"].tolist() == [[1, 2, 4]]
-    with pytest.raises(rw.StructureError, match="is a nest"):
+    with pytest.raises(rw.errors.StructureError, match="is a nest"):
         rw.n_step(nested, 2, 0.5)
     assert rw.n_step(nested._replace(reward=nested.reward["a"]), 1, 0.5).reward.tolist() == [[1, 2, 4]]
 
@@ -423,13 +425,15 @@ def test_targets_of_a_batch_are_those_of_its_transitions(layout: Any, end: str) 
 def test_values_of_a_batch_that_are_not_known_are_refused() -> None:
     """Extras of a recorder are 0 on the boundary step, whose value counts only if the episode was truncated."""
     values = np.array([[8.0, 4.0, 2.0, 0.0]])
-    with pytest.raises(rw.StructureError, match="`value` is 0 on final observations of episodes that were truncated"):
+    with pytest.raises(
+        rw.errors.StructureError, match="`value` is 0 on final observations of episodes that were truncated"
+    ):
         rw.returns.gae({**recorded("truncated"), "value": values}, "value", gamma=0.5, lam=0.5)
     found = rw.returns.gae({**recorded("terminated"), "value": values}, "value", gamma=0.5, lam=0.5)
     assert found.advantages.tolist() == [[-5.125, -0.5, 2.0]]
-    with pytest.raises(rw.StructureError, match=r"no leaf `critic`: there are `action`, `discount`"):
+    with pytest.raises(rw.errors.StructureError, match=r"no leaf `critic`: there are `action`, `discount`"):
         rw.returns.gae(recorded("truncated"), "critic", gamma=0.5, lam=0.5)
-    with pytest.raises(rw.SpecError, match="so the first argument must be a batch"):
+    with pytest.raises(rw.errors.SpecError, match="so the first argument must be a batch"):
         rw.returns.gae(np.ones((1, 3)), "value", gamma=0.5, lam=0.5)
 
 

@@ -43,7 +43,7 @@ class PerEnv:
     def __call__(self, step: Any, *, env_mask: Any = None) -> None:
         self._calls += 1
         if self._calls in self._refused:
-            raise rw.ReplayTimeoutError("full")
+            raise rw.errors.ReplayTimeoutError("full")
         self.steps.append(step)
         for env_id in range(len(self.by_env)) if env_mask is None else np.flatnonzero(env_mask):
             if "seed" in step:
@@ -157,7 +157,7 @@ def test_steps_that_the_observer_refused_end_the_episodes_before_them() -> None:
     mode = AutoresetMode.SAME_STEP
     env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
     env.reset()
-    with pytest.raises(rw.ReplayTimeoutError):
+    with pytest.raises(rw.errors.ReplayTimeoutError):
         play(env, mode, 2)
     with pytest.raises(gymnasium.error.ResetNeeded):
         play(env, mode, 1)
@@ -170,7 +170,7 @@ def test_terminal_observations_that_the_observer_refused_are_written_at_the_next
     mode = AutoresetMode.SAME_STEP
     env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
     env.reset()
-    with pytest.raises(rw.ReplayTimeoutError):
+    with pytest.raises(rw.errors.ReplayTimeoutError):
         play(env, mode, 2)
     env.reset()
     assert observer.by_env == [
@@ -226,7 +226,7 @@ def test_nested_spaces_are_recorded_environment_by_environment(mode: AutoresetMo
 def test_an_environment_that_does_not_say_when_it_resets_is_refused() -> None:
     env = SyncVectorEnv(counters())
     del env.metadata["autoreset_mode"]
-    with pytest.raises(rw.SpecError, match="autoreset_mode"):
+    with pytest.raises(rw.errors.SpecError, match="autoreset_mode"):
         rw.environments.record(env, PerEnv())
 
 
@@ -261,12 +261,12 @@ def test_n_step_transitions_of_many_environments(mode: AutoresetMode) -> None:
 def test_n_step_transforms_and_environments_must_be_of_one_number() -> None:
     vector = SyncVectorEnv(counters())
     with pytest.raises(
-        rw.SpecError, match="is for a single environment, and `env` has 2 environments that step together"
+        rw.errors.SpecError, match="is for a single environment, and `env` has 2 environments that step together"
     ):
         rw.environments.record(vector, rw.environments.NStepTransform(print, 3, 0.9))
-    with pytest.raises(rw.SpecError, match=r"is for 3 environments .* has 2 environments"):
+    with pytest.raises(rw.errors.SpecError, match=r"is for 3 environments .* has 2 environments"):
         rw.environments.record(vector, rw.environments.NStepTransform(print, 3, 0.9, num_envs=3))
-    with pytest.raises(rw.SpecError, match=r"is for 2 environments .* has a single environment"):
+    with pytest.raises(rw.errors.SpecError, match=r"is for 2 environments .* has a single environment"):
         rw.environments.record(counters()[0](), rw.environments.NStepTransform(print, 3, 0.9, num_envs=2))
 
 
@@ -279,5 +279,5 @@ def test_an_environment_that_hides_its_terminal_observations_is_refused() -> Non
     env = rw.environments.record(Hiding(counters(), autoreset_mode=AutoresetMode.SAME_STEP), PerEnv())
     env.reset()
     env.step(np.zeros(2, int))
-    with pytest.raises(rw.StructureError, match="`infos` have no `final_obs`"):
+    with pytest.raises(rw.errors.StructureError, match="`infos` have no `final_obs`"):
         env.step(np.zeros(2, int))

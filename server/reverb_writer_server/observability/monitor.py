@@ -124,7 +124,7 @@ class Monitor:
             self.ran_at = time.monotonic()
             try:
                 self._look()
-            except (rw.ReverbWriterError, OSError) as error:
+            except (rw.errors.ReverbWriterError, OSError) as error:
                 _logger.debug("the server does not answer its own monitor: %s", error)
             except Exception:
                 _logger.exception("the monitor has failed, and goes on")
