@@ -102,11 +102,29 @@ class TestClaim:
             if old.newer == 2:
                 old.close()
 
-        new.wait(lambda: False, tell)
+        new.wait(tell)
         assert waited[0] == "waits for the server before it to end (a:1, serving)"
         with pytest.raises(claim.ClaimError, match="server 2 has taken over from this one, number 1"):
             old.check()
         new.close()
+        assert numbers_in(tmp_path / "shard") == [2]
+
+    def test_claim_that_cannot_be_read_is_waited_for(self, claim: Any, tmp_path: Path) -> None:
+        folder = tmp_path / "shard" / "checkpoints"
+        unreadable = path_of(tmp_path / "shard", 1)
+        unreadable.mkdir(parents=True)
+        waited: list[str] = []
+
+        def tell(what: str) -> None:
+            waited.append(what)
+            unreadable.rmdir()
+            write(tmp_path / "shard", 1, "ended")
+
+        with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
+            new.wait(tell)
+        assert waited == [
+            f"waits until it can read the claims of other servers ([Errno 21] Is a directory: '{unreadable}')"
+        ]
         assert numbers_in(tmp_path / "shard") == [2]
 
     def test_silent_server_of_another_machine_is_waited_for_as_long_as_it_may_serve(
@@ -118,7 +136,7 @@ class TestClaim:
         write(tmp_path / "shard", 1, "serving")  # its machine has lost its power
         waited: list[str] = []
         with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
-            new.wait(lambda: False, waited.append)
+            new.wait(waited.append)
         assert waited
         found = newest_claim(tmp_path / "shard")
         assert found is not None

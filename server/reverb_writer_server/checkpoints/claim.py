@@ -76,30 +76,25 @@ class FolderClaim:
         """Return whether a newer server may have begun without this one's knowledge."""
         return time.monotonic() - self._looked_at > DOUBT_S
 
-    def wait(self, is_stopping: Callable[[], bool], tell: Callable[[str], None]) -> None:
+    def wait(self, tell: Callable[[str], None]) -> None:
         """Wait until every server of a lower number has ended; remove their claims.
 
         Args:
-            is_stopping: whether to give up, because this server is to end.
             tell: is called with what is waited for.
 
         Raises:
-            ClaimError: a newer server is there, or `is_stopping`.
+            ClaimError: a newer server is there.
         """
         heard: dict[int, tuple[int, float]] = {}  # the last beat of each, and when it was new here
-        while blocking := [claim for claim in self._lower() if not self._has_ended(claim, heard)]:
-            if self.newer is not None or is_stopping():
-                break
-            what = f"waits for the server before it to end ({blocking[-1].address or 'starting'}, {blocking[-1].phase})"
+        while self.newer is None and (what := self._obstacle(heard)):
             tell(what)
             time.sleep(_POLL_S)
         self.check()
-        if is_stopping():
-            raise ClaimError("this server is to end before it has begun.")
-        for claim in self._lower():
-            path_of(self._folder, claim.number).unlink(missing_ok=True)
-            for partial in self._folder.glob(f".{claim.number}.*"):
-                partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a claim that stays only delays the next server
+            for claim in self._lower():
+                path_of(self._folder, claim.number).unlink(missing_ok=True)
+                for partial in self._folder.glob(f".{claim.number}.*"):
+                    partial.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Refuse to go on if a newer server is there.
@@ -148,6 +143,16 @@ class FolderClaim:
         partial = self._folder / f".{self.number}.{self._machine}.{os.getpid()}"
         partial.write_text(json.dumps(claim))
         partial.replace(path_of(self._folder, self.number))
+
+    def _obstacle(self, heard: dict[int, tuple[int, float]]) -> str:
+        """Say what is to be waited for; nothing if every server of a lower number has ended."""
+        try:
+            blocking = [claim for claim in self._lower() if not self._has_ended(claim, heard)]
+        except OSError as error:  # as of NFS, if a file is replaced while it is read
+            return f"waits until it can read the claims of other servers ({error})"
+        if not blocking:
+            return ""
+        return f"waits for the server before it to end ({blocking[-1].address or 'starting'}, {blocking[-1].phase})"
 
     def _lower(self) -> list[Claim]:
         found = []
