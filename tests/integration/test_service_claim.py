@@ -89,7 +89,7 @@ def test_server_whose_folder_is_there_again_goes_on(tmp_path: Path) -> None:
 def test_signal_after_the_end_of_the_parent_is_the_first_one(tmp_path: Path) -> None:
     """As of a node that leaves Ray: its actors end, and then its servers are told to write their last checkpoints."""
     text = configuration(tmp_path)
-    with service(tmp_path, text) as server:
+    with service(tmp_path, text, "--end-with", str(os.getpid())) as server:
         with rw.Client(server.address) as client:
             client.insert({"number": np.array([1])}, {"replay": 1.0})
         os.kill(server.child(), signal.SIGSTOP)  # the service waits some seconds before it continues Reverb
