@@ -143,6 +143,19 @@ class TestClaim:
         assert (found.number, found.address, found.phase) == (2, "b:1", "ended")
         assert numbers_in(tmp_path / "shard") == [2]
 
+    def test_full_disk_does_not_make_a_server_silent(self, claim: Any, tmp_path: Path) -> None:
+        folder = tmp_path / "shard"
+        folder.mkdir()
+        (folder / f".1.a.{os.getpid()}").symlink_to("/dev/full")
+        phases = ["restoring"]
+        with contextlib.closing(claim.FolderClaim(folder / "checkpoints", "a:1", lambda: phases[-1], machine="a")):
+            eventually(lambda: (one := newest_claim(folder)) and one.beat > 3, "it goes on to write")
+            phases.append("serving")
+            eventually(lambda: (one := newest_claim(folder)) and one.phase == "serving", "it tells its phase")
+        last = newest_claim(folder)
+        assert last is not None
+        assert (last.address, last.phase) == ("a:1", "ended")
+
     def test_server_that_cannot_look_is_in_doubt(
         self, claim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -15,6 +15,7 @@ No machine's clock is compared with another's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -140,9 +141,17 @@ class FolderClaim:
         self._beat += 1
         claim = asdict(Claim(self.number, self._address, phase, self._machine, os.getpid(), self._beat))
         del claim["number"]
+        text, path = json.dumps(claim), path_of(self._folder, self.number)
         partial = self._folder / f".{self.number}.{self._machine}.{os.getpid()}"
-        partial.write_text(json.dumps(claim))
-        partial.replace(path_of(self._folder, self.number))
+        try:
+            partial.write_text(text)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            with path.open("r+") as file:  # a full disk has room for what is written in place of something
+                file.write(text.ljust(path.stat().st_size))
+        else:
+            partial.replace(path)
 
     def _obstacle(self, heard: dict[int, tuple[int, float]]) -> str:
         """Say what is to be waited for; nothing if every server of a lower number has ended."""
