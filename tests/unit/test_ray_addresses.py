@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -142,6 +143,28 @@ class TestClaim:
         assert found is not None
         assert (found.number, found.address, found.phase) == (2, "b:1", "ended")
         assert numbers_in(tmp_path / "shard") == [2]
+
+    def test_lock_of_a_silent_server_of_another_machine_is_waited_for(
+        self, claim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As of a lost machine, whose locks NFS keeps for a while."""
+        monkeypatch.setattr(claim, "LEASE_S", 0.05)
+        folder = tmp_path / "shard" / "checkpoints"
+        folder.mkdir(parents=True)
+        write(tmp_path / "shard", 1, "serving")
+        waited: list[str] = []
+        with contextlib.ExitStack() as lock:
+            file = lock.enter_context((folder / "OWNER.json").open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+            def tell(what: str) -> None:
+                waited.append(what)
+                if len(waited) == 30:  # 0.01 s each, at least
+                    lock.close()
+
+            with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
+                new.wait(tell)
+            assert file.closed
 
     def test_full_disk_does_not_make_a_server_silent(self, claim: Any, tmp_path: Path) -> None:
         folder = tmp_path / "shard"

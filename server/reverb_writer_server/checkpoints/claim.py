@@ -5,7 +5,7 @@ of a lower number
 
     tells that it has ended,
     or was on this machine and has left the lock of the folder,
-    or has been silent for `LEASE_S`.
+    or has been silent for `LEASE_S` and has left the lock, too: NFS keeps that of a lost machine for a while.
 
 In return a server that sees a higher number than its own writes its last checkpoint and ends. One that could not look
 for `DOUBT_S`, which is less than `LEASE_S`, confirms nothing until it can, because the next one may have begun.
@@ -175,12 +175,22 @@ class FolderClaim:
         if claim.phase == "ended":
             return True
         if claim.machine == self._machine:
-            return not _is_locked(self._directory / OWNER)
+            return self._is_unlocked()
         now = time.monotonic()
         beat, at = heard.get(claim.number, (-1, now))
         if beat != claim.beat:
             heard[claim.number] = (claim.beat, now)
-        return beat == claim.beat and now - at > LEASE_S
+        return beat == claim.beat and now - at > LEASE_S and self._is_unlocked()
+
+    def _is_unlocked(self) -> bool:
+        try:
+            with (self._directory / OWNER).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return True
+        except BlockingIOError:
+            return False
+        return True
 
 
 def _take_number(folder: Path) -> int:
@@ -189,14 +199,3 @@ def _take_number(folder: Path) -> int:
         with contextlib.suppress(FileExistsError):  # another one has just taken it
             path_of(folder, number).open("x").close()
             return number
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
