@@ -80,7 +80,7 @@ def serve(
     """
     from reverb_writer_server import parent_death, signals
 
-    signals.install_handlers()
+    signals.install_handlers(has_parent=end_with is not None)
     if end_with is not None:
         parent_death.end_with(end_with, signals.PARENT_ENDED)
     from reverb_writer.tables import check_unique_names

@@ -24,7 +24,7 @@ from concurrent.futures import Future
 
 import reverb_writer as rw
 from reverb_writer_server import signals
-from reverb_writer_server.checkpoints.claim import ClaimError, FolderClaim
+from reverb_writer_server.checkpoints.claim import ClaimError
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
 from reverb_writer_server.config.schema import ServerConfig
@@ -43,6 +43,7 @@ from reverb_writer_server.reverb.save_progress import SaveProgress
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import Saver
 from reverb_writer_server.starting import Started, start
+from reverb_writer_server.turn import Turn
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE, CLAIMED = 0, 1, 3, 4, 5, 6, 7
 
@@ -69,11 +70,10 @@ class Service:
         """
         self._config = config
         self._ready = ready
-        self._host = claim
-        self._claim: FolderClaim | None = None
-        self._in_doubt = False
+        self._is_claimant = claim is not None
         self._orphan_until = float("inf")
         self._state = ServiceState()
+        self._turn = Turn(config, claim, self._state)
         self._jobs = Jobs(self._state.failures)
         self._folder: CheckpointFolder | None = None
         self._process: ReverbProcess | None = None
@@ -100,26 +100,27 @@ class Service:
             received = signals.next_signal(_PAUSE_S)
             with contextlib.suppress(queue.Empty):
                 self._start_process(self._wanted.get_nowait())
-            if received == signals.PARENT_ENDED:
+            is_parent_ended = received == signals.PARENT_ENDED
+            if is_parent_ended:
+                received = None if was_asked or self._orphan_until < float("inf") else received  # it may come twice
                 self._orphan_until = min(self._orphan_until, time.monotonic() + _ORPHAN_S)
-                received = None if was_asked else received  # the kernel may send it twice
             if received is not None and (was_asked or not self._may_have_clients()):
                 if was_asked:
                     _logger.warning("%s again: stopped at once", received.name)
                 self._stop_at_once()  # or nothing is served yet, so nothing is lost
                 return 128 + received
             if received is not None:
-                was_asked = True
+                was_asked = not is_parent_ended  # nobody has asked: the first who does may not stop it at once
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 self._stop.set()
-            code = self._obey_claim()
-            if code is None and not self._in_doubt:
+            code = self._look_at_turn()
+            if code is None and not self._turn.in_doubt:
                 code = self._look_at(work)
             if code is not None:
                 return code
         if self._error is not None:
             raise self._error
-        if self._outcome == STOPPED and self._claim is not None and self._claim.newer is not None:
+        if self._outcome == STOPPED and self._turn.is_over:
             self._outcome = CLAIMED
         return NOT_ALIVE if self._ends_itself and self._outcome == STOPPED else self._outcome
 
@@ -158,31 +159,16 @@ class Service:
         self._stop_at_once()
         return NOT_ALIVE if self._ends_itself else LAST_CHECKPOINT_FAILED
 
-    def _obey_claim(self) -> int | None:
-        """End for a server that has claimed the checkpoints, and confirm nothing while there may be one.
-
-        Return the exit code if this server is to end at once, also because it hangs and has no parent to end it.
-        """
-        claim, process = self._claim, self._process
+    def _look_at_turn(self) -> int | None:
+        """End for a newer server; return the exit code if this one is to end at once, also because it is orphaned."""
         if time.monotonic() > self._orphan_until:
             self._stop_at_once()
             return 128 + signals.PARENT_ENDED
-        if claim is None or process is None or not process.alive():
-            return None
-        was_in_doubt, self._in_doubt = self._in_doubt, claim.in_doubt()
-        if self._in_doubt:
-            if not was_in_doubt:
-                _logger.error(
-                    "the folder of checkpoints does not answer: Reverb stands still, another server may begin"
-                )
-                process.suspend()
-        elif claim.newer is not None and was_in_doubt:  # which may have begun: a last checkpoint would come too late
+        if self._turn.must_end_at_once(self._process):
             self._stop_at_once()
             return CLAIMED
-        elif claim.newer is not None:
+        if self._turn.is_over:
             self._stop.set()
-        elif was_in_doubt:
-            process.resume()
         return None
 
     def _start_process(self, wanted: Future[ReverbProcess]) -> None:
@@ -226,7 +212,7 @@ class Service:
         resources.enter_context(notifying(self._state))
         self._begin(resources)
         try:
-            self._claim_checkpoints(resources)
+            self._turn.take(resources)
         except ClaimError as error:
             _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
             return CLAIMED
@@ -256,15 +242,9 @@ class Service:
     def _begin(self, resources: contextlib.ExitStack) -> None:
         """Say what is going to be served, and serve the status page."""
         config, state = self._config, self._state
-        _logger.info("%s", banner.versions_line())
-        for line in banner.exposure_lines(config):
-            _logger.warning("%s", line)
+        for level, line in banner.start_lines(config):
+            _logger.log(level, "%s", line)
         _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
-        for line in banner.table_lines(config.tables):
-            _logger.info("%s", line)
-        lines, excess = banner.memory_lines(config)
-        for line in lines:
-            _logger.log(logging.WARNING if excess else logging.INFO, "%s", line)
         check_memory(config)
         state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
         state.max_silence_s = config.http_max_silence_s
@@ -276,26 +256,6 @@ class Service:
             everywhere = "" if status_server.host == config.http_host else ", and at this machine's other addresses"
             address = f"http://{status_server.address}/"
             _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)
-
-    def _claim_checkpoints(self, resources: contextlib.ExitStack) -> None:
-        """Have the checkpoints for this server alone, if it is to claim them.
-
-        Raises:
-            ClaimError: another server has claimed them meanwhile, or this one is to end.
-        """
-        directory = self._config.checkpoints.directory
-        if self._host is None or directory is None:
-            return
-        address = f"{self._host}:{self._config.port}"
-        self._claim = FolderClaim(directory, address, lambda: self._state.phase)
-        resources.callback(self._claim.close)  # last of all: then nothing of this server is left
-        self._claim.wait(self._stop.is_set, self._tell_wait)
-        self._state.detail = ""
-
-    def _tell_wait(self, what: str) -> None:
-        if what != self._state.detail:
-            _logger.info("%s", what)
-        self._state.detail = what
 
     def _open_checkpoint_folder(self, resources: contextlib.ExitStack) -> None:
         wanted, state = self._config.checkpoints, self._state
@@ -320,7 +280,7 @@ class Service:
 
     def _fails_again(self, code: int, error: Exception) -> bool:
         """Count a failed start; return whether so many have failed alike that another one is of no use."""
-        if self._folder is None or self._host is not None:  # whoever starts it again, tells
+        if self._folder is None or self._is_claimant:  # whoever starts it again, tells
             return False
         failure = f"{code}: {str(error).partition(chr(10))[0]}"
         before = self._folder.owner.mark
@@ -423,7 +383,7 @@ class Service:
 
     def _resume(self, process: ReverbProcess) -> None:
         """Let a stopped Reverb process go on: the last checkpoint needs it."""
-        while self._in_doubt:  # the main thread ends the doubt
+        while self._turn.in_doubt:  # the main thread ends the doubt
             self._pause.wait(_PAUSE_S)
         if process.is_stopped():
             _logger.warning("the Reverb process is stopped (SIGSTOP); it is continued in %g s", _GRACE_S)

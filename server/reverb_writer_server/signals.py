@@ -16,9 +16,13 @@ _NO_SIGNAL = 0
 _received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put while the same thread gets
 
 
-def install_handlers() -> None:
-    """Queue these signals for `next_signal`, instead of ending the process; call it in the main thread."""
-    for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, PARENT_ENDED):
+def install_handlers(*, has_parent: bool) -> None:
+    """Queue these signals for `next_signal`, instead of ending the process; call it in the main thread.
+
+    Args:
+        has_parent: also `PARENT_ENDED`, which is otherwise left as it is: Slurm's script ignores it for all processes.
+    """
+    for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *([PARENT_ENDED] if has_parent else [])):
         signal.signal(handled, lambda number, _: _received.put(number))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,21 @@ def test_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:
         assert "another server uses it" in str(run([saved], config).exception)
     config.write_text("[tables.replay]\n")
     assert "`checkpoints.directory`: got nothing" in str(run([saved], config).exception)
+
+
+def test_checkpoint_that_its_server_could_not_keep_any_more_is_not_passed_over(tmp_path: Path) -> None:
+    """A folder that gets items, too, is looked after as by its server; of another one it is an error."""
+    new = tmp_path / "new"
+    saved = saved_episode(new)
+    shutil.copytree(saved_episode(tmp_path / "newer", 30), new / "incoming" / "2026-01-01T00:00:00+00:00")
+    old = shutil.copytree(new, tmp_path / "old")
+    config = configuration(tmp_path, 1)
+    assert run([new], config).exit_code == 0
+    with rw.LocalServer.restore(new) as server:
+        assert found(server.address, "replay") == windows(0, 30)
+    refused = run([old], config)
+    assert "2026-01-01T00:00:00+00:00 is finished, but its server has ended" in str(refused.exception)
+    assert run([old / saved.relative_to(new)], config).exit_code == 0
 
 
 @pytest.mark.parametrize(

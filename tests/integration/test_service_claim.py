@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -57,3 +59,48 @@ def test_newer_server_has_all_that_the_older_one_has_confirmed(tmp_path: Path) -
     third = newest_claim(tmp_path)
     assert third is not None
     assert (third.number, third.phase) == (2, "ended")
+
+
+def test_server_whose_reverb_dies_in_the_doubt_ends(tmp_path: Path) -> None:
+    """Its folder is away for longer than a newer server waits, and it was told to end meanwhile."""
+    folder = tmp_path / "shard"
+    with service(tmp_path, configuration(folder), "--claim", "localhost") as server:
+        child = server.child()
+        folder.rename(tmp_path / "away")
+        eventually(lambda: _state(child) == "T", "Reverb stands still")
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.status()["phase"] == "draining", "it waits for the folder")
+        os.kill(child, signal.SIGKILL)
+        assert server.process.wait(60) == 4, server.log()
+
+
+def test_server_whose_folder_is_there_again_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "shard"
+    with service(tmp_path, configuration(folder), "--claim", "localhost") as server:
+        child = server.child()
+        folder.rename(tmp_path / "away")
+        eventually(lambda: _state(child) == "T", "Reverb stands still")
+        (tmp_path / "away").rename(folder)
+        eventually(lambda: _state(child) != "T", "Reverb goes on")
+        assert sizes(server.address) == {"replay": 0}
+        assert server.end() == 0
+
+
+def test_signal_after_the_end_of_the_parent_is_the_first_one(tmp_path: Path) -> None:
+    """As of a node that leaves Ray: its actors end, and then its servers are told to write their last checkpoints."""
+    text = configuration(tmp_path)
+    with service(tmp_path, text, "--end-with", str(os.getpid())) as server:
+        with rw.Client(server.address) as client:
+            client.insert({"number": np.array([1])}, {"replay": 1.0})
+        os.kill(server.child(), signal.SIGSTOP)  # the service waits some seconds before it continues Reverb
+        for parent_ended in ("sent", "sent again"):
+            server.process.send_signal(signal.SIGUSR1)
+            eventually(lambda: "SIGUSR1: taking no more work" in server.log(), parent_ended)
+        assert server.end() == 0, server.log()
+    with service(tmp_path, text) as server:
+        assert sizes(server.address) == {"replay": 1}
+
+
+def _state(process: int) -> str:
+    """Return the letter of a process's state; T if it is stopped."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

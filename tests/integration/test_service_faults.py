@@ -636,25 +636,23 @@ def test_thread_that_hangs_while_it_keeps_a_checkpoint_ends_the_server(tmp_path:
         assert sizes(server.address) == {"replay": 1}
 
 
-@pytest.mark.slow
 def test_thread_that_hangs_in_the_last_checkpoint_ends_the_server(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path)) as server:
         insert(server.address, 1)
         assert server.end() == 0
     (name,) = kept(tmp_path)
-    endless = tmp_path / "checkpoints" / "incoming" / "2026-01-01T00:00:00+00:00"
-    items = endless / "items.tfrecord"
+    endless = tmp_path / "endless"
+    shutil.copytree(tmp_path / "checkpoints" / "kept" / name, endless)
+    (endless / "items.tfrecord").unlink()
+    os.mkfifo(endless / "items.tfrecord")
     with service(tmp_path, configuration(tmp_path) + "\n[http]\nmax_silence_s = 3") as server:
         os.kill(server.child(), signal.SIGSTOP)  # the service waits some seconds before it continues Reverb
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.status()["phase"] == "draining", "it ends")
-        shutil.copytree(tmp_path / "checkpoints" / "kept" / name, endless, ignore=shutil.ignore_patterns("DONE"))
-        items.unlink()
-        os.mkfifo(items)
-        (endless / "DONE").touch()
+        endless = endless.rename(tmp_path / "checkpoints" / "incoming" / "2026-01-01T00:00:00+00:00")
         assert server.process.wait(150) == 5
         assert "the server ends itself: the thread that keeps checkpoints has stood still for " in server.log()
-    items.unlink()
+    (endless / "items.tfrecord").unlink()
     with service(tmp_path, configuration(tmp_path)) as server:
         assert sizes(server.address) == {"replay": 1}
 

@@ -93,10 +93,8 @@ def _namespace() -> Any:
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_optional_import_says_what_installs_it(path: Path) -> None:
     name = str(path.relative_to(PACKAGE))
-    if name in EXEMPT or name.startswith(
-        ("cli/", "demo/", "ray/")
-    ):  # `demo`: examples with their extra; `ray.connecting` says it
-        return
+    if name in EXEMPT or name.startswith(("cli/", "demo/", "ray/")):
+        return  # `demo`: examples with their extra; `ray.actors` says it
     tree = ast.parse(path.read_text())
     guarded = {
         inner

@@ -49,6 +49,7 @@ CLIENT = [
 SERVER = [
     "cli",
     "service",
+    "turn",
     "starting",
     "saving",
     "jobs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -102,11 +103,29 @@ class TestClaim:
             if old.newer == 2:
                 old.close()
 
-        new.wait(lambda: False, tell)
+        new.wait(tell)
         assert waited[0] == "waits for the server before it to end (a:1, serving)"
         with pytest.raises(claim.ClaimError, match="server 2 has taken over from this one, number 1"):
             old.check()
         new.close()
+        assert numbers_in(tmp_path / "shard") == [2]
+
+    def test_claim_that_cannot_be_read_is_waited_for(self, claim: Any, tmp_path: Path) -> None:
+        folder = tmp_path / "shard" / "checkpoints"
+        unreadable = path_of(tmp_path / "shard", 1)
+        unreadable.mkdir(parents=True)
+        waited: list[str] = []
+
+        def tell(what: str) -> None:
+            waited.append(what)
+            unreadable.rmdir()
+            write(tmp_path / "shard", 1, "ended")
+
+        with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
+            new.wait(tell)
+        assert waited == [
+            f"waits until it can read the claims of other servers ([Errno 21] Is a directory: '{unreadable}')"
+        ]
         assert numbers_in(tmp_path / "shard") == [2]
 
     def test_silent_server_of_another_machine_is_waited_for_as_long_as_it_may_serve(
@@ -118,12 +137,47 @@ class TestClaim:
         write(tmp_path / "shard", 1, "serving")  # its machine has lost its power
         waited: list[str] = []
         with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
-            new.wait(lambda: False, waited.append)
+            new.wait(waited.append)
         assert waited
         found = newest_claim(tmp_path / "shard")
         assert found is not None
         assert (found.number, found.address, found.phase) == (2, "b:1", "ended")
         assert numbers_in(tmp_path / "shard") == [2]
+
+    def test_lock_of_a_silent_server_of_another_machine_is_waited_for(
+        self, claim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As of a lost machine, whose locks NFS keeps for a while."""
+        monkeypatch.setattr(claim, "LEASE_S", 0.05)
+        folder = tmp_path / "shard" / "checkpoints"
+        folder.mkdir(parents=True)
+        write(tmp_path / "shard", 1, "serving")
+        waited: list[str] = []
+        with contextlib.ExitStack() as lock:
+            file = lock.enter_context((folder / "OWNER.json").open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+            def tell(what: str) -> None:
+                waited.append(what)
+                if len(waited) == 30:  # 0.01 s each, at least
+                    lock.close()
+
+            with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
+                new.wait(tell)
+            assert file.closed
+
+    def test_full_disk_does_not_make_a_server_silent(self, claim: Any, tmp_path: Path) -> None:
+        folder = tmp_path / "shard"
+        folder.mkdir()
+        (folder / f".1.a.{os.getpid()}").symlink_to("/dev/full")
+        phases = ["restoring"]
+        with contextlib.closing(claim.FolderClaim(folder / "checkpoints", "a:1", lambda: phases[-1], machine="a")):
+            eventually(lambda: (one := newest_claim(folder)) and one.beat > 3, "it goes on to write")
+            phases.append("serving")
+            eventually(lambda: (one := newest_claim(folder)) and one.phase == "serving", "it tells its phase")
+        last = newest_claim(folder)
+        assert last is not None
+        assert (last.address, last.phase) == ("a:1", "ended")
 
     def test_server_that_cannot_look_is_in_doubt(
         self, claim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

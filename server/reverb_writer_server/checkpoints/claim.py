@@ -5,7 +5,7 @@ of a lower number
 
     tells that it has ended,
     or was on this machine and has left the lock of the folder,
-    or has been silent for `LEASE_S`.
+    or has been silent for `LEASE_S` and has left the lock, too: NFS keeps that of a lost machine for a while.
 
 In return a server that sees a higher number than its own writes its last checkpoint and ends. One that could not look
 for `DOUBT_S`, which is less than `LEASE_S`, confirms nothing until it can, because the next one may have begun.
@@ -15,6 +15,7 @@ No machine's clock is compared with another's.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -76,30 +77,25 @@ class FolderClaim:
         """Return whether a newer server may have begun without this one's knowledge."""
         return time.monotonic() - self._looked_at > DOUBT_S
 
-    def wait(self, is_stopping: Callable[[], bool], tell: Callable[[str], None]) -> None:
+    def wait(self, tell: Callable[[str], None]) -> None:
         """Wait until every server of a lower number has ended; remove their claims.
 
         Args:
-            is_stopping: whether to give up, because this server is to end.
             tell: is called with what is waited for.
 
         Raises:
-            ClaimError: a newer server is there, or `is_stopping`.
+            ClaimError: a newer server is there.
         """
         heard: dict[int, tuple[int, float]] = {}  # the last beat of each, and when it was new here
-        while blocking := [claim for claim in self._lower() if not self._has_ended(claim, heard)]:
-            if self.newer is not None or is_stopping():
-                break
-            what = f"waits for the server before it to end ({blocking[-1].address or 'starting'}, {blocking[-1].phase})"
+        while self.newer is None and (what := self._obstacle(heard)):
             tell(what)
             time.sleep(_POLL_S)
         self.check()
-        if is_stopping():
-            raise ClaimError("this server is to end before it has begun.")
-        for claim in self._lower():
-            path_of(self._folder, claim.number).unlink(missing_ok=True)
-            for partial in self._folder.glob(f".{claim.number}.*"):
-                partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a claim that stays only delays the next server
+            for claim in self._lower():
+                path_of(self._folder, claim.number).unlink(missing_ok=True)
+                for partial in self._folder.glob(f".{claim.number}.*"):
+                    partial.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Refuse to go on if a newer server is there.
@@ -145,9 +141,27 @@ class FolderClaim:
         self._beat += 1
         claim = asdict(Claim(self.number, self._address, phase, self._machine, os.getpid(), self._beat))
         del claim["number"]
+        text, path = json.dumps(claim), path_of(self._folder, self.number)
         partial = self._folder / f".{self.number}.{self._machine}.{os.getpid()}"
-        partial.write_text(json.dumps(claim))
-        partial.replace(path_of(self._folder, self.number))
+        try:
+            partial.write_text(text)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            with path.open("r+") as file:  # a full disk has room for what is written in place of something
+                file.write(text.ljust(path.stat().st_size))
+        else:
+            partial.replace(path)
+
+    def _obstacle(self, heard: dict[int, tuple[int, float]]) -> str:
+        """Say what is to be waited for; nothing if every server of a lower number has ended."""
+        try:
+            blocking = [claim for claim in self._lower() if not self._has_ended(claim, heard)]
+        except OSError as error:  # as of NFS, if a file is replaced while it is read
+            return f"waits until it can read the claims of other servers ({error})"
+        if not blocking:
+            return ""
+        return f"waits for the server before it to end ({blocking[-1].address or 'starting'}, {blocking[-1].phase})"
 
     def _lower(self) -> list[Claim]:
         found = []
@@ -161,12 +175,22 @@ class FolderClaim:
         if claim.phase == "ended":
             return True
         if claim.machine == self._machine:
-            return not _is_locked(self._directory / OWNER)
+            return self._is_unlocked()
         now = time.monotonic()
         beat, at = heard.get(claim.number, (-1, now))
         if beat != claim.beat:
             heard[claim.number] = (claim.beat, now)
-        return beat == claim.beat and now - at > LEASE_S
+        return beat == claim.beat and now - at > LEASE_S and self._is_unlocked()
+
+    def _is_unlocked(self) -> bool:
+        try:
+            with (self._directory / OWNER).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return True
+        except BlockingIOError:
+            return False
+        return True
 
 
 def _take_number(folder: Path) -> int:
@@ -175,14 +199,3 @@ def _take_number(folder: Path) -> int:
         with contextlib.suppress(FileExistsError):  # another one has just taken it
             path_of(folder, number).open("x").close()
             return number
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False

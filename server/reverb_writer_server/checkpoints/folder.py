@@ -47,6 +47,11 @@ def checkpoints_in(directory: Path) -> list[Checkpoint]:
     return _kept_in(directory)
 
 
+def finished_in(directory: Path) -> list[Path]:
+    """Return what Reverb has finished in a folder of checkpoints, and no server has kept yet."""
+    return [path for path in _entries(directory / _INCOMING) if path.name[0] != "." and (path / DONE).is_file()]
+
+
 def restorable(directory: Path, restore: str) -> list[Checkpoint]:
     """Return the checkpoints that `restore` ("latest", "none" or a name) allows, in the order in which to try them.
 
@@ -168,8 +173,7 @@ class CheckpointFolder:
             OSError: a checkpoint cannot be moved; it stays where it is.
         """
         adopted = Adopted()
-        finished = [path for path in _entries(self.incoming) if path.name[0] != "." and (path / DONE).is_file()]
-        for path in sorted(finished, key=lambda path: Checkpoint(path).written_at):
+        for path in sorted(finished_in(self.directory), key=lambda path: Checkpoint(path).written_at):
             try:
                 adopted.kept[path.name] = self._adopt(path)
             except (FormatError, FileNotFoundError) as error:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reverb_writer.files.saved_replay import open_saved
+from reverb_writer.files.saved_replay import SavedReplay, open_saved
 from reverb_writer.progress import progress
 from reverb_writer_server.checkpoints.convert import Target, convert
-from reverb_writer_server.checkpoints.folder import CheckpointFolder
+from reverb_writer_server.checkpoints.folder import CheckpointFolder, finished_in
 from reverb_writer_server.checkpoints.owner import CheckpointError
 from reverb_writer_server.config import schema as configuration
 from reverb_writer_server.config.sources import ConfigError
@@ -29,7 +29,7 @@ def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str],
 
     Raises:
         ConfigError: the configuration is wrong, or has no folder for checkpoints.
-        CheckpointError: a server uses such a folder.
+        CheckpointError: a server uses such a folder, or has not kept the newest checkpoint of an old one yet.
         FormatError: something that was saved is damaged.
         OSError: a checkpoint cannot be written.
     """
@@ -38,13 +38,13 @@ def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str],
     loaded = [
         configuration.load(config, environment, {**flags, ("cluster", "shard"): shard}) for shard in range(num_shards)
     ]
-    sources = [open_saved(path) for path in saved]
     with contextlib.ExitStack() as stack:
         folders = []
         for one in loaded:
             if one.checkpoints.directory is None:
                 raise ConfigError(f"{config}: `checkpoints.directory`: got nothing, allowed: a path.")
             folders.append(stack.enter_context(CheckpointFolder(one.checkpoints.directory, one.checkpoints.keep)))
+        sources = [_open(path) for path in saved]  # now that what was finished in the new folders is kept
         targets = [
             Target(folder.incoming / _INCOMING, {table.config.name: table.config for table in one.tables})
             for folder, one in zip(folders, loaded, strict=True)
@@ -59,3 +59,12 @@ def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str],
             yield f"{adopted.kept[_INCOMING].path}: {counts or 'no items'}"
     for name, count in sorted(left_out.items()):
         yield f"table `{name}`: {count:,} items left out: it has no room for them, or is not configured"
+
+
+def _open(path: Path) -> SavedReplay:
+    if finished := finished_in(path):
+        raise CheckpointError(
+            f"{path}: {finished[-1].name} is finished, but its server has ended before it has kept it. Start that "
+            "server and end it, or name a checkpoint."
+        )
+    return open_saved(path)

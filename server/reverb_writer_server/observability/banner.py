@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import platform
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -31,9 +32,20 @@ def versions() -> dict[str, str]:
     return {**{name.replace("-", "_"): _version(name) for name in names}, "python": platform.python_version()}
 
 
-def versions_line() -> str:
-    """Return the same as a line."""
-    return ", ".join(f"{name.replace('_', '-')} {version}" for name, version in versions().items())
+def start_lines(config: ServerConfig) -> Iterator[tuple[int, str]]:
+    """Yield the level and text of lines about what is going to be served."""
+    yield logging.INFO, ", ".join(f"{name.replace('_', '-')} {version}" for name, version in versions().items())
+    if config.bind == ALL and config.gateway_certificate is None:
+        exposure = (
+            f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Let a "
+            "gateway or a firewall decide who does (SECURITY.md)"
+        )
+        yield logging.WARNING, exposure
+    for line in table_lines(config.tables):
+        yield logging.INFO, line
+    lines, excess = memory_lines(config)
+    for line in lines:
+        yield logging.WARNING if excess else logging.INFO, line
 
 
 def table_lines(tables: Sequence[ServedTable]) -> Iterator[str]:
@@ -66,15 +78,6 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
         parts += f", {format_bytes(saving)} while a checkpoint is written"
     lines.append(f"total memory: {about} ({parts}), available: {format_bytes(available)}{verdict}")
     return lines, excess
-
-
-def exposure_lines(config: ServerConfig) -> Iterator[str]:
-    """Yield a warning if machines without a certificate can reach the server."""
-    if config.bind == ALL and config.gateway_certificate is None:
-        yield (
-            f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Let a "
-            "gateway or a firewall decide who does (SECURITY.md)"
-        )
 
 
 def figures_line(state: ServiceState, before: ServerSnapshot) -> str:
