@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -13,10 +14,11 @@ from store_messages import Inserter, chunk, draw, item, store_of
 from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
-from reverb_writer.local.stored_items import encode_responses
+from reverb_writer.local.stored_items import Item, encode_responses
 from reverb_writer.local.sum_tree import SumTree
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.trajectory_parsing import parse_trajectory
 from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, Selector, TableConfig
 
 NUM_DRAWS = 1_000_000
@@ -124,6 +126,18 @@ def test_the_memory_bound_is_told_and_nothing_is_lost() -> None:
     with pytest.raises(Refusal, match="max_bytes"):
         inserter.insert(range(3, 1000))
     assert {key for key, _, _ in draw(store, 50)} == {1, 2}
+
+
+def test_memory_of_an_item_of_many_slices_is_counted() -> None:
+    trajectory = messages.FlatTrajectory()
+    pieces = trajectory.columns.add().chunk_slices
+    for number in range(1000):
+        pieces.add(chunk_key=(1 << 40) + number, offset=300, length=400, index=0)
+    flat = trajectory.SerializeToString()
+    made = Item(1, "replay", 1.0, [], flat, parse_trajectory(flat))
+    ((slices,),) = made.flat_trajectory[1:]
+    parsed = sys.getsizeof(slices) + sum(sum(map(sys.getsizeof, (one, *one))) for one in slices)
+    assert made.num_bytes >= sys.getsizeof(flat) + parsed
 
 
 def test_a_chunk_is_shared_by_streams() -> None:
