@@ -73,6 +73,22 @@ def test_a_sum_tree_never_finds_a_row_without_weight() -> None:
     assert (np.diff(found) >= 0).all()
 
 
+def test_each_draw_of_an_item_is_counted_also_of_many_at_once() -> None:
+    store = store_of(TableConfig("replay"))
+    Inserter(store).insert([1, 2, 3])
+    table, times = store.table("replay"), dict[int, list[int]]()
+    for _ in range(2):
+        request = SampleRequest(50)
+        table.request(request)
+        table.advance()
+        assert len(request.samples) > 3
+        for key, count in zip(request.samples.keys.tolist(), request.samples.times_sampled.tolist(), strict=True):
+            times.setdefault(key, []).append(count)
+    assert times == {key: [*range(1, len(counts) + 1)] for key, counts in times.items()}
+    assert table.num_samples == sum(map(len, times.values()))
+    assert table.num_unique_samples == len(times)
+
+
 def test_a_table_whose_priorities_are_all_zero_is_sampled_uniformly() -> None:
     store = store_of(TableConfig("replay", sampler=Prioritized(1.0)))
     Inserter(store).insert([1, 2], [0.0, 0.0])
