@@ -19,7 +19,7 @@ import contextlib
 import multiprocessing
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import gymnasium
@@ -99,8 +99,8 @@ def play(network: Any, env: Any, observation: Any) -> tuple[dict[str, Any], Any]
     return step, env.reset()[0] if terminated or truncated else final
 
 
-def learn(address: str, seed: int) -> Generator[float, None, None]:
-    """Yield the mean length of the episodes of each rollout, after learning from it."""
+def learn(address: str, seed: int, actors: Sequence[Any]) -> Generator[float, None, None]:
+    """Start the actors, and yield the mean length of the episodes of each rollout, after learning from it."""
     torch.set_num_threads(1)  # the networks are small, and the actors need the other cores
     torch.manual_seed(seed)
     network = actor_critic()
@@ -112,8 +112,10 @@ def learn(address: str, seed: int) -> Generator[float, None, None]:
         contextlib.ExitStack() as end,
     ):
         end.callback(weights.finish)
+        weights.publish(network)
+        for actor in actors:  # not before: the table may tell the end of an earlier run
+            actor.start()
         while True:
-            weights.publish(network)
             following = storage.fill_from(dataset)
             assert following is not None, "windows have the step after the last one"
             storage.compute_returns(following.values, GAMMA, LAM)
@@ -125,6 +127,7 @@ def learn(address: str, seed: int) -> Generator[float, None, None]:
             num_ends = int(storage.dones.sum())
             yield NUM_STEPS * NUM_WINDOWS / max(num_ends, 1)
             storage.clear()
+            weights.publish(network)
 
 
 def loss(network: Any, batch: Any) -> Any:
@@ -137,13 +140,11 @@ def loss(network: Any, batch: Any) -> Any:
 
 
 def run(address: str, num_actors: int, seed: int, seconds: float, goal: float) -> bool:
-    """Start the actors, learn, and return whether the goal was reached in time."""
+    """Learn by so many actors, and return whether the goal was reached in time."""
     processes, share = multiprocessing.get_context("spawn"), NUM_WINDOWS // num_actors
     actors = [processes.Process(target=act, args=(address, seed + i, share), daemon=True) for i in range(num_actors)]
-    for actor in actors:
-        actor.start()
     deadline, mean = time.monotonic() + seconds, 0.0
-    with contextlib.closing(learn(address, seed)) as rollouts:
+    with contextlib.closing(learn(address, seed, actors)) as rollouts:
         for number, length in enumerate(rollouts, 1):
             mean += 0.2 * (length - mean)
             if number % 10 == 0:

@@ -33,7 +33,7 @@ from reverb_writer.protocol.specs import check_signature, packer, packer_of, spe
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.transport.insert_call import Inserts
+from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.sample_stream import Limit, SampleStream
 from reverb_writer.transport.server_info import request_server_info
 
@@ -116,9 +116,8 @@ class Server:
         check_tables_exist(checked, info, self.address)
         _check_signatures(info, checked, paths, columns, is_scalar)
         tensor = b"" if spec is None else spec_tensor(spec)
-        with Inserts(self.channel, is_checked=True) as inserts:
-            inserts.write(one_item(columns, is_scalar, checked, tensor))
-            inserts.wait(deadline.left_s())
+        request = one_item(columns, is_scalar, checked, tensor)
+        insert_items(self.channel, request, deadline.left_s(), is_checked=True)
 
     def sample(self, table: str, num_samples: int, deadline: Deadline) -> Iterator[Sample]:
         """Sample items one after the other; an error says what they wait for.

@@ -104,8 +104,9 @@ class ServerSet:
         """Close the connections. Idempotent; does nothing in a forked child."""
         self._closed.set()
         self._wanted.set()
-        for connection in self._known.values():
-            connection.close()
+        for reference in self._known.valuerefs():  # a list: the thread that follows the source may add one
+            if (connection := reference()) is not None:
+                connection.close()
 
     def _take(self, target: Target) -> None:
         with self._lock:

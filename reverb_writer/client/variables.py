@@ -63,6 +63,11 @@ class _News(NamedTuple):
     nest: Any
     is_last: bool
 
+    @property
+    def has_no_weights(self) -> bool:
+        """Whether it tells only that the run has ended, because `finish` has found no version."""
+        return self.is_last and not tree.flatten(self.nest)
+
 
 class Variables:
     """The newest version of a nest of arrays, kept in a table of one item. Thread-safe; a context manager.
@@ -218,7 +223,7 @@ class Variables:
             FormatError: what is in the table was not written by `publish`.
         """
         news = self._await(timeout_s, lambda news: news.version > 0)
-        if news.is_last and not tree.flatten(news.nest):
+        if news.has_no_weights:
             raise FinishedError(f"table `{self._table}`: the run has ended, and nothing was published in it.")
         return news.nest
 
@@ -238,7 +243,10 @@ class Variables:
             FormatError: what is in the table was not written by `publish`.
         """
         least = self.version if newer_than is None else integer("newer_than", newer_than, minimum=0)
-        news = self._await(timeout_s, lambda news: news.is_last or news.version > least)
+        # An earlier run's last version may be on a server that has not got the newer ones.
+        news = self._await(
+            timeout_s, lambda news: news.version >= self.version if news.is_last else news.version > least
+        )
         return None if news.is_last else news.nest
 
     def load_into(self, module: Any) -> bool:
@@ -302,7 +310,7 @@ class Variables:
             if news is None or news.version <= self.version:
                 return default
             self.version = news.version
-            return news.nest
+            return default if news.has_no_weights else news.nest
 
     @property
     def finished(self) -> bool:

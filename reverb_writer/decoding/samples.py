@@ -146,10 +146,6 @@ class BatchInfo:
         yield from map(SampleInfo, *(array.tolist() for array in arrays))
 
 
-Samples = tuple[Sequence[Column], BatchInfo]
-"""Samples before they are a batch: their columns, in the order of the table's leaves, and what is known of them."""
-
-
 def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[list[Array], SampleInfo]]:
     """Yield each sample's columns, [T, ...] or [...] if the column is scalar, and its information."""
     leaves = map(list, zip(*[column.split() for column in columns], strict=True))

@@ -32,7 +32,7 @@ class ItemRows:
         """Put an item into a row that has none, at most one after the last."""
         if row == len(self.items):
             for name, array in vars(self).items():
-                setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
+                setattr(self, name, np.concatenate([array, np.empty_like(array)]))
         self.items[row] = item
         self.keys[row], self.priorities[row], self.times_sampled[row] = item.key, item.priority, times_sampled
         self.sample_bytes[row] = item.sample_bytes

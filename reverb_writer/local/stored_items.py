@@ -33,7 +33,8 @@ _INFO, _END = b"\x0a", b"\x18\x01"  # fields 1 and 3 of a SampleEntry
 _ENTRY = b"\x0a"  # field 1 of a SampleStreamResponse
 _RESPONSE_BYTES = 1 << 20
 _MAX_ENTRY_BYTES = 64 << 20  # gRPC's messages end at 2 GB
-_ITEM_BYTES = 1000  # what the objects that belong to an item take beside its trajectory, roughly
+# What the objects that belong to an item take beside its trajectory, and each slice of that once it is parsed, roughly.
+_ITEM_BYTES, _SLICE_BYTES = 830, 170
 _DOUBLE = struct.Struct("<d")
 
 # A tail: tag and length of the info, tag and length of the item, and the fields. Varints have five bytes, of 7 bits.
@@ -102,7 +103,7 @@ class Item:
         """Make an item that is in no table yet; `trajectory` is a FlatTrajectory."""
         self.key, self.table, self.priority = key, table, priority
         self.chunks, self._trajectory, self.flat_trajectory = chunks, trajectory, parsed
-        self.num_bytes = len(trajectory) + _ITEM_BYTES
+        self.num_bytes = len(trajectory) + _ITEM_BYTES + _SLICE_BYTES * sum(map(len, parsed[1]))
         self.sample_bytes = sum([len(chunk.encoded) for chunk in chunks]) + len(trajectory) + _TAIL.itemsize
         self.inserted_at = 0
         self._parts: tuple[bytes, ...] = ()

@@ -35,8 +35,8 @@ MAX_CHUNK_LENGTH = (1 << 14) - 1
 """Maximum number of steps in a chunk: offsets and lengths take two bytes as varints."""
 
 _KEY_WIDTH = 9
-_SHIFTS = np.arange(0, 7 * (_KEY_WIDTH + 1), 7, dtype=np.uint64)
-_MARKS = np.array([128] * _KEY_WIDTH + [0], np.uint8)  # on all bytes of a varint but the last
+_SHIFTS = np.arange(0, 7 * _KEY_WIDTH, 7, dtype=np.uint64)
+_MARKS = np.array([128] * (_KEY_WIDTH - 1) + [0], np.uint8)  # on all bytes of a varint but the last
 
 # Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length and bytes).
 _REQUEST_CHUNKS, _REQUEST_ITEMS, _REQUEST_KEEP_KEYS = b"\x0a", b"\x12", b"\x1a"
@@ -154,16 +154,10 @@ def encode_chunk(
 
 
 def encode_keep_keys(keys: Sequence[int]) -> bytes:
-    """Encode the keys of the chunks that later items of the insert stream may name."""
+    """Encode the keys, below `KEY_LIMIT`, of the chunks that later items of the insert stream may name."""
     if not keys:
         return b""
-    width = _KEY_WIDTH + (max(keys) >= KEY_LIMIT)  # Reverb's own writers draw larger keys than ours
-    return _delimited(_REQUEST_KEEP_KEYS, _varints(np.array(keys, np.uint64), width).tobytes())
-
-
-def as_request(*, chunk: bytes = b"", item: bytes = b"") -> bytes:
-    """Return an InsertStreamRequest of an encoded ChunkData or PrioritizedItem."""
-    return _delimited(_REQUEST_CHUNKS, chunk) if chunk else _delimited(_REQUEST_ITEMS, item)
+    return _delimited(_REQUEST_KEEP_KEYS, _varints(np.array(keys, np.uint64), _KEY_WIDTH).tobytes())
 
 
 def _delimited(tag: bytes, body: bytes) -> bytes:

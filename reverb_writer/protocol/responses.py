@@ -95,7 +95,8 @@ class Samples:
 
     def __getitem__(self, index: slice | Sequence[int]) -> Samples:
         """Return some of the samples."""
-        return Samples(self.entries[index], *[numbers[index] for numbers in self.numbers])
+        entries = self.entries[index].copy()  # a view would keep the others, and each its whole response
+        return Samples(entries, *[numbers[index] for numbers in self.numbers])
 
 
 NO_SAMPLES = Samples.of(())

@@ -15,7 +15,7 @@ from reading import Pair, fifo, read, read_column, spec
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import one_item
-from reverb_writer.transport.insert_call import Inserts
+from reverb_writer.transport.insert_call import insert_items
 
 # Insert and sample.
 
@@ -57,9 +57,7 @@ def test_bfloat16_comes_back(client: rw.Client) -> None:
 def test_server_keeps_an_item_whose_key_it_knows_and_takes_the_new_priority(client: rw.Client) -> None:
     for value, priority in ((1, 0.5), (2, 0.75)):
         request = one_item([np.array([value])], [False], {"a": priority}, key=7)
-        with Inserts(client.shards[0].channel) as inserts:
-            inserts.write(request)
-            inserts.wait(60)
+        insert_items(client.shards[0].channel, request, 60)
     (item,) = read(client, "a")
     assert (item.data[0].tolist(), item.info.key, item.info.priority, item.info.table_size) == ([1], 7, 0.75, 1)
 

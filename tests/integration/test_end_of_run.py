@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,17 @@ WEIGHTS = rw.TableConfig.variables("weights")
 
 def write(observer: rw.TrajectoryObserver, number: int) -> None:
     observer({"n": np.int64(number)}, end_of_episode=False)
+
+
+@contextlib.contextmanager
+def soon(work: Callable[[], object]) -> Iterator[None]:
+    """Have another thread do something while the block waits for it; it has come back when the block has ended."""
+    timer = threading.Timer(0.1, work)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 def test_actors_see_that_the_run_has_ended_and_keep_its_weights(replay_server: StartServer) -> None:
@@ -58,6 +69,43 @@ def test_end_of_a_run_without_weights(replay_server: StartServer) -> None:
             actor.latest()
 
 
+def test_end_of_a_run_without_weights_is_no_weights(replay_server: StartServer) -> None:
+    address = replay_server(WEIGHTS).address
+    with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights", interval_s=0.001) as actor:
+        learner.finish()
+        polled = []
+
+        def sees_end() -> bool:
+            polled.append(actor.poll("no weights"))
+            return actor.finished
+
+        assert eventually(sees_end)
+        polled.append(actor.poll("no weights"))
+        assert set(polled) == {"no weights"}
+        learner.publish([1])  # another run
+        assert eventually(lambda: actor.poll() == [1])
+        assert not actor.finished
+
+
+def test_end_of_an_earlier_run_on_another_server_is_not_taken(
+    replay_server: StartServer, lone_server: StartServer
+) -> None:
+    earlier, newer = replay_server(WEIGHTS).address, lone_server(WEIGHTS)
+    with rw.Variables(earlier, "weights") as learner:
+        learner.publish([1], version=1)
+        learner.finish()
+    with contextlib.ExitStack() as stack:
+        learner = stack.enter_context(rw.Variables(newer.address, "weights"))
+        actor = stack.enter_context(rw.Variables([earlier, newer.address], "weights"))
+        learner.publish([5], version=5)
+        assert actor.latest() == [5]
+        newer.process.kill()
+        with pytest.raises((rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)):
+            actor.wait(timeout_s=3)
+        assert actor.version == 5
+        assert not actor.finished
+
+
 def test_wait_returns_a_newer_version_or_the_end(replay_server: StartServer) -> None:
     address = replay_server(WEIGHTS).address
     with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as actor:
@@ -68,10 +116,10 @@ def test_wait_returns_a_newer_version_or_the_end(replay_server: StartServer) -> 
         assert actor.wait(newer_than=4) == [1]
         with pytest.raises(rw.errors.ReplayTimeoutError):
             actor.wait(timeout_s=0.2)
-        threading.Timer(0.1, learner.publish, [[2]], {"version": 6}).start()
-        assert actor.wait(newer_than=5) == [2]
-        threading.Timer(0.1, learner.finish).start()
-        assert actor.wait() is None
+        with soon(lambda: learner.publish([2], version=6)):
+            assert actor.wait(newer_than=5) == [2]
+        with soon(learner.finish):
+            assert actor.wait() is None
 
 
 @pytest.mark.parametrize("blocks_in", ["step", "flush", "close"])
@@ -88,10 +136,12 @@ def test_actor_that_a_rate_limiter_blocks_ends_with_the_run(
                 observer.flush()
 
         options: dict[str, Any] = {"timeout_s": 600, "max_in_flight_items": 10, "until": lambda: weights.finished}
-        threading.Timer(0.1, learner.finish).start()
-        with pytest.raises(rw.errors.FinishedError, match=r"the run has ended .`until` is true.: [0-9]+ items"):  # noqa: SIM117  # the block is tested
-            with rw.TrajectoryObserver(address, "queue", 1, **options) as observer:
-                act(observer)
+        with (
+            soon(learner.finish),
+            pytest.raises(rw.errors.FinishedError, match=r"the run has ended .`until` is true.: [0-9]+ items"),
+            rw.TrajectoryObserver(address, "queue", 1, **options) as observer,
+        ):
+            act(observer)
     assert observer.stats().acknowledged_items <= 2
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

@@ -186,12 +186,14 @@ def test_ppo_learns_from_many_actor_processes(replay_server: StartServer) -> Non
     pytest.importorskip("torch")
     pytest.importorskip("array_api_compat")
     pytest.importorskip("gymnasium")
-    tables = [rw.TableConfig.queue("rollouts", 16), rw.TableConfig.variables("weights")]
+    address = replay_server(rw.TableConfig.queue("rollouts", 16), rw.TableConfig.variables("weights")).address
+    with rw.Variables(address, "weights") as earlier_run:
+        earlier_run.finish()
     command = [
         sys.executable,
         str(PPO),
         "--server",
-        replay_server(*tables).address,
+        address,
         "--goal",
         "100",
         "--seconds",

@@ -9,7 +9,7 @@ import numpy as np
 import reverb_writer as rw
 from reverb_writer.client.server_calls import one_item
 from reverb_writer.protocol import messages
-from reverb_writer.transport.insert_call import Inserts
+from reverb_writer.transport.insert_call import insert_items
 
 QUEUE = rw.TableConfig("queue", 10_000, sampler="fifo", max_times_sampled=1)
 
@@ -48,9 +48,7 @@ def _insert_tensor(client: rw.Client, table: str, content: bytes, dtype: int | N
     tensor.dtype = tensor.dtype if dtype is None else dtype
     tensor.tensor_content = content
     request.chunks[key] = message.SerializeToString()
-    with Inserts(client.shards[0].channel) as inserts:
-        inserts.write(request)
-        inserts.wait(60)
+    insert_items(client.shards[0].channel, request, 60)
 
 
 def first_numbers(batch: rw.Batch) -> list[int]:

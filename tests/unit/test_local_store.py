@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -13,10 +14,11 @@ from store_messages import Inserter, chunk, draw, item, store_of
 from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
-from reverb_writer.local.stored_items import encode_responses
+from reverb_writer.local.stored_items import Item, encode_responses
 from reverb_writer.local.sum_tree import SumTree
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.trajectory_parsing import parse_trajectory
 from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, Selector, TableConfig
 
 NUM_DRAWS = 1_000_000
@@ -69,6 +71,22 @@ def test_a_sum_tree_never_finds_a_row_without_weight() -> None:
     found = tree.find(points)
     assert set(found % 7) == {3}
     assert (np.diff(found) >= 0).all()
+
+
+def test_each_draw_of_an_item_is_counted_also_of_many_at_once() -> None:
+    store = store_of(TableConfig("replay"))
+    Inserter(store).insert([1, 2, 3])
+    table, times = store.table("replay"), dict[int, list[int]]()
+    for _ in range(2):
+        request = SampleRequest(50)
+        table.request(request)
+        table.advance()
+        assert len(request.samples) > 3
+        for key, count in zip(request.samples.keys.tolist(), request.samples.times_sampled.tolist(), strict=True):
+            times.setdefault(key, []).append(count)
+    assert times == {key: [*range(1, len(counts) + 1)] for key, counts in times.items()}
+    assert table.num_samples == sum(map(len, times.values()))
+    assert table.num_unique_samples == len(times)
 
 
 def test_a_table_whose_priorities_are_all_zero_is_sampled_uniformly() -> None:
@@ -124,6 +142,18 @@ def test_the_memory_bound_is_told_and_nothing_is_lost() -> None:
     with pytest.raises(Refusal, match="max_bytes"):
         inserter.insert(range(3, 1000))
     assert {key for key, _, _ in draw(store, 50)} == {1, 2}
+
+
+def test_memory_of_an_item_of_many_slices_is_counted() -> None:
+    trajectory = messages.FlatTrajectory()
+    pieces = trajectory.columns.add().chunk_slices
+    for number in range(1000):
+        pieces.add(chunk_key=(1 << 40) + number, offset=300, length=400, index=0)
+    flat = trajectory.SerializeToString()
+    made = Item(1, "replay", 1.0, [], flat, parse_trajectory(flat))
+    ((slices,),) = made.flat_trajectory[1:]
+    parsed = sys.getsizeof(slices) + sum(sum(map(sys.getsizeof, (one, *one))) for one in slices)
+    assert made.num_bytes >= sys.getsizeof(flat) + parsed
 
 
 def test_a_chunk_is_shared_by_streams() -> None:

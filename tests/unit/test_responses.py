@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+
+import numpy as np
 import pytest
 
 from reverb_writer.errors import FormatError
@@ -36,6 +39,18 @@ def test_sample_split_over_entries_and_messages_is_reassembled() -> None:
     assert not reassembler.feed(response((None, [b"d"], False)))
     last = response((None, [b"e"], True), (3, [b"f"], True))
     assert keys_and_chunks(reassembler.feed(last)) == [(2, [b"b", b"c", b"d", b"e"]), (3, [b"f"])]
+
+
+def test_part_of_the_samples_keeps_no_others() -> None:
+    class Entry:
+        """As a message, it is freed when nobody has it any more."""
+
+    entries = np.fromiter([Entry(), Entry(), Entry()], object)
+    samples = Samples(entries, *([1, 2, 3] for _ in range(5)))
+    freed = weakref.ref(entries[0])
+    del entries
+    samples = samples[1:]
+    assert (samples.keys.tolist(), freed()) == ([2, 3], None)
 
 
 def test_sample_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import reverb_writer as rw
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import source_of
 
 
@@ -80,3 +81,20 @@ def test_targets_and_sources_are_picklable_and_hashable(source: rw.shards.Target
     copied = pickle.loads(pickle.dumps(source))  # noqa: S301  # our own bytes
     assert copied == source
     assert len({source, copied}) == 1
+
+
+def test_a_client_may_be_closed_while_it_gets_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "shards"
+    path.write_text("localhost:1\nlocalhost:2\n")
+    client = rw.Client(f"file:{path}")
+    path.write_text("localhost:1\nlocalhost:2\nlocalhost:3\n")
+    closed: list[str] = []
+
+    def close(server: Server) -> None:
+        closed.append(server.address)
+        if len(closed) == 1:  # as the thread that follows the file may at any moment
+            client.connections.refresh()
+
+    monkeypatch.setattr(Server, "close", close)
+    client.close()
+    assert set(closed) == {"localhost:1", "localhost:2", "localhost:3"}
