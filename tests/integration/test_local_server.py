@@ -246,7 +246,8 @@ def test_the_fixture_is_there_if_asked_for(tmp_path: Path, asked: list[str]) -> 
         """)
     )
     arguments = ["-q", "-p", "no:cacheprovider", "-p", "reverb_writer.testing", *asked, str(tmp_path)]
-    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # as if only this plugin were installed
+    # As if only this plugin were installed, so options of others are unknown.
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", "/dev/null", *arguments],
         capture_output=True, text=True, check=False, cwd=tmp_path, timeout=100, env={**os.environ, **environment},
