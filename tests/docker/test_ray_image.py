@@ -30,5 +30,5 @@ def test_cluster_starts_in_the_image() -> None:
         file = ROOT / "docker" / f"{name}.Dockerfile"
         docker("build", "--file", str(file), "--tag", f"{tag}-{name}", *options, str(ROOT), timeout_s=BUILD_S)
     done = docker("run", "--rm", "--shm-size", "1g", f"{tag}-ray", "python", "-c", PROGRAM)
-    assert done.stdout.splitlines()[-1] == "True"
+    assert "True" in done.stdout.splitlines()  # Ray may print lines of its actors after it
     assert docker("run", "--rm", f"{tag}-ray", "leave-ray").stdout == ""
