@@ -74,7 +74,7 @@ class ServerChild:
 
         Args:
             python: the interpreter.
-            configuration: returns the TOML for a port of the server and one of its status page.
+            configuration: returns the text for a port of the server and one of its status page.
             ended: called from the thread when the server has ended.
             host: name of this machine for clients: the server writes it beside its checkpoints.
             port: of the server; None for a free one.
@@ -171,7 +171,7 @@ class ServerChild:
         return free_port()
 
     def _start(self, configuration: str) -> subprocess.Popen[str]:
-        file = os.memfd_create("server.toml")
+        file = os.memfd_create("server.json")
         try:
             os.write(file, configuration.encode())
             return subprocess.Popen(  # noqa: S603  # the interpreter that the user has named, and our own module

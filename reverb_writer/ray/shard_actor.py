@@ -14,10 +14,10 @@ from typing import Any
 
 from reverb_writer.ray.addresses import newest_claim
 from reverb_writer.ray.server_child import ChildEnd, ServerChild, server_environment
-from reverb_writer.ray.server_toml import table_toml, values_toml
 from reverb_writer.ray.shard_report import ClusterSpec, ShardReport, TableFigures
 from reverb_writer.ray.start_errors import ShardStartError
 from reverb_writer.tables.shares import share_of
+from reverb_writer.tables.table_dicts import table_to_dict
 
 _LOOPBACK, _ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104  # whom the other nodes must reach
 _ESTIMATE_TIMEOUT_S = 60.0
@@ -130,19 +130,21 @@ def _state(status: Mapping[str, Any], *, is_asked: bool) -> tuple[str, str]:
 
 
 def server_configuration(spec: ClusterSpec, number: int, port: int, http_port: int, bind: str) -> str:
-    """Return the TOML of a shard's server.
+    """Return the configuration of a shard's server, as JSON.
 
     Raises:
         SpecError: a table cannot be split, or cannot be written in the server's configuration.
     """
-    checkpoints: dict[str, Any] = {}
     folder = spec.shard_folder(number)
+    values: dict[str, Any] = {
+        "port": port,
+        "bind": bind,
+        "http": {"port": http_port},
+        "tables": {table.name: table_to_dict(share_of(table, number, spec.num_shards)) for table in spec.tables},
+    }
     if folder is not None:
-        checkpoints = {"directory": str(folder / "checkpoints"), "every_s": spec.checkpoint_every_s}
-    top = f"port = {port}\nbind = {json.dumps(bind)}\n"
-    sections = [values_toml("http", {"port": http_port}), values_toml("checkpoints", checkpoints)]
-    tables = [table_toml(share_of(table, number, spec.num_shards)) for table in spec.tables]
-    return "\n".join([top, *sections, *tables])
+        values["checkpoints"] = {"directory": str(folder / "checkpoints"), "every_s": spec.checkpoint_every_s}
+    return json.dumps(values)
 
 
 def memory_need(spec: ClusterSpec) -> dict[str, Any]:
