@@ -83,7 +83,7 @@ def export_saved(
     found = saved.parsed_items(messages.StoredItem)
     items = [(item, _chunk_keys(item)) for item in found if item.table == table and item.key not in done]
     wanted = {key for _, keys in items for key in keys}
-    chunks = {key: chunk for key, chunk in saved.keyed_chunks() if key in wanted}
+    chunks = {chunk.chunk_key: data for chunk, data in saved.chunks() if chunk.chunk_key in wanted}
     assembler = BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
     for item, keys in items:
         try:

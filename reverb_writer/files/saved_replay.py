@@ -19,10 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from reverb_writer.errors import FormatError
-from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, TABLES, read_messages, read_records
+from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, TABLES, read_messages
 from reverb_writer.protocol import messages, signatures
 
 OWNER, KEPT = "OWNER.json", "kept"
@@ -53,7 +51,7 @@ class SavedReplay:
         Raises:
             FormatError: the file is damaged.
         """
-        return list(read_messages(self.path / TABLES, messages.PriorityTableCheckpoint))
+        return [table for table, _ in read_messages(self.path / TABLES, messages.PriorityTableCheckpoint)]
 
     def signatures(self) -> dict[str, Any]:
         """Return the nest of each table's items; None where it is not known.
@@ -69,21 +67,15 @@ class SavedReplay:
         Raises:
             FormatError: one is damaged.
         """
-        return read_messages(self.path / ITEMS, message)
+        return (item for item, _ in read_messages(self.path / ITEMS, message))
 
-    def keyed_chunks(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the chunks, ChunkData messages, with their keys.
+    def chunks(self) -> Iterator[tuple[Any, bytes]]:
+        """Yield the chunks as ChunkData messages, each with its bytes.
 
         Raises:
             FormatError: one is damaged.
         """
-        for number, record in enumerate(read_records(self.path / CHUNKS)):
-            try:
-                yield messages.ChunkData.FromString(record).chunk_key, record
-            except DecodeError as error:
-                raise FormatError(
-                    f"{self.path / CHUNKS}: record {number} is not a ChunkData. It is damaged."
-                ) from error
+        return read_messages(self.path / CHUNKS, messages.ChunkData)
 
 
 def open_saved(path: Path) -> SavedReplay:

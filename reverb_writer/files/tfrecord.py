@@ -71,15 +71,15 @@ def read_records(path: Path) -> Iterator[bytes]:
         raise FormatError(f"{path}: record {number} is truncated. The checkpoint was not written completely.")
 
 
-def read_messages(path: Path, kind: Any) -> Iterator[Any]:
-    """Yield the records of a file as messages of a class.
+def read_messages(path: Path, kind: Any) -> Iterator[tuple[Any, bytes]]:
+    """Yield the records of a file as messages of a class, each with its bytes.
 
     Raises:
         FormatError: the file is truncated or damaged, or has a record of another kind; the message names both.
     """
     for number, record in enumerate(read_records(path)):
         try:
-            yield kind.FromString(record)
+            yield kind.FromString(record), record
         except DecodeError as error:
             raise FormatError(
                 f"{path}: record {number} is not a {kind.DESCRIPTOR.name}. The file is damaged."

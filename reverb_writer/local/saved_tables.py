@@ -116,7 +116,7 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 def _fill(store: Store, saved: SavedReplay) -> None:
-    chunks = {key: read_chunk(data) for key, data in saved.keyed_chunks()}
+    chunks = {chunk.chunk_key: read_chunk(data) for chunk, data in saved.chunks()}
     for read in saved.parsed_items(messages.StoredItem):
         table = store.table(read.table)
         table.check_priority(read.key, read.priority)

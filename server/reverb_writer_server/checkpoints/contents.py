@@ -14,17 +14,8 @@ from typing import Any
 import tree
 
 from reverb_writer.errors import FormatError
-from reverb_writer.files.saved_replay import sequence_of
-from reverb_writer.files.tfrecord import (
-    CHUNKS,
-    DONE,
-    FILES,
-    ITEMS,
-    TABLES,
-    Extent,
-    read_file,
-    read_messages,
-)
+from reverb_writer.files.saved_replay import SavedReplay, sequence_of
+from reverb_writer.files.tfrecord import DONE, FILES, Extent, read_file
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.tables import Balance, Prioritized, Selector, TableConfig
 from reverb_writer.tables.table_messages import read_balance, read_selector
@@ -32,15 +23,8 @@ from reverb_writer.tables.table_messages import read_balance, read_selector
 MANIFEST = "MANIFEST.json"  # size and checksum of each file, so that a short one is noticed without reading it
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint on disk.
-
-    Attributes:
-        path: its folder.
-    """
-
-    path: Path
+class Checkpoint(SavedReplay):
+    """A checkpoint of a server, whose files have their sizes and checksums beside them."""
 
     @property
     def name(self) -> str:
@@ -184,9 +168,7 @@ def tables_of(checkpoint: Checkpoint) -> tuple[TableState, ...]:
     Raises:
         FormatError: the file is damaged.
     """
-    return tuple(
-        _table_state(record) for record in read_messages(checkpoint.path / TABLES, messages.PriorityTableCheckpoint)
-    )
+    return tuple(map(_table_state, checkpoint.tables()))
 
 
 def inspect(checkpoint: Checkpoint) -> Contents:
@@ -204,13 +186,13 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     names = {table.name for table in tables}
     items: Counter[str] = Counter()
     needed: set[int] = set()
-    for item in read_messages(checkpoint.path / ITEMS, messages.PrioritizedItem):
+    for item in checkpoint.parsed_items(messages.PrioritizedItem):
         if item.table not in names:
             raise FormatError(f"{checkpoint.path}: item {item.key} is of table `{item.table}`, which is missing.")
         items[item.table] += 1
         needed.update(part.chunk_key for column in item.flat_trajectory.columns for part in column.chunk_slices)
     chunks = steps = 0
-    for chunk in read_messages(checkpoint.path / CHUNKS, messages.ChunkData):
+    for chunk, _ in checkpoint.chunks():
         needed.discard(chunk.chunk_key)
         chunks += 1
         steps += chunk.sequence_range.end - chunk.sequence_range.start + 1
@@ -255,7 +237,7 @@ def _differing_rules(state: TableState, table: TableConfig) -> list[tuple[str, s
         ("sampler", _selector_name(state.sampler), _selector_name(table.sampler)),
         ("remover", _selector_name(state.remover), _selector_name(table.remover)),
         ("max_times_sampled", state.max_times_sampled, table.max_times_sampled),
-        *zip(("samples_per_insert", "min_size", "min_diff", "max_diff"), state.limiter, balance, strict=True),
+        *zip(Balance._fields, state.limiter, balance, strict=True),
     ]
     different = [(key, f"{theirs}", f"{ours}") for key, theirs, ours in pairs if theirs != ours]
     if table.signature is not None and _leaves(state.signature) != _leaves(table.signature):

@@ -175,11 +175,11 @@ def _write_chunks(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> 
     with contextlib.ExitStack() as files:
         outs = [files.enter_context(RecordWriter(target.path / CHUNKS)) for target in targets]
         for source in sources:
-            for key, chunk in source.keyed_chunks():
+            for chunk, data in source.chunks():
                 for out, needed in zip(outs, missing, strict=True):
-                    if key in needed:
-                        needed.remove(key)
-                        out.write(chunk)
+                    if chunk.chunk_key in needed:
+                        needed.remove(chunk.chunk_key)
+                        out.write(data)
     for needed in missing:
         if needed:
             raise FormatError(f"{len(needed)} chunks that items refer to are in none of {len(sources)} checkpoints.")
