@@ -43,7 +43,7 @@ class ActorTarget:
         Raises:
             ServerUnavailableError: no shard has told its address yet.
         """
-        unread = [name for name in self.spec.shard_names() if not self._read(name)]
+        unread = [name for number, name in enumerate(self.spec.shard_names()) if not self._read(number, name)]
         for report in ask_shards(unread, timeout_s).values() if unread else ():
             self.note(report)
         return self._target()
@@ -53,9 +53,9 @@ class ActorTarget:
         if self.known[report.name].generation <= report.generation:  # without checkpoints all are 0
             self.known[report.name] = report
 
-    def _read(self, name: str) -> bool:
+    def _read(self, number: int, name: str) -> bool:
         """Read the file of a shard; return whether there is one."""
-        folder = self.spec.shard_folder(ShardReport(name).number)
+        folder = self.spec.shard_folder(number)
         claim = None if folder is None else newest_claim(folder)
         if claim is None:
             return False

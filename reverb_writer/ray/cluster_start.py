@@ -197,7 +197,7 @@ def _check_same(there: ClusterSpec, wanted: ClusterSpec) -> None:
         f"{field.name} {getattr(there, field.name)!r}, not {getattr(wanted, field.name)!r}"
         for field in dataclasses.fields(ClusterSpec)
         # A signature's arrays do not compare.
-        if field.compare and repr(getattr(there, field.name)) != repr(getattr(wanted, field.name))
+        if repr(getattr(there, field.name)) != repr(getattr(wanted, field.name))
     ]
     if differences:
         raise _different(there.name, differences)

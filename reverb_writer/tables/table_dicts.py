@@ -205,10 +205,7 @@ def _dtype(name: str) -> np.dtype[Any] | None:
         return np.dtype(object)
     try:
         dtype = np.dtype(name)
-    except TypeError:
-        return None
-    try:
         dtype_number(dtype)
-    except StructureError:
+    except (TypeError, StructureError):
         return None
     return dtype if dtype.kind in "biufc" else None

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,17 @@ pytestmark = [
 
 def configuration(folder: Path) -> str:
     return f'[checkpoints]\ndirectory = "{folder}/checkpoints"\nevery_s = 0\n[tables.replay]\nmax_size = 1_000_000\n'
+
+
+@contextlib.contextmanager
+def server_that_stands_still(tmp_path: Path) -> Iterator[tuple[ServiceProcess, int]]:
+    """Run a server whose folder `shard` has become `away`, until Reverb, whose process is the second value, stands."""
+    folder = tmp_path / "shard"
+    with service(tmp_path, configuration(folder), "--claim", "localhost") as server:
+        child = server.child()
+        folder.rename(tmp_path / "away")
+        eventually(lambda: _state(child) == "T", "Reverb stands still")
+        yield server, child
 
 
 def test_newer_server_has_all_that_the_older_one_has_confirmed(tmp_path: Path) -> None:
@@ -63,11 +75,7 @@ def test_newer_server_has_all_that_the_older_one_has_confirmed(tmp_path: Path) -
 
 def test_server_whose_reverb_dies_in_the_doubt_ends(tmp_path: Path) -> None:
     """Its folder is away for longer than a newer server waits, and it was told to end meanwhile."""
-    folder = tmp_path / "shard"
-    with service(tmp_path, configuration(folder), "--claim", "localhost") as server:
-        child = server.child()
-        folder.rename(tmp_path / "away")
-        eventually(lambda: _state(child) == "T", "Reverb stands still")
+    with server_that_stands_still(tmp_path) as (server, child):
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.status()["phase"] == "draining", "it waits for the folder")
         os.kill(child, signal.SIGKILL)
@@ -75,12 +83,8 @@ def test_server_whose_reverb_dies_in_the_doubt_ends(tmp_path: Path) -> None:
 
 
 def test_server_whose_folder_is_there_again_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "shard"
-    with service(tmp_path, configuration(folder), "--claim", "localhost") as server:
-        child = server.child()
-        folder.rename(tmp_path / "away")
-        eventually(lambda: _state(child) == "T", "Reverb stands still")
-        (tmp_path / "away").rename(folder)
+    with server_that_stands_still(tmp_path) as (server, child):
+        (tmp_path / "away").rename(tmp_path / "shard")
         eventually(lambda: _state(child) != "T", "Reverb goes on")
         assert sizes(server.address) == {"replay": 0}
         assert server.end() == 0

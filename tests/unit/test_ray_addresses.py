@@ -29,11 +29,16 @@ def write(folder: Path, number: int, phase: str, address: str = "10.0.0.1:8000")
     path_of(folder, number).write_text(json.dumps({"address": address, "phase": phase}))
 
 
-def test_highest_number_counts_and_no_clock(tmp_path: Path) -> None:
+def shard(tmp_path: Path) -> tuple[ActorTarget, Path]:
+    """Return the target of a cluster of one shard, and that shard's folder."""
     spec = ClusterSpec("experiment", (), 1, "python", str(tmp_path))
     folder = spec.shard_folder(0)
     assert folder is not None
-    target = ActorTarget(spec)
+    return ActorTarget(spec), folder
+
+
+def test_highest_number_counts_and_no_clock(tmp_path: Path) -> None:
+    target, folder = shard(tmp_path)
     write(folder, 9, "serving")
     os.utime(path_of(folder, 9), (2e9, 2e9))  # its node's clock was years ahead
     before = target.look_up(1)
@@ -48,10 +53,7 @@ def test_highest_number_counts_and_no_clock(tmp_path: Path) -> None:
 
 
 def test_file_that_is_just_created_says_nothing_and_the_address_before_it_stays(tmp_path: Path) -> None:
-    spec = ClusterSpec("experiment", (), 1, "python", str(tmp_path))
-    folder = spec.shard_folder(0)
-    assert folder is not None
-    target = ActorTarget(spec)
+    target, folder = shard(tmp_path)
     write(folder, 1, "serving")
     target.look_up(1)
     path_of(folder, 2).touch()

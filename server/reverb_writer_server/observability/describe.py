@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from reverb_writer.tables import Prioritized, Queue, Selector, Stack, TableConfig
+from reverb_writer.tables import Prioritized, Queue, Selector, TableConfig
 
 _SELECTED_ITEM = {
     "fifo": "the oldest item",
@@ -29,14 +29,15 @@ def describe(table: TableConfig) -> list[str]:
     blocks inserts while it holds 10 items
     """
     limiter, balance = table.rate_limiter, table.rate_limiter.balance
-    once = isinstance(limiter, Queue | Stack)
     holds = f"holds up to {_items(table.max_size)}"
     times = {0: "", 1: ", each once"}.get(table.max_times_sampled, f", each {table.max_times_sampled} times at most")
     sentences = [
-        holds if once else f"{holds}; when it is full, an insert removes {_describe_selector(table.remover)}",
+        holds
+        if isinstance(limiter, Queue)
+        else f"{holds}; when it is full, an insert removes {_describe_selector(table.remover)}",
         f"samples {_describe_selector(table.sampler)}{times}",
     ]
-    if isinstance(limiter, Queue | Stack):
+    if isinstance(limiter, Queue):
         return [*sentences, "blocks samples while it is empty", f"blocks inserts while it holds {_items(limiter.size)}"]
     low, high = math.isfinite(balance.min_diff), math.isfinite(balance.max_diff)
     diff = f"inserts x {balance.samples_per_insert:g} - samples"
