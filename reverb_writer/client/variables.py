@@ -18,7 +18,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -218,11 +218,12 @@ class Variables:
             The nest, its leaves owned by the caller. A trajectory comes as `Trajectory`.
 
         Raises:
-            ReplayTimeoutError: nothing was published in time.
+            ReplayTimeoutError: nothing was published in time, or the servers that answer have only versions older than
+                that of `version`.
             FinishedError: the run has ended, and nothing was published in it.
             FormatError: what is in the table was not written by `publish`.
         """
-        news = self._await(timeout_s, lambda news: news.version > 0)
+        news = self._await(timeout_s, 0)
         if news.has_no_weights:
             raise FinishedError(f"table `{self._table}`: the run has ended, and nothing was published in it.")
         return news.nest
@@ -243,10 +244,7 @@ class Variables:
             FormatError: what is in the table was not written by `publish`.
         """
         least = self.version if newer_than is None else integer("newer_than", newer_than, minimum=0)
-        # An earlier run's last version may be on a server that has not got the newer ones.
-        news = self._await(
-            timeout_s, lambda news: news.version >= self.version if news.is_last else news.version > least
-        )
+        news = self._await(timeout_s, least)
         return None if news.is_last else news.nest
 
     def load_into(self, module: Any) -> bool:
@@ -272,8 +270,13 @@ class Variables:
         module.load_state_dict(nest)
         return True
 
-    def _await(self, timeout_s: float | None, is_wanted: Callable[[_News], bool]) -> _News:
-        """Ask until there is a version that is wanted."""
+    def _await(self, timeout_s: float | None, newer_than: int) -> _News:
+        """Ask until there is a version with a larger number, or the end of the run."""
+
+        def is_wanted(news: _News) -> bool:
+            # If the newest version's server is gone, another one may have an older version, or the end of another run.
+            return news.version >= self.version and (news.is_last or news.version > newer_than)
+
         deadline = Deadline(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
         pause_s, longest_s = _PAUSE_S
         why, seen = "waiting for the server", dict[str, _Count]()

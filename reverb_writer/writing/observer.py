@@ -132,7 +132,7 @@ class Observer(ObserverLife):
     def _wake(self, sender: Sender) -> None:
         """Wake the sender, once for each row that it has named."""
         wake_at = sender.ring.wake_at
-        sender.post(None)
+        sender.post()
         self._woken_for = wake_at  # not before: an interrupt may come first
         if not self._is_marked:
             self._look_for_marks(sender)
@@ -294,7 +294,7 @@ class Observer(ObserverLife):
     def _mark(self, sender: Sender, mark: Reset | NewPriority) -> None:
         """Write a mark; waits for nothing."""
         sender.ring.mark(mark)
-        sender.post(None)
+        sender.post()
 
     def _on_overflow(self) -> None:
         """Say that an episode is too long."""

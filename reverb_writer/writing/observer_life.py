@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import types
@@ -215,6 +216,7 @@ class ObserverLife:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
         layout = StepLayout(structure, mask=self._mask)
         sizes = session.sizes(layout, len(self._all_envs))
+        self._books = copy.deepcopy(self._books)  # a sender that has not heard of `close` may still change its own
         sender = session.new_sender(
             layout, self._num_envs, self._books, spans_episodes=self._spans_episodes, max_steps=self._max_steps
         )

@@ -52,7 +52,7 @@ class ObserverStats(Scalars):
 
 
 class Books:
-    """The counters behind `ObserverStats`, of all senders of an observer; only the thread of the last one changes them.
+    """The counters behind `ObserverStats`, of a sender and of those before it; only the sender's thread changes them.
 
     Attributes:
         counts: by the name of the field.

@@ -62,7 +62,7 @@ class Sender:
         self._num_envs = 1 if num_envs is None else num_envs
         self._wake_rows = max(_WAKE_ROWS, _WAKE_CALLS * self._num_envs)
         self._max_delay_s, self._until = max_delay_s, until
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waits: list[Wait] = []
         self._late_at = math.inf  # when complete windows in open rows must be looked at
         self._late_row = 0  # open rows that begin before it were looked at before
@@ -93,8 +93,8 @@ class Sender:
         """Whether this process is a forked child of the one that made the observer."""
         return self._pid != os.getpid()
 
-    def post(self, work: Callable[[], None] | None) -> None:
-        """Have the thread call a function, or None to look for rows; never waits."""
+    def post(self, work: Callable[[], None] = lambda: None) -> None:
+        """Have the thread call a function, or only wake it; never waits."""
         self._inbox.put(work)
         self._thread.start()  # if it does not run yet: an interrupt may have come before
 
@@ -113,21 +113,19 @@ class Sender:
             wait.answer.put(None if wait.kind == "close" else self._end_error())
         try:
             while True:
-                try:
+                with contextlib.suppress(queue.Empty):
                     error = wait.answer.get(timeout=min(wait.timeout_s + _HANDOVER_S, threading.TIMEOUT_MAX))
-                except queue.Empty:
-                    silent_s = time.monotonic() - self._turned_at
-                    if silent_s > wait.timeout_s:
-                        raise ReplayTimeoutError(
-                            f"the observer has done nothing for {silent_s:.1f} s. A `priority` function may be waiting "
-                            "for a lock that this thread holds: release it before you call the observer."
-                        ) from None
-                    continue
-                if error is not None:
-                    raise error
-                return
+                    break
+                silent_s = time.monotonic() - self._turned_at
+                if silent_s > wait.timeout_s:
+                    raise ReplayTimeoutError(
+                        f"the observer has done nothing for {silent_s:.1f} s. A `priority` function may be waiting "
+                        "for a lock that this thread holds: release it before you call the observer."
+                    )
         finally:
             wait.is_abandoned = True
+        if error is not None:
+            raise error
 
     def send_due(self) -> None:
         """Send the windows that are complete, soon; never waits."""
@@ -138,12 +136,8 @@ class Sender:
         """Return the counters so far, without the steps; those of the last call if the thread is not in time."""
         if not (self.is_ended or self.is_forked or threading.get_ident() == self._ident):
             answer: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-            def count() -> None:
-                self._count()
-                answer.put(None)
-
-            self.post(count)
+            self.post(self._count)
+            self.post(lambda: answer.put(None))
             for _ in range(2):  # the time of a process that was paused is over before the thread can answer
                 with contextlib.suppress(queue.Empty):
                     answer.get(timeout=timeout_s / 2)
@@ -161,10 +155,6 @@ class Sender:
         wait = Wait("close", _EXIT_S)
         self.post(lambda: self._waits.append(wait))
         return wait
-
-    def after_fork(self) -> None:
-        """Have every step of a forked child take the slow path, where it is refused."""
-        self.ring.granted = -1
 
     # ------------------------------------------------------------------------------------------------- the thread
 
@@ -184,10 +174,8 @@ class Sender:
         with contextlib.suppress(queue.Empty):
             work = self._inbox.get(timeout=self._pause_s())
             is_quiet = False
-            while True:
-                if work is not None:
-                    work()
-                work = self._inbox.get_nowait()
+            work()
+            self._do_posted()
         self._turned_at = time.monotonic()
         self._outbox.check_shards()  # before new rows are taken: they are no part of an episode that is cut
         is_late, is_due = self._late_at <= self._turned_at, self._ended_at <= self._turned_at
@@ -220,6 +208,11 @@ class Sender:
             times.append(_UNTIL_S)
         pause_s = min(times)
         return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
+
+    def _do_posted(self) -> None:
+        """Call what was posted."""
+        while not self._inbox.empty():
+            self._inbox.get()()
 
     def _take(self) -> bool:
         """Take the rows that were written; return whether there were any."""
@@ -308,13 +301,11 @@ class Sender:
         self._note_limiter(delivery)
 
     def _is_done(self, wait: Wait) -> bool:
-        if wait.kind == "close":
-            if not self._is_closing:
-                self._begin_close()
-            return not self._outbox.num_pending or self._fault is not None
-        if self._is_closing:
+        if wait.kind != "close" and self._is_closing:
             raise self._end_error()
-        if self._fault is not None:
+        if wait.kind == "close" and not self._is_closing:
+            self._begin_close()
+        if self._fault is not None and (wait.kind != "close" or self._outbox.num_pending):
             kind, text = self._fault
             raise kind(text)
         if wait.kind == "room":
@@ -345,9 +336,6 @@ class Sender:
         if wait.kind == "room":
             self._room_waited_s += wait.waited_s
         if wait.kind == "close":
-            if error is None and self._fault is not None and self._outbox.num_pending:
-                kind, text = self._fault
-                error = kind(text)
             self._end(error)
         wait.answer.put(error)
 
@@ -388,11 +376,7 @@ class Sender:
             _LOG.log(logging.INFO if isinstance(error, FinishedError) else logging.ERROR, text, addresses, num_left)
         self._count()
         self.is_ended = True  # who posts something from here on sees it; what was posted before is answered here
-        with contextlib.suppress(queue.Empty):
-            while True:
-                work = self._inbox.get_nowait()
-                if work is not None:
-                    work()
+        self._do_posted()
         for wait in self._waits:
             wait.answer.put(error if wait.kind == "close" else self._end_error())
         self._at_end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -87,8 +88,11 @@ def test_end_of_a_run_without_weights_is_no_weights(replay_server: StartServer) 
         assert not actor.finished
 
 
-def test_end_of_an_earlier_run_on_another_server_is_not_taken(
-    replay_server: StartServer, lone_server: StartServer
+@pytest.mark.parametrize(
+    "ask", [rw.Variables.latest, rw.Variables.wait, functools.partial(rw.Variables.wait, newer_than=0)]
+)
+def test_earlier_run_on_another_server_is_not_taken(
+    replay_server: StartServer, lone_server: StartServer, ask: Callable[..., Any]
 ) -> None:
     earlier, newer = replay_server(WEIGHTS).address, lone_server(WEIGHTS)
     with rw.Variables(earlier, "weights") as learner:
@@ -101,7 +105,7 @@ def test_end_of_an_earlier_run_on_another_server_is_not_taken(
         assert actor.latest() == [5]
         newer.process.kill()
         with pytest.raises((rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)):
-            actor.wait(timeout_s=3)
+            ask(actor, timeout_s=3)
         assert actor.version == 5
         assert not actor.finished
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import SMALL_EPISODES, expected, feed, observed
-from reading import Place, read
+from reading import Place, eventually, read
 
 import reverb_writer as rw
+from reverb_writer.writing import sender
 
 MODES = tuple(rw.EndOfEpisode)
 
@@ -116,6 +117,32 @@ def test_function_that_calls_its_own_observer_loses_its_window(place: Place) -> 
         feed(observer, [2])
         observer.flush()
         assert observer.stats().failed_priorities == 2
+
+
+def test_sender_that_did_not_hear_of_close_counts_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is held up by a function while its observer is closed, opened again, and written to."""
+    monkeypatch.setattr(sender, "_HANDOVER_S", 0.1)
+    threads: list[threading.Thread] = []
+    may_go_on = threading.Event()
+
+    def wait(_: Any) -> float:
+        threads.append(threading.current_thread())
+        may_go_on.wait()
+        return 1.0
+
+    observer = observed(place, rw.WindowSpec(1), priority=wait, max_delay_s=0.01)
+    feed(observer, [1])
+    assert eventually(lambda: bool(threads))
+    feed(observer, [1])
+    with pytest.raises(rw.errors.ReplayTimeoutError, match="the observer has done nothing for"):
+        observer.close(timeout_s=0.1)
+    observer.open()
+    feed(observer, [1])
+    may_go_on.set()
+    threads[0].join()
+    observer.close()
+    stats = observer.stats()
+    assert (stats.steps, stats.items, stats.acknowledged_items) == (3, 2, 1)
 
 
 @pytest.mark.parametrize("priority", [float("nan"), float("inf"), -0.1, "1", None])
