@@ -160,9 +160,9 @@ class BatchAssembler:
             (joined,) = self._places
             if all(np.array_equal(one.lengths, joined[0].lengths) for one in joined[1:]):
                 sources: dict[int, tuple[npt.NDArray[Any], JoinedRows | None]] = {}
-                for partition, ranges in zip(cache.partitions, joined, strict=True):
+                for partition, rows in zip(cache.partitions, joined, strict=True):
                     for column, source in zip(partition.columns, partition.ring.columns, strict=True):
-                        sources[column] = source, ranges
+                        sources[column] = source, rows
                 return SampleRows([sources[column] for column in range(len(sources))], self._info(joined[0].lengths))
         return SampleRows.of_columns(*self._copied())
 
@@ -207,7 +207,7 @@ class BatchAssembler:
         if self._current:
             partition = self._current.partitions[number]
             for places in self._places[self._num_copied[number] :]:
-                rows, lengths = places[number].all_rows(), places[number].lengths
+                rows, lengths = places[number].all_rows, places[number].lengths
                 for column, source in zip(partition.columns, partition.ring.columns, strict=True):
                     self._builders[column].append_rows(source, rows, lengths, self._batch_size)
             self._num_copied[number] = len(self._places)
@@ -241,7 +241,6 @@ class BatchAssembler:
         if not cache.has_room(ranges):
             self._find_places()
             cache.clear_items()
-            self._known = cache.items
         return cache.add_item(key, slices_of, ranges)
 
     def _find(
@@ -287,8 +286,6 @@ class BatchAssembler:
                 for number, of_item in cache.partitions_to_reset(slices_of, chunks):
                     self._save_rows(cache, number)
                     cache.clear_items()
-                    if cache is self._current:
-                        self._known = cache.items
                     cache.partitions[number].ring.reset(of_item)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:

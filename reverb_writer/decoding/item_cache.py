@@ -46,6 +46,8 @@ class ItemCache:
         """Start without items; `max_item_bytes` is the memory limit of what is known of them."""
         self.layout, self.spec, self.partitions = layout, spec, partitions
         self._max_item_bytes = max_item_bytes
+        self.items: dict[int, int] = {}
+        self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
         self.clear_items()
 
     def has_room(self, ranges: RowRanges) -> bool:
@@ -81,8 +83,8 @@ class ItemCache:
 
     def clear_items(self) -> None:
         """Forget all items, but no chunks. `rows_of` must have been called for those whose rows are needed."""
-        self.items: dict[int, int] = {}
-        self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
+        self.items.clear()
+        self._items_of.clear()
         self._rows = [_ItemRows() for _ in self.partitions]
         self._new: list[RowRanges] = []  # of the items that are not in these, the last ones
         self._num_items = self._item_bytes = 0  # those that were forgotten included: their places are not used again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ class JoinedRows:
     """Where in a ring the rows of several samples are. Laid end to end, they are numbered from 0 to M - 1.
 
     >>> joined = JoinedRows(np.array([7, 8, 0, 3, 4]), starts=np.array([3, 0]), lengths=np.array([2, 3]))
-    >>> joined.all_rows().tolist(), joined.rows(np.array([1, 2, 3])).tolist()
+    >>> joined.all_rows.tolist(), joined.rows(np.array([1, 2, 3])).tolist()
     ([3, 4, 7, 8, 0], [4, 7, 8])
     """
 
@@ -31,8 +32,9 @@ class JoinedRows:
         self._stops = lengths.cumsum()
         self._offsets = starts - self._stops + lengths  # from numbers to places in `rows`
 
+    @functools.cached_property
     def all_rows(self) -> npt.NDArray[np.intp]:
-        """Return [M] where in the ring all rows are."""
+        """[M] where in the ring all rows are."""
         places = np.arange(self._stops[-1]) + self._offsets.repeat(self.lengths)
         rows: npt.NDArray[np.intp] = self._rows.take(places).astype(np.intp)  # once, not for each column
         return rows
@@ -42,11 +44,6 @@ class JoinedRows:
         places = numbers + self._offsets[self._stops.searchsorted(numbers, "right")]
         rows: npt.NDArray[np.int32] = self._rows.take(places)
         return rows
-
-    def copy(self, source: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return [M, ...], a copy of all rows of one of the ring's columns."""
-        copied: npt.NDArray[Any] = source.take(self.all_rows(), axis=0, mode="clip")
-        return copied
 
 
 class SampleRows:
@@ -90,8 +87,8 @@ class SampleRows:
 
     def column(self, index: int) -> Array:
         """Return all rows of one column, [M, ...]."""
-        source, ranges = self._sources[index]
-        return source if ranges is None else ranges.copy(source)
+        source, joined = self._sources[index]
+        return source if joined is None else source.take(joined.all_rows, axis=0, mode="clip")
 
     def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
         """Return copies of some rows, [N, ...], given by their numbers [N].
@@ -100,11 +97,11 @@ class SampleRows:
         """
         places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns have the same
         taken: list[Any] = []
-        for index, (source, ranges) in enumerate(self._sources):
+        for index, (source, joined) in enumerate(self._sources):
             if only is not None and index not in only:
                 taken.append(None)
                 continue
-            if ranges not in places and ranges is not None:
-                places[ranges] = ranges.rows(rows)
-            taken.append(source.take(places[ranges], axis=0))
+            if joined not in places and joined is not None:
+                places[joined] = joined.rows(rows)
+            taken.append(source.take(places[joined], axis=0))
         return taken

@@ -79,7 +79,7 @@ def test_uniform_trajectories_are_parsed_as_all_others_are(
 def test_trajectories_as_our_writers_send_them_are_parsed_by_their_first_column(
     of_all: list[tuple[int, int, int]], num_columns: int
 ) -> None:
-    from reverb_writer.protocol.trajectory_parsing import _parse_uniform
+    from reverb_writer.protocol.trajectory_parsing import _parse_one_slice, _parse_uniform
 
     keys, offsets, lengths = (np.array([of]) for of in zip(*of_all, strict=True))
     touched = np.arange(len(of_all))[None]
@@ -90,6 +90,7 @@ def test_trajectories_as_our_writers_send_them_are_parsed_by_their_first_column(
     assert parse_trajectory(item.flat_trajectory) == ((((columns, columns),), (False,) * num_columns), [of_all])
     if num_columns <= 128:  # more have indices of two bytes
         assert _parse_uniform(item.flat_trajectory) is not None
+        assert (_parse_one_slice(item.flat_trajectory) is not None) == (len(of_all) == 1)
 
 
 def test_delta_encoded_scalar_and_string_columns() -> None:
@@ -174,6 +175,15 @@ def test_chunks_are_decoded_once_while_they_are_in_the_cache() -> None:
     assembler = BatchAssembler(1 << 20, 1 << 20)
     assert assembler.add(samples_of(response(*entries))) == []
     assert assembler.num_decoded_chunks == 1
+
+
+def test_rows_of_known_items_stay_when_many_more_become_known() -> None:
+    entries = [(together(n, [1], [(n, 2)], 1), [chunk(1, [np.arange(1000)])]) for n in range(900)]
+    assembler = BatchAssembler(1 << 20, 1 << 20)
+    for first in (850, 600, 300, 0):
+        assert assembler.add(samples_of(response(*entries[first:]))) == []
+        columns, _ = assembler.take()
+        assert [rows.tolist() for rows in columns[0].split()] == [[n, n + 1] for n in range(first, 900)]
 
 
 def test_cached_item_is_loaded_again_after_its_chunk_was_evicted() -> None:

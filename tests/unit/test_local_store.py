@@ -89,6 +89,27 @@ def test_each_draw_of_an_item_is_counted_also_of_many_at_once() -> None:
     assert table.num_unique_samples == len(times)
 
 
+def test_a_table_that_grows_keeps_the_numbers_of_its_items() -> None:
+    store = store_of(TableConfig("replay", sampler="fifo", max_times_sampled=1))
+    Inserter(store).insert(range(3000), range(3000))
+    table, drawn = store.table("replay"), list[tuple[int, float]]()
+    while len(table):
+        request = SampleRequest(3000)
+        store.request("replay", request)
+        drawn += zip(request.samples.keys.tolist(), request.samples.priorities.tolist(), strict=True)
+        assert [item.key for item in request.samples] == request.samples.keys.tolist()
+    assert drawn == [(number, number) for number in range(3000)]
+
+
+def test_large_samples_are_drawn_as_far_as_a_response_holds_them() -> None:
+    store = store_of(TableConfig("replay"))
+    large = messages.StoredRequest(chunks=[chunk(7, data=bytes(300_000))], items=[item(1, 7)])
+    Inserter(store).incoming.feed(large.SerializeToString())
+    request = SampleRequest(50)
+    store.request("replay", request)
+    assert (len(request.samples), request.num_missing) == (4, 46)
+
+
 def test_a_table_whose_priorities_are_all_zero_is_sampled_uniformly() -> None:
     store = store_of(TableConfig("replay", sampler=Prioritized(1.0)))
     Inserter(store).insert([1, 2], [0.0, 0.0])
