@@ -1,6 +1,6 @@
 """A simulation of up to 16 hosts, fitted to what `shards` measures on one: `python -m benchmarks.scaling_model`.
 
-docs/scaling.md says what it assumes. It measures nothing.
+docs/explanation/scaling.md says what it assumes. It measures nothing.
 """
 
 from __future__ import annotations

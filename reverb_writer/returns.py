@@ -39,8 +39,8 @@ Arguments that the functions share:
 
 There is no argument for flags of ends. `terminated` stands on the boundary step in the steps that recorders write, and
 on the row of the action in loops over transitions, and an array does not tell which. `to_transitions` knows the
-row, and refuses what is ambiguous; docs/steps.md draws it. Boundary steps are no rows for these functions: `values`
-that are not one longer than the rewards are refused.
+row, and refuses what is ambiguous; docs/explanation/steps.md draws it. Boundary steps are no rows for these functions:
+`values` that are not one longer than the rewards are refused.
 
 If the final observations are not known, pass the values of the last observations in their place as `next_values`: the
 approximation V(s_t) of legged-robot training, which writes `rewards += gamma * values * time_outs`.

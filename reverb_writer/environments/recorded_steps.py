@@ -17,7 +17,7 @@
 So an episode of E environment steps has E + 1 steps, and the next step holds the observation that an action led to.
 `terminated` and `truncated` have the names that `rw.to_transitions` and `rw.slices` read; both may be set. `seed` is
 recorded with `seeds=True`, `extras` with `extras=fn`. Episodes that the actor ends, with `reset` or `close`, are
-truncated. A reset without a step after it records nothing. docs/steps.md draws the three ends.
+truncated. A reset without a step after it records nothing. docs/explanation/steps.md draws the three ends.
 
 Source: RLDS (reward and discount beside the action that led to them, a last step without a transition); Gymnasium
 (`terminated` and `truncated`).

@@ -1,4 +1,4 @@
-"""A replay server inside this process, in pure Python; see docs/local.md."""
+"""A replay server inside this process, in pure Python; see docs/deploy/local-server.md."""
 
 from __future__ import annotations
 

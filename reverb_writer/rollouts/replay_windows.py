@@ -97,7 +97,7 @@ def _check_ends(arrays: Arrays, found: Mapping[str, Any], data: Any) -> None:
             raise StructureError(
                 f"`{name}` is set on {wrong} boundary steps, which only hold the final observation (`is_last` or "
                 "`step_type`). It belongs on the row of the action that ended the episode, one row before: "
-                "docs/steps.md draws it. Do not write boundary steps for a rollout: all its rows "
+                "docs/explanation/steps.md draws it. Do not write boundary steps for a rollout: all its rows "
                 "are training data."
             )
 

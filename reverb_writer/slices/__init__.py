@@ -3,7 +3,7 @@
     markers ──> find_trajectories ──> Trajectories ──> SliceSampler ──> Slices ──> gather ──> Batch
     of steps    or Trajectories.from_lengths           (integers only)             from the steps
 
-`docs/slices.md` draws it. The semantics are those of TorchRL's `SliceSampler`; docs/compatibility.md lists where
+`docs/how-to/slices.md` draws it. The semantics are those of TorchRL's `SliceSampler`; docs/compatibility.md lists where
 they differ.
 """
 

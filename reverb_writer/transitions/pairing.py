@@ -35,8 +35,8 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     """Return the transitions between the neighbouring rows of a batch. Pure.
 
     Steps are those of this package's recorders and of `Episode`, RLDS steps, or TF-Agents' `Trajectory`: see
-    docs/steps.md. A pair of rows is a transition if the first one is neither a boundary step nor padding and the second
-    one is the next row of the same episode.
+    docs/explanation/steps.md. A pair of rows is a transition if the first one is neither a boundary step nor padding
+    and the second one is the next row of the same episode.
 
     Padding is known by the mask, or because it follows a boundary step; then `is_first` or `step_type` must tell
     it from another episode. Windows whose only flag is `discount` must be of one episode each: a discount that is not 0

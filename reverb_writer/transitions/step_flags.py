@@ -25,7 +25,7 @@ from reverb_writer.errors import StructureError
 from reverb_writer.nests import fields_of, join_paths
 from reverb_writer.steps import FIRST, FLAG_NAMES, LAST, find_flags
 
-_ADVICE = "docs/steps.md draws which row has which flag."
+_ADVICE = "docs/explanation/steps.md draws which row has which flag."
 
 
 @dataclass(frozen=True)

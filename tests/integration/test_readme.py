@@ -1,4 +1,4 @@
-"""README.md: its program runs as it stands, and the notebook; its figures are those of docs/figures.md."""
+"""README.md: its program runs as it stands, and the notebook; its figures are those of the page on performance."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_notebook_runs_and_shows_the_tables() -> None:
 
 def test_figures_stand_on_their_page() -> None:
     rows = re.findall(r"^\|(.*)\|$", README[README.index("## How fast") :].partition("\n## Where")[0], re.MULTILINE)
-    figures = (ROOT / "docs/figures.md").read_text("utf-8")
+    figures = (ROOT / "docs/explanation/performance.md").read_text("utf-8")
     found = [number for row in rows[2:] for number in re.findall(r"\b[\d,]+\.?\d*x?\b", row.partition("|")[2])]
     assert len(found) > len(rows)
     assert not [number for number in found if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d.,]\d)", figures)]

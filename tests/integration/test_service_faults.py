@@ -1,6 +1,6 @@
 """Faults of the supervised service: clocks, disks, damage, descriptors, deaths. Real processes and signals.
 
-After each the newest complete checkpoint is restored, and the exit code is that of docs/server.md.
+After each the newest complete checkpoint is restored, and the exit code is that of docs/reference/configuration.md.
 """
 
 from __future__ import annotations
@@ -736,7 +736,7 @@ def test_next_server_tells_how_the_one_before_has_ended(tmp_path: Path, victim: 
 
 
 def test_sidecar_of_the_manual_copies_each_checkpoint(tmp_path: Path) -> None:
-    manual = (Path(__file__).parents[2] / "docs/server.md").read_text()
+    manual = (Path(__file__).parents[2] / "docs/reference/configuration.md").read_text()
     (script,) = re.findall(r"```sh\n(.*?)```", manual, re.DOTALL)
     second = tmp_path / "second"
     second.mkdir()

@@ -98,7 +98,7 @@ def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
         one.join()
     attached, cluster = sorted(outcomes, key=lambda one: one.started)
     assert (attached.started, cluster.started) == (False, True)
-    # Of each shard 0.6 GB for two processes, 38 MB for streams, and little for 500 items: docs/sizing.md.
+    # Of each shard 0.6 GB for two processes, 38 MB for streams, and little for 500 items: docs/deploy/sizing.md.
     assert 2 * 600e6 <= free - ray.available_resources()["memory"] < 2 * 650e6
 
     insert(cluster.target(), range(20))

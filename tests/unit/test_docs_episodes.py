@@ -1,4 +1,4 @@
-"""Every example of docs/episodes.md is made again and compared."""
+"""Every example of docs/how-to/episodes.md is made again and compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "episodes.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/episodes.md"
 
 
 def test_every_example_is_what_the_code_prints() -> None:

@@ -24,7 +24,7 @@ def test_manual_has_every_key_with_its_default_and_what_is_allowed(name: str) ->
     key = KEYS[name]
     default = "" if key.default is None else f"`{json.dumps(key.default)}`"
     row = f"| `{name.replace('*', 'NAME')}` | {default} | {key.kind.allowed} | {key.meaning} |"
-    assert row in (ROOT / "docs/server.md").read_text()
+    assert row in (ROOT / "docs/reference/configuration.md").read_text()
 
 
 def test_configuration_to_copy_is_valid() -> None:
@@ -58,5 +58,5 @@ def test_rules_and_dashboard_use_metrics_that_there_are(file: str) -> None:
 
 def documented() -> set[str]:
     """Return the metrics of the guide's second table."""
-    _, _, table = (ROOT / "docs/metrics.md").read_text().partition("## All of them")
+    _, _, table = (ROOT / "docs/reference/metrics.md").read_text().partition("## All of them")
     return set(METRIC.findall(table))

@@ -1,4 +1,4 @@
-"""Every drawing and example of docs/slices.md and docs/rollouts.md is made again and compared."""
+"""Every drawing and example of docs/how-to/slices.md and docs/how-to/rollouts.md is made again and compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from reverb_writer.slices import By, Short
 
 DOCS = Path(__file__).parents[2] / "docs"
-CONTIGUOUS, ROLLOUTS = DOCS / "slices.md", DOCS / "rollouts.md"
+CONTIGUOUS, ROLLOUTS = DOCS / "how-to/slices.md", DOCS / "how-to/rollouts.md"
 
 
 def sessions(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every drawing of docs/windows.md is made again and compared, and its table is the one in the code."""
+"""Every drawing of docs/explanation/windows.md is made again and compared, and its table is the one in the code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from reverb_writer.windows import EndOfEpisode
 
-PAGE = Path(__file__).parents[2] / "docs" / "windows.md"
+PAGE = Path(__file__).parents[2] / "docs/explanation/windows.md"
 
 # One drawing shows S > L.
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")

@@ -1,4 +1,4 @@
-"""Docstrings, errors and log lines use standard English and the field's nouns (docs/glossary.md)."""
+"""Docstrings, errors and log lines use standard English and the field's nouns (docs/reference/glossary.md)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ pytest.importorskip("reverb_writer_server", reason="the server is not installed 
 from reverb_writer_server.observability.metrics import exposition
 from reverb_writer_server.observability.state import Job, ServiceState
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 
 
 @pytest.mark.parametrize("job", get_args(Job))

@@ -1,4 +1,4 @@
-"""The metrics of a server for Prometheus; docs/metrics.md describes them."""
+"""The metrics of a server for Prometheus; docs/reference/metrics.md describes them."""
 
 from __future__ import annotations
 
