@@ -105,7 +105,9 @@ def serve(
     loaded = configuration.load(config, os.environ, flags, tables)
     log_setup.set_up(loaded.log_format, loaded.log_level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), claim)
-    sys.exit(service.run())
+    code = service.run()
+    signals.ignore()
+    sys.exit(code)
 
 
 @commands.command()

@@ -12,6 +12,7 @@ import queue
 import signal
 
 PARENT_ENDED = signal.SIGUSR1
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NO_SIGNAL = 0
 _received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put while the same thread gets
 
@@ -22,8 +23,14 @@ def install_handlers(*, has_parent: bool) -> None:
     Args:
         has_parent: also `PARENT_ENDED`, which is otherwise left as it is: Slurm's script ignores it for all processes.
     """
-    for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *([PARENT_ENDED] if has_parent else [])):
+    for handled in (*_ENDING, *([PARENT_ENDED] if has_parent else [])):
         signal.signal(handled, lambda number, _: _received.put(number))
+
+
+def ignore() -> None:
+    """Ignore them from now on: the interpreter takes their handlers away when it ends, and the next would kill it."""
+    for handled in (*_ENDING, PARENT_ENDED):
+        signal.signal(handled, signal.SIG_IGN)
 
 
 def next_signal(timeout_s: float) -> signal.Signals | None:

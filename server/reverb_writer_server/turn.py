@@ -38,6 +38,11 @@ class Turn:
         self.in_doubt = False
 
     @property
+    def is_claimed(self) -> bool:
+        """Whether this server has claimed its checkpoints."""
+        return self._claim is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether a newer server has claimed the checkpoints."""
         return self._claim is not None and self._claim.newer is not None
