@@ -103,7 +103,7 @@ def serve(
     flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
 
     loaded = configuration.load(config, os.environ, flags, tables)
-    log_setup.set_up(loaded.log_format, loaded.log_level)
+    log_setup.set_up(loaded.log.format, loaded.log.level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), claim)
     code = service.run()
     signals.ignore()

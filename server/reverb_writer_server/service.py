@@ -141,7 +141,7 @@ class Service:
         is_alive, why = self._state.alive()
         self._failed_at = None if is_alive else self._failed_at or now
         # By this loop's time: after a pause of the whole machine, the monitor has its turn first.
-        if self._failed_at is None or not 0 < self._config.http_max_silence_s < now - self._failed_at:
+        if self._failed_at is None or not 0 < self._config.http.max_silence_s < now - self._failed_at:
             return None
         hangs = self._state.work_hangs()
         if hangs or not self._stop.is_set():
@@ -232,7 +232,7 @@ class Service:
             return CLAIMED
         self._open_checkpoint_folder(resources)
         found = functools.partial(setattr, self._state, "disk")
-        watch = DiskWatch(config.checkpoints.directory, config.gateway_certificate, found)
+        watch = DiskWatch(config.checkpoints.directory, config.gateway.certificate, found)
         resources.callback(watch.close)
         try:
             started = start(config, self._folder, self._state, self._new_process, resources)
@@ -262,13 +262,13 @@ class Service:
         _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
         check_memory(config)
         state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
-        state.max_silence_s = config.http_max_silence_s
-        if config.http_port:
-            status_server = StatusServer(config.http_host, config.http_port, state)
+        state.max_silence_s = config.http.max_silence_s
+        if config.http.port:
+            status_server = StatusServer(config.http.host, config.http.port, state)
             resources.callback(status_server.close)
-            if config.http_address_file is not None:
-                resources.enter_context(status_server.address_in(config.http_address_file))
-            everywhere = "" if status_server.host == config.http_host else ", and at this machine's other addresses"
+            if config.http.address_file is not None:
+                resources.enter_context(status_server.address_in(config.http.address_file))
+            everywhere = "" if status_server.host == config.http.host else ", and at this machine's other addresses"
             address = f"http://{status_server.address}/"
             _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)
 
@@ -326,10 +326,10 @@ class Service:
         if self._folder is not None:
             saver = Saver(self._config.checkpoints.every_s, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
-        if self._config.memory_alert_bytes:
-            alert = MemoryAlert(self._config.memory_alert_bytes)
+        if self._config.memory.alert_bytes:
+            alert = MemoryAlert(self._config.memory.alert_bytes)
             self._jobs.every("memory", _TICK_S, lambda: self._look_at_memory(alert, saver))
-        self._jobs.every("figures", self._config.log_figures_every_s, lambda: self._log_figures(monitor))
+        self._jobs.every("figures", self._config.log.figures_every_s, lambda: self._log_figures(monitor))
         self._jobs.start()
         resources.callback(self._jobs.close)
         state.address = address
@@ -356,7 +356,7 @@ class Service:
         """Have a checkpoint written when memory crosses its limit: the kernel may end the Reverb process soon."""
         used = used_bytes(self._state.process_ids)
         if alert.crosses(used):
-            limit = format_bytes(self._config.memory_alert_bytes)
+            limit = format_bytes(self._config.memory.alert_bytes)
             _logger.error(
                 "the server takes %s, more than memory.alert_bytes = %s%s. Nothing refuses inserts: lower max_size of "
                 "its tables, or give it more memory",

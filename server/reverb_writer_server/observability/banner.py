@@ -35,7 +35,7 @@ def versions() -> dict[str, str]:
 def start_lines(config: ServerConfig) -> Iterator[tuple[int, str]]:
     """Yield the level and text of lines about what is going to be served."""
     yield logging.INFO, ", ".join(f"{name.replace('_', '-')} {version}" for name, version in versions().items())
-    if config.bind == ALL and config.gateway_certificate is None:
+    if config.bind == ALL and config.gateway.certificate is None:
         exposure = (
             f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Let a "
             "gateway or a firewall decide who does (SECURITY.md)"
