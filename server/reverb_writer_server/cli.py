@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -113,22 +112,17 @@ def serve(
 @commands.command()
 @click.argument("config", type=_PATH)
 @click.option("--shard", type=click.IntRange(0, 999), help="Number of the server, if they are several.")
-@click.option("--json", "as_json", is_flag=True, help="Print the estimated memory as JSON, for programs.")
-def validate(config: Path, shard: int | None, as_json: bool) -> None:
+def validate(config: Path, shard: int | None) -> None:
     """Check a configuration, TOML or Reverb's textproto, and describe its tables.
 
     Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
-    another server uses its checkpoints. With --json only the configuration is checked, because a program may ask on
-    another machine than the server's.
+    another server uses its checkpoints.
     """
     from reverb_writer_server import checks
     from reverb_writer_server.config import schema as configuration
-    from reverb_writer_server.observability import banner, memory
+    from reverb_writer_server.observability import banner
 
     loaded = configuration.load(config, os.environ, {} if shard is None else {("cluster", "shard"): shard})
-    if as_json:
-        click.echo(json.dumps(memory.need(loaded)._asdict()))
-        return
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
         click.echo(line)
     checks.check_memory(loaded)

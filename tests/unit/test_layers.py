@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 CLIENT = [
     "cli",
     "ray",
+    "memory_estimate",
     "testing",
     "tf_agents",
     "sb3",
