@@ -25,7 +25,6 @@ from concurrent.futures import Future
 
 import reverb_writer as rw
 from reverb_writer_server import signals
-from reverb_writer_server.checkpoints.claim import ClaimError
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
 from reverb_writer_server.config.schema import ServerConfig
@@ -44,7 +43,7 @@ from reverb_writer_server.reverb.save_progress import SaveProgress
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import Saver
 from reverb_writer_server.starting import Started, start
-from reverb_writer_server.turn import Turn
+from reverb_writer_server.turn import ClaimError, Turn
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE, CLAIMED = 0, 1, 3, 4, 5, 6, 7
 
