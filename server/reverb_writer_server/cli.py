@@ -77,11 +77,11 @@ def serve(
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
     failed, 6 ended itself because it was not alive, 7 ended because another server has claimed its checkpoints.
     """
-    from reverb_writer_server import parent_death, signals
+    from reverb_writer_server import signals
 
     signals.install_handlers(has_parent=end_with is not None)
     if end_with is not None:
-        parent_death.end_with(end_with, signals.PARENT_ENDED)
+        signals.end_with(end_with, signals.PARENT_ENDED)
     from reverb_writer.tables import check_unique_names
     from reverb_writer_server import log_setup
     from reverb_writer_server.config import schema as configuration

@@ -162,7 +162,7 @@ class Service:
         return NOT_ALIVE if self._ends_itself else LAST_CHECKPOINT_FAILED
 
     def _continue_reverb(self, process: ReverbProcess) -> None:
-        """Let Reverb go on if somebody has stopped it: at any time, because a signal to stop takes effect late."""
+        """Let Reverb go on if it is stopped: at any time, because a signal to stop takes effect late."""
         now = time.monotonic()
         if not process.is_stopped():
             self._stopped_at = None

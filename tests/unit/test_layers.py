@@ -62,7 +62,6 @@ SERVER = [
     "config",
     "machine_limits",
     "log_setup",
-    "parent_death",
     "signals",
 ]
 LAYERS = {"reverb_writer": CLIENT, "reverb_writer_server": SERVER}
