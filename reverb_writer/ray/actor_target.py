@@ -44,7 +44,7 @@ class ActorTarget:
         Raises:
             ServerUnavailableError: no shard has told its address yet.
         """
-        in_background(lambda: self._look(timeout_s)).wait(timeout_s)
+        in_background(lambda: self._look(timeout_s)).wait(timeout_s + 1.0)  # Ray tells at the end of it who is silent
         return self._target()
 
     def note(self, report: ShardReport) -> None:
