@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -195,13 +196,13 @@ def _checked(port: int | None, max_bytes: int | None, max_item_bytes: int | None
 def _bind(server: Any, port: int) -> int:
     """Listen on a port, 0 for a free one; return which."""
     try:
+        with socket.create_server((_HOST, port)):  # before gRPC, which would log lines of its own
+            pass
         bound: int = server.add_insecure_port(f"{_HOST}:{port}")
-    except RuntimeError:  # grpcio says no more than that it failed
-        bound = 0
-    if not bound:
+    except (OSError, RuntimeError) as error:
         raise ServerUnavailableError(
             f"cannot listen on {_HOST}:{port}: the port is taken. Give another `port`, or None for a free one."
-        )
+        ) from error
     return bound
 
 

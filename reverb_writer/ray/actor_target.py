@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from reverb_writer.background import in_background
 from reverb_writer.client.targets import Shard, Target
 from reverb_writer.errors import ServerUnavailableError
-from reverb_writer.ray.actors import ask_shards
+from reverb_writer.ray.actors import ask_actors
 from reverb_writer.ray.addresses import newest_claim
 from reverb_writer.ray.shard_report import ClusterSpec, ShardReport
 
@@ -38,20 +39,23 @@ class ActorTarget:
             self.known.setdefault(name, ShardReport(name))
 
     def look_up(self, timeout_s: float) -> Target:
-        """Return the newest target that is known within `timeout_s` seconds.
+        """Return the newest target that is known within `timeout_s` seconds, though a folder or Ray may not answer.
 
         Raises:
             ServerUnavailableError: no shard has told its address yet.
         """
-        unread = [name for number, name in enumerate(self.spec.shard_names()) if not self._read(number, name)]
-        for report in ask_shards(unread, timeout_s).values() if unread else ():
-            self.note(report)
+        in_background(lambda: self._look(timeout_s)).wait(timeout_s + 1.0)  # Ray tells at the end of it who is silent
         return self._target()
 
     def note(self, report: ShardReport) -> None:
         """Take note of a `report` of a shard, unless a newer server of it is known."""
         if self.known[report.name].generation <= report.generation:  # without checkpoints all are 0
             self.known[report.name] = report
+
+    def _look(self, timeout_s: float) -> None:
+        unread = [name for number, name in enumerate(self.spec.shard_names()) if not self._read(number, name)]
+        for report in ask_actors(unread, "report", timeout_s).values() if unread else ():
+            self.note(report)
 
     def _read(self, number: int, name: str) -> bool:
         """Read the file of a shard; return whether there is one."""

@@ -1,6 +1,6 @@
 """A cluster of shards on Ray: started once, found by its name from everywhere, stopped by what has started it.
 
-start   1 memory         the server's own estimate, which its command prints
+start   1 memory         the estimate, as the server's command prints it, too
         2 actors         a detached one for each shard that has none, or an error that says what room is missing
         3 serve          all of them; if one does not, all that this start has begun is undone
 """
@@ -19,13 +19,14 @@ from typing import Any
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
+from reverb_writer.memory_estimate import estimate, need
 from reverb_writer.ray.actor_target import ActorTarget
-from reverb_writer.ray.actors import ask_actors, ask_shards, connect_ray, named_shards
+from reverb_writer.ray.actors import ask_actors, ask_shards, connect_ray, named_shards, stop_shards
 from reverb_writer.ray.cluster_start import start_shards
-from reverb_writer.ray.cluster_stop import stop_shards
 from reverb_writer.ray.shard_actor import server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
 from reverb_writer.tables import TableConfig, check_tables
+from reverb_writer.tables.shares import share_of
 
 _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # also that of a folder, which is not above it
@@ -50,12 +51,11 @@ class ReplayCluster:
                 ...
     """
 
-    def __init__(self, spec: ClusterSpec, *, started: bool, remarks: Sequence[str] = ()) -> None:
-        """Use `start` or `attach`; `remarks` are sentences about what is not as asked for, see `status`."""
+    def __init__(self, spec: ClusterSpec, *, started: bool) -> None:
+        """Use `start` or `attach`."""
         self.name = spec.name
         self.started = started
         self.spec = spec
-        self._remarks = tuple(remarks)
         self._target = ActorTarget(spec)
 
     @classmethod
@@ -90,7 +90,7 @@ class ReplayCluster:
                 Without one, the data of a shard that is lost are lost.
             checkpoint_every_s: seconds between checkpoints; 0 for none but the last.
             num_cpus: processors that Ray reserves for each shard.
-            memory_bytes: memory that Ray reserves for each shard, in bytes; None for the server's own estimate.
+            memory_bytes: memory that Ray reserves for each shard, in bytes; None for the estimate.
             port: of the first shard, the next one has the next; None for free ones.
             bind: address that the servers accept connections on: 127.0.0.1 for those of this machine; None for all,
                 unless nodes know each other by 127.0.0.1.
@@ -127,17 +127,17 @@ class ReplayCluster:
             server_configuration(spec, number, 1, 1, "127.0.0.1")  # refuses tables that cannot be split
         deadline = Deadline(check_timeout(timeout_s))
         connect_ray()
-        started, remarks = start_shards(
+        started = start_shards(
             spec,
             num_cpus=num_cpus,
-            memory_bytes=memory_bytes,
+            memory_bytes=_estimate(spec) if memory_bytes is None else memory_bytes,
             runtime_env=runtime_env,
             deadline=deadline,
             placement_timeout_s=check_timeout(placement_timeout_s, "placement_timeout_s"),
         )
         if not started:
             _logger.info("cluster `%s` is there already: attached to it", name)
-        return cls(spec, started=started, remarks=remarks)
+        return cls(spec, started=started)
 
     @classmethod
     def attach(cls, name: str, *, timeout_s: float = 30.0) -> ReplayCluster:
@@ -198,10 +198,8 @@ class ReplayCluster:
         for report in answers.values():
             self._target.note(report)
         nodes = {one.node for one in answers.values()}
-        remarks = self._remarks
-        if len(answers) > len(nodes):
-            remarks += (f"{len(answers)} shards share {len(nodes)} nodes: a node that is lost takes several with it.",)
-        return ClusterStatus(self.name, tuple(shards), remarks)
+        remark = f"{len(answers)} shards share {len(nodes)} nodes: a node that is lost takes several with it."
+        return ClusterStatus(self.name, tuple(shards), (remark,) if len(answers) > len(nodes) else ())
 
     def stop(self, timeout_s: float = 600.0) -> None:
         """End all servers, each with a last checkpoint, and give the room back. Idempotent.
@@ -229,3 +227,16 @@ class ReplayCluster:
 def _unknown(name: str, found: Iterable[str]) -> ServerUnavailableError:
     there = ", ".join(f"`{one}`" for one in sorted(found)) or "none"
     return ServerUnavailableError(f"there is no cluster `{name}` on this Ray; there is {there}.")
+
+
+def _estimate(spec: ClusterSpec) -> int:
+    """Return the estimated memory of a shard, and say which tables are not in it."""
+    found = need([estimate(share_of(table, 0, spec.num_shards)) for table in spec.tables], saves=bool(spec.checkpoints))
+    if found.unknown:
+        _logger.warning(
+            "cluster `%s`: the size of %s is unknown: give the table a signature, or `memory_bytes`, so that Ray "
+            "reserves enough.",
+            spec.name,
+            ", ".join(f"`{name}`" for name in found.unknown),
+        )
+    return found.total_bytes

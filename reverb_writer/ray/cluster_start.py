@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from reverb_writer.deadline import Deadline
-from reverb_writer.errors import ReplayTimeoutError, SpecError
+from reverb_writer.errors import SpecError
 from reverb_writer.ray.actors import NAMESPACE, actor_of, ask_actors, end_actors, named_shards
-from reverb_writer.ray.shard_actor import ReplayShard, memory_need
-from reverb_writer.ray.shard_report import ClusterSpec, ShardReport
-from reverb_writer.ray.start_errors import PlacementError, ShardStartError
+from reverb_writer.ray.shard_actor import ReplayShard
+from reverb_writer.ray.shard_report import ClusterSpec, PlacementError, ShardReport, ShardStartError
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.2
@@ -32,12 +31,12 @@ def start_shards(
     spec: ClusterSpec,
     *,
     num_cpus: float,
-    memory_bytes: int | None,
+    memory_bytes: int,
     runtime_env: Mapping[str, Any] | None,
     deadline: Deadline,
     placement_timeout_s: float,
-) -> tuple[bool, list[str]]:
-    """Have all actors of a cluster, and wait until all serve; return whether this call has started it, and remarks.
+) -> bool:
+    """Have all actors of a cluster, and wait until all serve; return whether this call has started it.
 
     Raises:
         SpecError: a cluster of this name is there and is another one.
@@ -46,17 +45,7 @@ def start_shards(
     _check_num_shards(spec)
     more = dict(runtime_env or {})
     more["env_vars"] = {**_KEEP_CHILDREN, **more.get("env_vars", {})}
-    remarks: list[str] = []
-    if memory_bytes is None and any(actor_of(name) is None for name in spec.shard_names()):
-        need = _memory_need(spec, more, deadline)
-        memory_bytes = need["total_bytes"]
-        if need["unknown"]:
-            remarks.append(
-                f"the size of {', '.join(f'`{name}`' for name in need['unknown'])} is unknown: give the table a "
-                "signature, or `memory_bytes`, so that Ray reserves enough."
-            )
-            _logger.warning("cluster `%s`: %s", spec.name, remarks[-1])
-    options = {"num_cpus": float(num_cpus), "memory": float(memory_bytes or 0), "runtime_env": more}
+    options = {"num_cpus": float(num_cpus), "memory": float(memory_bytes), "runtime_env": more}
     room = _Room(spec, options, placement_timeout_s)
     is_ours = False
     try:
@@ -68,7 +57,7 @@ def start_shards(
                     is_ours = is_ours and (is_new or number > 0)
             reports = _look(spec, deadline)
             if [one.state for one in reports.values()] == ["serving"] * spec.num_shards:
-                return is_ours, remarks if is_ours else []
+                return is_ours
             room.check(reports)
             time.sleep(_POLL_S)
     except BaseException:
@@ -147,23 +136,6 @@ class _Room:
             f"needs {number * memory:.1f} GiB of memory, {self._free['memory'] / _GIB:.1f} GiB are free; "
             f"each shard takes {cpus:g} CPUs and {memory:.1f} GiB, each on one node"
         )
-
-
-def _memory_need(spec: ClusterSpec, runtime_env: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
-    """Return what the server estimates that a shard needs."""
-    import ray  # noqa: PLC0415  # of the extra
-
-    failed = f"cluster `{spec.name}`: {spec.python} did not estimate the memory of a shard"
-    asked = ray.remote(memory_need).options(num_cpus=0, max_retries=0, runtime_env=runtime_env).remote(spec)
-    try:
-        need: dict[str, Any] = ray.get(asked, timeout=deadline.left_s(failed))
-    except ray.exceptions.GetTimeoutError:
-        ray.cancel(asked, force=True)
-        raise ReplayTimeoutError(f"{failed} within {deadline.timeout_s:.1f} s.") from None
-    except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None)
-        raise cause if isinstance(cause, ShardStartError) else ShardStartError(f"{failed}: {error}") from None
-    return need
 
 
 def _create_actor(spec: ClusterSpec, number: int, name: str, options: Mapping[str, Any]) -> bool:

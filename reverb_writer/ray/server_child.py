@@ -14,7 +14,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,10 +22,8 @@ from typing import Any
 from reverb_writer.background import start_thread
 
 _READY = "reverb_writer_server: ready at"
-_TICK_S = 0.1
 _HTTP_TIMEOUT_S = 2.0
 _NUM_LAST_LINES = 15
-_PORT_WAIT_S = 5.0  # for a server that has just been killed to leave its port
 _MAX_PORTS = 5  # free ones that another process may take first
 _NOT_FOR_OTHERS = ("PYTHONBREAKPOINT", "PYTHONHOME", "PYTHONSTARTUP")  # meant for this interpreter
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy does not reach this machine
@@ -67,7 +64,6 @@ class ServerChild:
         *,
         host: str = "localhost",
         port: int | None = None,
-        last_port: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the thread.
@@ -78,18 +74,17 @@ class ServerChild:
             ended: called from the thread when the server has ended.
             host: name of this machine for clients: the server writes it beside its checkpoints.
             port: of the server; None for a free one.
-            last_port: the free one to begin with, if no other process has taken it.
             environment: variables for the server, beside those of this process.
         """
         self._python, self._configuration, self._ended = python, configuration, ended
         self._host = host
-        self._fixed_port, self._last_port = port, last_port
+        self._fixed_port = port
         self._environment = environment or {}
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._http_port = 0
         self._has_served = False
-        self.port: int | None = port or last_port
+        self.port = port
         self.is_asked = False
         self.end: ChildEnd | None = None
         start_thread(self._run, "replay-server")
@@ -122,11 +117,10 @@ class ServerChild:
             for _ in range(_MAX_PORTS):
                 # Another process was faster than the server.
                 if code and not self._has_served and self._fixed_port is None and "in use" in "".join(self._lines):
-                    self._last_port = None
                     code = self._serve()
             end = self._describe(code)
         except OSError as error:
-            end = ChildEnd("failed", f"{self._python} cannot be run on this node: {error}")
+            end = ChildEnd("failed", f"{self._python} cannot be run on node {os.uname().nodename}: {error}")
         except Exception as error:  # noqa: BLE001  # as that of a configuration
             end = ChildEnd("failed", f"{type(error).__name__}: {error}")
         self.end = end
@@ -134,7 +128,7 @@ class ServerChild:
 
     def _serve(self) -> int:
         """Run a server to its end; return its exit code."""
-        self.port, self._http_port = self._choose_port(), free_port()
+        self.port, self._http_port = self._fixed_port or free_port(), free_port()
         self._lines.clear()
         configuration = self._configuration(self.port, self._http_port)
         if self.is_asked:
@@ -159,17 +153,6 @@ class ServerChild:
             return ChildEnd("stopped", "another program has told the server to end", self._has_served)
         return ChildEnd("failed", detail, self._has_served)
 
-    def _choose_port(self) -> int:
-        """Return the port for a start: the last one, if its server, which has just ended, leaves it soon."""
-        if self._fixed_port is not None:
-            return self._fixed_port
-        end = time.monotonic() + _PORT_WAIT_S
-        while self._last_port is not None and time.monotonic() < end:
-            if _is_free(self._last_port):
-                return self._last_port
-            time.sleep(_TICK_S)
-        return free_port()
-
     def _start(self, configuration: str) -> subprocess.Popen[str]:
         file = os.memfd_create("server.json")
         try:
@@ -185,35 +168,16 @@ class ServerChild:
                 text=True,
                 errors="replace",
                 cwd="/",
-                env=server_environment(self._environment),
+                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS}
+                | dict(self._environment),
                 start_new_session=True,
             )
         finally:
             os.close(file)
 
 
-def server_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a server: those of this process, without what is meant for its interpreter, and more."""
-    return {name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS} | dict(more)
-
-
 def free_port() -> int:
-    """Return a port that nothing listens on now."""
-    return _bind(0)
-
-
-def _is_free(port: int) -> bool:
-    try:
-        _bind(port)
-    except OSError:
-        return False
-    return True
-
-
-def _bind(port: int) -> int:
-    """Bind a port for a moment, on all addresses, and return its number; 0 for any."""
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(("", port))
-        bound: int = one.getsockname()[1]
-    return bound
+    """Return a port that nothing listens on now, on any address."""
+    with socket.create_server(("", 0)) as one:
+        port: int = one.getsockname()[1]
+    return port

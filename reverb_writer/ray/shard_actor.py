@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from reverb_writer.ray.addresses import newest_claim
-from reverb_writer.ray.server_child import ChildEnd, ServerChild, server_environment
+from reverb_writer.ray.server_child import ChildEnd, ServerChild
 from reverb_writer.ray.shard_report import ClusterSpec, ShardReport, TableFigures
-from reverb_writer.ray.start_errors import ShardStartError
 from reverb_writer.tables.shares import share_of
 from reverb_writer.tables.table_dicts import table_to_dict
 
 _LOOPBACK, _ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104  # whom the other nodes must reach
-_ESTIMATE_TIMEOUT_S = 60.0
 # How long an actor outlives its server, seconds: so that `stop` hears of the last checkpoint, that `start` hears why
 # the server does not start, and that a node from which a server was sent away has gone when the next one starts.
 _STOPPED_S, _FAILED_S, _SENT_AWAY_S = 10.0, 20.0, 60.0
@@ -46,15 +43,12 @@ class ReplayShard:
         self._host = _LOOPBACK if self._bind == _LOOPBACK else self._node
         self._status: Mapping[str, Any] = {}
         self._generation = 0
-        before = None if self._folder is None else newest_claim(self._folder)
-        host, _, port = before.address.rpartition(":") if before is not None else ("", "", "")
         self._child = ServerChild(
             spec.python,
             self._configuration,
             self._server_has_ended,
             host=self._host,
             port=None if spec.port is None else spec.port + number,
-            last_port=int(port) if host == self._host else None,  # clients that have its address find this one, too
             environment=spec.environment,
         )
 
@@ -77,8 +71,7 @@ class ReplayShard:
         claim = None if self._folder is None else newest_claim(self._folder)
         if claim is not None and claim.pid == child.pid:
             self._generation = claim.number
-        if state == "serving" and claim is not None and claim.pid == child.pid and claim.phase != state:
-            state = claim.phase  # clients read the file, which comes a moment later
+            state = claim.phase if state == "serving" else state  # clients read the file, which comes a moment later
         saved = status.get("checkpoints", {})
         return ShardReport(
             self._spec.shard_names()[self._number],
@@ -145,35 +138,3 @@ def server_configuration(spec: ClusterSpec, number: int, port: int, http_port: i
     if folder is not None:
         values["checkpoints"] = {"directory": str(folder / "checkpoints"), "every_s": spec.checkpoint_every_s}
     return json.dumps(values)
-
-
-def memory_need(spec: ClusterSpec) -> dict[str, Any]:
-    """Return what `reverb-writer-server validate --json` says that a shard needs; runs as a task on some node.
-
-    Raises:
-        ShardStartError: the interpreter cannot be run, or the server refuses the configuration.
-    """
-    node = os.uname().nodename
-    try:
-        done = subprocess.run(  # noqa: S603  # the interpreter that the user has named, and our own module
-            [spec.python, "-m", "reverb_writer_server", "validate", "--json", "/dev/stdin"],
-            input=server_configuration(spec, 0, 1, 1, _LOOPBACK),
-            capture_output=True,
-            text=True,
-            timeout=_ESTIMATE_TIMEOUT_S,
-            check=False,
-            cwd="/",
-            env=server_environment(spec.environment),
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ShardStartError(
-            f"{spec.python} cannot be run on node {node}: {error}. `python` must be the path of an interpreter that is "
-            "on every node."
-        ) from None
-    if done.returncode:
-        raise ShardStartError(
-            f"the server refuses to start on node {node}: {done.stderr.strip()}. `python` needs reverb-writer-server: "
-            "pip install reverb-writer-server"
-        )
-    need: dict[str, Any] = json.loads(done.stdout)
-    return need

@@ -1,4 +1,4 @@
-"""What a shard says of itself, and all of them together. Plain values: they pass between processes."""
+"""What a cluster is, what its shards say, and why it cannot start. Plain values: they pass between processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import TableConfig
 
 _SHARD = re.compile(r"replay:(?P<cluster>[^:]+):shard-(?P<number>\d+)-of-(?P<num_shards>\d+)")
+
+
+class PlacementError(ReverbWriterError, RuntimeError):
+    """Ray has no room for the shards; the message says what they need and what is free."""
+
+
+class ShardStartError(ReverbWriterError, RuntimeError):
+    """The server of a shard does not start; the message has its last log lines."""
 
 
 class ShardName(NamedTuple):

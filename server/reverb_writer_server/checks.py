@@ -28,7 +28,7 @@ def check_memory(config: ServerConfig) -> None:
         SpecError: the tables may need more; the message has the figures.
     """
     lines, excess = banner.memory_lines(config)
-    if excess and config.memory_on_excess == "refuse":
+    if excess and config.memory.on_excess == "refuse":
         raise rw.errors.SpecError(f"{lines[-1]}; memory.on_excess is `refuse`.")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -78,11 +77,11 @@ def serve(
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
     failed, 6 ended itself because it was not alive, 7 ended because another server has claimed its checkpoints.
     """
-    from reverb_writer_server import parent_death, signals
+    from reverb_writer_server import signals
 
     signals.install_handlers(has_parent=end_with is not None)
     if end_with is not None:
-        parent_death.end_with(end_with, signals.PARENT_ENDED)
+        signals.end_with(end_with, signals.PARENT_ENDED)
     from reverb_writer.tables import check_unique_names
     from reverb_writer_server import log_setup
     from reverb_writer_server.config import schema as configuration
@@ -103,30 +102,27 @@ def serve(
     flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
 
     loaded = configuration.load(config, os.environ, flags, tables)
-    log_setup.set_up(loaded.log_format, loaded.log_level)
+    log_setup.set_up(loaded.log.format, loaded.log.level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), claim)
-    sys.exit(service.run())
+    code = service.run()
+    signals.ignore()
+    sys.exit(code)
 
 
 @commands.command()
 @click.argument("config", type=_PATH)
 @click.option("--shard", type=click.IntRange(0, 999), help="Number of the server, if they are several.")
-@click.option("--json", "as_json", is_flag=True, help="Print the estimated memory as JSON, for programs.")
-def validate(config: Path, shard: int | None, as_json: bool) -> None:
+def validate(config: Path, shard: int | None) -> None:
     """Check a configuration, TOML or Reverb's textproto, and describe its tables.
 
     Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
-    another server uses its checkpoints. With --json only the configuration is checked, because a program may ask on
-    another machine than the server's.
+    another server uses its checkpoints.
     """
     from reverb_writer_server import checks
     from reverb_writer_server.config import schema as configuration
-    from reverb_writer_server.observability import banner, memory
+    from reverb_writer_server.observability import banner
 
     loaded = configuration.load(config, os.environ, {} if shard is None else {("cluster", "shard"): shard})
-    if as_json:
-        click.echo(json.dumps(memory.need(loaded)._asdict()))
-        return
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
         click.echo(line)
     checks.check_memory(loaded)

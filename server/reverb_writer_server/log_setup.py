@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 
 class _Json(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, message, and the values given as `extra={"fields": ...}`."""
+    """One JSON object per line: time (UTC), level, logger and message."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -16,7 +16,6 @@ class _Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

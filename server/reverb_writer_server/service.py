@@ -14,6 +14,7 @@ at once by a signal; 7 another server has claimed its checkpoints. (2 is wrong u
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import socket
@@ -24,7 +25,6 @@ from concurrent.futures import Future
 
 import reverb_writer as rw
 from reverb_writer_server import signals
-from reverb_writer_server.checkpoints.claim import ClaimError
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
 from reverb_writer_server.config.schema import ServerConfig
@@ -32,7 +32,7 @@ from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine_limits import cpu_s, raise_descriptor_limit
 from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.describe import format_bytes
-from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
+from reverb_writer_server.observability.disk import DiskWatch
 from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.memory import MemoryAlert, estimate, used_bytes
 from reverb_writer_server.observability.monitor import Monitor
@@ -43,7 +43,7 @@ from reverb_writer_server.reverb.save_progress import SaveProgress
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import Saver
 from reverb_writer_server.starting import Started, start
-from reverb_writer_server.turn import Turn
+from reverb_writer_server.turn import ClaimError, Turn
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE, CLAIMED = 0, 1, 3, 4, 5, 6, 7
 
@@ -70,7 +70,6 @@ class Service:
         """
         self._config = config
         self._ready = ready
-        self._is_claimant = claim is not None
         self._orphan_until = float("inf")
         self._state = ServiceState()
         self._turn = Turn(config, claim, self._state)
@@ -83,6 +82,7 @@ class Service:
         self._outcome, self._ends_itself = DIED, False
         self._died_at: float | None = None
         self._failed_at: float | None = None  # since when it has not been alive, though it serves
+        self._stopped_at: float | None = None  # since when Reverb is stopped, though it is to write a last checkpoint
         self._work_cpu_s = 0.0
         self._error: Exception | None = None
 
@@ -140,7 +140,7 @@ class Service:
         is_alive, why = self._state.alive()
         self._failed_at = None if is_alive else self._failed_at or now
         # By this loop's time: after a pause of the whole machine, the monitor has its turn first.
-        if self._failed_at is None or not 0 < self._config.http_max_silence_s < now - self._failed_at:
+        if self._failed_at is None or not 0 < self._config.http.max_silence_s < now - self._failed_at:
             return None
         hangs = self._state.work_hangs()
         if hangs or not self._stop.is_set():
@@ -152,12 +152,25 @@ class Service:
         return NOT_ALIVE if hangs else None
 
     def _look_at_the_end(self) -> int | None:
-        """Do the same while the last checkpoint is written: its disk may not answer any more."""
+        """Do the same while the last checkpoint is written: its disk may not answer, and Reverb may be stopped."""
+        if self._process is not None:
+            self._continue_reverb(self._process)
         if not self._state.work_hangs():
             return None
         _logger.error("the server ends itself: %s", self._state.work_fault())
         self._stop_at_once()
         return NOT_ALIVE if self._ends_itself else LAST_CHECKPOINT_FAILED
+
+    def _continue_reverb(self, process: ReverbProcess) -> None:
+        """Let Reverb go on if it is stopped: at any time, because a signal to stop takes effect late."""
+        now = time.monotonic()
+        if not process.is_stopped():
+            self._stopped_at = None
+        elif self._stopped_at is None:
+            self._stopped_at = now
+            _logger.warning("the Reverb process is stopped (SIGSTOP); it is continued in %g s", _GRACE_S)
+        elif now - self._stopped_at >= _GRACE_S:
+            process.resume()
 
     def _look_at_turn(self) -> int | None:
         """End for a newer server; return the exit code if this one is to end at once, also because it is orphaned."""
@@ -217,7 +230,8 @@ class Service:
             _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
             return CLAIMED
         self._open_checkpoint_folder(resources)
-        watch = DiskWatch(config.checkpoints.directory, config.gateway_certificate, self._keep_disk_facts)
+        found = functools.partial(setattr, self._state, "disk")
+        watch = DiskWatch(config.checkpoints.directory, config.gateway.certificate, found)
         resources.callback(watch.close)
         try:
             started = start(config, self._folder, self._state, self._new_process, resources)
@@ -247,13 +261,13 @@ class Service:
         _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
         check_memory(config)
         state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
-        state.max_silence_s = config.http_max_silence_s
-        if config.http_port:
-            status_server = StatusServer(config.http_host, config.http_port, state)
+        state.max_silence_s = config.http.max_silence_s
+        if config.http.port:
+            status_server = StatusServer(config.http.host, config.http.port, state)
             resources.callback(status_server.close)
-            if config.http_address_file is not None:
-                resources.enter_context(status_server.address_in(config.http_address_file))
-            everywhere = "" if status_server.host == config.http_host else ", and at this machine's other addresses"
+            if config.http.address_file is not None:
+                resources.enter_context(status_server.address_in(config.http.address_file))
+            everywhere = "" if status_server.host == config.http.host else ", and at this machine's other addresses"
             address = f"http://{status_server.address}/"
             _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)
 
@@ -280,7 +294,7 @@ class Service:
 
     def _fails_again(self, code: int, error: Exception) -> bool:
         """Count a failed start; return whether so many have failed alike that another one is of no use."""
-        if self._folder is None or self._is_claimant:  # whoever starts it again, tells
+        if self._folder is None or self._turn.is_claimed:  # whoever starts it again, tells
             return False
         failure = f"{code}: {str(error).partition(chr(10))[0]}"
         before = self._folder.owner.mark
@@ -311,10 +325,10 @@ class Service:
         if self._folder is not None:
             saver = Saver(self._config.checkpoints.every_s, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
-        if self._config.memory_alert_bytes:
-            alert = MemoryAlert(self._config.memory_alert_bytes)
+        if self._config.memory.alert_bytes:
+            alert = MemoryAlert(self._config.memory.alert_bytes)
             self._jobs.every("memory", _TICK_S, lambda: self._look_at_memory(alert, saver))
-        self._jobs.every("figures", self._config.log_figures_every_s, lambda: self._log_figures(monitor))
+        self._jobs.every("figures", self._config.log.figures_every_s, lambda: self._log_figures(monitor))
         self._jobs.start()
         resources.callback(self._jobs.close)
         state.address = address
@@ -330,14 +344,8 @@ class Service:
                 saver.tick(self._stop.is_set)
             if self._stop.wait(_TICK_S):
                 return self._end(process, started.port, saver)
-        return self._died(process)
-
-    def _died(self, process: ReverbProcess) -> int:
         _logger.error("%s", process.describe_end())
         return DIED
-
-    def _keep_disk_facts(self, facts: DiskFacts) -> None:
-        self._state.disk = facts
 
     def _log_figures(self, monitor: Monitor) -> None:
         _logger.info("%s", banner.figures_line(self._state, self._figures))
@@ -347,7 +355,7 @@ class Service:
         """Have a checkpoint written when memory crosses its limit: the kernel may end the Reverb process soon."""
         used = used_bytes(self._state.process_ids)
         if alert.crosses(used):
-            limit = format_bytes(self._config.memory_alert_bytes)
+            limit = format_bytes(self._config.memory.alert_bytes)
             _logger.error(
                 "the server takes %s, more than memory.alert_bytes = %s%s. Nothing refuses inserts: lower max_size of "
                 "its tables, or give it more memory",
@@ -363,7 +371,8 @@ class Service:
         """Take no more work, write a last checkpoint and stop; return the exit code."""
         assert self._state.monitor is not None  # noqa: S101  # the server runs
         self._state.phase = "draining"
-        self._resume(process)
+        while self._turn.in_doubt or process.is_stopped():  # the main thread ends both
+            self._pause.wait(_PAUSE_S)
         if saver is not None:
             self._jobs.run("connect", saver.connect)
         try:
@@ -374,23 +383,13 @@ class Service:
         _logger.info("%d connections ended", ended)
         is_saved = saver is None or not self._config.checkpoints.on_exit or saver.save_last()
         if not is_saved and not process.alive():
-            return self._died(process)
+            _logger.error("%s", process.describe_end())
+            return DIED
         self._state.phase = "stopped"
         self._state.monitor.close()
         process.stop(_STOP_TIMEOUT_S)
         _logger.info("stopped")
         return STOPPED if is_saved else LAST_CHECKPOINT_FAILED
-
-    def _resume(self, process: ReverbProcess) -> None:
-        """Let a stopped Reverb process go on: the last checkpoint needs it."""
-        while self._turn.in_doubt:  # the main thread ends the doubt
-            self._pause.wait(_PAUSE_S)
-        if process.is_stopped():
-            _logger.warning("the Reverb process is stopped (SIGSTOP); it is continued in %g s", _GRACE_S)
-            until = time.monotonic() + _GRACE_S
-            while process.is_stopped() and time.monotonic() < until:
-                self._pause.wait(_PAUSE_S)
-            process.resume()
 
 
 def _exit_code(error: Exception) -> int:

@@ -1,4 +1,6 @@
-"""The signals that stop a server: handlers queue them, and the service reads them from the queue.
+"""The signals that stop a server, and that of its parent's end, which the kernel sends. Linux only, as the server is.
+
+Handlers queue them, and the service reads them from the queue.
 
 SIGHUP is one of them: it comes when a terminal is closed, and would otherwise end the process without a checkpoint.
 
@@ -8,11 +10,15 @@ longer than its time-out and continued (SIGSTOP, a debugger, a frozen container)
 
 from __future__ import annotations
 
+import ctypes
+import os
 import queue
 import signal
 
 PARENT_ENDED = signal.SIGUSR1
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NO_SIGNAL = 0
+_PR_SET_PDEATHSIG = 1
 _received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put while the same thread gets
 
 
@@ -22,8 +28,14 @@ def install_handlers(*, has_parent: bool) -> None:
     Args:
         has_parent: also `PARENT_ENDED`, which is otherwise left as it is: Slurm's script ignores it for all processes.
     """
-    for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *([PARENT_ENDED] if has_parent else [])):
+    for handled in (*_ENDING, *([PARENT_ENDED] if has_parent else [])):
         signal.signal(handled, lambda number, _: _received.put(number))
+
+
+def ignore() -> None:
+    """Ignore them from now on: the interpreter takes their handlers away when it ends, and the next would kill it."""
+    for handled in (*_ENDING, PARENT_ENDED):
+        signal.signal(handled, signal.SIG_IGN)
 
 
 def next_signal(timeout_s: float) -> signal.Signals | None:
@@ -38,3 +50,17 @@ def next_signal(timeout_s: float) -> signal.Signals | None:
 def wake() -> None:
     """Have `next_signal` return at once, without a signal."""
     _received.put(_NO_SIGNAL)
+
+
+def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send a signal when the thread that has started this process ends; call it in the main thread.
+
+    It may come more than once: the kernel gives an orphan to the process's other threads, and these end, too.
+
+    Args:
+        parent: id of the process of that thread. If it has ended before this call, this process ends at once.
+        number: the signal.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)

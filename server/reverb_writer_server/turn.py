@@ -1,19 +1,192 @@
-"""The turn of a server on its folder of checkpoints: it waits for its turn, and ends when the next server waits.
+"""Whose the checkpoints are: of several servers one at a time uses a folder, on whichever machines they are.
 
-While it may have lost its turn without knowing, Reverb stands still and confirms nothing.
+A server takes the next number; no other one can, because its file is created exclusively. It begins when each server
+of a lower number
+
+    tells that it has ended,
+    or was on this machine and has left the lock of the folder,
+    or has been silent for `LEASE_S` and has left the lock, too: NFS keeps that of a lost machine for a while.
+
+In return a server that sees a higher number than its own writes its last checkpoint and ends. One that could not look
+for `DOUBT_S`, which is less than `LEASE_S`, stands still and confirms nothing until it can, because the next one may
+have begun. No machine's clock is compared with another's.
+
+    reverb_writer.ray.addresses  the file of a number, which clients read
+    FolderClaim                  takes a number, writes its file, reads the others'
+    Turn                         what the service does about it: wait, stand still, end
+    checkpoints.owner            the lock of the folder, which a server without a number takes, too
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 
-from reverb_writer_server.checkpoints.claim import FolderClaim
+from reverb_writer.ray.addresses import Claim, numbers_in, path_of, read_claim
+from reverb_writer_server.checkpoints.owner import CheckpointError, is_locked
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.supervisor import ReverbProcess
 
+LEASE_S, DOUBT_S = 20.0, 12.0
+_BEAT_S = 1.0
+_POLL_S = 0.1
 _logger = logging.getLogger(__name__)
+
+
+class ClaimError(CheckpointError):
+    """A server of a higher number has taken the folder."""
+
+
+class FolderClaim:
+    """The claim of this server, written by a thread of its own because a disk may not answer.
+
+    Attributes:
+        number: of this server.
+        newer: the highest number that another server has taken since; None if there is none.
+    """
+
+    def __init__(self, directory: Path, address: str, phase: Callable[[], str], *, machine: str | None = None) -> None:
+        """Take the next number.
+
+        Args:
+            directory: the folder of checkpoints; the claims are beside it.
+            address: where clients reach this server.
+            phase: returns what the server does now, for the file.
+            machine: id of this machine's boot; None to ask the kernel.
+
+        Raises:
+            OSError: the file cannot be created.
+        """
+        self.newer: int | None = None
+        self._folder, self._directory = directory.parent, directory
+        self._address, self._phase = address, phase
+        self._machine = machine or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._beat, self._has_failed = 0, False
+        self._looked_at = time.monotonic()
+        self.number = _take_number(self._folder)
+        self._write(self._phase())
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="claim", daemon=True)
+        self._thread.start()
+
+    def in_doubt(self) -> bool:
+        """Return whether a newer server may have begun without this one's knowledge."""
+        return time.monotonic() - self._looked_at > DOUBT_S
+
+    def wait(self, tell: Callable[[str], None]) -> None:
+        """Wait until every server of a lower number has ended; remove their claims.
+
+        Args:
+            tell: is called with what is waited for.
+
+        Raises:
+            ClaimError: a newer server is there.
+        """
+        heard: dict[int, tuple[int, float]] = {}  # the last beat of each, and when it was new here
+        while self.newer is None and (what := self._obstacle(heard)):
+            tell(what)
+            time.sleep(_POLL_S)
+        self.check()
+        with contextlib.suppress(OSError):  # a claim that stays only delays the next server
+            for claim in self._lower():
+                path_of(self._folder, claim.number).unlink(missing_ok=True)
+                for partial in self._folder.glob(f".{claim.number}.*"):
+                    partial.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Refuse to go on if a newer server is there.
+
+        Raises:
+            ClaimError: it is.
+        """
+        if self.newer is not None:
+            raise ClaimError(
+                f"{self._directory}: server {self.newer} has taken over from this one, number {self.number}. Clients "
+                "find the new address themselves."
+            )
+
+    def close(self) -> None:
+        """Tell that this server has ended. Idempotent."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._thread.join(_BEAT_S)
+            with contextlib.suppress(OSError):
+                self._write("ended")
+
+    def _keep(self) -> None:
+        told, told_at = "", 0.0
+        while not self._closed.wait(_POLL_S):
+            phase, began_at = self._phase(), time.monotonic()
+            if phase == told and began_at - told_at < _BEAT_S:
+                continue
+            told, told_at = phase, began_at
+            try:
+                # A file that is new in the folder has NFS read the folder anew.
+                self._write(phase)
+                newest = numbers_in(self._folder)[-1]
+            except (OSError, IndexError) as error:
+                if not self._has_failed:
+                    _logger.warning("%s: cannot be written or read (%s)", self._folder, error)
+                self._has_failed = True
+                continue
+            self._has_failed = False
+            self.newer = newest if newest > self.number else None
+            self._looked_at = began_at
+
+    def _write(self, phase: str) -> None:
+        self._beat += 1
+        claim = asdict(Claim(self.number, self._address, phase, self._machine, os.getpid(), self._beat))
+        del claim["number"]
+        text, path = json.dumps(claim), path_of(self._folder, self.number)
+        partial = self._folder / f".{self.number}.{self._machine}.{os.getpid()}"
+        try:
+            partial.write_text(text)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            with path.open("r+") as file:  # a full disk has room for what is written in place of something
+                file.write(text.ljust(path.stat().st_size))
+        else:
+            partial.replace(path)
+
+    def _obstacle(self, heard: dict[int, tuple[int, float]]) -> str:
+        """Say what is to be waited for; nothing if every server of a lower number has ended."""
+        try:
+            blocking = [claim for claim in self._lower() if not self._has_ended(claim, heard)]
+        except OSError as error:  # as of NFS, if a file is replaced while it is read
+            return f"waits until it can read the claims of other servers ({error})"
+        if not blocking:
+            return ""
+        return f"waits for the server before it to end ({blocking[-1].address or 'starting'}, {blocking[-1].phase})"
+
+    def _lower(self) -> list[Claim]:
+        found = []
+        for number in numbers_in(self._folder):
+            with contextlib.suppress(FileNotFoundError):
+                if number < self.number:
+                    found.append(read_claim(self._folder, number))
+        return found
+
+    def _has_ended(self, claim: Claim, heard: dict[int, tuple[int, float]]) -> bool:
+        if claim.phase == "ended":
+            return True
+        if claim.machine == self._machine:
+            return not is_locked(self._directory)
+        now = time.monotonic()
+        beat, at = heard.get(claim.number, (-1, now))
+        if beat != claim.beat:
+            heard[claim.number] = (claim.beat, now)
+        return beat == claim.beat and now - at > LEASE_S and not is_locked(self._directory)
 
 
 class Turn:
@@ -36,6 +209,11 @@ class Turn:
         self._state = state
         self._claim: FolderClaim | None = None
         self.in_doubt = False
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether this server has claimed its checkpoints."""
+        return self._claim is not None
 
     @property
     def is_over(self) -> bool:
@@ -78,3 +256,11 @@ class Turn:
         if what != self._state.detail:
             _logger.info("%s", what)
         self._state.detail = what
+
+
+def _take_number(folder: Path) -> int:
+    while True:
+        number = 1 + max(numbers_in(folder), default=0)
+        with contextlib.suppress(FileExistsError):  # another one has just taken it
+            path_of(folder, number).open("x").close()
+            return number

@@ -40,11 +40,12 @@ def write(address: str, num_steps: int, table: str = "replay") -> None:
             observer({"a": np.full(2, number, np.float32)}, end_of_episode=number == num_steps - 1)
 
 
-def test_it_listens_on_loopback_only_and_frees_its_port() -> None:
+def test_it_listens_on_loopback_only_and_frees_its_port(capfd: pytest.CaptureFixture[str]) -> None:
     server = rw.LocalServer([rw.TableConfig("replay")])
     assert server.address == f"127.0.0.1:{server.port}"
     with pytest.raises(rw.errors.ServerUnavailableError, match="the port is taken"):
         rw.LocalServer([rw.TableConfig("replay")], server.port)
+    assert capfd.readouterr().err == ""  # nothing of gRPC's beside the error
     server.close()
     server.close()
     assert server.wait(0)

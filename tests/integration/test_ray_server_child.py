@@ -56,26 +56,34 @@ def child(folder: Path, python: str = SERVER_PYTHON, **options: Any) -> Iterator
         assert ends.get(timeout=60) is made.end
 
 
+def script(folder: Path, text: str) -> str:
+    """Return the path of a program that is run in place of an interpreter."""
+    file = folder / "python"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
 def serving(made: ServerChild) -> None:
     eventually(lambda: made.status().get("phase") == "serving", "the server serves")
 
 
-def test_server_takes_another_port_if_its_last_one_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("", free_port())) as other:
-        taken = other.getsockname()[1]
-        with child(tmp_path / "checkpoints", last_port=taken) as made:
-            serving(made)
-            assert made.port != taken
-            with rw.Client(f"localhost:{made.port}") as client:
-                client.insert({"number": np.array([1])}, {"replay": 1.0})
-    assert made.end == ChildEnd("stopped", "", has_served=True, is_asked=True)
+def test_server_whose_port_another_process_takes_gets_another_one(tmp_path: Path) -> None:
+    python = script(tmp_path, f'echo "$$" >> {tmp_path}/ran; echo "port 1 is in use"; exit $(wc -l < {tmp_path}/ran)')
+    with child(tmp_path, python) as made:
+        end = eventually(lambda: made.end, "all of its tries have failed")
+    assert end.detail == "the server has ended with code 6:\nport 1 is in use"
 
 
-def test_server_keeps_its_last_port_if_it_is_free(tmp_path: Path) -> None:
-    port = free_port()
-    with child(tmp_path / "checkpoints", last_port=port) as made:
-        serving(made)
-        assert made.port == port
+def test_variables_for_this_interpreter_are_not_for_that_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/no/python")
+    with child(
+        tmp_path, script(tmp_path, 'echo "home is $PYTHONHOME, $MORE"; exit 3'), environment={"MORE": "1"}
+    ) as one:
+        end = eventually(lambda: one.end, "it has ended")
+    assert end.detail == "the server has ended with code 3:\nhome is , 1"
 
 
 def test_server_that_must_have_a_port_says_that_it_is_taken(tmp_path: Path) -> None:

@@ -455,6 +455,19 @@ def test_stopped_reverb_is_continued_for_the_last_checkpoint(tmp_path: Path) -> 
         assert sizes(server.address) == {"replay": 1}
 
 
+def test_reverb_that_is_stopped_in_the_last_checkpoint_is_continued(tmp_path: Path) -> None:
+    """A busy machine stops it late, too: after the service has looked whether it is stopped."""
+    with service(tmp_path, configuration(tmp_path)) as server:
+        fill(server.address, 120)
+        child = server.child()
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: saving(tmp_path), "the last checkpoint is written", pause_s=0.001)
+        os.kill(child, signal.SIGSTOP)
+        assert server.process.wait(150) == 0, server.log()
+    with service(tmp_path, configuration(tmp_path)) as server:
+        assert sizes(server.address) == {"replay": 120}
+
+
 def test_save_under_way_is_ended_by_sigterm_and_the_last_one_has_all(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path, every_s=1)) as server:
         fill(server.address, 120)

@@ -23,15 +23,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_last_checkpoint_that_fails_is_the_exit_code_of_the_shard(tmp_path: Path) -> None:
-    """Here with a program that ends as a server whose disk is full at the end."""
+    """Here with a program that ends as a server whose disk is full at the end; it is told the limit of its memory."""
     server = tmp_path / "python"
-    server.write_text(f"#!/bin/bash\ntrap 'exit 5' TERM\ntouch {tmp_path}/ready\nwhile true; do sleep 0.1; done\n")
+    told = f"echo $REVERB_WRITER__MEMORY__ALERT_BYTES > {tmp_path}/told; touch {tmp_path}/ready"
+    server.write_text(f"#!/bin/bash\ntrap 'exit 5' TERM\n{told}\nwhile true; do sleep 0.1; done\n")
     server.chmod(0o755)
     environment = {"REPLAY": str(tmp_path), "REPLAY_PYTHON": str(server), "REPLAY_NODES": "localhost"}
-    environment |= {"REPLAY_SRUN": "env SLURM_PROCID=0"}
+    environment |= {"REPLAY_SRUN": "env SLURM_PROCID=0", "SLURM_MEM_PER_NODE": "8192"}
     with subprocess.Popen([str(SCRIPT)], env={**os.environ, **environment}, start_new_session=True) as job:
         try:
             eventually((tmp_path / "ready").exists, "the server runs")
+            assert 0.89 < int((tmp_path / "told").read_text()) / 2**33 < 0.91
             job.send_signal(signal.SIGUSR1)
             assert job.wait(60) == 5
         finally:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 CLIENT = [
     "cli",
     "ray",
+    "memory_estimate",
     "testing",
     "tf_agents",
     "sb3",
@@ -61,7 +62,6 @@ SERVER = [
     "config",
     "machine_limits",
     "log_setup",
-    "parent_death",
     "signals",
 ]
 LAYERS = {"reverb_writer": CLIENT, "reverb_writer_server": SERVER}

@@ -197,13 +197,13 @@ def test_probes_and_ports_are_those_of_the_configuration() -> None:
     config = schema.load(FOLDER / "server.toml", {})
     (container,) = read("server/statefulset.yaml")["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"reverb": config.port, "http": config.http_port}
+    assert ports == {"reverb": config.port, "http": config.http.port}
     assert {
         port["port"] for rule in read("server/networkpolicy.yaml")["spec"]["ingress"] for port in rule["ports"]
     } == {*ports.values()}
     probes = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
     assert probes == {"startup": "/readyz", "liveness": "/livez", "readiness": "/readyz"}
-    assert config.bind == config.http_host == "0.0.0.0"  # noqa: S104  # or no other pod reaches it
+    assert config.bind == config.http.host == "0.0.0.0"  # noqa: S104  # or no other pod reaches it
     mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
     assert any(config.checkpoints.directory.is_relative_to(mount) for mount in mounts)
 

@@ -41,13 +41,13 @@ def test_highest_number_counts_and_no_clock(tmp_path: Path) -> None:
     target, folder = shard(tmp_path)
     write(folder, 9, "serving")
     os.utime(path_of(folder, 9), (2e9, 2e9))  # its node's clock was years ahead
-    before = target.look_up(1)
+    before = target.look_up(60)
     assert before.shards == (Shard(NAME, "10.0.0.1:8000"),)
     write(folder, 10, "restoring", "10.0.0.2:8001")
     os.utime(path_of(folder, 10), (1e9, 1e9))
-    assert target.look_up(1).shards == (Shard(NAME, "10.0.0.2:8001", "lost"),)
+    assert target.look_up(60).shards == (Shard(NAME, "10.0.0.2:8001", "lost"),)
     write(folder, 10, "serving", "10.0.0.2:8001")
-    after = pickle.loads(pickle.dumps(target)).look_up(1)  # noqa: S301  # its own
+    after = pickle.loads(pickle.dumps(target)).look_up(60)  # noqa: S301  # its own
     assert after.shards == (Shard(NAME, "10.0.0.2:8001"),)
     assert after.epoch > before.epoch
 
@@ -55,10 +55,19 @@ def test_highest_number_counts_and_no_clock(tmp_path: Path) -> None:
 def test_file_that_is_just_created_says_nothing_and_the_address_before_it_stays(tmp_path: Path) -> None:
     target, folder = shard(tmp_path)
     write(folder, 1, "serving")
-    target.look_up(1)
+    target.look_up(60)
     path_of(folder, 2).touch()
     (folder / ".2.partial").touch()
-    assert target.look_up(1).shards == (Shard(NAME, "10.0.0.1:8000", "lost"),)
+    assert target.look_up(60).shards == (Shard(NAME, "10.0.0.1:8000", "lost"),)
+
+
+def test_folder_that_does_not_answer_does_not_hang_a_look_up(tmp_path: Path) -> None:
+    target, folder = shard(tmp_path)
+    write(folder, 1, "serving")
+    before = target.look_up(60)
+    os.mkfifo(path_of(folder, 2))  # as on a server of NFS that is away: a read waits for ever
+    assert target.look_up(0.1) == before
+    path_of(folder, 2).write_text("")  # now it has come back
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/b", "-x"])
@@ -72,7 +81,7 @@ class TestClaim:
 
     @pytest.fixture
     def claim(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        module = pytest.importorskip("reverb_writer_server.checkpoints.claim", reason="the server is not installed")
+        module = pytest.importorskip("reverb_writer_server.turn", reason="the server is not installed")
         monkeypatch.setattr(module, "_BEAT_S", 0.01)
         monkeypatch.setattr(module, "_POLL_S", 0.01)
         return module

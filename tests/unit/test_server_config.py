@@ -39,7 +39,7 @@ def tables(tmp_path: Path, text: str, environment: dict[str, str] | None = None)
 def test_without_anything_there_is_one_table_and_the_defaults() -> None:
     config = load(None, {})
     assert config.tables == (ServedTable(TableConfig("replay")),)
-    assert (config.port, config.http_port, config.checkpoints.directory) == (8000, 0, None)
+    assert (config.port, config.http.port, config.checkpoints.directory) == (8000, 0, None)
     assert (config.checkpoints.keep, config.checkpoints.restore, config.checkpoints.on_mismatch) == (
         3,
         "latest",
@@ -109,7 +109,7 @@ def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path)
     file = "port = 1\nhttp.port = 1\ncheckpoints.keep = 1"
     environment = {"REVERB_WRITER__PORT": "2", "REVERB_WRITER__HTTP__PORT": "2"}
     config = read(tmp_path, file, environment, port=3)
-    assert (config.port, config.http_port, config.checkpoints.keep, config.http_host) == (3, 2, 1, "127.0.0.1")
+    assert (config.port, config.http.port, config.checkpoints.keep, config.http.host) == (3, 2, 1, "127.0.0.1")
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith("tables.")])
@@ -320,7 +320,7 @@ def test_textproto_of_reverb_is_read(tmp_path: Path) -> None:
     file = tmp_path / "server.textproto"
     file.write_text(TEXTPROTO)
     config = load(file, {"REVERB_WRITER__HTTP__PORT": "1"})
-    assert (config.port, config.http_port) == (8008, 1)
+    assert (config.port, config.http.port) == (8008, 1)
     assert [table.config for table in config.tables] == [
         TableConfig("uniform", 100, rate_limiter=MinSize(10)),
         TableConfig("weighted", 50, Prioritized(0.8), "min_heap", SampleToInsertRatio(4, 5, (0, 40))),
@@ -454,7 +454,7 @@ def test_each_server_of_a_cluster_serves_its_share(tmp_path: Path) -> None:
         assert (replay.max_size, weights.max_size) == (250, 1)
         assert replay.rate_limiter == SampleToInsertRatio(2, 25, 20)
         assert config.checkpoints.directory == Path(f"checkpoints/shard-{shard}")
-        assert (config.cluster_shard, config.cluster_shards) == (shard, 4)
+        assert (config.cluster.shard, config.cluster.shards) == (shard, 4)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,18 @@ class OwnerFile:
             self._descriptor = -1
 
 
+def is_locked(directory: Path) -> bool:
+    """Return whether a server has locked the file."""
+    try:
+        with (directory / OWNER).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def _lock(descriptor: int, directory: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

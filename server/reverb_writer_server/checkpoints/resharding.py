@@ -34,7 +34,7 @@ def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str],
         OSError: a checkpoint cannot be written.
     """
     flags: dict[tuple[str, ...], Any] = {} if shards is None else {("cluster", "shards"): shards}
-    num_shards = configuration.load(config, environment, {**flags, ("cluster", "shard"): 0}).cluster_shards
+    num_shards = configuration.load(config, environment, {**flags, ("cluster", "shard"): 0}).cluster.shards
     loaded = [
         configuration.load(config, environment, {**flags, ("cluster", "shard"): shard}) for shard in range(num_shards)
     ]

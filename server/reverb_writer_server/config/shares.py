@@ -40,7 +40,7 @@ def _share(settings: Settings, table: ServedTable, shards: int, shard: int) -> S
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             config = share_of(table.config, shard, shards)
-        in_flight = settings.get("tables", name, "samples_in_flight", default=0)
+        in_flight = settings.values("tables", name).get("samples_in_flight", 0)
         rate_limiter_checks.check(config, -(-in_flight // shards))
     except SpecError as error:
         raise ConfigError(f"{settings.origin('tables', name)}: `cluster.shards` = {shards}: {error}") from error

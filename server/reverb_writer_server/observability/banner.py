@@ -9,18 +9,12 @@ import platform
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
+from reverb_writer.memory_estimate import PROCESS_BYTES, Estimate, need
 from reverb_writer.tables.rate_limits import rates
 from reverb_writer_server.config.bind import ALL
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.observability.describe import describe, format_bytes
-from reverb_writer_server.observability.memory import (
-    PROCESS_BYTES,
-    Estimate,
-    available_bytes,
-    estimate,
-    need,
-    used_bytes,
-)
+from reverb_writer_server.observability.memory import available_bytes, estimate, used_bytes
 from reverb_writer_server.observability.monitor import ServerSnapshot
 from reverb_writer_server.observability.state import ServiceState
 
@@ -35,7 +29,7 @@ def versions() -> dict[str, str]:
 def start_lines(config: ServerConfig) -> Iterator[tuple[int, str]]:
     """Yield the level and text of lines about what is going to be served."""
     yield logging.INFO, ", ".join(f"{name.replace('_', '-')} {version}" for name, version in versions().items())
-    if config.bind == ALL and config.gateway_certificate is None:
+    if config.bind == ALL and config.gateway.certificate is None:
         exposure = (
             f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Let a "
             "gateway or a firewall decide who does (SECURITY.md)"
@@ -65,7 +59,7 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     estimates = [estimate(table) for table in config.tables]
     available = available_bytes()
     lines = [f"memory of table `{one.table}`: {_describe_estimate(one)}" for one in estimates]
-    total, saving, unknown = need(config)
+    total, saving, unknown = need(estimates, saves=config.checkpoints.directory is not None)
     excess = total > available
     about = (
         f"at least {format_bytes(total)}, without {', '.join(f'`{name}`' for name in unknown)}"

@@ -44,7 +44,7 @@ class DiskWatch:
         Args:
             directory: the folder of checkpoints.
             certificate: a PEM file with the gateway's certificate.
-            found: called with what was found. An OSError from it is logged as one of the look itself.
+            found: called with what was found.
         """
         self._directory, self._certificate, self._found = directory, certificate, found
         self._told = ""
@@ -76,10 +76,7 @@ class DiskWatch:
                 expires_at = min(one.not_valid_after_utc.timestamp() for one in certificates)
             except (OSError, ValueError) as error:
                 trouble.append(f"cannot read the gateway's certificate {self._certificate}: {error}")
-        try:
-            self._found(DiskFacts(free, total, expires_at))
-        except OSError as error:
-            trouble.append(f"cannot look at the checkpoints: {error}")
+        self._found(DiskFacts(free, total, expires_at))
         if trouble and (told := "; ".join(trouble)) != self._told:
             self._told = told
             _logger.warning("%s", told)

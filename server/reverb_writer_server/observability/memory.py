@@ -1,60 +1,17 @@
-"""Estimated memory of the tables, and the memory that is available.
-
-A step is stored once, in a chunk, however many items refer to it. If the oldest item is removed first, N items of L
-steps that start S steps apart hold N x S + (L - S) steps in long episodes. Items do not overlap in episodes of L
-steps, and with any other remover the remaining items may not overlap either: then each holds the chunks it touches.
-
-Beside the steps, Reverb keeps objects: for each item, for each slice that an item has of each column, and for each
-column of a chunk. Their sizes are measured: docs/decisions/memory-estimate.md. Arrays are counted uncompressed; snappy
-often makes them much smaller.
-"""
+"""The memory that the server takes, and that it may take."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple
 
-import tree
+from reverb_writer.memory_estimate import Estimate
+from reverb_writer.memory_estimate import estimate as estimate_table
+from reverb_writer_server.config.schema import ServedTable
 
-from reverb_writer.windows import WindowSpec
-from reverb_writer.writing.window_targets import chunk_length_for
-from reverb_writer_server.config.schema import ServedTable, ServerConfig
-
-PROCESS_BYTES = 600_000_000  # of both processes with empty tables, and of streams
-_ITEM_BYTES = 600
-_SLICE_BYTES = 145  # of each column
-_CHUNK_BYTES = 1400  # of each column
-_PAYLOAD = 1.15
-_SAVED_ITEM_BYTES = 600  # while a checkpoint is written, items are copied, and chunks are not
-_SAVED_SLICE_BYTES = 85
 _CGROUP = Path("/sys/fs/cgroup")
 _REARM_SHARE = 0.85  # of the limit of an alert, below which it may be crossed again
 _NO_LIMIT = 2**60  # cgroup v1 writes a number near 2**63
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The estimated memory of a full table.
-
-    Attributes:
-        table: its name.
-        steps: number of steps in the table, in episodes of the configured length or long ones; None if unknown.
-        step_bytes: size of one step, uncompressed; None if the signature does not tell.
-        total_bytes: size of the full table; None if it is unknown.
-        total_bytes_without_overlap: its size if no two items share a chunk.
-        save_bytes: size of the copy that exists while a checkpoint is written; None if it is unknown.
-    """
-
-    table: str
-    steps: int | None
-    step_bytes: int | None
-    total_bytes: int | None = None
-    total_bytes_without_overlap: int | None = None
-    save_bytes: int | None = None
 
 
 class MemoryAlert:
@@ -75,84 +32,9 @@ class MemoryAlert:
         return self.is_above and not was_above
 
 
-class _PerItem(NamedTuple):
-    """How much of a stream an item has: slices and chunks of each column, and steps."""
-
-    slices: float
-    chunks: float
-    steps: float
-
-
-class Need(NamedTuple):
-    """The estimated memory of a server with full tables.
-
-    Attributes:
-        total_bytes: of all that is known, while a checkpoint is written.
-        save_bytes: the part of it that is needed only then.
-        unknown: names of the tables whose size is unknown, and not in the total.
-    """
-
-    total_bytes: int
-    save_bytes: int
-    unknown: tuple[str, ...]
-
-
-def need(config: ServerConfig) -> Need:
-    """Return the estimated memory of a server."""
-    estimates = [estimate(table) for table in config.tables]
-    save_bytes = sum(one.save_bytes or 0 for one in estimates) if config.checkpoints.directory else 0
-    total = PROCESS_BYTES + save_bytes + sum(one.total_bytes or 0 for one in estimates)
-    return Need(total, save_bytes, tuple(one.table for one in estimates if one.total_bytes is None))
-
-
 def estimate(table: ServedTable) -> Estimate:
     """Return the estimated memory of a table when it is full."""
-    config, length = table.config, table.sequence_length
-    specs = tree.flatten(config.signature) if config.signature is not None else []
-    sizes = [_leaf_bytes(spec) for spec in specs]
-    step_bytes = sum(size for size in sizes if size is not None) if sizes and None not in sizes else None
-    length = length or next((spec.shape[0] for spec in specs if spec.shape), None)
-    if length is None:
-        return Estimate(config.name, None, step_bytes)
-    stride = min(table.stride_length, length)
-    chunk = chunk_length_for([WindowSpec(length, stride)], math.inf if step_bytes is None else step_bytes)
-    shared, alone = _shared(length, stride, chunk, table.episode_length), _alone(length, stride, chunk, config.remover)
-    usual = shared if config.remover == "fifo" else alone
-    steps = math.ceil(config.max_size * usual.steps)
-    if usual is shared and table.episode_length is None:
-        steps += length - stride
-    if step_bytes is None:
-        return Estimate(config.name, steps, None)
-
-    def size(per_item: _PerItem) -> int:
-        objects = _ITEM_BYTES + len(specs) * (_SLICE_BYTES * per_item.slices + _CHUNK_BYTES * per_item.chunks)
-        return math.ceil(config.max_size * (objects + _PAYLOAD * per_item.steps * step_bytes))
-
-    save_bytes = config.max_size * (_SAVED_ITEM_BYTES + len(specs) * _SAVED_SLICE_BYTES * usual.slices)
-    return Estimate(config.name, steps, step_bytes, size(usual), max(size(usual), size(alone)), math.ceil(save_bytes))
-
-
-def _shared(length: int, stride: int, chunk: int, episode: int | None) -> _PerItem:
-    """Return what an item has where the items of an episode share its chunks."""
-    if stride == length:
-        return _PerItem(1, 1, length)
-    windows = None if episode is None else max(1, (episode - length) // stride + 1)
-    period = chunk // math.gcd(stride, chunk)
-    num_starts = period if windows is None else min(period, windows)
-    slices = fmean((k * stride % chunk + length - 1) // chunk + 1 for k in range(num_starts))
-    if windows is None:
-        return _PerItem(slices, stride / chunk, stride)
-    chunks = math.ceil(((windows - 1) * stride + length) / chunk) / windows
-    return _PerItem(slices, chunks, chunks * chunk)
-
-
-def _alone(length: int, stride: int, chunk: int, remover: Any) -> _PerItem:
-    """Return what an item has that shares no chunk: of an episode of its own, or the last one left of an episode."""
-    if remover == "fifo":
-        chunks: float = math.ceil(length / chunk)
-    else:
-        chunks = _shared(length, stride, chunk, None).slices
-    return _PerItem(chunks, chunks, max(chunks * chunk, length))
+    return estimate_table(table.config, table.sequence_length, table.stride_length, table.episode_length)
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:
@@ -174,13 +56,6 @@ def used_bytes(processes: Iterable[int | str] = ("self",)) -> int:
             continue
         total += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
     return total
-
-
-def _leaf_bytes(spec: Any) -> int | None:
-    """Return the bytes of a leaf of one step; None if its shape is unknown or it holds objects."""
-    if spec.shape is None or None in spec.shape[1:] or spec.dtype.hasobject:
-        return None
-    return int(math.prod(spec.shape[1:]) * spec.dtype.itemsize)
 
 
 def _number(path: Path) -> int | None:
