@@ -1,6 +1,6 @@
 """A simulation of up to 16 hosts, fitted to what `shards` measures on one: `python -m benchmarks.scaling_model`.
 
-docs/explanation/scaling.md says what it assumes. It measures nothing.
+It measures nothing. docs/deploy/sizing.md has its results and what it leaves out.
 """
 
 from __future__ import annotations

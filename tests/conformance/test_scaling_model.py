@@ -1,4 +1,4 @@
-"""The model of docs/explanation/scaling.md says what a closed form says where there is one."""
+"""The model of hosts (docs/deploy/sizing.md) says what a closed form says where there is one."""
 
 from __future__ import annotations
 

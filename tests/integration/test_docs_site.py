@@ -25,7 +25,14 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 WIDTHS = (390, 1280)
 SCREENSHOTS = os.environ.get("REVERB_WRITER_SCREENSHOTS")  # a folder that gets a picture of some pages
-SHOWN = ("index.html", "windows.html", "rate-limiters.html", "reference/observers.html", "tutorials/first-agent.html")
+RATE_LIMITERS = "explanation/rate-limiters.html"
+SHOWN = (
+    "index.html",
+    "explanation/windows.html",
+    RATE_LIMITERS,
+    "reference/observers.html",
+    "tutorials/first-agent.html",
+)
 # What a reader sees of a page: how far it reaches to the right, and what reaches beyond the window.
 OVERFLOW = """() => {
     const width = document.documentElement.clientWidth;
@@ -128,7 +135,7 @@ def test_pages_have_each_method_and_the_arguments_of_constructors(site: Path) ->
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_each_theme_shows_its_own_pictures(site: Path, address: str, browser: Any, theme: str) -> None:
-    assert (site / "rate-limiters.html").exists()
+    assert (site / RATE_LIMITERS).exists()
     context = browser.new_context(color_scheme=theme)
     page = context.new_page()
     for width in WIDTHS:
@@ -137,9 +144,9 @@ def test_each_theme_shows_its_own_pictures(site: Path, address: str, browser: An
             page.goto(address + name)
             if SCREENSHOTS:
                 page.screenshot(path=Path(SCREENSHOTS) / f"{Path(name).stem}-{theme}-{width}.png")
-        page.goto(address + "rate-limiters.html")
+        page.goto(address + RATE_LIMITERS)
         shown = {img.get_attribute("src") for img in page.locator("article img").all() if img.is_visible()}
-        assert shown == {f"_static/rate-limiter-{theme}.svg#gh-{theme}-mode-only"}
+        assert shown == {f"../_static/rate-limiter-{theme}.svg#gh-{theme}-mode-only"}
     context.close()
 
 

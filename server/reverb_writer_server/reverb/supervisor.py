@@ -180,7 +180,7 @@ class ReverbProcess:
         if self.was_ended_for_want_of_memory():
             how += (
                 ": the kernel has ended it for want of memory. Lower max_size of its tables, or give it more; "
-                "docs/reference/configuration.md has the sizes"
+                "docs/deploy/sizing.md has the sizes"
             )
         return f"the Reverb process {how}. Its last log lines:\n" + "\n".join(self._last_lines)
 
