@@ -16,4 +16,5 @@ def test_actors_and_learner_run_on_a_laptop() -> None:
     line = [sys.executable, str(SCRIPT), "--actors", "2", "--updates", "100"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, "the actors end with the run"
     assert done.stdout.startswith("   100 updates:")

@@ -22,13 +22,14 @@ def returns_of(num_steps: int, folder: Path) -> list[float]:
     )
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, "the actor ends with the run"
     returns: list[float] = json.loads(done.stdout)
     return returns
 
 
 def test_example_runs_and_ends(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
-    assert 1_500 < sum(returns_of(2_000, tmp_path)) <= 2_000
+    assert 1_500 < sum(returns_of(2_000, tmp_path)) < 3_200  # the actor is ahead by the rate limiter's buffer
 
 
 @pytest.mark.slow
