@@ -2,7 +2,7 @@
 
     python examples/actor.py --server localhost:8000
 
-Start as many as you like, on any machine.
+Start as many as you like, on any machine. They end when the learner does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_LAST = 20  # episodes that the mean return is taken over
 
 
 def play(client: rw.Client, seed: int | None) -> None:
-    """Play until the process is ended."""
+    """Play until the learner ends the run, or the process is ended."""
     rng = np.random.default_rng(seed)
     network = QNetwork(rng)
     num_steps = num_episodes = 0
@@ -36,15 +36,23 @@ def play(client: rw.Client, seed: int | None) -> None:
     # Windows share one step, so that each transition is in one window, the terminal one too. `align_end` lets the last
     # window reach back, so that the end of an episode is never lost. Few windows in flight keep the actor in step with
     # the table's rate limiter.
-    replay = rw.TrajectoryObserver(
-        client, "cartpole", sequence_length=9, stride_length=8, end_of_episode="align_end", max_in_flight_items=8
-    )
-    episodes = rw.TrajectoryObserver(client, "episodes", sequence_length=1)
-    env = rw.environments.record(gymnasium.make("CartPole-v1"), replay)
-
-    with replay, episodes, rw.Variables(client, "variables") as variables:
+    with (
+        contextlib.suppress(rw.errors.FinishedError),  # the run has ended while a step waited for the rate limiter
+        rw.Variables(client, "variables") as variables,
+        rw.TrajectoryObserver(
+            client,
+            "cartpole",
+            sequence_length=9,
+            stride_length=8,
+            end_of_episode="align_end",
+            max_in_flight_items=8,
+            until=lambda: variables.finished,
+        ) as replay,
+        rw.TrajectoryObserver(client, "episodes", 1, until=lambda: variables.finished) as episodes,
+    ):
+        env = rw.environments.record(gymnasium.make("CartPole-v1"), replay)
         network.weights = variables.latest()
-        while True:
+        while not variables.finished:
             observation, _ = env.reset(seed=seed if num_steps == 0 else None)
             is_over, episode_return, episode_length = False, 0.0, 0
             while not is_over:
@@ -68,7 +76,7 @@ def play(client: rw.Client, seed: int | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Play CartPole for a learner, until Ctrl-C or SIGTERM.")
+    parser = argparse.ArgumentParser(description="Play CartPole for a learner, until it ends.")
     parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS", help="of the replay server")
     parser.add_argument("--seed", type=int, help="without it, each run is different")
     arguments = parser.parse_args()

@@ -12,21 +12,22 @@ import argparse
 import contextlib
 import copy
 import multiprocessing
-import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
 import numpy as np
-
-sys.path.insert(0, os.path.dirname(__file__))  # noqa: PTH120  # Ray's workers have another folder
-from q_network import Adam, QNetwork
+import numpy.typing as npt
 
 import reverb_writer as rw
 
+Array = npt.NDArray[Any]
+
 N_STEP, GAMMA, BATCH_SIZE, LEARNING_RATE, TARGET_RATE = 3, 0.99, 64, 1e-3, 0.01
 PUBLISH_EVERY, EVALUATE_EVERY = 20, 100
+SIZES = (4, 128, 128, 2)  # of the network: an observation, two hidden layers, the value of each action
 TABLES = [
     # Actors and learner keep in step: a window is sampled eight times on average.
     rw.TableConfig("replay", 50_000, rw.Prioritized(0.6), rate_limiter=rw.SampleToInsertRatio(8, 500, 3_000)),
@@ -35,12 +36,13 @@ TABLES = [
 
 
 def act(source: Any, number: int, num_actors: int) -> None:
-    """Play until the process is ended; the first actor explores most."""
+    """Play until the learner ends the run; the first actor explores most."""
     rng = np.random.default_rng(number)
     epsilon = 0.4 ** (1 + 7 * number / max(1, num_actors - 1))
     network = QNetwork(rng)
     newest: dict[str, Any] = {}
     with (
+        contextlib.suppress(rw.errors.FinishedError),  # the run has ended while a step waited for the rate limiter
         rw.Variables(source, "variables") as variables,
         rw.TrajectoryObserver(
             source,
@@ -50,20 +52,20 @@ def act(source: Any, number: int, num_actors: int) -> None:
             # A new window gets the learner's largest priority: it is sampled soon, and the learner corrects it.
             priority=lambda _: float(newest["priority"]),
             actor_id=f"actor-{number}",
+            until=lambda: variables.finished,
         ) as observer,
     ):
         newest.update(variables.latest())
         env = rw.environments.record(gymnasium.make("CartPole-v1"), observer)
-        for episode in range(1_000_000):
-            observation, _ = env.reset(seed=number if episode == 0 else None)
-            is_over = False
-            while not is_over:
-                newest.update(variables.poll({}))
-                network.weights = newest["weights"]
-                greedy = rng.random() >= epsilon
-                action = int(network(observation).argmax()) if greedy else int(rng.integers(2))
-                observation, _, terminated, truncated, _ = env.step(action)
-                is_over = terminated or truncated
+        observation, _ = env.reset(seed=number)
+        while not variables.finished:
+            newest.update(variables.poll({}))
+            network.weights = newest["weights"]
+            greedy = rng.random() >= epsilon
+            action = int(network(observation).argmax()) if greedy else int(rng.integers(2))
+            observation, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                observation, _ = env.reset()
 
 
 def learn(source: Any, num_updates: int, seed: int = 0) -> Generator[tuple[int, float], None, None]:
@@ -71,7 +73,12 @@ def learn(source: Any, num_updates: int, seed: int = 0) -> Generator[tuple[int, 
     online = QNetwork(np.random.default_rng(seed))
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
-    with rw.Variables(source, "variables") as variables, rw.ReplayDataset(source, "replay", BATCH_SIZE) as batches:
+    with (
+        rw.Variables(source, "variables") as variables,
+        rw.ReplayDataset(source, "replay", BATCH_SIZE) as batches,
+        contextlib.ExitStack() as end,
+    ):
+        end.callback(variables.finish)  # the actors end, also if the goal is reached before the last update
         largest = 1.0
         variables.publish({"weights": online.weights, "priority": np.array(largest)})
         transitions = batches.transitions(N_STEP, GAMMA)
@@ -108,20 +115,85 @@ def evaluate(network: QNetwork) -> float:
     return num_steps / 3
 
 
+class QNetwork:
+    """The value of every action, [..., actions], given observations [..., features].
+
+    `weights` is all it knows: matrix and bias of each layer. Assign another network's and it is that network.
+    """
+
+    def __init__(self, rng: np.random.Generator, sizes: Sequence[int] = SIZES) -> None:
+        """Draw weights with which the signal keeps its variance from layer to layer (He et al., 2015)."""
+        self.weights: list[Array] = []
+        for rows, columns in pairwise(sizes):
+            matrix = rng.normal(0.0, np.sqrt(2.0 / rows), (rows, columns))
+            self.weights += [matrix.astype(np.float32), np.zeros(columns, np.float32)]
+
+    def __call__(self, observations: Array) -> Array:
+        """Return the values."""
+        return self._layers(observations)[-1]
+
+    def gradient(self, observations: Array, actions: Array, targets: Array) -> list[Array]:
+        """Return the gradient of the mean Huber loss, in the order of `weights`.
+
+        Args:
+            observations: [N, features].
+            actions: [N], those that were taken.
+            targets: [N], what they turned out to be worth.
+        """
+        *inputs, values = self._layers(observations)
+        taken = np.arange(len(actions)), actions
+        errors = np.zeros_like(values)
+        errors[taken] = np.clip(values[taken] - targets, -1.0, 1.0) / len(actions)
+        gradients = []
+        for layer, matrix in zip(reversed(inputs), self.weights[-2::-2], strict=True):
+            gradients += [errors.sum(axis=0), layer.T @ errors]
+            errors = (errors @ matrix.T) * (layer > 0)
+        return gradients[::-1]
+
+    def _layers(self, observations: Array) -> list[Array]:
+        """Return the observations, the hidden layers and the values."""
+        *hidden, last = zip(self.weights[::2], self.weights[1::2], strict=True)
+        layers = [observations]
+        for matrix, bias in hidden:
+            layers.append(np.maximum(layers[-1] @ matrix + bias, 0.0))
+        matrix, bias = last
+        return [*layers, layers[-1] @ matrix + bias]
+
+
+class Adam:
+    """Gradient descent that finds a step size for each weight (Kingma and Ba, 2015)."""
+
+    def __init__(self, weights: Sequence[Array], learning_rate: float) -> None:
+        """Begin without memory of gradients."""
+        self._learning_rate = learning_rate
+        self._num_steps = 0
+        self._means = [np.zeros_like(weight) for weight in weights]
+        self._squares = [np.zeros_like(weight) for weight in weights]
+
+    def descend(self, weights: Sequence[Array], gradients: Sequence[Array]) -> None:
+        """Move the weights one step, in place."""
+        self._num_steps += 1
+        bias = np.sqrt(1.0 - 0.999**self._num_steps) / (1.0 - 0.9**self._num_steps)
+        for weight, gradient, mean, square in zip(weights, gradients, self._means, self._squares, strict=True):
+            mean[:] += 0.1 * (gradient - mean)
+            square[:] += 0.001 * (gradient**2 - square)
+            weight[:] -= self._learning_rate * bias * mean / (np.sqrt(square) + 1e-7)
+
+
 @contextlib.contextmanager
 def on_laptop(num_actors: int) -> Generator[str, None, None]:
     """Have a server in this process, and actors in processes of their own, within the block."""
     with rw.LocalServer(TABLES) as server:
         source = server.address
         context = multiprocessing.get_context("spawn")
-        actors = [context.Process(target=act, args=(source, number, num_actors)) for number in range(num_actors)]
+        actors = [
+            context.Process(target=act, args=(source, number, num_actors), daemon=True) for number in range(num_actors)
+        ]
         for actor in actors:
             actor.start()
-        try:
-            yield source
-        finally:
-            for actor in actors:
-                actor.kill()
+        yield source
+        for actor in actors:
+            actor.join()
 
 
 @contextlib.contextmanager
@@ -154,8 +226,8 @@ def main() -> None:
     given = parser.parse_args()
     options = {"python": given.python, "checkpoints": given.checkpoints}
     where = on_ray(given.actors, given.ray, given.shards, **options) if given.ray else on_laptop(given.actors)
-    with where as source:
-        for update, length in learn(source, given.updates):
+    with where as source, contextlib.closing(learn(source, given.updates)) as lengths:
+        for update, length in lengths:
             print(f"{update:6} updates: {length:6.0f}", flush=True)
             if length >= given.goal:
                 break

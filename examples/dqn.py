@@ -6,7 +6,9 @@ python examples/dqn.py --server HOST:PORT    # table `replay`, sampler "prioriti
 
 from __future__ import annotations
 
+import argparse
 import collections
+import contextlib
 import copy
 import random
 from collections.abc import Generator
@@ -15,7 +17,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -86,5 +87,23 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         env.close()
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Learn CartPole-v1 by DQN.")
+    parser.add_argument(
+        "--server", metavar="ADDRESS", help="of a server with the table; without it, one in this process"
+    )
+    parser.add_argument("--steps", type=int, default=40_000)
+    parser.add_argument("--goal", type=float, default=200.0, help="mean length of episodes at which to stop")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        source = given.server or stack.enter_context(rw.LocalServer([TABLE])).address
+        for step, mean in learn(source, given.steps, given.seed):
+            print(f"{step:6} steps: {mean:6.0f}", end="\r", flush=True)
+            if mean >= given.goal:
+                break
+    print()
+
+
 if __name__ == "__main__":
-    run(learn, TABLE, "CartPole-v1 by DQN", num_steps=40_000, goal=200.0)
+    main()

@@ -5,76 +5,74 @@
     actor --steps--> table `replay` --batches--> learner --weights--> table `variables` --> actor
 
 Each transition is sampled eight times on average. If the learner is late, the actor waits; if the actor is late, the
-learner waits. So the actor plays with weights that are only a few hundred steps old. In plain NumPy.
+learner waits. So the actor plays with weights that are only a few hundred steps old. After its last update the learner
+says that the run has ended, and the actor ends, too. In plain NumPy.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import multiprocessing
 from collections.abc import Sequence
+from itertools import islice, pairwise
 from typing import Any
 
 import gymnasium
 import numpy as np
-from q_network import Adam, QNetwork
+import numpy.typing as npt
 
 import reverb_writer as rw
 
+Array = npt.NDArray[Any]
+
 N_STEP, GAMMA, BATCH_SIZE, LEARNING_RATE, TARGET_RATE = 3, 0.99, 64, 1e-3, 0.01
+SAMPLES_PER_STEP = 8
 PUBLISH_EVERY = 10  # updates
 EXPLORING_STEPS, EXPLORATION = 5_000, 0.05  # steps until the share of random actions has fallen to its last value
-TIMEOUT_S = 60.0  # for the start of the other process, and for the end of both
-SLOWEST_STEP_S = 0.05  # whatever the machine is busy with
-LOOK_S = 1.0  # how often a learner without batches looks whether the run is over
-TABLES = [
-    rw.TableConfig("replay", 50_000, rate_limiter=rw.SampleToInsertRatio(8, min_size=500, error_buffer=800)),
-    rw.TableConfig.variables("variables"),
-]
+NUM_MEANS = 8  # that are printed of a run
+SIZES = (4, 128, 128, 2)  # of the network: an observation, two hidden layers, the value of each action
+RATIO = rw.SampleToInsertRatio(SAMPLES_PER_STEP, min_size=500, error_buffer=800)
+TABLES = [rw.TableConfig("replay", 50_000, rate_limiter=RATIO), rw.TableConfig.variables("variables")]
 
 
-def act(address: str, num_steps: int, seed: int, results: Any) -> None:
-    """Play so many steps with the learner's weights, and put the return of each episode into `results`."""
+def act(address: str, seed: int, results: Any) -> None:
+    """Play with the learner's weights until the run ends, and put the return of each episode into `results`."""
     rng = np.random.default_rng(seed)
     network = QNetwork(rng)
-    returns = [0.0]
+    returns, num_steps = [0.0], 0
     with (
-        rw.Variables(address, "variables", timeout_s=TIMEOUT_S) as variables,
-        rw.TrajectoryObserver(address, "replay", N_STEP + 1, end_of_episode="tile") as observer,
+        contextlib.suppress(rw.errors.FinishedError),  # the run has ended while a step waited for the rate limiter
+        rw.Variables(address, "variables") as variables,
+        rw.TrajectoryObserver(
+            address, "replay", N_STEP + 1, end_of_episode="tile", until=lambda: variables.finished
+        ) as observer,
     ):
         env = rw.environments.record(gymnasium.make("CartPole-v1"), observer)
         network.weights = variables.latest()
         observation, _ = env.reset(seed=seed)
-        for step in range(num_steps):
+        while not variables.finished:
             network.weights = variables.poll(network.weights)
-            is_random = rng.random() < max(EXPLORATION, 1 - step / EXPLORING_STEPS)
+            is_random = rng.random() < max(EXPLORATION, 1 - num_steps / EXPLORING_STEPS)
             action = int(rng.integers(2)) if is_random else int(network(observation).argmax())
             observation, reward, terminated, truncated, _ = env.step(action)
             returns[-1] += float(reward)
+            num_steps += 1
             if terminated or truncated:
                 returns.append(0.0)
                 observation, _ = env.reset()
     results.put(returns[:-1])
 
 
-def learn(address: str, seed: int, is_over: Any) -> None:
-    """Learn, and publish the weights, until the actor has played all its steps."""
+def learn(address: str, num_updates: int, seed: int) -> None:
+    """Learn, and publish the weights; then end the run."""
     online = QNetwork(np.random.default_rng(seed))
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
-    with (
-        rw.Variables(address, "variables", timeout_s=TIMEOUT_S) as variables,
-        rw.ReplayDataset(address, "replay", BATCH_SIZE, timeout_s=LOOK_S) as dataset,
-    ):
+    with rw.Variables(address, "variables") as variables, rw.ReplayDataset(address, "replay", BATCH_SIZE) as dataset:
         variables.publish(online.weights)
-        transitions = dataset.transitions(N_STEP, GAMMA)
-        update = 0
-        while not is_over.is_set():
-            try:
-                found = next(transitions)
-            except rw.errors.ReplayTimeoutError:  # no new steps: the actor starts, is late, or has played all of them
-                continue
+        for update, found in enumerate(islice(dataset.transitions(N_STEP, GAMMA), num_updates), start=1):
             real = found.mask  # a window's first transition counts, unless its episode ended before
             following = found.next_observation[real]
             best = online(following).argmax(axis=-1)  # double Q-learning: one chooses, one judges
@@ -84,34 +82,93 @@ def learn(address: str, seed: int, is_over: Any) -> None:
             optimizer.descend(online.weights, gradient)
             for slow, fast in zip(target.weights, online.weights, strict=True):
                 slow[:] += TARGET_RATE * (fast - slow)
-            update += 1
             if update % PUBLISH_EVERY == 0:
                 variables.publish(online.weights)
+        variables.finish()
 
 
 def run(num_steps: int, seed: int = 0) -> list[float]:
-    """Play and learn in processes of their own; return the return of each episode."""
+    """Learn while an actor plays about so many steps in a process of its own; return the return of each episode."""
     context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
-    results, is_over = context.Queue(), context.Event()
+    results = context.Queue()
     with rw.LocalServer(TABLES) as server:
-        actor = context.Process(target=act, args=(server.address, num_steps, seed, results), daemon=True)
-        learner = context.Process(target=learn, args=(server.address, seed, is_over), daemon=True)
+        actor = context.Process(target=act, args=(server.address, seed, results), daemon=True)
         actor.start()
-        learner.start()
-        try:
-            returns: list[float] = results.get(timeout=TIMEOUT_S + num_steps * SLOWEST_STEP_S)
-        finally:
-            is_over.set()
-            for process in (actor, learner):
-                process.join(TIMEOUT_S)
-                process.kill()  # does nothing to a process that has ended
-        return returns
+        learn(server.address, num_steps * SAMPLES_PER_STEP // BATCH_SIZE, seed)
+        returns: list[float] = results.get(timeout=60)  # it may fail on its way out
+        actor.join()
+    return returns
 
 
-def means(returns: Sequence[float], num_parts: int = 8) -> list[float]:
+def means(returns: Sequence[float]) -> list[float]:
     """Return the mean return in each part of the run, all with as many steps."""
-    parts = np.minimum(np.cumsum(returns) * num_parts // (sum(returns) + 1), num_parts - 1).astype(int)
+    parts = np.minimum(np.cumsum(returns) * NUM_MEANS // (sum(returns) + 1), NUM_MEANS - 1).astype(int)
     return [float(np.mean(np.asarray(returns)[parts == part])) for part in np.unique(parts)]
+
+
+class QNetwork:
+    """The value of every action, [..., actions], given observations [..., features].
+
+    `weights` is all it knows: matrix and bias of each layer. Assign another network's and it is that network.
+    """
+
+    def __init__(self, rng: np.random.Generator, sizes: Sequence[int] = SIZES) -> None:
+        """Draw weights with which the signal keeps its variance from layer to layer (He et al., 2015)."""
+        self.weights: list[Array] = []
+        for rows, columns in pairwise(sizes):
+            matrix = rng.normal(0.0, np.sqrt(2.0 / rows), (rows, columns))
+            self.weights += [matrix.astype(np.float32), np.zeros(columns, np.float32)]
+
+    def __call__(self, observations: Array) -> Array:
+        """Return the values."""
+        return self._layers(observations)[-1]
+
+    def gradient(self, observations: Array, actions: Array, targets: Array) -> list[Array]:
+        """Return the gradient of the mean Huber loss, in the order of `weights`.
+
+        Args:
+            observations: [N, features].
+            actions: [N], those that were taken.
+            targets: [N], what they turned out to be worth.
+        """
+        *inputs, values = self._layers(observations)
+        taken = np.arange(len(actions)), actions
+        errors = np.zeros_like(values)
+        errors[taken] = np.clip(values[taken] - targets, -1.0, 1.0) / len(actions)
+        gradients = []
+        for layer, matrix in zip(reversed(inputs), self.weights[-2::-2], strict=True):
+            gradients += [errors.sum(axis=0), layer.T @ errors]
+            errors = (errors @ matrix.T) * (layer > 0)
+        return gradients[::-1]
+
+    def _layers(self, observations: Array) -> list[Array]:
+        """Return the observations, the hidden layers and the values."""
+        *hidden, last = zip(self.weights[::2], self.weights[1::2], strict=True)
+        layers = [observations]
+        for matrix, bias in hidden:
+            layers.append(np.maximum(layers[-1] @ matrix + bias, 0.0))
+        matrix, bias = last
+        return [*layers, layers[-1] @ matrix + bias]
+
+
+class Adam:
+    """Gradient descent that finds a step size for each weight (Kingma and Ba, 2015)."""
+
+    def __init__(self, weights: Sequence[Array], learning_rate: float) -> None:
+        """Begin without memory of gradients."""
+        self._learning_rate = learning_rate
+        self._num_steps = 0
+        self._means = [np.zeros_like(weight) for weight in weights]
+        self._squares = [np.zeros_like(weight) for weight in weights]
+
+    def descend(self, weights: Sequence[Array], gradients: Sequence[Array]) -> None:
+        """Move the weights one step, in place."""
+        self._num_steps += 1
+        bias = np.sqrt(1.0 - 0.999**self._num_steps) / (1.0 - 0.9**self._num_steps)
+        for weight, gradient, mean, square in zip(weights, gradients, self._means, self._squares, strict=True):
+            mean[:] += 0.1 * (gradient - mean)
+            square[:] += 0.001 * (gradient**2 - square)
+            weight[:] -= self._learning_rate * bias * mean / (np.sqrt(square) + 1e-7)
 
 
 def main() -> None:
@@ -119,8 +176,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    parts = means(run(given.steps, given.seed))
-    print("mean return of each eighth of the run:", *(f"{part:.0f}" for part in parts))
+    print("mean return of each eighth of the run:", *(f"{part:.0f}" for part in means(run(given.steps, given.seed))))
 
 
 if __name__ == "__main__":

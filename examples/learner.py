@@ -2,7 +2,7 @@
 
     python examples/learner.py --server localhost:8000
 
-Start one, before or after the actors: either side waits for the other.
+Start one: each side waits for the other, and the actors end when the learner does.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ LINE_S = 10.0  # how often a line says how it goes
 
 
 def learn(client: rw.Client, seed: int | None) -> None:
-    """Learn until the process is ended."""
+    """Learn until the process is ended; then end the run."""
     online = QNetwork(np.random.default_rng(seed))
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
-    with rw.Variables(client, "variables") as variables, rw.ReplayDataset(client, "cartpole", BATCH_SIZE) as batches:
+    with (
+        rw.Variables(client, "variables") as variables,
+        rw.ReplayDataset(client, "cartpole", BATCH_SIZE) as batches,
+        contextlib.ExitStack() as end,
+    ):
         variables.publish(online.weights)
+        end.callback(variables.finish)
         next_line_at = time.monotonic()
         for update, batch in enumerate(batches, start=1):
             observations, transitions = batch.data["observation"], rw.to_transitions(batch)

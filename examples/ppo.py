@@ -160,7 +160,7 @@ def run(address: str, num_actors: int, seed: int, seconds: float, goal: float) -
 def main() -> int:
     parser = argparse.ArgumentParser(description="Learn CartPole-v1 by PPO, with many actor processes.")
     parser.add_argument(
-        "--server", metavar="ADDRESS", help="of a server that has the tables; without it, one is started"
+        "--server", metavar="ADDRESS", help="of a server with the tables; without it, one in this process"
     )
     parser.add_argument("--actors", type=int, default=2, choices=[1, 2, 4, 8, 16])
     parser.add_argument("--seed", type=int, default=0)
@@ -170,11 +170,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        address = arguments.server
-        if address is None:
-            from reverb_writer_server import ReplayServer
-
-            address = stack.enter_context(ReplayServer(TABLES)).address
+        address = arguments.server or stack.enter_context(rw.LocalServer(TABLES)).address
         learnt = run(address, arguments.actors, arguments.seed, arguments.seconds, arguments.goal)
     print("learnt" if learnt else "not learnt in time")
     return 0 if learnt else 1

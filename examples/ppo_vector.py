@@ -9,14 +9,16 @@ makes transitions of them, so it need not know how the environments reset.
 
 from __future__ import annotations
 
+import argparse
 import collections
+import contextlib
+import sys
 from collections.abc import Generator
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -107,5 +109,32 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         envs.close()
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Learn CartPole-v1 by PPO, with vector environments.")
+    parser.add_argument(
+        "--server", metavar="ADDRESS", help="of a server with the table; without it, one in this process"
+    )
+    parser.add_argument("--ray", metavar="NAME", help="of a cluster on Ray, which is started if it is not there")
+    parser.add_argument("--shards", type=int, default=1, help="of that cluster")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of its servers, on every node")
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--goal", type=float, default=300.0, help="mean length of episodes at which to stop")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        if given.ray:
+            from reverb_writer.ray import ReplayCluster
+
+            cluster = ReplayCluster.start(given.ray, [TABLE], given.shards, python=given.python)
+            source: Any = stack.enter_context(cluster).target()
+        else:
+            source = given.server or stack.enter_context(rw.LocalServer([TABLE])).address
+        for step, mean in learn(source, given.steps, given.seed):
+            print(f"{step:6} steps: {mean:6.0f}", end="\r", flush=True)
+            if mean >= given.goal:
+                break
+    print()
+
+
 if __name__ == "__main__":
-    run(learn, TABLE, "CartPole-v1 by PPO, with vector environments", num_steps=200_000, goal=300.0)
+    main()

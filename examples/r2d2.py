@@ -10,7 +10,9 @@ had before each step. The learner starts from the state at the window's start, r
 
 from __future__ import annotations
 
+import argparse
 import collections
+import contextlib
 import copy
 import random
 from collections.abc import Generator
@@ -19,7 +21,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -131,5 +132,23 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         env.close()
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Learn CartPole-v1 without velocities by recurrent Q-learning.")
+    parser.add_argument(
+        "--server", metavar="ADDRESS", help="of a server with the table; without it, one in this process"
+    )
+    parser.add_argument("--steps", type=int, default=60_000)
+    parser.add_argument("--goal", type=float, default=150.0, help="mean length of episodes at which to stop")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        source = given.server or stack.enter_context(rw.LocalServer([TABLE])).address
+        for step, mean in learn(source, given.steps, given.seed):
+            print(f"{step:6} steps: {mean:6.0f}", end="\r", flush=True)
+            if mean >= given.goal:
+                break
+    print()
+
+
 if __name__ == "__main__":
-    run(learn, TABLE, "CartPole-v1 without velocities by recurrent Q-learning", num_steps=60_000, goal=150.0)
+    main()

@@ -6,7 +6,9 @@ python examples/sac.py --server HOST:PORT    # table `replay`
 
 from __future__ import annotations
 
+import argparse
 import collections
+import contextlib
 import copy
 from collections.abc import Generator
 from typing import Any
@@ -14,7 +16,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -114,5 +115,23 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         env.close()
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Learn Pendulum-v1 by SAC.")
+    parser.add_argument(
+        "--server", metavar="ADDRESS", help="of a server with the table; without it, one in this process"
+    )
+    parser.add_argument("--steps", type=int, default=15_000)
+    parser.add_argument("--goal", type=float, default=-200.0, help="mean return of episodes at which to stop")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        source = given.server or stack.enter_context(rw.LocalServer([TABLE])).address
+        for step, mean in learn(source, given.steps, given.seed):
+            print(f"{step:6} steps: {mean:6.0f}", end="\r", flush=True)
+            if mean >= given.goal:
+                break
+    print()
+
+
 if __name__ == "__main__":
-    run(learn, TABLE, "Pendulum-v1 by SAC", num_steps=15_000, goal=-200.0, measure="return")
+    main()

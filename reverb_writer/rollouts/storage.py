@@ -3,7 +3,7 @@
     add_transitions ──> columns [T, B, ...] ──> compute_returns ──> minibatches ──> clear
     or fill_from
 
-Drawn in docs/how-to/rollouts.md. Source: instinct_rl's `RolloutStorage`; docs/compatibility.md lists the differences.
+Drawn in docs/how-to/on-policy.md. Source: instinct_rl's `RolloutStorage`; docs/compatibility.md lists the differences.
 """
 
 from __future__ import annotations

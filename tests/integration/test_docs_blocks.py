@@ -55,8 +55,10 @@ def test_a_page_is_run_as_far_as_its_packages_are_here() -> None:
 def test_every_program_of_a_page_runs(path: Path, tmp_path: Path) -> None:
     page, missing = runnable(path.read_text("utf-8"))
     if re.search(r"^```python$", page, re.MULTILINE):
+        file = tmp_path / "page.py"  # a file, because processes that a page spawns import it
+        file.write_text(program(page).replace(PORT, str(free_port())), "utf-8")
         done = subprocess.run(
-            [sys.executable, "-c", program(page).replace(PORT, str(free_port()))],
+            [sys.executable, str(file)],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = Path(__file__).parents[2] / "examples/dqn_split.py"
 MAIN = "if __name__ == '__main__':\n    "
 
 
 def returns_of(num_steps: int, folder: Path) -> list[float]:
     """Run the example, from a file because processes that are spawned import it, and return its episodes' returns."""
+    shutil.copy(SCRIPT, folder)  # it runs without the other examples
     program = folder / "run.py"
-    program.write_text(
-        f"import json, sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport dqn_split\n"
-        f"{MAIN}print(json.dumps(dqn_split.run({num_steps}, seed=0)))\n"
-    )
+    program.write_text(f"import json, dqn_split\n{MAIN}print(json.dumps(dqn_split.run({num_steps}, seed=0)))\n")
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, "the actor ends with the run"
     returns: list[float] = json.loads(done.stdout)
     return returns
 
 
 def test_example_runs_and_ends(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
-    assert 1_500 < sum(returns_of(2_000, tmp_path)) <= 2_000
+    assert 1_500 < sum(returns_of(2_000, tmp_path)) < 3_200  # the actor is ahead by the rate limiter's buffer
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import shutil
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -40,6 +42,20 @@ def test_example_learns(name: str, num_steps: int, goal: float) -> None:
     with rw.LocalServer([example.TABLE]) as server:
         reached = [mean for _, mean in _until(example.learn(server.address, num_steps), goal)]
     assert reached[-1] >= goal, f"best of {num_steps} steps: {max(reached):.0f}"
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "ppo_vector", "sac"])
+def test_example_runs_when_it_is_copied_alone(name: str, tmp_path: Path) -> None:
+    line = [sys.executable, shutil.copy(f"{EXAMPLES}/{name}.py", tmp_path), "--steps", "50"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_actor_processes_end_with_their_learner(tmp_path: Path) -> None:
+    line = [sys.executable, shutil.copy(f"{EXAMPLES}/ppo.py", tmp_path), "--goal", "1"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def _until(progress: Any, goal: float) -> Any:

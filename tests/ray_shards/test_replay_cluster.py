@@ -427,7 +427,6 @@ def test_example_on_ray_writes_to_all_shards_and_learns_from_them(
     monkeypatch.syspath_prepend(EXAMPLES)
     example: Any = importlib.import_module("apex_dqn")
     ray.cloudpickle.register_pickle_by_value(example)  # Ray's workers here have no path to it
-    ray.cloudpickle.register_pickle_by_value(importlib.import_module("q_network"))
     options = {"python": SERVER_PYTHON, "memory_bytes": 10**8}
     with example.on_ray(4, "apex", 2, **options) as source:
         assert [update for update, _ in example.learn(source, 100)] == [100]

@@ -16,7 +16,7 @@ PAGES = sorted(
     for folder in ("explanation", "how-to")
     for page in (DOCS / folder).glob("*.md")
     if "```pycon" in page.read_text("utf-8")
-    and page.stem not in {"episodes", "slices", "rollouts", "windows"}  # tests of their own
+    and page.stem not in {"episodes", "slices", "on-policy", "windows"}  # tests of their own
 )
 
 

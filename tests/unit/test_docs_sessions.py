@@ -1,4 +1,4 @@
-"""Every drawing and example of docs/how-to/slices.md and docs/how-to/rollouts.md is made again and compared."""
+"""Every drawing and example of docs/how-to/slices.md and docs/how-to/on-policy.md is made again and compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from reverb_writer.slices import By, Short
 
 DOCS = Path(__file__).parents[2] / "docs"
-CONTIGUOUS, ROLLOUTS = DOCS / "how-to/slices.md", DOCS / "how-to/rollouts.md"
+CONTIGUOUS, ROLLOUTS = DOCS / "how-to/slices.md", DOCS / "how-to/on-policy.md"
 
 
 def sessions(path: Path) -> list[str]:
@@ -21,8 +21,6 @@ def sessions(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", [CONTIGUOUS, ROLLOUTS], ids=lambda path: path.stem)
 def test_every_session_is_what_the_code_prints(path: Path) -> None:
-    if path == ROLLOUTS:
-        pytest.importorskip("gymnasium")
     page = doctest.DocTestParser().get_doctest("\n".join(sessions(path)), {}, path.name, str(path), 0)
     report: list[str] = []
     results = doctest.DocTestRunner(verbose=False).run(page, out=report.append)
