@@ -12,7 +12,8 @@ keyword: `timeout_s`, `end_of_episode`, `windows`, ...
     ReverbTrajectorySequenceObserver   SequenceObserver
     ReverbAddEpisodeObserver           EpisodeObserver
 
-The same calls give the same items, but for four faults of TF-Agents: docs/compatibility.md has an example of each.
+The same calls give the same items, except for four faults of TF-Agents; docs/how-to/from-tf-agents.md has an example
+of each.
 
 Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`.
 """

@@ -13,7 +13,7 @@
 
 The learner multiplies the value of `next_observation` by gamma times `discount`: the last gamma is not in `discount`.
 
-Source: Acme, `NStepTransitionAdder`; docs/compatibility.md lists the differences.
+Source: Acme, `NStepTransitionAdder`; docs/how-to/from-acme.md lists the differences.
 """
 
 from __future__ import annotations

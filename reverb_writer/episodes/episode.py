@@ -41,7 +41,7 @@ class Episode(EpisodeData):
     The getters of an ongoing episode return lists; after `finalize()`, arrays. Arguments are copied, except infos,
     which are any objects; results are owned by the caller. A call that raises has changed nothing. Not thread-safe.
 
-    Source: RLlib 2.35 `SingleAgentEpisode`; docs/compatibility.md lists the differences.
+    Source: RLlib 2.35 `SingleAgentEpisode`; docs/how-to/from-rllib.md lists the differences.
 
     Attributes:
         id_: of the episode; its chunks share it.

@@ -10,7 +10,7 @@ position after the data. All positions outside the data hold the fill value:
 An index >= 0 counts from ts 0. A negative index counts from the end, as in Python, look-back included; or, with
 `neg_index_as_lookback`, from ts 0 to the left.
 
-Source: RLlib 2.35 `InfiniteLookbackBuffer.get`, without its faults; see docs/compatibility.md.
+Source: RLlib 2.35 `InfiniteLookbackBuffer.get`, without its faults; see docs/how-to/from-rllib.md.
 """
 
 from __future__ import annotations

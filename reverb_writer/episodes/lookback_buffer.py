@@ -39,7 +39,7 @@ class InfiniteLookbackBuffer:
     getters return lists of rows; after it, arrays [T, ...] or nests of them. Results are owned by the caller. Not
     thread-safe.
 
-    Source: RLlib 2.35 `InfiniteLookbackBuffer`; docs/compatibility.md lists the differences.
+    Source: RLlib 2.35 `InfiniteLookbackBuffer`; docs/how-to/from-rllib.md lists the differences.
 
     Attributes:
         lookback: number of rows that are look-back, >= 0.

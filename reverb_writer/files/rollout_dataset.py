@@ -95,7 +95,7 @@ class RolloutDataset(RolloutFileBase):
         for batch in dataset:
             ...  # batch.observation [64, ...], batch.done, batch.truncated, batch.next_observation, ...
 
-    Source: instinct_rl's `RolloutDataset` by its description; docs/compatibility.md lists the differences.
+    Source: instinct_rl's `RolloutDataset` by its description; docs/how-to/from-instinct-rl.md lists the differences.
 
     Attributes:
         num_dataset_looped: the number of loops that have ended.

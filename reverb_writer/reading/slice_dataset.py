@@ -5,7 +5,7 @@
 The server draws items, by the table's sampler; of each item slices are drawn here. Many actors can write to a table at
 once: every item is of one actor, so no slice crosses from one episode, or actor, to another.
 
-Source: TorchRL, `SliceSampler` and its relatives; docs/compatibility.md lists the differences.
+Source: TorchRL, `SliceSampler` and its relatives; docs/how-to/from-torchrl.md lists the differences.
 """
 
 from __future__ import annotations

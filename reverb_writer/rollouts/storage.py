@@ -3,7 +3,8 @@
     add_transitions ──> columns [T, B, ...] ──> compute_returns ──> minibatches ──> clear
     or fill_from
 
-Drawn in docs/how-to/on-policy.md. Source: instinct_rl's `RolloutStorage`; docs/compatibility.md lists the differences.
+Drawn in docs/how-to/on-policy.md. Source: instinct_rl's `RolloutStorage`; docs/how-to/from-instinct-rl.md lists the
+differences.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Call an observer from one thread at a time; its sender's thread sends the items. A call that raises has changed
 nothing: the next good step continues the episode.
 
-Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`; docs/compatibility.md lists the differences.
+Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`; docs/how-to/from-tf-agents.md lists the differences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each worked example of docs/compatibility.md is given to TF-Agents and to ours."""
+"""Each worked example of docs/how-to/from-tf-agents.md is given to TF-Agents and to ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reverb_writer import tf_agents as ours
 
 from .trajectories import CALLS, step, take
 
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "from-tf-agents.md"
 EXAMPLE = re.compile(
     r"^\| (?:[a-d] )?\| `(Trajectory|Episode)\((.*)\)` \| `(.*)` \| (?:`(.*)` )?\| (?:`(.*)` )?\|$", re.MULTILINE
 )

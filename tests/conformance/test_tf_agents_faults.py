@@ -1,7 +1,7 @@
 """Where ours differs from TF-Agents 0.19 on purpose: both behaviours, side by side.
 
-The letters are those of `docs/compatibility.md`. Each test shows the fault in TF-Agents first, so that it fails should
-there be nothing to differ from any more.
+The letters are those of `docs/how-to/from-tf-agents.md`. Each test shows the fault in TF-Agents first, so that it
+fails should there be nothing to differ from any more.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def agree(ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
 
 
 def listed_fault(buffer: Any, indices: slice, neg: bool, fill: Any) -> bool:
-    """Return whether RLlib's answer is one of the faults in docs/compatibility.md: both ends, steps, reversal."""
+    """Return whether RLlib's answer is one of the faults in docs/how-to/from-rllib.md: both ends, steps, reversal."""
     if indices.step is not None:
         return True
     total, lookback = buffer.len_incl_lookback(), buffer.lookback
