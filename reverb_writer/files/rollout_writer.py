@@ -18,7 +18,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.manifest import End, Manifest
-from reverb_writer.files.row_layout import Encoding, RowLayout
+from reverb_writer.files.row_layout import RowLayout
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
 from reverb_writer.nests import common_length
 from reverb_writer.protocol.signatures import ArraySpec
@@ -58,7 +58,6 @@ class RolloutWriter:
         *,
         num_envs: int | None = None,
         spec: Any = None,
-        encodings: Mapping[str, str | Encoding] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the directory if it does not exist, and remove what killed writers have left unfinished there.
@@ -68,9 +67,6 @@ class RolloutWriter:
             num_envs: N if steps have leaves [N, ...], one row per environment, as for `TrajectoryObserver`.
             spec: nest of array specs or arrays that steps must look like, without N; None to learn them from the first
                 step.
-            encodings: by leaf name, such as `{"observation/depth": "normalized_image"}`: "raw", "deflate", lossless, or
-                "normalized_image", floats in [0, 1] as uint8, within 1/255. The default for images of uint8
-                is "deflate".
             metadata: JSON to store with each trajectory, such as the environment's name.
 
         Raises:
@@ -78,7 +74,6 @@ class RolloutWriter:
             OSError: the directory cannot be made.
         """
         self.num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
-        self._encodings = dict(encodings or {})
         try:
             self._metadata = json.loads(json.dumps(dict(metadata or {})))
         except (TypeError, ValueError) as error:
@@ -271,7 +266,7 @@ class RolloutWriter:
         """Return what all steps have in common with `example`: the first step, or a spec without N."""
         structure = StepStructure(example, batch_size=self.num_envs, is_spec=is_spec)
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
-        return _Steps(structure, RowLayout.of(structure.pack(specs), self._encodings))
+        return _Steps(structure, RowLayout.of(structure.pack(specs)))
 
     def _start(self, steps: _Steps) -> None:
         """Set what all steps have in common, and make room for the first ones."""
