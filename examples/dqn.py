@@ -1,21 +1,22 @@
 """DQN on CartPole in PyTorch: double Q-learning, n-step returns, prioritised replay.
 
-python examples/dqn.py                       # on a server in this process
-python examples/dqn.py --server HOST:PORT    # table `replay`, sampler "prioritized"
+python examples/dqn.py              # on a server in this process
+python examples/dqn.py HOST:PORT    # table `replay`, sampler "prioritized"
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import random
+import sys
 from collections.abc import Generator
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -87,4 +88,9 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
 
 
 if __name__ == "__main__":
-    run(learn, TABLE, "CartPole-v1 by DQN", num_steps=40_000, goal=200.0)
+    with contextlib.ExitStack() as stack:
+        address = sys.argv[1] if sys.argv[1:] else stack.enter_context(rw.LocalServer([TABLE])).address
+        for step, mean in learn(address, num_steps=40_000):
+            print(f"{step:6} steps: mean length of episodes {mean:6.0f}", flush=True)
+            if mean >= 200:
+                break

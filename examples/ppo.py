@@ -170,11 +170,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        address = arguments.server
-        if address is None:
-            from reverb_writer_server import ReplayServer
-
-            address = stack.enter_context(ReplayServer(TABLES)).address
+        address = arguments.server or stack.enter_context(rw.LocalServer(TABLES)).address
         learnt = run(address, arguments.actors, arguments.seed, arguments.seconds, arguments.goal)
     print("learnt" if learnt else "not learnt in time")
     return 0 if learnt else 1

@@ -9,14 +9,16 @@ makes transitions of them, so it need not know how the environments reset.
 
 from __future__ import annotations
 
+import argparse
 import collections
+import contextlib
+import sys
 from collections.abc import Generator
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -107,5 +109,24 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         envs.close()
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Learn CartPole-v1 by PPO, with vector environments.")
+    parser.add_argument("--server", metavar="ADDRESS", help="of a server with the table; without it, one is started")
+    parser.add_argument("--ray", metavar="NAME", help="of a cluster on Ray, which is started if it is not there")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of its server")
+    parser.add_argument("--steps", type=int, default=200_000)
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        source: Any = given.server
+        if given.ray:
+            from reverb_writer.ray import ReplayCluster
+
+            source = stack.enter_context(ReplayCluster.start(given.ray, [TABLE], 1, python=given.python)).target()
+        for step, mean in learn(source or stack.enter_context(rw.LocalServer([TABLE])).address, given.steps):
+            print(f"{step:6} steps: mean length of episodes {mean:6.0f}", flush=True)
+            if mean >= 300:
+                break
+
+
 if __name__ == "__main__":
-    run(learn, TABLE, "CartPole-v1 by PPO, with vector environments", num_steps=200_000, goal=300.0)
+    main()

@@ -1,7 +1,7 @@
 """Recurrent Q-learning as in R2D2, in PyTorch: CartPole without velocities, stored states and burn-in.
 
-    python examples/r2d2.py                       # on a server in this process
-    python examples/r2d2.py --server HOST:PORT    # table `replay`, sampler "prioritized"
+    python examples/r2d2.py              # on a server in this process
+    python examples/r2d2.py HOST:PORT    # table `replay`, sampler "prioritized"
 
 The agent sees position and angle only, so it must remember. Each window of the replay holds the state that its network
 had before each step. The learner starts from the state at the window's start, runs the newest network over the first
@@ -11,15 +11,16 @@ had before each step. The learner starts from the state at the window's start, r
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import random
+import sys
 from collections.abc import Generator
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -132,4 +133,9 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
 
 
 if __name__ == "__main__":
-    run(learn, TABLE, "CartPole-v1 without velocities by recurrent Q-learning", num_steps=60_000, goal=150.0)
+    with contextlib.ExitStack() as stack:
+        address = sys.argv[1] if sys.argv[1:] else stack.enter_context(rw.LocalServer([TABLE])).address
+        for step, mean in learn(address, num_steps=60_000):
+            print(f"{step:6} steps: mean length of episodes {mean:6.0f}", flush=True)
+            if mean >= 150:
+                break

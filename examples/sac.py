@@ -1,20 +1,21 @@
 """SAC on Pendulum in PyTorch: continuous actions, uniform replay of single transitions.
 
-python examples/sac.py                       # on a server in this process
-python examples/sac.py --server HOST:PORT    # table `replay`
+python examples/sac.py              # on a server in this process
+python examples/sac.py HOST:PORT    # table `replay`
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
+import sys
 from collections.abc import Generator
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -115,4 +116,9 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
 
 
 if __name__ == "__main__":
-    run(learn, TABLE, "Pendulum-v1 by SAC", num_steps=15_000, goal=-200.0, measure="return")
+    with contextlib.ExitStack() as stack:
+        address = sys.argv[1] if sys.argv[1:] else stack.enter_context(rw.LocalServer([TABLE])).address
+        for step, mean in learn(address, num_steps=15_000):
+            print(f"{step:6} steps: mean return of episodes {mean:6.0f}", flush=True)
+            if mean >= -200:
+                break
