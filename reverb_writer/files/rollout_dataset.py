@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.arguments import integer, number
+from reverb_writer.arguments import check_wait, integer
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
 from reverb_writer.files.rollout_file_base import RolloutFileBase
 from reverb_writer.files.row_layout import RowLayout
@@ -142,8 +142,6 @@ class RolloutDataset(RolloutFileBase):
             raise SpecError(f"`start_range` must be (low, high), got {start_range!r}.")
         low = integer("start_range[0]", bounds[0], minimum=0)
         high = integer("start_range[1]", bounds[1], minimum=low + 1, hint="The range leaves `high` out.")
-        if number("wait_timeout_s", wait_timeout_s) < 0:
-            raise SpecError(f"`wait_timeout_s` must be >= 0 seconds, got {wait_timeout_s!r}.")
         directories = [data_dir] if isinstance(data_dir, str | os.PathLike) else list(data_dir)
         self._directories = [Path(each) for each in directories]
         self._starts = (low, high)
@@ -152,7 +150,7 @@ class RolloutDataset(RolloutFileBase):
         self._seed = seed
         self._loops = integer("dataset_loops", dataset_loops, minimum=-(1 << 31))
         self._shuffle, self._keep_latest = shuffle, integer("keep_latest", keep_latest, minimum=0)
-        self._wait_timeout_s = wait_timeout_s
+        self._wait_timeout_s = check_wait(wait_timeout_s, "wait_timeout_s")
         self._shard = (0, 1)
         self._rng = np.random.default_rng()
         self.num_dataset_looped = 0

@@ -20,6 +20,7 @@ from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.manifest import End, Manifest
 from reverb_writer.files.row_layout import RowLayout
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
+from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
@@ -131,8 +132,9 @@ class RolloutWriter:
                 other environments go on.
         """
         self._check_open()
+        num_envs = self.num_envs
         flags = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
-        given = {name: self._flags(name, flag) for name, flag in flags.items() if flag is not None}
+        given = {name: env_flags(name, flag, num_envs) for name, flag in flags.items() if flag is not None}
         known = self._steps or self._learn(step)
         structure = known.structure
         leaves = structure.flatten(step, self._num_steps)
@@ -147,9 +149,9 @@ class RolloutWriter:
         env_ids = self._all_envs
         present: Any = True  # or which environments have a step
         if env_mask is not None:
-            if self.num_envs is None:
+            if num_envs is None:
                 raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
-            present = self._flags("env_mask", env_mask)
+            present = env_flags("env_mask", env_mask, num_envs)
             last, env_ids = last & present, np.flatnonzero(present)
         ended = last.nonzero()[0].tolist()
         outcomes: dict[int, _Outcome] = {
@@ -336,13 +338,6 @@ class RolloutWriter:
         write_trajectory(path, manifest, columns)
         self._num_written += 1
         return path
-
-    def _flags(self, name: str, flags: Any) -> npt.NDArray[np.bool_]:
-        array = np.asarray(flags, bool)
-        shape = () if self.num_envs is None else (self.num_envs,)
-        if array.shape != shape:
-            raise StructureError(f"`{name}` has shape {array.shape}, expected {shape}.")
-        return array.reshape(-1)
 
     def _boundary_step(self, structure: StepStructure, observation: Any) -> list[Any]:
         """Return a padding step's leaves with this observation, [...], or [N, ...] with `num_envs`."""
