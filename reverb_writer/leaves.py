@@ -107,6 +107,19 @@ def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Arra
     return array
 
 
+def env_flags(name: str, flags: Any, num_envs: int | None) -> npt.NDArray[np.bool_]:
+    """Return a flag for each of N environments, [N]; [1] of a single flag if `num_envs` is None.
+
+    Raises:
+        StructureError: there are more flags, or fewer; calls them `name`.
+    """
+    array = np.asarray(flags, bool)
+    shape = () if num_envs is None else (num_envs,)
+    if array.shape != shape:
+        raise StructureError(f"`{name}` has shape {array.shape}, expected {shape}: one flag per environment.")
+    return array.reshape(-1)
+
+
 def as_bytes(strings: Array, where: str, like: str) -> Any:
     """Return strings as Reverb stores them: an object array of `bytes`, or `bytes` if the array has no dimensions."""
     result = np.empty(strings.shape, object)

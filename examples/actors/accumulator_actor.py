@@ -1,6 +1,6 @@
 """Plays rollouts of CartPole, and writes each as one item: its steps, its last position, and its return.
 
-    python -m reverb_writer_server --port 8000 --table replay
+    reverb-writer local --port 8000 --table replay
     python examples/actors/accumulator_actor.py --server localhost:8000
 
 That is what on-policy learners want: a fixed number of steps, across the ends of episodes, and the observation to

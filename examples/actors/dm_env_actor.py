@@ -1,6 +1,6 @@
 """Plays catch, an environment of dm_env's kind, and records what its agent sees and does.
 
-    python -m reverb_writer_server --port 8000 --table replay
+    reverb-writer local --port 8000 --table replay
     python examples/actors/dm_env_actor.py --server localhost:8000
 
 An item is a whole episode. The actor passes the log-probability of its action along; an actor without such extras can

@@ -1,6 +1,6 @@
 """Plays a Gymnasium environment at random and records it, classic control, Atari or MuJoCo.
 
-    python -m reverb_writer_server --port 8000 --table replay
+    reverb-writer local --port 8000 --table replay
     python examples/actors/gymnasium_actor.py --server localhost:8000 --env CartPole-v1
     python examples/actors/gymnasium_actor.py --server localhost:8000 --env ALE/Breakout-v5
     python examples/actors/gymnasium_actor.py --server localhost:8000 --env HalfCheetah-v5 --n-step 3

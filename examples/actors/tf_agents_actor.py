@@ -1,6 +1,6 @@
 """Plays CartPole by TF-Agents' own driver, which calls an observer of this package directly.
 
-python -m reverb_writer_server --port 8000 --table replay
+reverb-writer local --port 8000 --table replay
 python examples/actors/tf_agents_actor.py --server localhost:8000
 """
 

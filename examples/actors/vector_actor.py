@@ -1,6 +1,6 @@
 """Plays eight environments together, in their own processes, and records them over one stream.
 
-    python -m reverb_writer_server --port 8000 --table replay
+    reverb-writer local --port 8000 --table replay
     python examples/actors/vector_actor.py --server localhost:8000 --env CartPole-v1
 
 The environments reset themselves; `record` finds their terminal observations.

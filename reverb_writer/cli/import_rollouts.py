@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from reverb_writer.cli.server_options import connection_options, new_client, rep
 from reverb_writer.cli.transfer import run_transfer
 from reverb_writer.client.client import Client, only_server
 from reverb_writer.files.importing import Journal, import_trajectories
-from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
+from reverb_writer.files.trajectory_file import list_trajectories
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observers import EpisodeObserver, TrajectoryObserver
 
@@ -62,7 +61,6 @@ _WHOLE = (1 << 31) - 1
     help="File that records what is delivered.",
 )
 @click.option("--again", is_flag=True, help="Send everything again, without a journal.")
-@click.option("--allow-pickle", is_flag=True, help="Also read instinct_rl's pickle files; only arrays are unpickled.")
 @connection_options
 def command(
     directory: Path,
@@ -75,7 +73,6 @@ def command(
     priority: str,
     journal_path: Path | None,
     again: bool,
-    allow_pickle: bool,
     **connection: Any,
 ) -> None:
     """Write the trajectories in DIR to a table, in the same windows as an observer.
@@ -126,19 +123,18 @@ def command(
         purpose = {"tables": list(tables), **windows}
         journal = None if again else _journal(client, directory, journal_path, purpose)
         with observer:
-            code = _run(directory, observer, journal, allow_pickle=allow_pickle, stored=priority == "stored")
+            code = _run(directory, observer, journal, stored=priority == "stored")
     raise SystemExit(code)
 
 
-def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickle: bool, stored: bool) -> int:
+def _run(directory: Path, observer: Any, journal: Journal | None, *, stored: bool) -> int:
     def take_priority(trajectory: Any) -> None:
         observer.update_priority(float(trajectory.manifest.metadata.get("priority", 1.0)))
 
-    find, open_trajectory = _format(allow_pickle=allow_pickle)
-    paths = find(directory)
+    paths = list_trajectories(directory)
     todo = [path for path in paths if journal is None or journal.name_of(path) not in journal.done]
     before = take_priority if stored else None
-    transfer = import_trajectories(todo, observer, journal=journal, open_trajectory=open_trajectory, before=before)
+    transfer = import_trajectories(todo, observer, journal=journal, before=before)
     result = run_transfer(transfer, "importing", len(todo))
     num_items = observer.stats().items
     click.echo(
@@ -147,15 +143,6 @@ def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickl
         f"damaged: {result.num_left_out}, to do: {len(todo) - result.num_done - result.num_left_out}."
     )
     return result.exit_code
-
-
-def _format(*, allow_pickle: bool) -> tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]:
-    """Return the functions that find and open trajectories."""
-    if allow_pickle:
-        from reverb_writer.instinct_rl import pickles  # noqa: PLC0415  # the only use of that package
-
-        return pickles.list_trajectories, pickles.open_trajectory
-    return list_trajectories, StoredTrajectory
 
 
 def _number(priority: str) -> float:

@@ -27,7 +27,7 @@ import tree
 
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.errors import StructureError
-from reverb_writer.leaves import Fit, fit, stored_dtype
+from reverb_writer.leaves import Fit, env_flags, fit, stored_dtype
 from reverb_writer.nests import check_same_leaves, fields_of, flattener, named_leaves, packer, structure_of
 from reverb_writer.steps import MARKER_NAMES, boundary_steps
 
@@ -206,8 +206,8 @@ class NStepTransform:
                 raise StructureError(
                     "a step for n-step transitions needs `is_last` or `step_type`, or pass `end_of_episode`."
                 )
-        ends = self._flags("end_of_episode", end_of_episode)
-        present = self._flags("env_mask", True if env_mask is None else env_mask)
+        ends = env_flags("end_of_episode", end_of_episode, self.num_envs)
+        present = self._env_ids >= 0 if env_mask is None else env_flags("env_mask", env_mask, self.num_envs)
         fields = {name: value for name, value in fields.items() if name not in MARKER_NAMES}
         ring = self._ring or _Ring(fields, self._n, self.num_envs)
         acting, ending = present & ~ends, present & ends
@@ -246,14 +246,6 @@ class NStepTransform:
             for held, leaf in zip(column, added, strict=True):
                 held[rows, env_ids] = leaf[env_ids]
         self._counts += acting
-
-    def _flags(self, name: str, flags: Any) -> Array:
-        array = np.asarray(flags, bool)
-        if array.shape not in ((), self._env_ids.shape):
-            raise StructureError(
-                f"`{name}` has shape {array.shape}, expected {self._env_ids.shape}: one per environment."
-            )
-        return np.full(self._env_ids.shape, array)
 
 
 def _widened(array: Array, ndim: int, axis: int) -> Array:

@@ -11,13 +11,12 @@
     is_last       False                                                       True
     terminated    False                                                       whether its state is terminal
     truncated     False                                                       whether a limit or the actor ended it
-    seed          of the reset that began the episode; -1 if it had none      the same
     extras        data of the policy that chose the action                    zeros
 
 So an episode of E environment steps has E + 1 steps, and the next step holds the observation that an action led to.
-`terminated` and `truncated` have the names that `rw.to_transitions` and `rw.slices` read; both may be set. `seed` is
-recorded with `seeds=True`, `extras` with `extras=fn`. Episodes that the actor ends, with `reset` or `close`, are
-truncated. A reset without a step after it records nothing. docs/explanation/steps.md draws the three ends.
+`terminated` and `truncated` have the names that `rw.to_transitions` and `rw.slices` read; both may be set. `extras` is
+recorded with `extras=fn`. Episodes that the actor ends, with `reset` or `close`, are truncated. A reset without a step
+after it records nothing. docs/explanation/steps.md draws the three ends.
 
 Source: RLDS (reward and discount beside the action that led to them, a last step without a transition); Gymnasium
 (`terminated` and `truncated`).
@@ -45,8 +44,7 @@ class _Episodes(NamedTuple):
     observation: Any  # the last one
     is_first: Any  # whether no step of the episode is written yet
     ends: tuple[Any, Any] | None = None  # `terminated`, `truncated` of episodes whose last step is to be written
-    seed: Any = None
-    zeros: Any = None  # action, reward and so on of a last step; None before the first step
+    zeros: Any = None  # action, reward and so on of a last step, in all episodes; None before the first step
 
 
 class Recording:
@@ -88,18 +86,16 @@ class Recording:
             self.needs_reset = before
             raise
 
-    def first(self, observation: Any, *, env_mask: Any = None, seed: Any = None) -> None:
+    def first(self, observation: Any, *, env_mask: Any = None) -> None:
         """Begin episodes, in the environments of `env_mask` or in all; those under way are recorded as truncated."""
         mask = self._mask(env_mask)
         self.end(mask)
         state = self.state
         if mask.all():
-            self.state = self._no_episodes._replace(observation=observation, seed=seed)
+            self.state = self._no_episodes._replace(observation=observation, zeros=state.zeros)
         else:
-            self.state = state._replace(
-                observation=tree.map_structure(partial(_choose, mask), observation, state.observation),
-                seed=None if seed is None else np.where(mask, seed, state.seed),
-            )
+            chosen = tree.map_structure(partial(_choose, mask), observation, state.observation)
+            self.state = state._replace(observation=chosen)
         self.needs_reset = self.needs_reset & ~mask
 
     def observe(
@@ -116,14 +112,13 @@ class Recording:
         self.needs_reset = self._true
         state = self.state
         zeros = state.zeros or tree.map_structure(_zeros, result)
-        is_last, seed = self._false, state.seed
+        is_last = self._false
         if state.ends is not None:  # environments have reset themselves (NEXT_STEP): the action had no effect there
             is_last = state.ends[0] | state.ends[1]
             result = tree.map_structure(partial(_choose, is_last), zeros, result)
-            seed = self._without(is_last).seed
         self._write(
             self._step(result, is_last, *(state.ends or (is_last, is_last))),
-            _Episodes(observation, is_last, ends, seed, zeros),
+            _Episodes(observation, is_last, ends, zeros),
         )
         over = self._false
         if ends is not None and self._mode is not AutoresetMode.NEXT_STEP:
@@ -150,7 +145,7 @@ class Recording:
 
     def _step(self, result: dict[str, Any], is_last: Any, terminated: Any, truncated: Any) -> dict[str, Any]:
         state = self.state
-        step = {
+        return {
             "observation": state.observation,
             **result,
             "is_first": state.is_first,
@@ -158,20 +153,16 @@ class Recording:
             "terminated": terminated,
             "truncated": truncated,
         }
-        if state.seed is not None:
-            step["seed"] = state.seed
-        return step
 
     def _without(self, ended: Any) -> _Episodes:
         """Return the state once the last steps of these episodes are written."""
-        if self._num_envs is None:
-            return self._no_episodes
         state, ends = self.state, None
+        if self._num_envs is None:
+            return self._no_episodes._replace(zeros=state.zeros)
         if state.ends is not None:
             terminated, truncated = state.ends[0] & ~ended, state.ends[1] & ~ended
             ends = (terminated, truncated) if (terminated | truncated).any() else None
-        seed = None if state.seed is None else np.where(ended, -1, state.seed)
-        return state._replace(is_first=state.is_first | ended, ends=ends, seed=seed)
+        return state._replace(is_first=state.is_first | ended, ends=ends)
 
     def _write(self, step: Any, after: _Episodes, **how: Any) -> None:
         """Pass a step on; `after` is the state once it is taken."""

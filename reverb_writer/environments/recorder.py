@@ -20,8 +20,8 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """A Gymnasium environment that passes every step to an observer; see `reverb_writer.environments.recorded_steps`.
 
-    Around Gymnasium's `Autoreset`, the step that resets belongs to no episode and is not recorded; the episode after it
-    has no seed. An environment that is made again from its `spec` has the same observer.
+    Around Gymnasium's `Autoreset`, the step that resets belongs to no episode and is not recorded. An environment that
+    is made again from its `spec` has the same observer.
 
     Used from one thread at a time. The caller closes the observer.
     """
@@ -31,20 +31,18 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         env: gymnasium.Env[Any, Any],
         observer: Callable[[Any], Any],
         *,
-        seeds: bool = False,
         extras: Callable[[], Any] | None = None,
     ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
         observation = space_spec(space_of(env, "observation_space"), "observation")
         action = space_spec(space_of(env, "action_space"), "action")
         self._read_extras = extras_reader(extras)
-        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, seeds=seeds, extras=extras)
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, extras=extras)
         gymnasium.Wrapper.__init__(self, env)
         self._autoreset = next((layer for layer in _layers(env) if isinstance(layer, Autoreset)), None)
         self._recording = Recording(observer)
         self._encode_observation = encoder(observation)
         self._encode_action = encoder(action)
-        self._seeds = seeds
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step and record it; with the last step of an episode, also record the final observation.
@@ -60,7 +58,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         if recording.needs_reset:
             if recording.state.observation is None and self._autoreset is not None and self._autoreset.autoreset:
                 result = recording.call(self.env.step, action)
-                self._begin(result[0], seed=None)
+                self._begin(result[0])
                 return result
             raise ResetNeeded("Call `reset` before `step`: no episode is being recorded, or a step of it was not.")
         encoded, extras = self._encode_action(action), self._read_extras()
@@ -75,7 +73,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         """Begin an episode. An episode that was not over is recorded as truncated, with its last observation."""
         self._recording.end()
         observation, info = self.env.reset(seed=seed, options=options)
-        self._begin(observation, seed)
+        self._begin(observation)
         return observation, info
 
     def close(self) -> None:
@@ -85,9 +83,8 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         finally:
             self.env.close()
 
-    def _begin(self, observation: Any, seed: int | None) -> None:
-        number = np.int64(-1 if seed is None else seed) if self._seeds else None
-        self._recording.first(self._encode_observation(observation), seed=number)
+    def _begin(self, observation: Any) -> None:
+        self._recording.first(self._encode_observation(observation))
 
 
 def _layers(env: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from reverb_writer.environments.n_step_transform import NStepTransform
 from reverb_writer.errors import SpecError
 
 
-def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[], Any] | None = None) -> Any:
+def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) -> Any:
     """Return an environment that passes its steps to an observer, and otherwise behaves like the given one.
 
     Args:
@@ -19,8 +19,6 @@ def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[],
             `TrajectoryObserver` or another observer, an `NStepTransform`, or any function. For a vector environment: a
             `TrajectoryObserver` with their number as `num_envs`, or anything called like one. The caller closes it,
             after the environment.
-        seeds: whether steps also have `seed`, int64: the seed of the `reset` that began their episode, -1 for none.
-            Gymnasium only.
         extras: called before each step, for data of the policy that has chosen the action, such as log-probability,
             value, hidden state before the action, version of its weights: a nest, with leaves [N, ...] for N
             environments, of one structure in all steps. Tensors may have gradients. Recorded as `extras`; zeros in an
@@ -52,14 +50,12 @@ def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[],
     if is_vector:
         from reverb_writer.environments.vector_recorder import VectorRecorder  # noqa: PLC0415  # needs gymnasium
 
-        return VectorRecorder(env, observer, seeds=seeds, extras=extras)
+        return VectorRecorder(env, observer, extras=extras)
     if gymnasium is not None and isinstance(env, gymnasium.Env):
         from reverb_writer.environments.recorder import Recorder  # noqa: PLC0415  # needs gymnasium
 
-        return Recorder(env, observer, seeds=seeds, extras=extras)
+        return Recorder(env, observer, extras=extras)
     if dm_env is not None and isinstance(env, dm_env.Environment):
-        if seeds:
-            raise SpecError("`seeds` must be False for a dm_env.Environment: its resets take no seed.")
         from reverb_writer.environments.dm_env_recorder import RecordedEnvironment  # noqa: PLC0415  # needs dm_env
 
         return RecordedEnvironment(env, observer, extras=extras)

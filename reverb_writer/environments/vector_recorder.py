@@ -38,7 +38,6 @@ class VectorRecorder(VectorWrapper):
         env: VectorEnv[Any, Any, Any],
         observer: Any,
         *,
-        seeds: bool = False,
         extras: Callable[[], Any] | None = None,
     ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
@@ -54,7 +53,6 @@ class VectorRecorder(VectorWrapper):
         self._encode_observation = encoder(observation)
         self._encode_actions = encoder(action, n)
         self._recording = Recording(observer, n, mode)
-        self._seeds = seeds
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Take a step in every environment and record it, and the terminal observations of episodes that end.
@@ -97,11 +95,7 @@ class VectorRecorder(VectorWrapper):
         """
         env_mask = (options or {}).get("reset_mask")  # before the environment removes it
         observations, infos = self._recording.call(self.env.reset, env_mask=env_mask, seed=seed, options=options)
-        numbers = None
-        if self._seeds:
-            given = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed or [None] * self.num_envs
-            numbers = np.array([-1 if one is None else one for one in given], np.int64)
-        self._recording.first(self._encode_observations(observations), env_mask=env_mask, seed=numbers)
+        self._recording.first(self._encode_observations(observations), env_mask=env_mask)
         return observations, infos
 
     def close(self, **kwargs: Any) -> None:

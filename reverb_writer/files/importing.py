@@ -88,11 +88,11 @@ class Journal:
         self.done.update(names)
 
 
-def send_trajectory(trajectory: Any, observer: Any) -> int:
+def send_trajectory(trajectory: StoredTrajectory, observer: Any) -> int:
     """Send the steps of a trajectory to an observer, and end the episode as it was ended when it was recorded.
 
     Args:
-        trajectory: a `StoredTrajectory`, or an object with its `manifest`, `name` and `load`.
+        trajectory: one on disk.
         observer: any observer of one environment.
 
     Returns:
@@ -116,7 +116,7 @@ def send_trajectory(trajectory: Any, observer: Any) -> int:
             observer.reset(discard=True)
     elif manifest.end is End.CUT:
         observer.reset(discard=True)
-    return int(manifest.num_steps)
+    return manifest.num_steps
 
 
 def import_trajectories(
@@ -124,7 +124,6 @@ def import_trajectories(
     observer: Any,
     *,
     journal: Journal | None = None,
-    open_trajectory: Callable[[Path], Any] = StoredTrajectory,
     before: Callable[[Any], None] | None = None,
 ) -> Generator[Transferred, None, None]:
     """Send trajectories one after the other, and confirm them with the server every two seconds and at the end.
@@ -137,7 +136,6 @@ def import_trajectories(
         paths: files of trajectories.
         observer: any observer of one environment.
         journal: the trajectories imported before, which are skipped; those imported now are added to it.
-        open_trajectory: opens a path; give another one for another format (`reverb_writer.instinct_rl`).
         before: called with each trajectory before its first step.
 
     Yields:
@@ -154,7 +152,7 @@ def import_trajectories(
             if journal is not None and journal.name_of(path) in journal.done:
                 continue
             try:
-                num_steps = _send(open_trajectory(path), observer, before)
+                num_steps = _send(StoredTrajectory(path), observer, before)
             except (FormatError, UnsafeDataError) as error:
                 _LOG.warning("Skipped: %s", error)
                 yield Transferred(path.name, 0, str(error))
@@ -176,7 +174,7 @@ def import_trajectories(
     _confirm(observer, journal, unconfirmed)
 
 
-def _send(trajectory: Any, observer: Any, before: Callable[[Any], None] | None) -> int:
+def _send(trajectory: StoredTrajectory, observer: Any, before: Callable[[Any], None] | None) -> int:
     if before is not None:
         before(trajectory)
     try:

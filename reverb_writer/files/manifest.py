@@ -4,7 +4,6 @@
     num_steps, boundary_step      how many steps there are, and whether the last one only holds the final observation
     end, terminated, truncated    how the trajectory ended
     structure                     the nest of one step with dtypes and shapes: a signature of Reverb, in base 64
-    encodings                     how each leaf is stored, in dm-tree's order
     metadata                      what the writer was given to keep with it
 
 A named tuple is read as a new class of that name and those fields, a `Trajectory` as `reverb_writer.Trajectory`.
@@ -105,7 +104,6 @@ class Manifest:
                 **{name: getattr(self, name) for name in ("num_steps", "boundary_step", "terminated", "truncated")},
                 "end": self.end.value,
                 "structure": self.layout.encoded,
-                "encodings": [leaf.encoding.value for leaf in self.layout.leaves],
                 "metadata": dict(self.metadata),
             }
         )
@@ -127,7 +125,7 @@ class Manifest:
                     end=End(values["end"]),
                     terminated=values["terminated"],
                     truncated=values["truncated"],
-                    layout=RowLayout.read(values["structure"], tuple(values["encodings"])),
+                    layout=RowLayout.read(values["structure"]),
                     metadata=dict(values["metadata"]),
                 )
         except (ReverbWriterError, AttributeError, DecodeError, KeyError, TypeError, ValueError) as error:

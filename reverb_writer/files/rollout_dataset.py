@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.arguments import integer, number
+from reverb_writer.arguments import check_wait, integer
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
 from reverb_writer.files.rollout_file_base import RolloutFileBase
 from reverb_writer.files.row_layout import RowLayout
@@ -34,6 +34,7 @@ from reverb_writer.protocol.signatures import ArraySpec
 Array = npt.NDArray[Any]
 
 _LOG = logging.getLogger(__package__)
+_POLL_S = 0.25  # between two searches for trajectories
 
 
 class Cursor:
@@ -113,10 +114,8 @@ class RolloutDataset(RolloutFileBase):
         *,
         seed: int | None = None,
         fields: Mapping[str, str] | None = None,
-        concatenate_observations: bool = False,
         first_frame_done: bool = False,
         wait_timeout_s: float = 30.0,
-        poll_interval_s: float = 1.0,
     ) -> None:
         """Configure the reader; the first batch looks for the trajectories.
 
@@ -131,10 +130,8 @@ class RolloutDataset(RolloutFileBase):
             device: None for NumPy arrays, or the device of PyTorch tensors.
             seed: for the order and the first steps; None for a random one.
             fields: name of the leaf by field, if it is not one of the usual names.
-            concatenate_observations: whether an observation of several components becomes one float32 vector.
             first_frame_done: whether `done` is also set where `is_first` is, as instinct_rl does.
             wait_timeout_s: how long to wait for the first trajectories, seconds, >= 0.
-            poll_interval_s: time between two searches, seconds.
 
         Raises:
             SpecError: an argument is out of range; nothing was read.
@@ -145,18 +142,15 @@ class RolloutDataset(RolloutFileBase):
             raise SpecError(f"`start_range` must be (low, high), got {start_range!r}.")
         low = integer("start_range[0]", bounds[0], minimum=0)
         high = integer("start_range[1]", bounds[1], minimum=low + 1, hint="The range leaves `high` out.")
-        for name, value in (("wait_timeout_s", wait_timeout_s), ("poll_interval_s", poll_interval_s)):
-            if number(name, value) < 0:
-                raise SpecError(f"`{name}` must be >= 0 seconds, got {value!r}.")
         directories = [data_dir] if isinstance(data_dir, str | os.PathLike) else list(data_dir)
         self._directories = [Path(each) for each in directories]
         self._starts = (low, high)
         self._first_frame_done = first_frame_done
-        self._fields = TransitionFields(fields, concatenate=concatenate_observations)
+        self._fields = TransitionFields(fields)
         self._seed = seed
         self._loops = integer("dataset_loops", dataset_loops, minimum=-(1 << 31))
         self._shuffle, self._keep_latest = shuffle, integer("keep_latest", keep_latest, minimum=0)
-        self._wait_timeout_s, self._poll_interval_s = wait_timeout_s, poll_interval_s
+        self._wait_timeout_s = check_wait(wait_timeout_s, "wait_timeout_s")
         self._shard = (0, 1)
         self._rng = np.random.default_rng()
         self.num_dataset_looped = 0
@@ -290,7 +284,7 @@ class RolloutDataset(RolloutFileBase):
                     f"{len(paths)} complete trajectories after {self._wait_timeout_s:.1f} s, expected {wanted}. Start "
                     "the writer, raise `wait_timeout_s`, or check `data_dir`."
                 )
-            time.sleep(min(self._poll_interval_s, max(end - time.monotonic(), 0.0)))
+            time.sleep(min(_POLL_S, max(end - time.monotonic(), 0.0)))
 
     def _open(self, path: Path) -> Cursor:
         """Open a trajectory at the first step to deliver; a damaged one raises here."""
@@ -302,7 +296,7 @@ class RolloutDataset(RolloutFileBase):
         start = start if start < num_transitions else 0
         cursor = Cursor(stored, self._fields, start, first_frame_done=self._first_frame_done)
         steps = stored.manifest.layout
-        if steps.leaves and steps == self._step_layout:
+        if steps == self._step_layout:
             return cursor
         layout = cursor.layout()
         if self._layout is None:

@@ -18,8 +18,9 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.manifest import End, Manifest
-from reverb_writer.files.row_layout import Encoding, RowLayout
+from reverb_writer.files.row_layout import RowLayout
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
+from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
@@ -58,7 +59,6 @@ class RolloutWriter:
         *,
         num_envs: int | None = None,
         spec: Any = None,
-        encodings: Mapping[str, str | Encoding] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the directory if it does not exist, and remove what killed writers have left unfinished there.
@@ -68,9 +68,6 @@ class RolloutWriter:
             num_envs: N if steps have leaves [N, ...], one row per environment, as for `TrajectoryObserver`.
             spec: nest of array specs or arrays that steps must look like, without N; None to learn them from the first
                 step.
-            encodings: by leaf name, such as `{"observation/depth": "normalized_image"}`: "raw", "deflate", lossless, or
-                "normalized_image", floats in [0, 1] as uint8, within 1/255. The default for images of uint8
-                is "deflate".
             metadata: JSON to store with each trajectory, such as the environment's name.
 
         Raises:
@@ -78,7 +75,6 @@ class RolloutWriter:
             OSError: the directory cannot be made.
         """
         self.num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
-        self._encodings = dict(encodings or {})
         try:
             self._metadata = json.loads(json.dumps(dict(metadata or {})))
         except (TypeError, ValueError) as error:
@@ -136,8 +132,9 @@ class RolloutWriter:
                 other environments go on.
         """
         self._check_open()
+        num_envs = self.num_envs
         flags = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
-        given = {name: self._flags(name, flag) for name, flag in flags.items() if flag is not None}
+        given = {name: env_flags(name, flag, num_envs) for name, flag in flags.items() if flag is not None}
         known = self._steps or self._learn(step)
         structure = known.structure
         leaves = structure.flatten(step, self._num_steps)
@@ -152,9 +149,9 @@ class RolloutWriter:
         env_ids = self._all_envs
         present: Any = True  # or which environments have a step
         if env_mask is not None:
-            if self.num_envs is None:
+            if num_envs is None:
                 raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
-            present = self._flags("env_mask", env_mask)
+            present = env_flags("env_mask", env_mask, num_envs)
             last, env_ids = last & present, np.flatnonzero(present)
         ended = last.nonzero()[0].tolist()
         outcomes: dict[int, _Outcome] = {
@@ -271,7 +268,7 @@ class RolloutWriter:
         """Return what all steps have in common with `example`: the first step, or a spec without N."""
         structure = StepStructure(example, batch_size=self.num_envs, is_spec=is_spec)
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
-        return _Steps(structure, RowLayout.of(structure.pack(specs), self._encodings))
+        return _Steps(structure, RowLayout.of(structure.pack(specs)))
 
     def _start(self, steps: _Steps) -> None:
         """Set what all steps have in common, and make room for the first ones."""
@@ -341,13 +338,6 @@ class RolloutWriter:
         write_trajectory(path, manifest, columns)
         self._num_written += 1
         return path
-
-    def _flags(self, name: str, flags: Any) -> npt.NDArray[np.bool_]:
-        array = np.asarray(flags, bool)
-        shape = () if self.num_envs is None else (self.num_envs,)
-        if array.shape != shape:
-            raise StructureError(f"`{name}` has shape {array.shape}, expected {shape}.")
-        return array.reshape(-1)
 
     def _boundary_step(self, structure: StepStructure, observation: Any) -> list[Any]:
         """Return a padding step's leaves with this observation, [...], or [N, ...] with `num_envs`."""

@@ -73,7 +73,7 @@ class TransitionBatch(NamedTuple):
 class TransitionFields:
     """The names under which steps have the fields of transitions. Immutable."""
 
-    def __init__(self, names: Mapping[str, str] | None = None, *, concatenate: bool = False) -> None:
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
         """Use the usual names, and the given ones instead of them."""
         given = dict(names or {})
         if unknown := set(given) - set(_NAMES):
@@ -82,7 +82,6 @@ class TransitionFields:
         for field in ("observation", "privileged_observation"):
             if field in given and f"next_{field}" not in given:
                 self._names[f"next_{field}"] = ()  # the usual one follows another leaf
-        self._concatenate = concatenate
 
     def read(self, steps: Any, manifest: Manifest) -> dict[str, Any]:
         """Return the fields of the steps of a trajectory, [T, ...].
@@ -93,7 +92,7 @@ class TransitionFields:
         Raises:
             StructureError: a field is missing, or a next observation is unlike the observation.
         """
-        observation = self._concatenated(self._get(steps, "observation"))
+        observation = self._get(steps, "observation")
         action, reward = self._get(steps, "action"), _flat(self._get(steps, "reward"))
         done, truncated, is_recorded = self._ends(steps, manifest, len(reward))
         last = manifest.num_transitions - 1
@@ -103,7 +102,7 @@ class TransitionFields:
             else:
                 truncated[last] |= bool(manifest.truncated) and not manifest.terminated
             done[last] = True
-        privileged = self._concatenated(self._find(steps, "privileged_observation"))
+        privileged = self._find(steps, "privileged_observation")
         return {
             "observation": observation,
             "privileged_observation": privileged,
@@ -115,12 +114,9 @@ class TransitionFields:
             "next_privileged_observation": self._next(steps, "privileged_observation", privileged),
         }
 
-    def _concatenated(self, nest: Any) -> Any:
-        return concatenate_components(nest) if self._concatenate and nest is not None else nest
-
     def _next(self, steps: Any, field: str, before: Any) -> Any:
         """Return the observations after the actions, if the steps have them, and those before."""
-        after = None if before is None else self._concatenated(self._find(steps, f"next_{field}"))
+        after = None if before is None else self._find(steps, f"next_{field}")
         if after is not None and _form(after) != _form(before):
             raise StructureError(
                 f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
@@ -151,18 +147,6 @@ class TransitionFields:
     def _find(self, steps: Any, field: str) -> Any:
         named = fields_of(steps) or {}
         return next((named[name] for name in self._names[field] if name in named), None)
-
-
-def concatenate_components(nest: Any) -> Any:
-    """Return an observation of several components [T, ...] as one float32 vector [T, D], in dm-tree's order.
-
-    >>> concatenate_components({"height": np.ones((2, 1, 3)), "speed": np.zeros(2)})
-    array([[1., 1., 1., 0.],
-           [1., 1., 1., 0.]], dtype=float32)
-    """
-    leaves = [np.asarray(leaf) for leaf in tree.flatten(nest)]
-    parts = [leaf.reshape(len(leaf), -1).astype(np.float32, copy=False) for leaf in leaves]
-    return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
 
 
 def _form(nest: Any) -> list[tuple[Any, ...]]:

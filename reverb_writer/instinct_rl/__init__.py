@@ -2,8 +2,8 @@
 
     from reverb_writer.instinct_rl import RolloutDataset, RolloutStorage
 
-Everything that this package adds is for code and files of instinct_rl; new code does not need it. Of the library only
-`cli` imports it. docs/how-to/from-instinct-rl.md lists what is different on purpose. Names load at first use.
+Everything that this package adds is for code and files of instinct_rl; new code does not need it. Nothing else in the
+library imports it. docs/how-to/from-instinct-rl.md lists what is different on purpose. Names load at first use.
 """
 
 from __future__ import annotations

@@ -86,10 +86,8 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
         *,
         seed: int | None = None,
         fields: Mapping[str, str] | None = None,
-        concatenate_observations: bool = False,
         first_frame_done: bool = False,
         wait_timeout_s: float = 30.0,
-        poll_interval_s: float = 1.0,
     ) -> None:
         """Configure the reader; the first batch looks for the trajectories.
 
@@ -104,10 +102,8 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             device: None for NumPy arrays, or the device of PyTorch tensors.
             seed: for the order and the first steps; None for a random one.
             fields: name of the leaf by field of `Transition`, if it is not one of the usual names.
-            concatenate_observations: whether an observation of several components becomes one float32 vector.
             first_frame_done: whether `done` is also set on the first transition of each trajectory, as there.
             wait_timeout_s: how long to wait for the first trajectories, seconds, >= 0.
-            poll_interval_s: time between two searches, seconds.
 
         Raises:
             SpecError: an argument is out of range; nothing was read.
@@ -122,10 +118,8 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             device,
             seed=seed,
             fields={"truncated" if field == "timeout" else field: name for field, name in (fields or {}).items()},
-            concatenate_observations=concatenate_observations,
             first_frame_done=first_frame_done,
             wait_timeout_s=wait_timeout_s,
-            poll_interval_s=poll_interval_s,
         )
         self._num_needed = max(keep_latest_n_trajs, 1)
 

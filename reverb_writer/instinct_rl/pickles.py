@@ -91,14 +91,12 @@ class PickledTrajectory(files.StoredTrajectory):
         self.path = path
         steps = load_trajectory(path)
         self._arrays: list[Any] = tree.flatten(steps)
-        for array in self._arrays:
-            array.setflags(write=False)  # so that `load` returns copies
         last_rows = {key: array[-2:] for key, array in steps.items()}
-        layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in steps.items()}, {})
+        layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in steps.items()})
         self.manifest = Manifest.of(len(self._arrays[0]), last_rows, End.STEP, layout, {})
 
     def _columns(self) -> list[Any]:
-        return self._arrays
+        return [array.copy() for array in self._arrays]
 
 
 def open_trajectory(path: Path) -> files.StoredTrajectory:

@@ -206,8 +206,3 @@ def test_a_step_that_the_observer_refused_ends_the_episode_before_it() -> None:
         env.step(3)
     env.reset()
     assert [told(step) for step in steps] == ["0 1 1 0.5 F", "1 0 0 0 Lr"]
-
-
-def test_seeds_are_refused() -> None:
-    with pytest.raises(rw.errors.SpecError, match="`seeds` must be False for a dm_env"):
-        rw.environments.record(Counting(EPISODES), print, seeds=True)

@@ -58,14 +58,13 @@ def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() ->
 
 def test_steps_have_the_same_leaves_all_along() -> None:
     steps: list[Any] = []
-    play(rw.environments.record(Counting(EPISODES), steps.append, seeds=True), 5)
+    play(rw.environments.record(Counting(EPISODES), steps.append), 5)
     expected = {
         "observation": (np.float32, (2,)),
         "action": (np.int64, ()),
         "reward": (np.float32, ()),
         "discount": (np.float32, ()),
         **dict.fromkeys(("is_first", "is_last", "terminated", "truncated"), (np.bool_, ())),
-        "seed": (np.int64, ()),
     }
     assert [{name: (leaf.dtype, leaf.shape) for name, leaf in step.items()} for step in steps] == [expected] * 8
 
@@ -115,15 +114,6 @@ def test_a_step_out_of_an_episode_is_refused(end: str) -> None:
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(0)
     assert len(steps) == 2
-
-
-def test_seeds_are_those_of_the_episodes_resets() -> None:
-    steps: list[Any] = []
-    env = rw.environments.record(Counting([(1, "terminated")]), steps.append, seeds=True)
-    for seed in (7, None, 9):
-        env.reset(seed=seed)
-        env.step(0)
-    assert [int(step["seed"]) for step in steps] == [7, 7, -1, -1, 9, 9]
 
 
 @pytest.mark.parametrize(
@@ -282,14 +272,13 @@ def test_an_action_that_is_not_of_its_space_is_refused(space: Any, given: Any) -
 
 def test_environment_that_resets_itself_is_recorded_as_one_that_the_actor_resets() -> None:
     steps: list[Any] = []
-    env = rw.environments.record(gymnasium.wrappers.Autoreset(Counting(EPISODES)), steps.append, seeds=True)
+    env = rw.environments.record(gymnasium.wrappers.Autoreset(Counting(EPISODES)), steps.append)
     env.reset(seed=3)
     for action in (10, 11, -1, 12, -2, 13, 14, -3):  # the negative ones reset, and are taken by nobody
         env.step(action)
     by_hand: list[Any] = []
     play(rw.environments.record(Counting(EPISODES), by_hand.append), 5)
     assert [told(step) for step in steps] == [told(step) for step in by_hand]
-    assert [int(step["seed"]) for step in steps] == [3, 3, 3, -1, -1, -1, -1, -1]
 
 
 def test_environment_that_resets_itself_needs_a_reset_when_a_step_was_not_recorded() -> None:
@@ -308,12 +297,11 @@ def test_environment_that_resets_itself_needs_a_reset_when_a_step_was_not_record
 
 def test_recorded_environment_is_made_again_from_its_spec() -> None:
     steps: list[Any] = []
-    env = rw.environments.record(gymnasium.make("CartPole-v1"), steps.append, seeds=True)
+    env = rw.environments.record(gymnasium.make("CartPole-v1"), steps.append)
     with gymnasium.make(env.spec) as again:
         again.reset(seed=1)
         again.step(0)
     assert [bool(step["is_last"]) for step in steps] == [False, True]
-    assert {int(step["seed"]) for step in steps} == {1}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # its check warns of what is unusual in `Shown`

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tree
 
 import reverb_writer as rw
 from reverb_writer import instinct_rl
@@ -261,16 +262,12 @@ def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:
             for t in range(5):
                 state = {"a": np.float32(episode), "b": np.full(2, t)}
                 writer({"state": state, "action": 0.0, "reward": 1.0}, end_of_episode=t == 4)
-    options: dict[str, Any] = {
-        "seed": 3,
-        "fields": {"observation": "state"},
-        "concatenate_observations": True,
-        "first_frame_done": True,
-    }
+    options: dict[str, Any] = {"seed": 3, "fields": {"observation": "state"}, "first_frame_done": True}
     ours = rw.files.RolloutDataset(tmp_path, 2, 2, shuffle=True, keep_latest=4, start_range=(1, 4), **options)
     theirs = RolloutDataset(tmp_path, 2, 2, True, 4, [1, 4], **options)  # the original's order
     expected, found = (
-        [[leaf.tolist() for leaf in batch if leaf is not None] for batch in each] for each in (ours, theirs)
+        [[leaf.tolist() for leaf in tree.flatten(batch) if leaf is not None] for batch in each]
+        for each in (ours, theirs)
     )
     assert found == expected
 

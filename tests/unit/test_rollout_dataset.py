@@ -241,7 +241,7 @@ def test_batches_are_the_callers(tmp_path: Path) -> None:
     assert first.observation.tolist() == kept.tolist()
 
 
-def test_nested_observations_come_as_they_are_or_as_one_vector(tmp_path: Path) -> None:
+def test_nested_observations_come_as_they_are(tmp_path: Path) -> None:
     RolloutWriter(tmp_path).save(
         {
             "observation": {"height": np.ones((2, 2, 1)), "speed": np.array([3.0, 4.0])},
@@ -254,7 +254,6 @@ def test_nested_observations_come_as_they_are_or_as_one_vector(tmp_path: Path) -
     assert nested.observation["speed"].tolist() == [3]
     assert nested.next_observation["speed"].tolist() == [4]
     assert nested.privileged_observation.tolist() == nested.next_privileged_observation.tolist() == [[9, 9, 9]]
-    assert RolloutDataset(tmp_path, 1, concatenate_observations=True).get_batch().observation.tolist() == [[1, 1, 3]]
 
 
 def test_what_the_environment_ended_at_its_limit_is_no_timeout(tmp_path: Path) -> None:
@@ -299,7 +298,7 @@ def test_too_few_trajectories_are_waited_for_and_then_an_error(tmp_path: Path) -
     with pytest.raises(rw.errors.ReplayTimeoutError, match=r"0 complete trajectories after 0.0 s, expected 1"):
         RolloutDataset(tmp_path / "nowhere", 1, wait_timeout_s=0).get_batch()
     write_transitions(tmp_path, [1])
-    dataset = RolloutDataset(tmp_path, 1, keep_latest=2, wait_timeout_s=60, poll_interval_s=0.01)
+    dataset = RolloutDataset(tmp_path, 1, keep_latest=2, wait_timeout_s=60)
     writing = threading.Timer(0.05, write_transitions, (tmp_path, [2]))
     writing.start()
     assert delivered(dataset) == [(0, 0), (0, 0), (0, 1)]

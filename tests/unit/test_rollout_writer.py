@@ -90,36 +90,6 @@ def test_numpy_reads_the_file_and_unzip_finds_it_sound(tmp_path: Path) -> None:
     assert manifest["num_steps"] == 3
 
 
-def test_normalized_images_come_back_within_one_part_in_255(tmp_path: Path) -> None:
-    values = np.array([[-0.2, 0, 0.5, 0.999, 1.0, 1.7]], np.float32)
-    with RolloutWriter(tmp_path, encodings={"depth": "normalized_image"}) as writer:
-        writer({"depth": values, "other": values})
-    with np.load(only(tmp_path).path) as arrays:
-        assert arrays["depth"].tolist() == [[[0, 0, 127, 254, 255, 255]]]
-    loaded = only(tmp_path).load()
-    np.testing.assert_allclose(loaded["depth"], [[[0, 0, 0.49804, 0.99608, 1, 1]]], atol=5e-6)
-    assert loaded["depth"].dtype == np.float32
-    assert loaded["other"].tolist() == values[None].tolist()
-
-
-@pytest.mark.parametrize(
-    ("encodings", "text"),
-    [
-        ({"depht": "deflate"}, "`encodings` names depht; the leaves are depth, name"),
-        ({"depth": "jpeg"}, r"`encodings\['depth'\]` must be one of"),
-        ({"count": "normalized_image"}, "int64 cannot be a normalized image"),
-        ({"name": "raw"}, "'raw' cannot hold object"),
-    ],
-)
-def test_encoding_that_cannot_be_is_refused(tmp_path: Path, encodings: dict[str, str], text: str) -> None:
-    writer = RolloutWriter(tmp_path, encodings=encodings)
-    step: dict[str, Any] = {"depth": np.zeros((2, 2), np.float32), "name": b"x", "count": np.int64(1)}
-    if "depht" in encodings:
-        del step["count"]
-    with pytest.raises(rw.errors.SpecError, match=text):
-        writer(step)
-
-
 def test_end_flags_are_read_from_the_steps(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         for terminal in (True, False):
@@ -286,13 +256,13 @@ def test_order_survives_copying_and_folders_within_folders(tmp_path: Path) -> No
     assert [path.name for path in list_trajectories(tmp_path / "to")] == names
 
 
-def with_member(path: Path, name: str, change: Any, method: int = zipfile.ZIP_STORED) -> bytes:
+def with_member(path: Path, name: str, change: Any) -> bytes:
     """Return a file of which a member was changed by somebody who knows how to write a zip file."""
     out = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(out, "w") as changed:
         for member in archive.namelist():
             data = archive.read(member)
-            changed.writestr(member, change(data) if member == name else data, method)
+            changed.writestr(member, change(data) if member == name else data)
     return out.getvalue()
 
 
@@ -315,7 +285,10 @@ def rewritten(path: Path, change: Any) -> bytes:
             lambda path: rewritten(path, lambda text: text.replace('"version": 1', '"version": 2')),
             "version 2; expected",
         ),
-        (lambda path: rewritten(path, lambda text: text.replace('"num_steps": 4', '"num_steps": 5')), "expected 148"),
+        (
+            lambda path: rewritten(path, lambda text: text.replace('"num_steps": 4', '"num_steps": 5')),
+            "as the manifest says",
+        ),
         (lambda path: rewritten(path, lambda text: text.replace('"num_steps": 4', '"num_steps": 0')), "at least one"),
         (
             lambda path: rewritten(path, lambda text: re.sub('"structure": ".*?"', '"structure": ""', text)),
@@ -325,7 +298,6 @@ def rewritten(path: Path, change: Any) -> bytes:
             lambda path: with_member(path, "reward.npy", lambda data: data.replace(b"<f4", b"<i4")),
             "array `reward` is not float32",
         ),
-        (lambda path: with_member(path, "", None, zipfile.ZIP_BZIP2), "is compressed by method 12"),
     ],
 )
 def test_damaged_trajectory_is_refused_by_name(tmp_path: Path, damage: Any, text: str) -> None:

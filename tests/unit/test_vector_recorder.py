@@ -37,7 +37,6 @@ class PerEnv:
     def __init__(self, num_envs: int = 2, refused: tuple[int, ...] = ()) -> None:
         self.by_env: list[list[str]] = [[] for _ in range(num_envs)]
         self.steps: list[Any] = []
-        self.seeds: list[list[int]] = [[] for _ in range(num_envs)]
         self._refused, self._calls = refused, 0
 
     def __call__(self, step: Any, *, env_mask: Any = None) -> None:
@@ -46,8 +45,6 @@ class PerEnv:
             raise rw.errors.ReplayTimeoutError("full")
         self.steps.append(step)
         for env_id in range(len(self.by_env)) if env_mask is None else np.flatnonzero(env_mask):
-            if "seed" in step:
-                self.seeds[env_id].append(int(step["seed"][env_id]))
             if np.asarray(step["observation"]).dtype == np.float32:
                 self.by_env[env_id].append(told(step, env_id))
 
@@ -115,16 +112,6 @@ def test_the_environment_is_otherwise_the_same(make: Any) -> None:
     for _ in range(4):
         for mine, theirs in zip(env.step(np.zeros(2, int))[:4], bare.step(np.zeros(2, int))[:4], strict=True):
             np.testing.assert_array_equal(mine, theirs)
-
-
-@pytest.mark.parametrize(("seed", "seeds"), [(5, [5, 6]), ([8, None], [8, -1]), (None, [-1, -1])])
-def test_seeds_are_those_of_each_environments_reset(seed: Any, seeds: list[int]) -> None:
-    observer = PerEnv()
-    mode = AutoresetMode.SAME_STEP
-    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer, seeds=True)
-    env.reset(seed=seed)
-    play(env, mode, 3)
-    assert observer.seeds == [[seeds[0]] * 3 + [-1] * 2, [seeds[1]] * 4]
 
 
 def test_a_part_of_the_environments_may_be_reset_in_mid_episode() -> None:
