@@ -49,8 +49,12 @@ class Source:
 
     def take(self, num_samples: int) -> Samples:
         """Remove and return the oldest samples that wait, at most so many."""
-        taken, self.waiting = self.waiting[:num_samples], self.waiting[num_samples:]
-        return taken
+        waiting = self.waiting
+        if num_samples >= len(waiting):  # mostly a message has the samples of one batch
+            self.waiting = NO_SAMPLES
+            return waiting
+        self.waiting = waiting[num_samples:]
+        return waiting[:num_samples]
 
     @property
     def is_lost(self) -> bool:
