@@ -86,11 +86,12 @@ class Dataset(Views):
         self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
         try:
             connect_s = self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
-            info, make_mixer = open_table(self._client, table, options, connect_s)
+            infos, info, rule = open_table(self._client, table, options, connect_s)
             self._updates = PriorityUpdates(self._client, info)
             parts.append(self._updates)
             changed, structure = Flag(), TableStructure(table, info.signature)
-            mixer = make_mixer(pool_size, changed=changed.set, remember=self._updates.remember_owner)
+            remember = self._updates.remember_owner
+            mixer = rule(self._client, infos, info, pool_size, options, changed=changed.set, remember=remember)
             self._updates.lost_servers = lambda: mixer.lost_servers
             self._mixer = mixer
             self._prefetcher = Prefetcher(

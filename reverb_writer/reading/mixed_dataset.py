@@ -7,6 +7,7 @@ dataset b -> batches of its own size --+-> Batch [B, ...], info.members -> updat
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -152,8 +153,4 @@ class MixedDataset(Views):
             dataset.close(None if end is None else max(end - time.monotonic(), LEAST_S))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (self.datasets, self._transform)
-
-
-def _remade(datasets: Sequence[Dataset], transform: Any) -> MixedDataset:
-    return MixedDataset(datasets, transform=transform)
+        return functools.partial(MixedDataset, self.datasets, transform=self._transform), ()

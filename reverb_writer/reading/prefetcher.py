@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
@@ -68,7 +68,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        mixer: Mixer,
+        mixer: Mixer[Any],
         maker: BatchMaker,
         batch_size: int,
         options: ReadOptions,
