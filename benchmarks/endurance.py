@@ -46,6 +46,7 @@ def endurance(effort: Effort) -> Table:
 def learner_endurance(effort: Effort) -> Table:
     """Resident memory of a learner that reads windows and slices and updates priorities, while an actor writes."""
     leg_s = 60 * effort.minutes / _LEARNER_LEGS
+    began_at = time.perf_counter()
     rows = []
     resident = []
     with (
@@ -53,13 +54,13 @@ def learner_endurance(effort: Effort) -> Table:
         Remote(_SteadyActor, server.address) as actor,
         Remote(_Learner, server.address) as learner,
     ):
-        for leg in range(1, _LEARNER_LEGS + 1):
+        for _ in range(_LEARNER_LEGS):
             actor.start("write", leg_s)
             learner.start("read", leg_s)
             num_items, num_batches = actor.result(), learner.result()
             resident.append(learner.rss_bytes() / 1e6)
             cells = [f"{resident[-1]:.1f}", f"{actor.rss_bytes() / 1e6:.1f}", f"{server.rss_bytes() / 1e6:,.0f}"]
-            rows.append([f"{leg * leg_s / 60:.3g}", *cells, f"{num_batches:,}", f"{num_items:,}"])
+            rows.append([f"{(time.perf_counter() - began_at) / 60:.1f}", *cells, f"{num_batches:,}", f"{num_items:,}"])
             progress(" ".join(rows[-1]))
     half = _LEARNER_LEGS // 2
     return Table(
@@ -78,10 +79,10 @@ class _SteadyActor:
         self.write(0.0)  # a learner that is opened finds items
 
     def write(self, seconds: float) -> int:
-        """Write for so long; return how many items."""
+        """Write for so long, whole episodes, one at least; return how many items."""
         start = time.perf_counter()
         num_items = num_steps = 0
-        while not num_steps or num_steps < seconds * _STEPS_PER_S:
+        while not num_steps or time.perf_counter() - start < seconds:
             num_items += self._actor.write(0.0).items
             num_steps += EPISODE_LENGTH
             time.sleep(max(0.0, start + num_steps / _STEPS_PER_S - time.perf_counter()))
