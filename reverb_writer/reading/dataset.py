@@ -18,7 +18,6 @@ from reverb_writer.background import Flag, in_background, may_be_interrupted
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.opening import open_table
 from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher
 from reverb_writer.reading.priority_updates import PriorityUpdates
@@ -26,6 +25,7 @@ from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
 from reverb_writer.reading.waiting import Wait
+from reverb_writer.slices.batch import Batch
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -19,11 +19,12 @@ from reverb_writer.deadline import LEAST_S
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
-from reverb_writer.reading.batches import Batch, transformed
+from reverb_writer.reading.batches import transformed
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.priority_updates import checked_updates
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
+from reverb_writer.slices.batch import Batch
 
 
 class MixedDataset(Views):

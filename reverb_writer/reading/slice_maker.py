@@ -18,8 +18,8 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.sample_rows import SampleRows
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.reading.batches import Batch
 from reverb_writer.slices import By, Slices, SliceSampler, Trajectories, read_markers
+from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import KnownTrajectories
 from reverb_writer.slices.gather import mark_rows
 from reverb_writer.slices.markers import marker_leaves
