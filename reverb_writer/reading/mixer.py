@@ -185,7 +185,8 @@ class Mixer(abc.ABC, Generic[_SourceT]):
         while source.stream.has_unread:
             self._read(source, now, errors)
         was_lost = source.stream.loss is not None
-        next_at = source.stream.proceed(now, self._held_of(source, num_held), self._max_of(source))
+        num_of_server = len(source.waiting) + (num_held if len(self._sources) == 1 else 0)
+        next_at = source.stream.proceed(now, num_of_server, self._max_of(source))
         self._note_connection(source, was_lost=was_lost)
         return next_at
 
@@ -219,10 +220,6 @@ class Mixer(abc.ABC, Generic[_SourceT]):
     @abc.abstractmethod
     def _max_of(self, source: _SourceT) -> int:
         """Return how many samples of a server may be in flight or held."""
-
-    def _held_of(self, source: _SourceT, num_held: int) -> int:
-        """Return how many samples of a server are held; `num_held` were taken from all servers."""
-        return len(source.waiting) + (num_held if len(self._sources) == 1 else 0)
 
     def _look(self, now: float) -> float:  # noqa: ARG002  # for rules that do not wait
         """Look after servers that do not answer; return when to do so again."""
