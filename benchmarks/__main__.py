@@ -13,7 +13,7 @@ from benchmarks.allocator import allocator
 from benchmarks.call_times import call_times
 from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
 from benchmarks.comparison import Effort
-from benchmarks.endurance import endurance
+from benchmarks.endurance import endurance, learner_endurance
 from benchmarks.episodes import episode_getters, episode_steps
 from benchmarks.failover import failover
 from benchmarks.footprint import footprint
@@ -63,6 +63,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         call_times,
         footprint,
         endurance,
+        learner_endurance,
         chunk_length_small,
         chunk_length_frames,
         in_flight,
@@ -79,7 +80,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         rollout_recurrent_mini_batches,
     )
 }
-QUICK = Effort(rounds=1, seconds=0.2, num_steps=20_000)
+QUICK = Effort(rounds=1, seconds=0.2, num_steps=20_000, minutes=0.05)
 
 
 def main() -> None:

@@ -25,11 +25,13 @@ class Effort:
         rounds: turns of each contender.
         seconds: how long a turn takes.
         num_steps: steps of the long run.
+        minutes: of the long run of a learner.
     """
 
     rounds: int = 5
     seconds: float = 3.0
     num_steps: int = 10_000_000
+    minutes: float = 30.0
 
 
 def progress(text: str) -> None:

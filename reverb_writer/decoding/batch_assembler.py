@@ -119,7 +119,7 @@ class BatchAssembler:
             item = self._known.get(key)  # a new item may have had others evicted
             if item is None:
                 try:
-                    item = self._find_or_load(key, entry.info.item.flat_trajectory, entry.data)
+                    item = self._find_or_load(key, entry)
                 except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
                     continue
@@ -212,15 +212,16 @@ class BatchAssembler:
                     self._builders[column].append_rows(source, rows, lengths, self._batch_size)
             self._num_copied[number] = len(self._places)
 
-    def _find_or_load(self, key: int, trajectory: bytes | Parsed, encoded_chunks: Sequence[bytes]) -> int | None:
+    def _find_or_load(self, key: int, entry: Any) -> int | None:
         """Return the number of an item that is not in the current cache, and make its cache the current one.
 
         None if the item's spec is not the table's, or that of the batch.
         """
+        trajectory: bytes | Parsed = entry.info.item.flat_trajectory
         layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
         cache, ranges = self._find(layout, slices_of)
         if cache is None:
-            chunks = EncodedChunks(encoded_chunks, self._max_sample_bytes)
+            chunks = EncodedChunks(entry.data, self._max_sample_bytes)
             spec = self._spec_of(slices_of[0][0][0], chunks)
         else:
             spec = cache.spec
@@ -238,10 +239,12 @@ class BatchAssembler:
                 self._structure.settle(spec)
             cache = self._caches[layout, spec]
         self._make_current(cache)
-        if not cache.has_room(ranges):
+        item = cache.add_item(key, slices_of, ranges)
+        if item is None:
             self._find_places()
             cache.clear_items()
-        return cache.add_item(key, slices_of, ranges)
+            item = cache.add_item(key, slices_of, ranges)
+        return item
 
     def _find(
         self, layout: ItemLayout, slices_of: Sequence[Sequence[Slice]]

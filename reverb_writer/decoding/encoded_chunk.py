@@ -68,11 +68,6 @@ class EncodedChunk:
                 tensor.check(max_bytes)
         return parsed
 
-    @property
-    def is_raw(self) -> bool:
-        """Return whether each tensor's content decompresses to the memory of a column."""
-        return self.schema.is_raw and not self._delta_encoded
-
     def decode_into(self, columns: Sequence[Array], columns_as_bytes: Sequence[Array], start: int) -> None:
         """Decode into the rows from `start` on.
 
@@ -85,7 +80,7 @@ class EncodedChunk:
             FormatError: a tensor is damaged. The values of the rows are undefined then.
         """
         stop = start + self.length
-        if self.is_raw:
+        if self.schema.is_raw and not self._delta_encoded:
             for content, as_bytes in zip(self._contents, columns_as_bytes, strict=True):
                 decompress_into(content, as_bytes[start:stop])
             for number in self.schema.boolean_columns:  # any stored byte becomes 0 or 1

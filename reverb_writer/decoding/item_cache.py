@@ -46,18 +46,22 @@ class ItemCache:
         """Start without items; `max_item_bytes` is the memory limit of what is known of them."""
         self.layout, self.spec, self.partitions = layout, spec, partitions
         self._max_item_bytes = max_item_bytes
+        # Those that were forgotten included: their places are not used again until all are cleared.
+        self._num_items, self._item_bytes = 0, 0
         self.items: dict[int, int] = {}
         self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
         self.clear_items()
 
-    def has_room(self, ranges: RowRanges) -> bool:
-        """Return whether an item of these row ranges can be added; if not, call `clear_items` first."""
-        return not self._num_items or self._item_bytes + _bytes_of(ranges) <= self._max_item_bytes
+    def add_item(self, key: int, slices_of: Sequence[Sequence[Slice]], ranges: RowRanges) -> int | None:
+        """Keep the row ranges of an item, which has these slices, by group; return its number.
 
-    def add_item(self, key: int, slices_of: Sequence[Sequence[Slice]], ranges: RowRanges) -> int:
-        """Keep the row ranges of an item, which has these slices, by group; return its number."""
-        self._item_bytes += _bytes_of(ranges)
+        None if there is no room: call `clear_items`, then `add_item` again.
+        """
         item = self._num_items
+        num_bytes = self._item_bytes + _bytes_of(ranges)
+        if item and num_bytes > self._max_item_bytes:
+            return None
+        self._item_bytes = num_bytes
         self._num_items += 1
         self._new.append(ranges)
         self.items[key] = item
@@ -87,7 +91,7 @@ class ItemCache:
         self._items_of.clear()
         self._rows = [_ItemRows() for _ in self.partitions]
         self._new: list[RowRanges] = []  # of the items that are not in these, the last ones
-        self._num_items = self._item_bytes = 0  # those that were forgotten included: their places are not used again
+        self._num_items = self._item_bytes = 0
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
         """Return the row ranges of an item, which has these slices, by group.

@@ -17,7 +17,9 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 
-_IS_END = operator.attrgetter("end_of_sequence")
+_IS_END, _INFO = operator.attrgetter("end_of_sequence"), operator.attrgetter("info")
+_PROBABILITY, _TABLE_SIZE = operator.attrgetter("probability"), operator.attrgetter("table_size")
+_ITEM, _KEY, _PRIORITY, _TIMES_SAMPLED = map(operator.attrgetter, ("item", "key", "priority", "times_sampled"))
 _MAX_SPLIT_BYTES = 1 << 31
 _MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, even an empty one
 
@@ -62,15 +64,17 @@ class Samples:
     @classmethod
     def of(cls, entries: Sequence[Any]) -> Samples:
         """Return the samples of these entries."""
-        infos = [entry.info for entry in entries]
-        items = [info.item for info in infos]  # each access to a message within another one makes an object
+        # Each access to a message within another one makes an object. Whole loops in C take a quarter less time.
+        infos = list(map(_INFO, entries))
+        items = list(map(_ITEM, infos))
+        num = len(items)
         return cls(
-            np.fromiter(entries, object, len(items)),  # an assignment would ask each entry whether it is an array
-            [item.key for item in items],
-            [item.priority for item in items],
-            [info.probability for info in infos],
-            [info.table_size for info in infos],
-            [item.times_sampled for item in items],
+            np.fromiter(entries, object, num),  # an assignment would ask each entry whether it is an array
+            np.fromiter(map(_KEY, items), np.uint64, num),
+            np.fromiter(map(_PRIORITY, items), float, num),
+            np.fromiter(map(_PROBABILITY, infos), float, num),
+            np.fromiter(map(_TABLE_SIZE, infos), np.int64, num),
+            np.fromiter(map(_TIMES_SAMPLED, items), np.int32, num),
         )
 
     @classmethod
@@ -127,7 +131,7 @@ class SampleReassembler:
         """Return the samples that a SampleStreamResponse completes, in the server's order; maybe none."""
         if isinstance(message, UnencodedSamples):
             return message.samples
-        entries = parse("SampleStreamResponse", messages.SampledResponse, message).entries
+        entries = list(parse("SampleStreamResponse", messages.SampledResponse, message).entries)
         if self._incomplete is None and all(map(_IS_END, entries)):
             return Samples.of(entries)
         return Samples.of([sample for entry in entries if (sample := self._join(entry))])

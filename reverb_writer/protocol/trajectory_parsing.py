@@ -60,16 +60,25 @@ def parse_trajectory(flat_trajectory: bytes) -> Parsed:
 def _parse_one_slice(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
     """Parse a trajectory of one slice in each column, as most items of our writers have; None if it is not one.
 
-    The columns have the same bytes, but for the last one of each, which is the index.
+    The columns have the same bytes, but for the last one of each, which is the index. Our writers send an index of 0
+    for the first column. Reverb sends it on in protobuf's canonical form, without that index.
     """
-    size = flat[1] + 2 if len(flat) > 1 and flat[1] < 0x80 else 0  # noqa: PLR2004  # a length of one byte
-    if size < 6 or flat[3:4] != _INDICES[size - 4] or flat[size - 2 : size] != _ZERO_INDEX:  # noqa: PLR2004
+    size = flat[1] + 2 if len(flat) > 1 and flat[1] < 0x7E else 0  # noqa: PLR2004  # a length of one byte, with an index, too
+    if not 6 <= size <= len(flat) or flat[3:4] != _INDICES[size - 4] or not flat[:1] == flat[2:3] == _FIELD:  # noqa: PLR2004
         return None
-    num_columns = min(len(flat) // size, 128)
-    if flat != flat[: size - 1].join(_index_bytes(num_columns)) or flat[:1] != _FIELD or flat[2:3] != _FIELD:
+    if flat[size - 2 : size] == _ZERO_INDEX:
+        body = flat[4 : size - 2]
+        num_columns = min(len(flat) // size, 128)
+        expected = flat[: size - 1].join(_index_bytes(num_columns))
+    else:
+        body = flat[4:size]
+        num_columns = min((len(flat) + 2) // (size + 2), 128)
+        before_index = b"".join((_FIELD, _INDICES[size], _FIELD, _INDICES[size - 2], body, _INDEX))
+        expected = before_index.join([flat[:size], *_index_bytes(num_columns)[2:]])
+    if flat != expected:
         return None
     try:
-        read = messages.FlatTrajectory.ChunkSlice.FromString(flat[4 : size - 2])
+        read = messages.FlatTrajectory.ChunkSlice.FromString(body)
     except DecodeError:
         return None
     key, first, num_rows = read.chunk_key, read.offset, read.length

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.slices.batch import Batch as Batch  # noqa: PLC0414  # the datasets import it from here
+from reverb_writer.slices.batch import Batch
 
 Array = npt.NDArray[Any]
 Collate = Literal["error", "pad", "list", "flat"]

@@ -76,7 +76,7 @@ class _Shard(Source):
         self.due, self.waits_since = 0, None
 
 
-class ByMass(Mixer):
+class ByMass(Mixer[_Shard]):
     """Samples of uniform and prioritized tables, each server as often as its share of the mass."""
 
     _makes_one_server = True
@@ -87,18 +87,18 @@ class ByMass(Mixer):
         self._rng = np.random.default_rng()
         self._exponent = self._table.sampler_exponent
         self._drops_stale = not self.removes_items and self._exponent is not None
-        self._share_of: dict[Source, float] = {}
+        self._share_of: dict[_Shard, float] = {}
         self._num_items = 0  # of all servers that are not left out
 
     def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:  # noqa: ARG002  # all that were drawn
         """Return samples of the servers that were drawn, as far as they have come; see `Mixer`."""
-        shards = self._shards_read()
+        shards = self.sources
         if len(shards) == 1 and not self._leaving:
             return self._taken(shards[0], num_samples)
         parts: list[Samples] = []
         num_missing = num_samples
 
-        def give(source: Source, num: int) -> int:
+        def give(source: _Shard, num: int) -> int:
             nonlocal num_missing
             part = self._as_one(source, min(num, num_missing))
             parts.append(part)
@@ -127,14 +127,10 @@ class ByMass(Mixer):
         """Whether no more samples will come: a batch waits for the servers that were drawn."""
         return self.is_done
 
-    def _source(self, server: Server, info: ServerInfo | None, now: float) -> Source:
+    def _source(self, server: Server, info: ServerInfo | None, now: float) -> _Shard:
         return _Shard(server, self._stream(server, info), self._table, self._batch_size, now)
 
-    def _shards_read(self) -> list[_Shard]:
-        return [source for source in self.sources if isinstance(source, _Shard)]
-
-    def _max_of(self, source: Source) -> int:
-        assert isinstance(source, _Shard)  # noqa: S101  # `_source` makes no others
+    def _max_of(self, source: _Shard) -> int:
         return self._max_samples if len(self._sources) == 1 else source.max_samples
 
     def _draw(self, shards: Sequence[_Shard], num_samples: int, now: float) -> bool:
@@ -164,13 +160,13 @@ class ByMass(Mixer):
             self._share_of, self._num_items = dict(zip(shards, found, strict=True)), sum(sizes)
         return found
 
-    def _as_one(self, source: Source, num_samples: int) -> Samples:
+    def _as_one(self, source: _Shard, num_samples: int) -> Samples:
         """Take samples of a server, with the info that one server with all items would give."""
         num_samples = min(num_samples, len(source.waiting))
         if num_samples <= 0:
             return NO_SAMPLES
         if source not in self._share_of:  # the end has come before the first draw
-            self._weigh([shard for shard in (*self._leaving, *self.sources) if isinstance(shard, _Shard)])
+            self._weigh([*self._leaving, *self.sources])
         samples = self._taken(source, num_samples)
         if len(self._share_of) > 1:  # of one, the server itself tells it
             share = self._share_of.get(source) or 1.0  # 0: the server has started again since
@@ -182,16 +178,14 @@ class ByMass(Mixer):
         """Whether a server is connected; or has given samples that would be lost otherwise."""
         return not shard.is_lost or (self.removes_items and bool(shard.waiting))
 
-    def _note_samples(self, source: Source, samples: Samples, now: float) -> None:
-        assert isinstance(source, _Shard)  # noqa: S101  # `_source` makes no others
+    def _note_samples(self, source: _Shard, samples: Samples, now: float) -> None:
         source.size = int(samples.table_sizes[-1])
         priority, probability = float(samples.priorities[-1]), float(samples.probabilities[-1])
         source.mean = mean_weight(self._exponent, priority, probability, source.size)
         source.told_at, source.is_late, source.waits_since = now, False, None
 
-    def _note_connection(self, source: Source, *, was_lost: bool) -> None:
+    def _note_connection(self, source: _Shard, *, was_lost: bool) -> None:
         super()._note_connection(source, was_lost=was_lost)
-        assert isinstance(source, _Shard)  # noqa: S101  # `_source` makes no others
         stream = source.stream
         if was_lost and stream.loss is None and stream.info is not None:
             if source.state_id != stream.info.state_id:  # it may have been started without its items
@@ -203,14 +197,13 @@ class ByMass(Mixer):
             source.heard = stream.table
             source.size = 0 if stream.table is None else stream.table.current_size
 
-    def _leave(self, source: Source) -> None:
-        assert isinstance(source, _Shard)  # noqa: S101  # `_source` makes no others
+    def _leave(self, source: _Shard) -> None:
         source.forgive()
         super()._leave(source)
 
     def _look(self, now: float) -> float:
         """Ask servers that were not drawn for their size, and leave out those that give nothing."""
-        shards = self._shards_read()
+        shards = self.sources
         if len(shards) == 1:
             return math.inf
         for shard in shards:

@@ -18,7 +18,6 @@ from reverb_writer.background import Flag, in_background, may_be_interrupted
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.opening import open_table
 from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher
 from reverb_writer.reading.priority_updates import PriorityUpdates
@@ -26,6 +25,7 @@ from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
 from reverb_writer.reading.waiting import Wait
+from reverb_writer.slices.batch import Batch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,11 +86,12 @@ class Dataset(Views):
         self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
         try:
             connect_s = self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
-            info, make_mixer = open_table(self._client, table, options, connect_s)
+            infos, info, rule = open_table(self._client, table, options, connect_s)
             self._updates = PriorityUpdates(self._client, info)
             parts.append(self._updates)
             changed, structure = Flag(), TableStructure(table, info.signature)
-            mixer = make_mixer(pool_size, changed=changed.set, remember=self._updates.remember_owner)
+            remember = self._updates.remember_owner
+            mixer = rule(self._client, infos, info, pool_size, options, changed=changed.set, remember=remember)
             self._updates.lost_servers = lambda: mixer.lost_servers
             self._mixer = mixer
             self._prefetcher = Prefetcher(

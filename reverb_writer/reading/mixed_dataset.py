@@ -7,6 +7,7 @@ dataset b -> batches of its own size --+-> Batch [B, ...], info.members -> updat
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,11 +19,12 @@ from reverb_writer.deadline import LEAST_S
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
-from reverb_writer.reading.batches import Batch, transformed
+from reverb_writer.reading.batches import transformed
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.priority_updates import checked_updates
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
+from reverb_writer.slices.batch import Batch
 
 
 class MixedDataset(Views):
@@ -152,8 +154,4 @@ class MixedDataset(Views):
             dataset.close(None if end is None else max(end - time.monotonic(), LEAST_S))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (self.datasets, self._transform)
-
-
-def _remade(datasets: Sequence[Dataset], transform: Any) -> MixedDataset:
-    return MixedDataset(datasets, transform=transform)
+        return functools.partial(MixedDataset, self.datasets, transform=self._transform), ()

@@ -14,7 +14,7 @@ import abc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
@@ -49,8 +49,12 @@ class Source:
 
     def take(self, num_samples: int) -> Samples:
         """Remove and return the oldest samples that wait, at most so many."""
-        taken, self.waiting = self.waiting[:num_samples], self.waiting[num_samples:]
-        return taken
+        waiting = self.waiting
+        if num_samples >= len(waiting):  # mostly a message has the samples of one batch
+            self.waiting = NO_SAMPLES
+            return waiting
+        self.waiting = waiting[num_samples:]
+        return waiting[:num_samples]
 
     @property
     def is_lost(self) -> bool:
@@ -59,7 +63,10 @@ class Source:
         return stream.disconnected_at is not None or self.server.shard.state == "lost" or stream.is_closed
 
 
-class Mixer(abc.ABC):
+_SourceT = TypeVar("_SourceT", bound=Source)
+
+
+class Mixer(abc.ABC, Generic[_SourceT]):
     """The samples of one table on the servers of a client.
 
     Attributes:
@@ -102,15 +109,15 @@ class Mixer(abc.ABC):
         self._may_have_several = client.connections.may_have_several
         self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
         self._shards: Sequence[Server] = ()
-        self._sources: dict[str, Source] = {}  # by name; replaced, so that other threads may read it
-        self._leaving: list[Source] = []  # have left the target, and have samples that would be lost otherwise
+        self._sources: dict[str, _SourceT] = {}  # by name; replaced, so that other threads may read it
+        self._leaving: list[_SourceT] = []  # have left the target, and have samples that would be lost otherwise
         self._past = FetchStats()  # of servers that have left
         self._is_ending = False
 
     # ------------------------------------------------------------------------------- counters, for any thread
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[_SourceT]:
         """The servers that are read now."""
         return [*self._sources.values()]
 
@@ -173,12 +180,13 @@ class Mixer(abc.ABC):
                 source.stream.close()
         return min(next_at, self._look(now)), errors
 
-    def _proceed(self, source: Source, now: float, num_held: int, errors: list[ReverbWriterError]) -> float:
+    def _proceed(self, source: _SourceT, now: float, num_held: int, errors: list[ReverbWriterError]) -> float:
         """Read and request samples of one server; return when to do so again."""
         while source.stream.has_unread:
             self._read(source, now, errors)
         was_lost = source.stream.loss is not None
-        next_at = source.stream.proceed(now, self._held_of(source, num_held), self._max_of(source))
+        num_of_server = len(source.waiting) + (num_held if len(self._sources) == 1 else 0)
+        next_at = source.stream.proceed(now, num_of_server, self._max_of(source))
         self._note_connection(source, was_lost=was_lost)
         return next_at
 
@@ -194,7 +202,7 @@ class Mixer(abc.ABC):
     def is_starved(self) -> bool:
         """Whether the batch that was begun gets no more samples."""
 
-    def begin_batch(self) -> None:  # noqa: B027  # for rules of batches
+    def begin_batch(self) -> None:  # for rules of batches
         """Begin the next batch: samples that are taken from now on are its."""
 
     def stop_requests(self) -> None:
@@ -210,18 +218,14 @@ class Mixer(abc.ABC):
             source.stream.close()
 
     @abc.abstractmethod
-    def _max_of(self, source: Source) -> int:
+    def _max_of(self, source: _SourceT) -> int:
         """Return how many samples of a server may be in flight or held."""
-
-    def _held_of(self, source: Source, num_held: int) -> int:
-        """Return how many samples of a server are held; `num_held` were taken from all servers."""
-        return len(source.waiting) + (num_held if len(self._sources) == 1 else 0)
 
     def _look(self, now: float) -> float:  # noqa: ARG002  # for rules that do not wait
         """Look after servers that do not answer; return when to do so again."""
         return math.inf
 
-    def _read(self, source: Source, now: float, errors: list[ReverbWriterError]) -> None:
+    def _read(self, source: _SourceT, now: float, errors: list[ReverbWriterError]) -> None:
         try:
             samples = source.stream.read()
         except FormatError as error:
@@ -233,16 +237,16 @@ class Mixer(abc.ABC):
             source.waiting = Samples.joined([source.waiting, samples])
             self._note_samples(source, samples, now)
 
-    def _note_samples(self, source: Source, samples: Samples, now: float) -> None:  # noqa: B027  # for rules
+    def _note_samples(self, source: _SourceT, samples: Samples, now: float) -> None:  # for rules
         """Note what samples tell about their server."""
 
-    def _note_connection(self, source: Source, *, was_lost: bool) -> None:
+    def _note_connection(self, source: _SourceT, *, was_lost: bool) -> None:
         """Note that a connection was lost or made again, if it was; before, it `was_lost`."""
         is_lost = source.stream.loss is not None
         if is_lost and not was_lost:
             self._client.connections.refresh_soon()
 
-    def _taken(self, source: Source, num_samples: int) -> Samples:
+    def _taken(self, source: _SourceT, num_samples: int) -> Samples:
         """Take samples of a server, whose keys are remembered for new priorities."""
         samples = source.take(num_samples)
         if samples and self._may_have_several:
@@ -267,7 +271,7 @@ class Mixer(abc.ABC):
                     kept[shard.name] = self._source(shard, self._infos.get(shard.name) if is_first else None, now)
         self._sources = kept
 
-    def _leave(self, source: Source) -> None:
+    def _leave(self, source: _SourceT) -> None:
         """End with a server. Its counters stay, and samples that no one else will get."""
         source.stream.close()
         if self.removes_items:
@@ -276,8 +280,9 @@ class Mixer(abc.ABC):
             source.num_dropped += len(source.waiting)
         _add_counters(self._past, source)
 
-    def _source(self, server: Server, info: ServerInfo | None, now: float) -> Source:  # noqa: ARG002  # for rules
-        return Source(server, self._stream(server, info))
+    @abc.abstractmethod
+    def _source(self, server: Server, info: ServerInfo | None, now: float) -> _SourceT:
+        """Begin with a server; `info` has its tables, if it has answered."""
 
     def _stream(self, server: Server, info: ServerInfo | None) -> SampleStream:
         single_pass = None
@@ -306,7 +311,7 @@ def _add_counters(stats: FetchStats, source: Source) -> None:
     stats.forgiven_samples += source.num_forgiven
 
 
-class InTurns(Mixer):
+class InTurns(Mixer[Source]):
     """So many samples of each server in turn: a batch is of one. For queues, and whatever has an order or an end.
 
     A server that is late is left out until it has a batch again.
@@ -341,6 +346,9 @@ class InTurns(Mixer):
     def begin_batch(self) -> None:
         """Begin the next batch, of the server whose turn it is then."""
         self._source_of_batch = None
+
+    def _source(self, server: Server, info: ServerInfo | None, now: float) -> Source:  # noqa: ARG002  # as `Mixer` has it
+        return Source(server, self._stream(server, info))
 
     def _max_of(self, source: Source) -> int:  # noqa: ARG002  # each may have as many
         return self._max_samples

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.on_shards import answering, logged, on_all
-from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import EXACT
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.by_mass import ByMass
@@ -21,8 +19,8 @@ _LOG = logging.getLogger(__package__)
 
 def open_table(
     client: Client, table: str, options: ReadOptions, timeout_s: float
-) -> tuple[TableInfo, Callable[..., Mixer]]:
-    """Return a table as a server tells it, and what makes the mixer of its servers; see `Mixer`.
+) -> tuple[dict[str, ServerInfo], TableInfo, type[Mixer[Any]]]:
+    """Return the tables of the servers, by name of the shard, the table as the first one tells it, and its mixer.
 
     Raises:
         SpecError: `single_pass` cannot work with the table.
@@ -35,14 +33,7 @@ def open_table(
         for one in tables:
             check_single_pass(one)
     is_exact = client.connections.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
-
-    def make(
-        batch_size: int, *, changed: Callable[[], object], remember: Callable[[Sequence[int], Server], object]
-    ) -> Mixer:
-        how: dict[str, Any] = {"changed": changed, "remember": remember}
-        return (ByMass if is_exact else InTurns)(client, infos, tables[0], batch_size, options, **how)
-
-    return tables[0], make
+    return infos, tables[0], ByMass if is_exact else InTurns
 
 
 def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:

@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
@@ -24,10 +24,11 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.responses import Samples
-from reverb_writer.reading.batches import Batch, transformed
+from reverb_writer.reading.batches import transformed
 from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import FetchStats
+from reverb_writer.slices.batch import Batch
 
 _LOG = logging.getLogger(__package__)
 
@@ -68,7 +69,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        mixer: Mixer,
+        mixer: Mixer[Any],
         maker: BatchMaker,
         batch_size: int,
         options: ReadOptions,

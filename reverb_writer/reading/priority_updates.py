@@ -23,7 +23,7 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
 from reverb_writer.leaves import host_array
-from reverb_writer.reading.batches import Batch
+from reverb_writer.slices.batch import Batch
 from reverb_writer.tables.table_info import TableInfo
 
 _LOG = logging.getLogger(__package__)

@@ -17,10 +17,11 @@ from reverb_writer.arguments import integer
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.batches import Batch, Collate
+from reverb_writer.reading.batches import Collate
 from reverb_writer.reading.batches import collate as collated
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
+from reverb_writer.slices.batch import Batch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -6,9 +6,10 @@ BatchAssembler.rows -> KnownTrajectories -> slices -> their rows are copied -> t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,8 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.sample_rows import SampleRows
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.reading.batches import Batch
 from reverb_writer.slices import By, Slices, SliceSampler, Trajectories, read_markers
+from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import KnownTrajectories
 from reverb_writer.slices.gather import mark_rows
 from reverb_writer.slices.markers import marker_leaves
@@ -50,6 +51,16 @@ class SliceOptions:
         return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, rng, priorities))
 
 
+class _Pool(NamedTuple):
+    """Samples, and the slices that were drawn of them."""
+
+    rows: SampleRows
+    info: BatchInfo
+    slices: Slices
+    items: npt.NDArray[np.int64]  # [S] number of the sample of each slice
+    num_before: int  # trajectories of former pools
+
+
 class SlicesOfPools:
     """Makes batches of the slices of pools, in the order in which they are drawn; a `BatchMaker`."""
 
@@ -63,22 +74,26 @@ class SlicesOfPools:
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield batches of the slices of the next pool, after those that former pools have left; see `BatchMaker`."""
-        size = self._options.sampler.num_slices
         pool = self._drawn(assembler.rows(), server)
-        num_left = sum(len(batch.info) for batch in self._left) + pool.num_slices
-        if num_left < size:
-            self._left += pool.take(pool.num_slices)
-            assembler.begin_next()
-            yield None, True
-        while num_left >= size:
-            lacking = size - sum(len(batch.info) for batch in self._left)
-            batch = _joined([*self._left, *pool.take(lacking)])
-            self._left = []
-            num_left -= size
-            if num_left < size:
-                self._left += pool.take(num_left)
-                assembler.begin_next()
-            yield batch, num_left < size
+        sampler, num_slices = self._options.sampler, len(pool.items)
+        size = sampler.num_slices
+        batch_bytes = size * sampler.slice_len * pool.rows.row_bytes
+        step = size * max(_COPY_BYTES // max(batch_bytes, 1), 1)  # so many slices are copied together
+        ends = range(size - sum(len(batch.info) for batch in self._left), num_slices + 1, size)  # of batches
+        copied: Batch
+        full: Batch | None = None
+        for first, stop in itertools.pairwise(sorted({*range(0, num_slices, step), *ends, num_slices})):
+            begin = first % step
+            if begin == 0:
+                copied = self._copy(pool, first, min(first + step, num_slices))
+            is_all = stop - first == len(copied.info)
+            self._left.append(copied if is_all else copied.part(begin, begin + stop - first))
+            if stop in ends:
+                full, self._left = _joined(self._left), []
+                if stop != ends[-1]:
+                    yield full, False
+        assembler.begin_next()
+        yield full, True
 
     def rest(self) -> Batch | None:
         """Return the slices that fill no batch; None if there are none."""
@@ -99,14 +114,14 @@ class SlicesOfPools:
         slices = options.draw(data, trajectories, self._rng)
         num_before = self._num_trajectories
         self._num_trajectories += len(trajectories)
-        return _Pool(self, rows, info, slices, item_of[slices.trajectories], num_before)
+        return _Pool(rows, info, slices, item_of[slices.trajectories], num_before)
 
     def _reader(self, rows: SampleRows) -> Callable[[npt.NDArray[np.int64]], Any]:
         """Return a function that returns the leaves of some rows that have markers."""
         pack = self._structure.pack
         return lambda chosen: pack(rows.take(chosen, marker_leaves(pack(range(rows.num_columns)))))
 
-    def copy(self, pool: _Pool, first: int, stop: int) -> Batch:
+    def _copy(self, pool: _Pool, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1 of a pool, with copies of their rows."""
         options, pack, rows = self._options, self._structure.pack, pool.rows
         slices = pool.slices.part(first, stop)
@@ -124,53 +139,6 @@ class SlicesOfPools:
         if stored.traj_ids is None:
             ids = ids + pool.num_before
         return Batch(data, pool.info.choose(items), dataclasses.replace(markers, traj_ids=ids), after)
-
-
-class _Pool:
-    """The slices of one pool that were not taken, in their order."""
-
-    def __init__(
-        self,
-        maker: SlicesOfPools,
-        rows: SampleRows,
-        info: BatchInfo,
-        slices: Slices,
-        items: npt.NDArray[np.int64],
-        num_before: int,
-    ) -> None:
-        """Start with all slices.
-
-        Args:
-            maker: copies them.
-            rows: of the samples.
-            info: of the samples.
-            slices: of the samples.
-            items: [S] number of the sample of each slice.
-            num_before: trajectories of former pools.
-        """
-        self.rows, self.info, self.slices, self.items, self.num_before = rows, info, slices, items, num_before
-        self.num_slices = len(items)
-        self._maker = maker
-        sampler = maker._options.sampler  # noqa: SLF001  # of the same job
-        batch_bytes = sampler.num_slices * sampler.slice_len * rows.row_bytes
-        self._step = sampler.num_slices * max(_COPY_BYTES // max(batch_bytes, 1), 1)
-        self._copied: Batch | None = None  # slices that were copied together
-        self._next = self._first_copied = 0
-
-    def take(self, num_slices: int) -> list[Batch]:
-        """Return the next slices, in one batch or in several; none if none is asked for."""
-        batches = []
-        while num_slices:
-            if self._copied is None or self._next == self._first_copied + len(self._copied.info):
-                self._first_copied = self._next
-                self._copied = self._maker.copy(self, self._next, min(self._next + self._step, self.num_slices))
-            first = self._next - self._first_copied
-            stop = min(first + num_slices, len(self._copied.info))
-            is_all = first == 0 and stop == len(self._copied.info)
-            batches.append(self._copied if is_all else self._copied.part(first, stop))
-            num_slices -= stop - first
-            self._next += stop - first
-        return batches
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:

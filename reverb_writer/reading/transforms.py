@@ -22,8 +22,8 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import fields_of, named_leaves, shapes_text
-from reverb_writer.reading.batches import Batch
 from reverb_writer.slices import read_markers
+from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import first_rows
 from reverb_writer.transitions.step_flags import split_mask
 

@@ -20,7 +20,7 @@ import tree
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.arrays import Array, array_like, array_namespace, as_float, concatenated, take_rows, with_axes
 from reverb_writer.errors import StructureError
-from reverb_writer.transitions.records import NStepTransitions, Transitions
+from reverb_writer.transitions.records import NStepTransitions, Transitions, check_one_target
 
 
 def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
@@ -53,10 +53,7 @@ def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
     n, gamma = integer("n", n, minimum=1), check_fraction("gamma", gamma)
     if isinstance(transitions, NStepTransitions):
         raise StructureError("these transitions are over several steps already. Call `n_step` once, with a larger n.")
-    if tree.is_nested(transitions.reward) or tree.is_nested(transitions.discount):
-        raise StructureError(
-            "`reward` or `discount` is a nest. Choose one of its leaves first: `transitions._replace(reward=...)`."
-        )
+    check_one_target(transitions)
     mask, continues = transitions.mask, transitions.continues
     xp = array_namespace(transitions.reward, transitions.discount, mask)
     axis, size = mask.ndim - 1, mask.shape[-1]

@@ -81,6 +81,14 @@ class NStepTransitions(Transitions):
     batch: Any = None
 
 
+def check_one_target(transitions: Transitions) -> None:
+    """Refuse transitions whose reward or discount is a nest."""
+    if tree.is_nested(transitions.reward) or tree.is_nested(transitions.discount):
+        raise StructureError(
+            "`reward` or `discount` is a nest. Choose one of its leaves first: `transitions._replace(reward=...)`."
+        )
+
+
 def has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
     """Return whether the shapes of all leaves begin with this one."""
     return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in tree.flatten(nest))

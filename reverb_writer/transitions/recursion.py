@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-import tree
-
 from reverb_writer.arguments import check_fraction
 from reverb_writer.arrays import (
     Array,
@@ -20,7 +18,7 @@ from reverb_writer.arrays import (
 )
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.transitions.pairing import is_batch, with_values
-from reverb_writer.transitions.records import NStepTransitions, Transitions
+from reverb_writer.transitions.records import NStepTransitions, Transitions, check_one_target
 
 
 class RowKeywords(TypedDict, total=False):
@@ -221,8 +219,5 @@ def _arrays_of(transitions: Transitions) -> tuple[Array, Array, Array]:
             "transitions over n steps overlap, and have one target: `reward + gamma * discount * value` of their "
             "`next_observation`. Pass those of `to_transitions` to `rw.returns`."
         )
-    if tree.is_nested(transitions.reward) or tree.is_nested(transitions.discount):
-        raise StructureError(
-            "`reward` or `discount` is a nest. Choose one of its leaves first: `transitions._replace(reward=...)`."
-        )
+    check_one_target(transitions)
     return transitions.reward, transitions.discount, transitions.continues

@@ -26,6 +26,7 @@ BENCHMARKS = [
     "call_times",
     "footprint",
     "endurance",
+    "learner_endurance",
     "chunk_length_small",
     "chunk_length_frames",
     "in_flight",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reverb_writer.decoding.samples import BatchInfo
-from reverb_writer.reading.batches import Batch
+from reverb_writer.slices.batch import Batch
 
 
 def info_of(n: int) -> BatchInfo:

@@ -10,7 +10,7 @@ import pytest
 
 import reverb_writer as rw
 from reverb_writer.decoding.samples import BatchInfo
-from reverb_writer.reading.batches import Batch
+from reverb_writer.slices.batch import Batch
 
 
 def info_of(n: int, members: list[int] | None = None) -> BatchInfo:

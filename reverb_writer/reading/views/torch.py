@@ -12,7 +12,7 @@ import numpy as np
 from reverb_writer.errors import SpecError
 from reverb_writer.lazy import needs
 from reverb_writer.nests import map_present
-from reverb_writer.reading.batches import Batch
+from reverb_writer.slices.batch import Batch
 
 with needs("`as_torch`", "reverb-writer[torch]"):
     import torch

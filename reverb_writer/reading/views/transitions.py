@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from reverb_writer.arguments import check_fraction, integer
-from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.views import Views
+from reverb_writer.slices.batch import Batch
 from reverb_writer.transitions import NStepTransitions, n_step, to_transitions
 
 
