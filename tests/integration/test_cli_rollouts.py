@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from episodes import expected, feed
+from kinds import contents
 from reading import Place, fifo, read
 from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.cli import commands
 from reverb_writer.files import RolloutWriter, list_trajectories
+
+pytestmark = contents
 
 COMMAND = [sys.executable, "-m", "reverb_writer.cli"]
 StartServer = Callable[..., HostedServer]

@@ -22,6 +22,7 @@ import grpc
 import numpy as np
 import pytest
 from gateway import FOLDER, HAPROXY, NGINX, listening
+from kinds import by_socket
 from ports import free_port
 from server_process import SERVER_PYTHON, HostedServer
 from service_process import eventually, run_command
@@ -29,7 +30,7 @@ from service_process import eventually, run_command
 import reverb_writer as rw
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+pytestmark = [by_socket, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
 
 StartServer = Callable[..., HostedServer]
 

@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import contents
 from server_process import HostedServer
 from service_process import eventually
 
 import reverb_writer as rw
+
+pytestmark = contents
 
 ADMITTED = 10  # items that each queue of `server` takes
 LIMITS = [1, 20, 400]

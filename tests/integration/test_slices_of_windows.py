@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kinds import contents
 from played import (
     NEEDS_OVERLAP,
     Pair,
@@ -29,7 +30,7 @@ from server_process import ServerProcess
 import reverb_writer as rw
 
 # A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
-pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
+pytestmark = [contents, pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from kinds import by_socket
 from misbehaving import MisbehavingServer, server_info
 from ports import free_port
 from server_process import HostedServer
@@ -23,6 +24,8 @@ from service_process import eventually
 
 import reverb_writer as rw
 from reverb_writer.cli.status import command
+
+pytestmark = by_socket
 
 StartServer = Callable[..., HostedServer]
 COMMAND = [sys.executable, "-m", "reverb_writer.cli", "status"]

@@ -12,6 +12,7 @@ import pytest
 import tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kinds import contents
 from played import (
     LAYOUTS,
     NEEDS_OVERLAP,
@@ -32,7 +33,7 @@ from server_process import ServerProcess
 import reverb_writer as rw
 
 # A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
-pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
+pytestmark = [contents, pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")]
 
 
 @pytest.fixture(scope="module")
