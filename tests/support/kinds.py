@@ -12,3 +12,6 @@ by_socket = pytest.mark.only_server(
 )
 client_alone = pytest.mark.only_server("inside", "the client decides it alone, whatever the server is")
 client_by_socket = pytest.mark.only_server("local", "the client decides it alone, and it is about connections")
+both_ways = pytest.mark.only_server(
+    "local", "inside", "it is about the client's ends of a socket and of no socket, and dm-reverb has the same socket"
+)
