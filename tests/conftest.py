@@ -25,7 +25,7 @@ StartServer = Callable[..., HostedServer]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "only_server(kind, reason): runs on one kind of server, for that reason")
+    config.addinivalue_line("markers", "only_server(*kinds, reason): runs on these kinds of servers, for that reason")
     config.addinivalue_line(
         "markers", "slow: takes long and finds little: `make slow` and CI run it, `make test` does not"
     )
@@ -49,7 +49,7 @@ def _other_server(item: pytest.Item) -> bool:
     kind = callspec.params.get("server_kind") if callspec else None
     if kind == "inside" and not {"nursery", "lone_server"}.isdisjoint(item.fixturenames):  # type: ignore[attr-defined]
         return True
-    return kind is not None and any(mark.args[0] != kind for mark in item.iter_markers("only_server"))
+    return kind is not None and any(kind not in mark.args[:-1] for mark in item.iter_markers("only_server"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tree
+from kinds import contents
 from reading import Place, fifo, read
 
 import reverb_writer as rw
+
+pytestmark = contents
 
 EXAMPLE = {
     "step": {"observation": np.zeros((3, 2), np.float32), "action": np.zeros(3, np.int64)},

@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import client_by_socket
 from reading import fifo, read
 
 import reverb_writer as rw
+
+pytestmark = client_by_socket
 
 ACTORS = Path(__file__).parents[2] / "examples" / "actors"
 STEP = ["action", "discount", "is_first", "is_last", "observation", "reward", "terminated", "truncated"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import client_alone
 from server_process import HostedServer
 from service_process import eventually
 
@@ -114,7 +115,7 @@ def test_refused_step_has_changed_nothing(server: HostedServer) -> None:
 
 def test_waiting_step_goes_on_as_soon_as_there_is_room(server: HostedServer) -> None:
     with observed(server, timeout_s=LONG_S) as observer:
-        learner = threading.Timer(1.0, take, args=[server, 990])
+        learner = threading.Timer(0.3, take, args=[server, 990])
         learner.start()
         for number in range(1000):
             write(observer, number)
@@ -123,6 +124,7 @@ def test_waiting_step_goes_on_as_soon_as_there_is_room(server: HostedServer) -> 
     assert take(server, 10) == list(range(990, 1000))
 
 
+@pytest.mark.slow
 def test_step_waits_longer_than_its_time_out_while_its_items_are_confirmed(server: HostedServer) -> None:
     options: Any = {"num_envs": WAITING, "timeout_s": PATIENCE_S, "max_in_flight_items": 1}
     with rw.TrajectoryObserver(server.address, "queue", 1, **options) as observer:
@@ -140,6 +142,7 @@ def test_step_waits_longer_than_its_time_out_while_its_items_are_confirmed(serve
         assert len(taken) >= WAITING - 10
 
 
+@pytest.mark.slow
 def test_step_waits_longer_than_its_time_out_while_items_of_others_are_before_its_own(server: HostedServer) -> None:
     with observed(server, chunk_length=WAITING, max_in_flight_items=WAITING + 1) as before:
         before.extend({"n": np.arange(WAITING)})
@@ -259,6 +262,7 @@ def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer, call:
     assert observer.stats().steps == 20
 
 
+@client_alone
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "soon"])
 def test_time_out_that_is_none_is_refused(server: HostedServer, timeout_s: Any) -> None:
     with observed(server) as observer:
@@ -273,7 +277,7 @@ def test_infinite_time_out_waits(server: HostedServer) -> None:
     with rw.TrajectoryObserver(server.address, "queue", 1, timeout_s=float("inf")) as observer:
         for number in range(15):
             write(observer, number)
-        learner = threading.Timer(0.7, take, args=[server, 15])
+        learner = threading.Timer(0.3, take, args=[server, 15])
         learner.start()
         observer.flush()
         learner.join()

@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from episodes import expected, feed
+from kinds import contents
 from reading import Place, fifo, read
 from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.cli import commands
 from reverb_writer.files import RolloutWriter, list_trajectories
+
+pytestmark = contents
 
 COMMAND = [sys.executable, "-m", "reverb_writer.cli"]
 StartServer = Callable[..., HostedServer]
@@ -77,6 +80,7 @@ def test_import_names_what_is_damaged_and_ends_with_3(place: Place, tmp_path: Pa
     assert place.column("a") == [[4, 5, 6]]
 
 
+@pytest.mark.slow
 def test_interrupted_import_goes_on_without_a_window_twice(place: Place, tmp_path: Path) -> None:
     write(tmp_path, (50,) * 400)
     arguments = ["import", str(tmp_path), "-t", "a", "-a", place.address, "-l", "2"]
@@ -84,7 +88,7 @@ def test_interrupted_import_goes_on_without_a_window_twice(place: Place, tmp_pat
         while not place.client.server_info()["a"].current_size and first.poll() is None:
             time.sleep(0.01)  # a busy loop would take the processor from the import
         first.send_signal(signal.SIGINT)
-        output, _ = first.communicate(timeout=100)
+        output, _ = first.communicate(timeout=250)
     sent = int(output.split()[0])
     assert first.returncode == (130 if sent < 400 else 0)
     assert place.client.server_info()["a"].current_size == 49 * sent

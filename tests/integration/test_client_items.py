@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import contents
 from reading import Pair, fifo, read, read_column, spec
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import one_item
 from reverb_writer.transport.insert_call import insert_items
+
+pytestmark = contents
 
 # Insert and sample.
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from call_forwarder import CallForwarder
+from kinds import client_alone, client_by_socket, contents
 from reading import eventually, fifo, read_column
 from server_process import HostedServer
 
@@ -134,6 +135,7 @@ def counted(replay_server: StartServer) -> Iterator[Counted]:
         yield Counted(forwarder, client)
 
 
+@client_by_socket
 def test_observer_asks_once_when_it_is_opened_and_the_stream_once_more(counted: Counted) -> None:
     with rw.TrajectoryObserver(counted.client, "a", 1) as observer:
         assert counted.calls.verbs == ["ServerInfo"]
@@ -142,6 +144,7 @@ def test_observer_asks_once_when_it_is_opened_and_the_stream_once_more(counted: 
     assert counted.calls.verbs == ["ServerInfo", "ServerInfo", "InsertStream"]
 
 
+@client_by_socket
 def test_insert_takes_two_calls(counted: Counted) -> None:
     insert(counted.client, 1, "a")
     assert counted.calls.verbs == ["ServerInfo", "InsertStream"]
@@ -164,6 +167,7 @@ CALLS: dict[str, Callable[[rw.Client], object]] = {
 }
 
 
+@client_by_socket
 @pytest.mark.parametrize("call", CALLS)
 def test_what_a_call_asks_for_in_turn_has_one_deadline(slow: CallForwarder, call: str) -> None:
     with rw.Client(slow.address, timeout_s=LONG_S) as client:
@@ -230,6 +234,7 @@ def test_waiting_for_weights_says_that_nobody_has_published_any(replay_server: S
 # The consumer's own time.
 
 
+@contents
 @pytest.mark.parametrize("num_servers", [1, 2])
 def test_time_between_two_samples_is_not_the_servers(replay_server: StartServer, num_servers: int) -> None:
     servers = [replay_server(rw.TableConfig("a")) for _ in range(num_servers)]
@@ -243,6 +248,7 @@ def test_time_between_two_samples_is_not_the_servers(replay_server: StartServer,
         assert len(list(samples)) == 4999
 
 
+@client_alone
 def test_arguments_of_sample_are_checked_by_the_call(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("a"))
     with rw.Client(server.address) as client:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import contents
 from reading import Place, read, read_column
 
 import reverb_writer as rw
@@ -15,6 +16,8 @@ gymnasium = pytest.importorskip("gymnasium")
 from gymnasium import spaces  # noqa: E402  # as the next two: only where gymnasium is
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
 from worlds import Counting, Sampling, counting  # noqa: E402
+
+pytestmark = contents
 
 # The columns of a step, in the order of dm-tree.
 COLUMNS = ["action", "discount", "is_first", "is_last", "observation", "reward", "terminated", "truncated"]

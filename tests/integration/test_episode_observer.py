@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import feed
+from kinds import contents
 from reading import Place, read
 
 import reverb_writer as rw
+
+pytestmark = contents
 
 
 @pytest.mark.parametrize("chunk_length", [None, 1, 3])

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import SMALL_GRID, expected, feed, observed
+from kinds import contents
 from reading import Place, read
 
 import reverb_writer as rw
+
+pytestmark = contents
 
 
 def feed_at_once(observer: Any, lengths: tuple[int, ...]) -> None:

@@ -22,6 +22,7 @@ import grpc
 import numpy as np
 import pytest
 from gateway import FOLDER, HAPROXY, NGINX, listening
+from kinds import by_socket
 from ports import free_port
 from server_process import SERVER_PYTHON, HostedServer
 from service_process import eventually, run_command
@@ -29,18 +30,25 @@ from service_process import eventually, run_command
 import reverb_writer as rw
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+pytestmark = [by_socket, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
 
 StartServer = Callable[..., HostedServer]
+by_gateway = pytest.mark.only_server("local", "the gateway decides it, whatever server is behind it")
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `certs` makes for a server named localhost and a client named client."""
     folder = tmp_path_factory.mktemp("certificates")
-    made = run_command("certs", str(folder), "--days", "2")
-    assert made.returncode == 0, made.stderr
+    make_certificates(folder)
     return folder
+
+
+def make_certificates(folder: Path, *clients: str) -> None:
+    """Do what the command `certs` does, in this process: another one takes seconds to start on a busy machine."""
+    from reverb_writer_server import certs
+
+    certs.make_certificates(folder, ["localhost"], clients or ["client"], days=2)
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,7 @@ def test_right_certificate_writes_and_samples(gateway: Gateway) -> None:
         assert len(list(client.sample("replay", 50))) == 50
 
 
+@by_gateway
 def test_status_comes_in_by_certificate_too(gateway: Gateway) -> None:
     line = [SERVER_PYTHON, "-m", "reverb_writer.cli", "status", gateway.address, *gateway.options()]
     assert subprocess.run(line, capture_output=True, timeout=60, check=False).returncode == 0
@@ -131,21 +140,25 @@ def test_checkpoint_is_asked_for_by_certificate_too(gateway: Gateway) -> None:
     assert Path(saved.stdout.strip()).is_dir()
 
 
+@by_gateway
 def test_client_without_a_certificate_is_refused(gateway: Gateway) -> None:
     refused_for_its_certificate(gateway.address, rw.TLS(gateway.certificates / "ca.crt"))
 
 
+@by_gateway
 def test_plain_text_is_refused(gateway: Gateway) -> None:
     refused(gateway.address, None)
 
 
+@by_gateway
 def test_certificate_of_another_authority_is_refused(gateway: Gateway, tmp_path: Path) -> None:
-    assert run_command("certs", str(tmp_path), "--days", "2").returncode == 0
+    make_certificates(tmp_path)
     ours = gateway.certificates / "ca.crt"
     theirs = tmp_path / "clients"
     refused_for_its_certificate(gateway.address, rw.TLS(ours, theirs / "client.crt", theirs / "client.key"))
 
 
+@by_gateway
 def test_expired_certificate_is_refused(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from reverb_writer_server import certs
 
@@ -158,10 +171,12 @@ def test_expired_certificate_is_refused(gateway: Gateway, tmp_path: Path, monkey
     )
 
 
+@by_gateway
 def test_client_refuses_a_gateway_of_another_name(gateway: Gateway) -> None:
     refused(gateway.address.replace("localhost", "127.0.0.1"), gateway.tls())
 
 
+@by_gateway
 def test_older_tls_is_refused(gateway: Gateway) -> None:
     context = ssl.create_default_context(cafile=str(gateway.certificates / "ca.crt"))
     context.load_cert_chain(gateway.certificates / "client.crt", gateway.certificates / "client.key")
@@ -171,6 +186,7 @@ def test_older_tls_is_refused(gateway: Gateway) -> None:
         context.wrap_socket(plain, server_hostname="localhost")
 
 
+@pytest.mark.slow
 def test_stream_that_is_silent_for_longer_than_every_time_out_survives(
     replay_server: StartServer, certificates: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +240,7 @@ def initialize_request(pid: int, table: bytes) -> bytes:
     return b"\x08" + varint + b"\x12" + bytes([len(table)]) + table
 
 
+@pytest.mark.slow
 def test_dm_reverb_gets_in_through_a_sidecar(gateway: Gateway) -> None:
     port = free_port()
     if HAPROXY is None:
@@ -254,8 +271,7 @@ STEP = {"obs": np.zeros(3, np.float32)}
 @pytest.fixture
 def limited(replay_server: StartServer, certificates: Path, tmp_path: Path) -> Iterator[Gateway]:
     """A gateway at which `client` may do less than `admin`, who may do all."""
-    for name in ("client", "admin"):
-        assert run_command("certs", str(certificates), "--days", "2", "--client", name).returncode == 0
+    make_certificates(certificates, "client", "admin")
     permitted = "# comments are none of it\n* info\nclient insert\nadmin *"
     yield from behind(
         replay_server(rw.TableConfig("replay")), certificates, permitted=permitted, log=tmp_path / "audit.log"
@@ -267,6 +283,7 @@ def admin(gateway: Gateway) -> rw.TLS:
     return rw.TLS(folder / "ca.crt", folder / "admin.crt", folder / "admin.key")
 
 
+@by_gateway
 def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited: Gateway, tmp_path: Path) -> None:
     with rw.Client(limited.address, admin(limited)) as client:
         client.insert([np.zeros(3)], {"replay": 1.0})
@@ -294,8 +311,9 @@ def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited
     ]
 
 
+@by_gateway
 def test_name_in_other_letters_is_another_name(limited: Gateway, certificates: Path) -> None:
-    assert run_command("certs", str(certificates), "--days", "2", "--client", "Admin").returncode == 0
+    make_certificates(certificates, "Admin")
     folder = limited.certificates
     tls = rw.TLS(folder / "ca.crt", folder / "Admin.crt", folder / "Admin.key")
     with rw.Client(limited.address, tls) as client:
@@ -304,6 +322,7 @@ def test_name_in_other_letters_is_another_name(limited: Gateway, certificates: P
         assert client.server_info()["replay"].current_size == 0  # `* info` is for everyone
 
 
+@by_gateway
 def test_actor_that_may_only_insert_writes(limited: Gateway) -> None:
     with rw.Client(limited.address, limited.tls()) as client:
         with rw.TrajectoryObserver(client, "replay", sequence_length=2) as observer:
@@ -314,8 +333,9 @@ def test_actor_that_may_only_insert_writes(limited: Gateway) -> None:
         assert set(next(iter(client.sample("replay", 1))).data) == {"obs"}
 
 
+@by_gateway
 def test_observer_that_may_not_insert_is_told(limited: Gateway, certificates: Path) -> None:
-    assert run_command("certs", str(certificates), "--days", "2", "--client", "guest").returncode == 0
+    make_certificates(certificates, "guest")
     folder = limited.certificates
     tls = rw.TLS(folder / "ca.crt", folder / "guest.crt", folder / "guest.key")
     with rw.Client(limited.address, tls) as client:
@@ -331,6 +351,7 @@ def test_observer_that_may_not_insert_is_told(limited: Gateway, certificates: Pa
             observer.close(1.0)
 
 
+@by_gateway
 def test_who_drains_a_table_by_reset_is_in_the_audit_log_too(limited: Gateway, tmp_path: Path) -> None:
     with rw.Client(limited.address, admin(limited)) as client:
         client.reset("replay")
@@ -338,6 +359,7 @@ def test_who_drains_a_table_by_reset_is_in_the_audit_log_too(limited: Gateway, t
     eventually(lambda: line in (tmp_path / "audit.log").read_text(), "the call is logged after its answer")
 
 
+@by_gateway
 def test_gateway_finds_a_server_that_starts_later(lone_server: StartServer, certificates: Path, tmp_path: Path) -> None:
     port = free_port()
 
@@ -353,6 +375,7 @@ def test_gateway_finds_a_server_that_starts_later(lone_server: StartServer, cert
             assert "replay" in client.server_info(timeout_s=30.0)
 
 
+@pytest.mark.slow
 @pytest.mark.only_server("local", "it listens at one address of this machine")
 def test_gateway_finds_a_server_whose_name_is_unknown_at_first_and_gets_another_address_later(
     replay_server: StartServer, certificates: Path, tmp_path: Path
@@ -379,6 +402,8 @@ def test_gateway_finds_a_server_whose_name_is_unknown_at_first_and_gets_another_
             assert "replay" in client.server_info(timeout_s=30.0)
 
 
+@pytest.mark.slow
+@by_gateway
 def test_many_streams_of_one_process_share_a_connection_without_waiting(gateway: Gateway) -> None:
     with rw.Client(gateway.address, gateway.tls()) as client, contextlib.ExitStack() as stack:
         for _ in range(150):  # 100 at a time is what HTTP/2 servers allow that are not told otherwise
@@ -399,16 +424,18 @@ def test_authority_and_its_key_lie_apart_from_what_gateway_server_and_clients_ge
     assert "PRIVATE KEY" not in (certificates / "replay" / "server.crt").read_text()
 
 
+@pytest.mark.slow
+@by_gateway
 def test_certificate_that_is_renewed_and_permissions_that_change_are_used_without_a_restart(
     replay_server: StartServer, tmp_path: Path
 ) -> None:
     folder = tmp_path / "certificates"
-    assert run_command("certs", str(folder), "--days", "2").returncode == 0
+    make_certificates(folder)
     with contextlib.contextmanager(behind)(replay_server(rw.TableConfig("replay")), folder) as gateway:
         before = serial_number(gateway)
         with rw.Client(gateway.address, gateway.tls()) as old:
             assert "replay" in old.server_info()
-            assert run_command("certs", str(folder), "--days", "2").returncode == 0
+            make_certificates(folder)
             eventually(lambda: serial_number(gateway) != before, "the new certificate is served")
             assert "replay" in old.server_info()  # its connection goes on
         (folder / "permissions.txt").write_text("client insert\n")

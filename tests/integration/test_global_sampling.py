@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from kinds import contents
 from numbered import first_numbers, insert_numbers
 from reading import eventually
 from server_process import HostedServer
@@ -16,6 +17,8 @@ from threads import our_threads
 
 import reverb_writer as rw
 from reverb_writer.tables import Selector
+
+pytestmark = contents
 
 StartServer = Callable[..., HostedServer]
 

@@ -6,7 +6,6 @@ One call is never split, so the bound may be exceeded by the items that one call
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import contents
 from server_process import HostedServer
 from service_process import eventually
 
 import reverb_writer as rw
 
+pytestmark = contents
+
 ADMITTED = 10  # items that each queue of `server` takes
-LIMITS = [1, 20, 400]
-TIMEOUT_S = 1.5  # for a refusal: longer than the server needs to confirm the first items
+LIMITS = [1, 20]  # the default of 400 has tests of its own
+TIMEOUT_S = 0.2  # for a refusal; who writes goes on until the server has confirmed what it takes
+CONFIRMED_S = 1.5  # for the first refusal: longer than the server needs to confirm the first items
 LONG_S = 60.0  # a time-out that no test reaches
 NEVER_S = 10_000.0
 StartServer = Callable[..., HostedServer]
@@ -46,9 +49,11 @@ def step(number: int) -> dict[str, Any]:
     return {"n": np.int64(number)}
 
 
-def write_until_refused(observer: Any, *, episode_length: int | None = None) -> rw.ObserverStats:
-    """Write steps in a tight loop until one is refused, and return the counters."""
-    number, give_up_at = 0, time.monotonic() + LONG_S
+def write_until_refused(
+    observer: Any, *, episode_length: int | None = None, admitted: int = ADMITTED
+) -> rw.ObserverStats:
+    """Write steps in a tight loop until one is refused after so many items were confirmed; return the counters."""
+    number, confirmed, give_up_at = 0, 0, time.monotonic() + LONG_S
     while number < 100_000:
         is_last = episode_length is not None and (number + 1) % episode_length == 0
         try:
@@ -57,8 +62,9 @@ def write_until_refused(observer: Any, *, episode_length: int | None = None) -> 
         except rw.errors.ReplayTimeoutError:
             stats: rw.ObserverStats = observer.stats()
             assert stats.steps == number
-            if stats.acknowledged_items or time.monotonic() > give_up_at:  # a busy server may not have begun yet
+            if confirmed >= admitted or time.monotonic() > give_up_at:
                 return stats
+            confirmed = stats.acknowledged_items
     raise AssertionError
 
 
@@ -131,7 +137,7 @@ def test_item_of_each_table_counts(server: HostedServer, limit: int) -> None:
         server.address, ["queue", "other"], 2, max_in_flight_items=limit, timeout_s=TIMEOUT_S
     )
     with leaving(observer):
-        stats = write_until_refused(observer)
+        stats = write_until_refused(observer, admitted=2 * ADMITTED)
         check_pending(stats, limit, per_call=2, admitted=2 * ADMITTED)
 
 
@@ -139,7 +145,7 @@ def test_item_of_each_table_counts(server: HostedServer, limit: int) -> None:
 def test_windows_of_each_kind_count(server: HostedServer, limit: int) -> None:
     windows: Any = {"queue": rw.WindowSpec(2, 1), "other": rw.WindowSpec(5, 3)}
     observer = rw.TrajectoryObserver(
-        server.address, windows=windows, max_in_flight_items=limit, timeout_s=TIMEOUT_S, chunk_length=7
+        server.address, windows=windows, max_in_flight_items=limit, timeout_s=CONFIRMED_S, chunk_length=7
     )
     with leaving(observer):
         stats = write_until_refused(observer)
@@ -151,7 +157,7 @@ def test_windows_of_each_kind_count(server: HostedServer, limit: int) -> None:
 
 @pytest.mark.parametrize("limit", [1, 400])
 def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
-    observer = rw.TrajectoryObserver(server.address, "queue", 3, max_in_flight_items=limit, timeout_s=TIMEOUT_S)
+    observer = rw.TrajectoryObserver(server.address, "queue", 3, max_in_flight_items=limit, timeout_s=CONFIRMED_S)
     with leaving(observer):
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.extend({"n": np.arange(5_000)})
@@ -161,7 +167,7 @@ def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
 
 
 def test_refused_step_is_taken_once_an_item_is_confirmed(server: HostedServer) -> None:
-    observer = rw.TrajectoryObserver(server.address, "queue", 1, max_in_flight_items=20, timeout_s=TIMEOUT_S)
+    observer = rw.TrajectoryObserver(server.address, "queue", 1, max_in_flight_items=20, timeout_s=CONFIRMED_S)
     with leaving(observer), rw.Client(server.address) as client:
         refused = write_until_refused(observer).steps
         taken = [int(sample.data["n"][0]) for sample in client.sample("queue", 1)]
@@ -178,7 +184,7 @@ def test_raise_refuses_at_the_limit(server: HostedServer, limit: int) -> None:
         server.address, "queue", 2, max_in_flight_items=limit, on_block="raise", timeout_s=LONG_S
     )
     with leaving(observer):
-        refused = write_until_refused(observer).steps  # at once: the first items may be unconfirmed
+        refused = write_until_refused(observer, admitted=1).steps  # at once: items may be unconfirmed
         eventually(lambda: observer.stats().acknowledged_items == ADMITTED, "the queue is full")
         with contextlib.suppress(rw.errors.ReplayTimeoutError):
             for number in range(refused, refused + 2 * limit):
@@ -223,7 +229,7 @@ def test_vector_whose_episodes_end_at_different_calls_is_stopped_at_the_limit(se
 @pytest.mark.parametrize("limit", [20])
 def test_masked_environments_are_stopped_at_the_limit(server: HostedServer, limit: int) -> None:
     observer = rw.TrajectoryObserver(
-        server.address, "queue", 2, num_envs=4, max_in_flight_items=limit, timeout_s=TIMEOUT_S
+        server.address, "queue", 2, num_envs=4, max_in_flight_items=limit, timeout_s=CONFIRMED_S
     )
     with leaving(observer):
         rng = np.random.default_rng(0)
@@ -237,15 +243,18 @@ def test_masked_environments_are_stopped_at_the_limit(server: HostedServer, limi
 def vector_until_refused(observer: rw.TrajectoryObserver, episode_lengths: Any = NEVER_S) -> rw.ObserverStats:
     """Write a step of all environments in a tight loop until one is refused, and return the counters."""
     num_envs = observer.num_envs or 1
-    for number in itertools.count():
+    number, confirmed, give_up_at = 0, 0, time.monotonic() + LONG_S
+    while number < 100_000:
         ends = np.broadcast_to((number + 1) % episode_lengths == 0, num_envs)
         try:
             observer({"n": np.arange(number, number + num_envs)}, end_of_episode=ends)
+            number += 1
         except rw.errors.ReplayTimeoutError:
             stats = observer.stats()
             assert stats.steps == number * num_envs
-            return stats
-        assert number < 100_000
+            if confirmed >= ADMITTED or time.monotonic() > give_up_at:
+                return stats
+            confirmed = stats.acknowledged_items
     raise AssertionError
 
 
@@ -257,7 +266,7 @@ def test_actor_without_a_learner_stops_soon_by_default(replay_server: StartServe
     server = replay_server(rw.TableConfig("replay", 10_000, rate_limiter=limiter))
     observer = rw.TrajectoryObserver(server.address, "replay", 2, timeout_s=TIMEOUT_S)
     with leaving(observer), rw.Client(server.address) as client:
-        stats = write_until_refused(observer)
+        stats = write_until_refused(observer, admitted=125)
         check_pending(stats, 400, admitted=125)
         assert stats.steps == 125 + 400 + 1  # the first window takes two steps
         assert client.server_info()["replay"].rate_limiter.num_inserts == 125
@@ -295,7 +304,7 @@ def test_items_arrive_in_order_and_none_is_lost_across_waits(replay_server: Star
 
 def test_first_wait_for_a_rate_limiter_is_logged_once(server: HostedServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "reverb_writer")
-    observer = rw.TrajectoryObserver(server.address, "queue", 1, max_in_flight_items=20, timeout_s=TIMEOUT_S)
+    observer = rw.TrajectoryObserver(server.address, "queue", 1, max_in_flight_items=20, timeout_s=CONFIRMED_S)
     with leaving(observer):
         refused = write_until_refused(observer).steps
         lines = limiter_lines(caplog)

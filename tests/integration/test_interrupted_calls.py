@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupting import await_end_of_threads, interrupted
+from kinds import both_ways
 from numbered import QUEUE, first_numbers, insert_numbers
 from reading import eventually
 from server_process import HostedServer
@@ -19,7 +20,7 @@ import reverb_writer as rw
 from reverb_writer.client.server_calls import Server
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [both_ways, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 _AGAIN_WITHIN_S = 30.0  # a call that hangs fails; one on a busy machine does not
 _STEP = {"n": np.zeros(1, np.int64)}

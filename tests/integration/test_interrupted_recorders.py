@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupting import interrupted
+from kinds import client_alone
 from reading import Place
 
 import reverb_writer as rw
@@ -20,7 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402  # as th
 from worlds import Counting  # noqa: E402
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [client_alone, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 EPISODES = [(3, "terminated"), (2, "truncated"), (9, "both")]
 _NUM_STEPS = 4

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from episodes import cut, windows_after_reset
 from interrupting import await_end_of_threads, interrupted
+from kinds import both_ways
 from reading import Place, eventually
 from server_process import HostedServer
 
@@ -28,7 +29,7 @@ import reverb_writer as rw
 from reverb_writer.writing import sender
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [both_ways, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 _NUM_STEPS = 5
 _NUM_SIGNALS = 300  # of each kind

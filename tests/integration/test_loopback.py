@@ -62,6 +62,7 @@ def test_server_serves_this_machine_only(other_machine: str, tmp_path: Path) -> 
         assert WARNING not in process.log()
 
 
+@pytest.mark.slow
 def test_server_told_to_serve_other_machines_does_and_says_what_that_means(other_machine: str, tmp_path: Path) -> None:
     with service(tmp_path, TABLE, "--bind", "0.0.0.0") as process:  # noqa: S104
         assert reaches(other_machine, process.port)
@@ -70,6 +71,7 @@ def test_server_told_to_serve_other_machines_does_and_says_what_that_means(other
         assert f"{WARNING} {process.port} can read, change and delete all data" in lines[0]
 
 
+@pytest.mark.slow
 def test_server_behind_a_gateway_says_nothing_of_it(tmp_path: Path) -> None:
     certificate = tmp_path / "server.crt"
     certificate.touch()

@@ -18,6 +18,7 @@ import pytest
 import tree
 from call_forwarder import CallForwarder
 from forwarder import Forwarder
+from kinds import by_socket, client_by_socket
 from reading import eventually, fifo, read_column
 from server_process import HostedServer
 
@@ -28,6 +29,8 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.pipe import Pipe
 from reverb_writer.transport.sample_stream import SampleStream
 from reverb_writer.transport.server_info import request_server_info
+
+pytestmark = by_socket
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "NO_PROXY")
 
@@ -101,6 +104,7 @@ def test_connection_that_falls_silent_is_given_up_for_a_new_one(
     assert windows(server) == pairs(range(200))
 
 
+@client_by_socket
 def test_client_finds_a_new_connection_after_a_silent_one(forwarder: Forwarder) -> None:
     with rw.Client(forwarder.address) as client:
         client.server_info()
@@ -110,6 +114,7 @@ def test_client_finds_a_new_connection_after_a_silent_one(forwarder: Forwarder) 
         assert client.server_info(timeout_s=60).keys() == {"replay"}
 
 
+@client_by_socket
 def test_calls_that_are_late_take_no_stream_with_them(server: HostedServer) -> None:
     with rw.Client(server.address, timeout_s=60) as client:
         with rw.TrajectoryObserver(client, "replay", 1, max_delay_s=0.01) as observer:
@@ -127,6 +132,7 @@ def test_calls_that_are_late_take_no_stream_with_them(server: HostedServer) -> N
         dataset.close()
 
 
+@client_by_socket
 def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[..., HostedServer]) -> None:
     server = lone_server(fifo("replay"))
     with rw.Client(server.address) as client:
@@ -140,6 +146,7 @@ def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[
         assert slow.result()
 
 
+@client_by_socket
 def test_connection_of_a_learner_that_falls_silent_is_given_up_after_a_late_call(
     server: HostedServer, forwarder: Forwarder
 ) -> None:
@@ -174,6 +181,7 @@ def test_blocked_writer_stays_connected_over_many_heartbeats(
         assert observer.stats().reconnects == 0
 
 
+@client_by_socket
 def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(server: HostedServer) -> None:
     with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
         write(observer, range(1))
@@ -191,6 +199,7 @@ def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(
         assert isinstance(events.get(timeout=60.0), rw.errors.ServerUnavailableError)
 
 
+@client_by_socket
 def test_refusal_of_a_stream_is_told_though_a_message_is_being_written(server: HostedServer) -> None:
     request = messages.SampleStreamRequest(table="replay", num_samples=1).SerializeToString()
     with CallForwarder(server.port) as gateway, Channel(gateway.address) as channel:
@@ -204,6 +213,7 @@ def test_refusal_of_a_stream_is_told_though_a_message_is_being_written(server: H
             assert isinstance(events.get(), rw.errors.PermissionDeniedError)
 
 
+@client_by_socket
 @pytest.mark.parametrize("end", [lambda channel: channel.redirect("localhost:1"), Channel.close])
 def test_channel_that_is_redirected_or_closed_gives_its_connection_back(
     forwarder: Forwarder, end: Callable[[Channel], None]
@@ -216,6 +226,7 @@ def test_channel_that_is_redirected_or_closed_gives_its_connection_back(
     assert eventually(lambda: not forwarder.num_open)
 
 
+@client_by_socket
 def test_channels_to_one_address_share_a_connection(forwarder: Forwarder) -> None:
     with contextlib.ExitStack() as channels:
         for _ in range(5):
@@ -224,6 +235,7 @@ def test_channels_to_one_address_share_a_connection(forwarder: Forwarder) -> Non
         assert forwarder.accepted == 1
 
 
+@client_by_socket
 @pytest.mark.parametrize("form", ["localhost:{}", "127.0.0.1:{}", "dns:localhost:{}", "dns:///localhost:{}"])
 def test_address_may_have_any_form_that_grpc_knows(server: HostedServer, form: str) -> None:
     with rw.TrajectoryObserver(form.format(server.port), "replay", 2) as observer:
@@ -231,6 +243,7 @@ def test_address_may_have_any_form_that_grpc_knows(server: HostedServer, form: s
     assert windows(server) == pairs(range(3))
 
 
+@client_by_socket
 def test_address_may_be_a_unix_socket(server: HostedServer, tmp_path: Path) -> None:
     path = tmp_path / "replay.sock"
     with Forwarder(server.port, path=path), rw.TrajectoryObserver(f"unix:{path}", "replay", 2) as observer:
@@ -253,6 +266,7 @@ def connect_tunnel(client: socket.socket) -> None:
     client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
 
 
+@client_by_socket
 @pytest.mark.parametrize("use_proxy", [False, True])
 def test_proxy_of_the_environment_is_used_only_if_asked(
     server: HostedServer, monkeypatch: pytest.MonkeyPatch, use_proxy: bool

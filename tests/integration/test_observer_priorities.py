@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import SMALL_EPISODES, expected, feed, observed
+from kinds import contents
 from reading import Place, eventually, read
 
 import reverb_writer as rw
@@ -16,7 +17,7 @@ from reverb_writer.writing import sender
 
 MODES = tuple(rw.EndOfEpisode)
 
-pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
 
 
 @pytest.mark.parametrize("mode", MODES)

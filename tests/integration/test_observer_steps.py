@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
+from kinds import contents
 from reading import Place, fifo, read
 from reading import spec as spec_of
 from server_process import HostedServer
 
 import reverb_writer as rw
 
-pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
 
 
 # Padding.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import SMALL_EPISODES, SMALL_GRID, cut, expected, feed, observed, specs, windows_after_reset
+from kinds import contents
 from reading import Place, read
 from reading import spec as spec_of
 
@@ -16,7 +17,7 @@ import reverb_writer as rw
 
 MODES = tuple(rw.EndOfEpisode)
 
-pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
 
 
 # All windows of every mode.

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import contents
 from numbered import QUEUE, insert_numbers, write_steps
 from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
+
+pytestmark = contents
 
 StartServer = Callable[..., HostedServer]
 

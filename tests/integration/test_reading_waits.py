@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from call_forwarder import CallForwarder
+from kinds import client_alone, client_by_socket
 from numbered import QUEUE, first_numbers, insert_numbers
 from reading import eventually
 from server_process import HostedServer
@@ -92,6 +93,7 @@ def test_what_is_waited_for_is_logged_again_and_again(
     assert all("table `replay`: no batch for" in line and "is empty" in line for line in logged[1:])
 
 
+@client_by_socket
 @pytest.mark.parametrize("kind", [rw.ReplayDataset, rw.SliceDataset])
 def test_constructor_logs_that_it_waits_for_the_server(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Any
@@ -106,6 +108,7 @@ def test_constructor_logs_that_it_waits_for_the_server(
     assert any(f"table `queue`: waiting for the server at {server.address} for" in line for line in logged)
 
 
+@client_by_socket
 @pytest.mark.parametrize("what", ["next", "close", "close several tables"])
 def test_servers_that_are_paused_share_one_deadline(lone_server: StartServer, what: str) -> None:
     server = lone_server(QUEUE)
@@ -146,6 +149,7 @@ def answers(address: str) -> bool:
     return True
 
 
+@client_by_socket
 @pytest.mark.parametrize("moment", ["opening", "the batch"])
 def test_time_out_is_one_traceback(lone_server: StartServer, moment: str) -> None:
     server = lone_server(QUEUE)
@@ -165,11 +169,13 @@ def test_time_out_is_one_traceback(lone_server: StartServer, moment: str) -> Non
     assert printed.count("Traceback") == 1
 
 
+@client_alone
 def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
     with pytest.raises(rw.errors.StructureError, match=r"table `nothing` is not on the server .*`queue`"):
         rw.ReplayDataset(replay_server(QUEUE).address, "nothing", 2)
 
 
+@client_alone
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -211,6 +217,7 @@ def test_restart_of_the_server_is_survived(lone_server: StartServer) -> None:
         assert stats.server_restarts == 1
 
 
+@client_by_socket
 def test_paused_server_is_named(lone_server: StartServer) -> None:
     server = lone_server(QUEUE)
     with rw.ReplayDataset(server.address, "queue", 2, timeout_s=0.5) as dataset:
@@ -220,6 +227,7 @@ def test_paused_server_is_named(lone_server: StartServer) -> None:
         server.process.resume()
 
 
+@client_by_socket
 def test_batch_that_has_arrived_needs_no_server(lone_server: StartServer) -> None:
     server = lone_server(QUEUE)
     with rw.TrajectoryObserver(server.address, "queue", 1) as observer:
@@ -253,6 +261,7 @@ def test_infinite_time_out_waits(replay_server: StartServer) -> None:
         actor.join()
 
 
+@client_by_socket
 def test_close_waits_for_no_server_that_is_gone(lone_server: StartServer) -> None:
     server = lone_server(QUEUE)
     dataset = rw.ReplayDataset(server.address, "queue", 2, timeout_s=float("inf"))
@@ -297,6 +306,7 @@ def test_time_of_the_caller_does_not_count_as_that_of_several_servers(replay_ser
         next(samples)
 
 
+@client_by_socket
 @pytest.mark.parametrize("num_servers", [1, 2])
 def test_reader_outlives_a_gateway_that_refuses_for_a_while(replay_server: StartServer, num_servers: int) -> None:
     states = [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tree
 from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
+from kinds import contents
 from reading import Place, fifo, read
 from rollout_steps import tf_agents_steps
 from server_process import HostedServer, Kind
@@ -29,6 +30,8 @@ from reverb_writer.files import (
 from reverb_writer.files.importing import Journal
 from reverb_writer.files.tfrecord import CHUNKS, read_records, write_records
 from reverb_writer.protocol.signatures import ArraySpec
+
+pytestmark = contents
 
 StartServer = Callable[..., HostedServer]
 

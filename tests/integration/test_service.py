@@ -74,6 +74,7 @@ def test_killed_server_comes_back_with_its_last_checkpoint(tmp_path: Path) -> No
         assert sizes(server.address) == {"replay": 2}
 
 
+@pytest.mark.slow
 def test_what_is_confirmed_before_the_end_is_in_the_last_checkpoint(tmp_path: Path) -> None:
     text = configuration(tmp_path)
     confirmed: list[int] = []
@@ -98,6 +99,7 @@ def test_what_is_confirmed_before_the_end_is_in_the_last_checkpoint(tmp_path: Pa
     assert len(confirmed) <= size <= len(confirmed) + 1  # the one under way may have arrived unconfirmed
 
 
+@pytest.mark.slow
 def test_second_signal_stops_at_once(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path)) as server:
         insert(server.address, 1)
@@ -108,6 +110,7 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
         assert server.process.wait(60) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_signal_before_the_service_knows_that_reverb_serves_loses_nothing(tmp_path: Path) -> None:
     """Reverb takes inserts a moment earlier than its service hears of that: here, the service is paused meanwhile."""
     with service(tmp_path, configuration(tmp_path)) as server:
@@ -128,6 +131,7 @@ def test_signal_before_the_service_knows_that_reverb_serves_loses_nothing(tmp_pa
         assert sizes(server.address) == {"replay": 12}
 
 
+@pytest.mark.slow
 def test_server_that_was_stopped_and_continued_goes_on(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path)) as server:
         server.process.send_signal(signal.SIGSTOP)
@@ -138,6 +142,7 @@ def test_server_that_was_stopped_and_continued_goes_on(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_death_of_reverb_is_an_exit_code_of_its_own(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path)) as server:
         os.kill(server.child(), signal.SIGSEGV)
@@ -146,6 +151,7 @@ def test_death_of_reverb_is_an_exit_code_of_its_own(tmp_path: Path) -> None:
         assert "Segmentation fault" in server.log()
 
 
+@pytest.mark.slow
 def test_checkpoints_are_written_by_the_clock_and_only_the_newest_are_kept(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path).replace("every_s = 0", "every_s = 0.2")) as server:
         insert(server.address, 1)
@@ -156,6 +162,7 @@ def test_checkpoints_are_written_by_the_clock_and_only_the_newest_are_kept(tmp_p
     assert len(_kept(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_named_checkpoint_is_restored(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path)) as server:
         for number in range(2):
@@ -204,6 +211,7 @@ def test_difference_is_told_and_refused(tmp_path: Path, saved: Path) -> None:
             assert line in server.log()
 
 
+@pytest.mark.slow
 def test_tables_of_the_checkpoint_may_count(tmp_path: Path, saved: Path) -> None:
     shutil.copytree(saved, tmp_path / "checkpoints")
     with service(tmp_path, configuration(tmp_path, OTHERS), "--on-mismatch", "checkpoint") as server:
@@ -213,6 +221,7 @@ def test_tables_of_the_checkpoint_may_count(tmp_path: Path, saved: Path) -> None
         assert info["replay"].rate_limiter.samples_per_insert == 1
 
 
+@pytest.mark.slow
 def test_tables_of_the_configuration_may_count(tmp_path: Path, saved: Path) -> None:
     shutil.copytree(saved, tmp_path / "checkpoints")
     text = configuration(tmp_path, OTHERS).replace("max_size = 1000", "max_size = 4")
@@ -294,6 +303,7 @@ def test_reverb_deletes_its_own_checkpoint_beside_a_name_that_sorts_after_it(tmp
     assert [entry.name for entry in tmp_path.iterdir()] == ["lost+found"]  # and what else was there is gone
 
 
+@pytest.mark.slow
 def test_volume_with_lost_and_found_is_refused_as_a_folder_and_fine_as_its_parent(tmp_path: Path) -> None:
     (tmp_path / "volume" / "lost+found").mkdir(parents=True)
     refused = run_command("serve", "--port", "0", "--checkpoints", str(tmp_path / "volume"))
@@ -310,6 +320,7 @@ def test_volume_with_lost_and_found_is_refused_as_a_folder_and_fine_as_its_paren
 # Its log.
 
 
+@pytest.mark.slow
 def test_json_log_is_one_object_a_line_and_has_none_of_the_noise(tmp_path: Path) -> None:
     text = configuration(tmp_path) + '[log]\nformat = "json"\nfigures_every_s = 0.5'
     with service(tmp_path, text) as server:
@@ -321,6 +332,7 @@ def test_json_log_is_one_object_a_line_and_has_none_of_the_noise(tmp_path: Path)
     assert not [line for line in lines if "reverb/cc" in line["message"] or line["level"] in ("warning", "error")]
 
 
+@pytest.mark.slow
 def test_banner_tells_tables_and_memory(tmp_path: Path) -> None:
     text = configuration(tmp_path, 'sequence_length = 4\nsignature = {obs = "uint8[100]"}')
     with service(tmp_path, text) as server:

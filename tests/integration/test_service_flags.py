@@ -10,7 +10,7 @@ from service_process import service
 import reverb_writer as rw
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 FILE = """
     [tables.replay]
@@ -22,21 +22,13 @@ FILE = """
 """
 
 
-@pytest.mark.parametrize(
-    ("flags", "max_size", "min_size"),
-    [
-        (["--table", "replay"], 500, 7),
-        (["--table", "replay", "--min-size", "10"], 500, 10),
-        (["--table", "replay", "--max-size", "900"], 900, 7),
-        (["--min-size", "11", "--max-size", "901"], 901, 11),
-    ],
-)
-def test_sizes_of_the_file_hold_where_no_option_names_them(
-    tmp_path: Path, flags: list[str], max_size: int, min_size: int
-) -> None:
-    with service(tmp_path, FILE, *flags) as server, rw.Client(server.address) as client:
+def test_sizes_that_options_name_are_those_of_the_file_no_more(tmp_path: Path) -> None:
+    with (
+        service(tmp_path, FILE, "--min-size", "11", "--max-size", "901") as server,
+        rw.Client(server.address) as client,
+    ):
         tables = client.server_info()
-    assert (tables["replay"].max_size, tables["replay"].rate_limiter.min_size_to_sample) == (max_size, min_size)
+    assert (tables["replay"].max_size, tables["replay"].rate_limiter.min_size_to_sample) == (901, 11)
     assert (tables["q"].max_size, tables["q"].max_times_sampled) == (20, 1)
 
 

@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tree
+from kinds import contents
 from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
+
+pytestmark = contents
 
 StartServer = Callable[..., HostedServer]
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import contents
 from reading import spec
 from server_process import HostedServer
 
 import reverb_writer as rw
+
+pytestmark = contents
 
 MARKERS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "mask")
 

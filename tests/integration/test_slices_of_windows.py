@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kinds import contents
 from played import (
     NEEDS_OVERLAP,
     Pair,
@@ -24,21 +24,11 @@ from played import (
     write,
 )
 from reading import Place
-from server_process import ServerProcess
 
 import reverb_writer as rw
 
 # A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
-pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def uniform(shared_process: ServerProcess) -> Iterator[Place]:
-    """A server whose table gives its items as often as they are asked for."""
-    server = shared_process.start(rw.TableConfig("a", 1000))
-    with rw.Client(server.address, timeout_s=60) as client:
-        yield Place(server.address, client)
-    server.stop()
+pytestmark = [contents, pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")]
 
 
 def check_slices(batch: rw.Batch, episodes: list[Played], layout: str, slice_len: int) -> None:

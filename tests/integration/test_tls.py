@@ -13,13 +13,17 @@ import numpy as np
 import pytest
 from certificates import OPENSSL, Identity, make_identity, server_context
 from forwarder import Forwarder
+from kinds import client_by_socket
 from reading import fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
 
-pytestmark = pytest.mark.skipif(OPENSSL is None, reason="the openssl command, which makes the certificates, is missing")
+pytestmark = [
+    client_by_socket,
+    pytest.mark.skipif(OPENSSL is None, reason="the openssl command, which makes the certificates, is missing"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +103,7 @@ def test_server_of_an_unknown_authority_is_refused_by_name(
     tls = rw.TLS(root_certificates=stranger.certificate)
     with (
         Forwarder(server.port, tls=server_context(gateway)) as forwarder,
-        rw.Client(forwarder.address, tls=tls, timeout_s=5) as client,
+        rw.Client(forwarder.address, tls=tls, timeout_s=2) as client,
         pytest.raises(rw.errors.ServerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         client.server_info()
@@ -110,7 +114,7 @@ def test_server_of_another_name_is_refused_unless_that_name_is_expected(server: 
     with Forwarder(server.port, tls=server_context(elsewhere)) as forwarder:
         tls = rw.TLS(root_certificates=elsewhere.certificate)
         with (
-            rw.Client(forwarder.address, tls=tls, timeout_s=5) as client,
+            rw.Client(forwarder.address, tls=tls, timeout_s=2) as client,
             pytest.raises(rw.errors.ServerUnavailableError, match=r"(?i)host ?name|peer name"),
         ):
             client.server_info()
@@ -128,7 +132,7 @@ def test_client_that_may_not_connect_hears_of_it(
         tls = rw.TLS(gateway.certificate, stranger.certificate, stranger.private_key)
     with (
         Forwarder(server.port, tls=server_context(gateway, actor)) as forwarder,
-        rw.Client(forwarder.address, tls=tls, timeout_s=5) as client,
+        rw.Client(forwarder.address, tls=tls, timeout_s=2) as client,
         pytest.raises(rw.errors.ServerUnavailableError, match="may ask for one of the client"),
     ):
         client.server_info()
@@ -137,12 +141,12 @@ def test_client_that_may_not_connect_hears_of_it(
 def test_plain_text_to_a_server_of_tls_and_the_reverse_are_named(server: HostedServer, gateway: Identity) -> None:
     with (
         Forwarder(server.port, tls=server_context(gateway)) as forwarder,
-        rw.Client(forwarder.address, timeout_s=5) as client,
+        rw.Client(forwarder.address, timeout_s=2) as client,
         pytest.raises(rw.errors.ServerUnavailableError, match=r"check .* whether it expects `tls`"),
     ):
         client.server_info()
     with (
-        rw.Client(server.address, tls=rw.TLS(gateway.certificate), timeout_s=5) as client,
+        rw.Client(server.address, tls=rw.TLS(gateway.certificate), timeout_s=2) as client,
         pytest.raises(rw.errors.ServerUnavailableError, match=r"(?i)ssl"),
     ):
         client.server_info()

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import contents
 from server_process import HostedServer
 
 import reverb_writer as rw
+
+pytestmark = contents
 
 StartServer = Callable[..., HostedServer]
 

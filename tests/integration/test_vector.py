@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import SMALL_GRID, cut
+from kinds import contents
 from reading import Place, eventually, read
 from reading import spec as spec_of
 
 import reverb_writer as rw
 
-pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
 
 # When the episodes of each environment end, by the number of the step.
 ENDS = [{3, 4, 10}, {10}, set[int](), {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {6, 9}]

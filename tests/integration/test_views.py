@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from certificates import OPENSSL, make_identity, server_context
 from forwarder import Forwarder
+from kinds import contents
 from server_process import HostedServer
 
 import reverb_writer as rw
+
+pytestmark = contents
 
 StartServer = Callable[..., HostedServer]
 

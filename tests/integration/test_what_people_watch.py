@@ -111,6 +111,7 @@ def test_each_package_has_a_logger_of_its_own(address: str, caplog: pytest.LogCa
     assert {record.name for record in caplog.records} == {"reverb_writer.writing"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of TensorBoard and what it brings
 def test_tensorboard_shows_the_counters_of_the_example(tmp_path: Path) -> None:
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tree
+from kinds import contents
 from reading import Place, read
 
 import reverb_writer as rw
+
+pytestmark = contents
 
 MODES = [mode.value for mode in rw.EndOfEpisode]
 

@@ -194,6 +194,13 @@ def test_episode_of_any_length_comes_back(tmp_path: Path) -> None:
     ]
 
 
+def test_files_are_in_order_although_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time_ns", iter(range(10**18, 0, -(10**15))).__next__)
+    with RolloutWriter(tmp_path) as writer:
+        written = [writer.save({"n": np.arange(2)}, terminated=True, truncated=False) for _ in range(3)]
+    assert list_trajectories(tmp_path) == written
+
+
 def test_what_a_killed_writer_leaves_is_never_seen(tmp_path: Path) -> None:
     script = """if True:
         import os, sys

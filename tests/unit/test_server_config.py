@@ -112,6 +112,32 @@ def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path)
     assert (config.port, config.http.port, config.checkpoints.keep, config.http.host) == (3, 2, 1, "127.0.0.1")
 
 
+@pytest.mark.parametrize(
+    ("flags", "max_size", "min_size"),
+    [
+        ({}, 500, 7),
+        ({"min_size": 10}, 500, 10),
+        ({"max_size": 900}, 900, 7),
+        ({"max_size": 901, "min_size": 11}, 901, 11),
+    ],
+)
+def test_sizes_of_the_file_hold_where_no_option_names_them(
+    tmp_path: Path, flags: dict[str, Any], max_size: int, min_size: int
+) -> None:
+    text = """
+        [tables.replay]
+        max_size = 500
+        min_size = 7
+        [tables.q]
+        rate_limiter = "queue"
+        max_size = 20
+    """
+    config = read(tmp_path, text, **{f"tables__replay__{name}": value for name, value in flags.items()})
+    replay, q = (table.config for table in config.tables)
+    assert (replay.max_size, replay.rate_limiter) == (max_size, MinSize(min_size))
+    assert (q.max_size, q.max_times_sampled) == (20, 1)
+
+
 @pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith("tables.")])
 def test_every_key_can_be_set_by_a_variable(key: str) -> None:
     kind = KEYS[key].kind

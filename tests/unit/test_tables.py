@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 
 from reverb_writer.errors import SpecError
-from reverb_writer.tables import MinSize, Prioritized, Queue, RateLimiter, SampleToInsertRatio, Stack, TableConfig
+from reverb_writer.protocol import messages
+from reverb_writer.tables import (
+    MinSize,
+    Prioritized,
+    Queue,
+    RateLimiter,
+    SampleToInsertRatio,
+    Selector,
+    Stack,
+    TableConfig,
+)
+from reverb_writer.tables.table_messages import read_selector, write_selector
 
 
 @pytest.mark.parametrize(
@@ -209,3 +220,21 @@ def test_numbers_of_a_program_are_checked_by_their_names(arguments: Any, message
 
 def test_table_of_variables_holds_one_item() -> None:
     assert TableConfig.variables("weights") == TableConfig("weights", max_size=1)
+
+
+@pytest.mark.parametrize(
+    ("selector", "is_deterministic"),
+    [
+        ("fifo", True),
+        ("lifo", True),
+        ("max_heap", True),
+        ("min_heap", True),
+        ("uniform", False),
+        (Prioritized(0.5), False),
+    ],
+)
+def test_selector_is_told_to_clients_as_reverb_tells_it(selector: Selector, is_deterministic: bool) -> None:
+    options = messages.KeyDistributionOptions()
+    write_selector(selector, options)
+    assert options.is_deterministic is is_deterministic
+    assert read_selector(options) == selector
