@@ -3,7 +3,7 @@
     python docs/pictures.py docs/_static
 
 Windows come from `WindowSpec`, the rate limiter from a run on a `LocalServer`, throughput from the tables of
-figures.md.
+explanation/performance.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from matplotlib.ticker import MultipleLocator
 
 import reverb_writer as rw
 
-FIGURES = Path(__file__).with_name("figures.md")
+FIGURES = Path(__file__).parent / "explanation/performance.md"
 THEMES = {
     "light": {
         "text": "#333",
@@ -199,17 +199,20 @@ def draw_limiter(rows: np.ndarray[Any, Any], colours: Colours) -> Figure:
 
 
 def read_throughput(text: str) -> dict[str, list[tuple[str, float, float]]]:
-    """Read, of each table of rates, the rows that have a rate of ours and how many times a peer's it is."""
-    row = re.compile(r"^\| ([^|]+) \| ([\d,]+)[^|]* \| ([\d.]+)x \|", re.MULTILINE)
-    _, *tables = re.split(r"^\| work \| ours, (\w+)/s \|", text.replace("`", ""), flags=re.MULTILINE)
+    """Read, of each table of rates, the rows that have a rate of ours and one of a peer."""
+    row = re.compile(r"^\| ([^|]+) \| ([\d,]+)[^|]* \| ([\d,]+) [^|]*\|", re.MULTILINE)
+    _, *tables = re.split(r"^\| work[^|]* \| ours, (\w+)/s \|", text.replace("`", ""), flags=re.MULTILINE)
     found = {
         f"{UNITS[unit]}, {unit} a second": [
-            (name, float(rate.replace(",", "")), float(times)) for name, rate, times in row.findall(rows)
+            (name, *(float(rate.replace(",", "")) for rate in rates))
+            for name, *rates in row.findall(rest.partition("\n\n")[0])
         ]
-        for unit, rows in zip(tables[::2], tables[1::2], strict=True)
+        for unit, rest in zip(tables[::2], tables[1::2], strict=True)
     }
     if not found or not all(found.values()):
-        raise SystemExit(f"{FIGURES.name} needs tables `| work | ours, UNIT/s |` of rows `| work | rate | 1.5x |`.")
+        raise SystemExit(
+            f"{FIGURES.name} needs tables `| work | ours, UNIT/s |` of rows `| work | rate | rate (...) |`."
+        )
     return found
 
 
@@ -222,11 +225,11 @@ def draw_throughput(found: dict[str, list[tuple[str, float, float]]], colours: C
     for axes, (title, work) in zip(panels, found.items(), strict=True):
         dress(axes, colours)
         rows = np.arange(len(work))
-        ours, times = (np.array([one[i] for one in work]) for i in (1, 2))
+        ours, theirs = (np.array([one[i] for one in work]) for i in (1, 2))
         axes.barh(rows - 0.18, ours, 0.36, color=colours["ours"], label="reverb-writer")
-        axes.barh(rows + 0.18, ours / times, 0.36, color=colours["theirs"], label="TF-Agents, Reverb")
-        for row, (rate, by) in enumerate(zip(ours, times, strict=True)):
-            axes.text(rate, row - 0.18, f" {by:g}x", color=colours["text"], va="center", fontsize=9)
+        axes.barh(rows + 0.18, theirs, 0.36, color=colours["theirs"], label="TF-Agents, Reverb")
+        for row, (rate, by) in enumerate(zip(ours, ours / theirs, strict=True)):
+            axes.text(rate, row - 0.18, f" {by:.2g}x", color=colours["text"], va="center", fontsize=9)
         axes.set_yticks(rows, [name for name, _, _ in work])
         axes.invert_yaxis()
         axes.set_title(title, loc="left", fontsize=10, color=colours["text"])

@@ -83,7 +83,7 @@ def test_import_names_what_is_damaged_and_ends_with_3(place: Place, tmp_path: Pa
 @pytest.mark.slow
 def test_interrupted_import_goes_on_without_a_window_twice(place: Place, tmp_path: Path) -> None:
     write(tmp_path, (50,) * 400)
-    arguments = ["import", str(tmp_path), "-t", "a", "-a", place.address, "-l", "2"]
+    arguments = ["import", str(tmp_path), "-t", "a", "-a", place.address, "-l", "2", "--timeout", "240"]
     with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as first:
         while not place.client.server_info()["a"].current_size and first.poll() is None:
             time.sleep(0.01)  # a busy loop would take the processor from the import
