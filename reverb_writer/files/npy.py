@@ -32,6 +32,11 @@ def encode(array: Array) -> bytes:
     return _header(array.dtype.str, array.shape) + array.tobytes()
 
 
+def size_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return how many bytes `encode` makes of such an array."""
+    return len(_header(dtype.str, shape)) + math.prod(shape) * dtype.itemsize
+
+
 def decode(data: bytes, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """Return the array of a file that `encode` has made, read-only.
 

@@ -40,6 +40,7 @@ _PARTIAL = ".partial_"
 _MANIFEST = "manifest.json"
 _ABANDONED_S = 3600.0  # a file that is being written changes all the time: for an hour without a change, nobody writes
 _IMAGE_DIMS = 3  # [T, height, width], or more
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DEFLATE_LEVEL = 1  # images: twice as fast as 6 to write, a sixtieth of the size instead of a hundredth
 # What `zipfile` raises for a file that is damaged, torn or none; RuntimeError if it says that it is encrypted.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError, RuntimeError, ValueError)
@@ -97,7 +98,7 @@ class StoredTrajectory:
         """
         self.path = Path(path)
         with self._archive() as archive:
-            self.manifest = Manifest.from_json(archive.read(_MANIFEST))
+            self.manifest = Manifest.from_json(_read(archive, _MANIFEST))
 
     def __repr__(self) -> str:
         return f"<StoredTrajectory in {self.path}: {self.manifest.num_steps} steps>"
@@ -121,7 +122,7 @@ class StoredTrajectory:
 
     def _columns(self) -> list[Array]:
         with self._archive() as archive:
-            return self.manifest.layout.decode(functools.partial(_read, archive), self.manifest.num_steps)
+            return self.manifest.layout.decode(functools.partial(_read_array, archive), self.manifest.num_steps)
 
     @contextlib.contextmanager
     def _archive(self) -> Iterator[zipfile.ZipFile]:
@@ -135,8 +136,17 @@ class StoredTrajectory:
             raise FormatError(f"trajectory `{self.path.name}`: it is torn or damaged ({error}).") from error
 
 
-def _read(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    return npy.decode(archive.read(f"{name}.npy"), name, dtype, shape)
+def _read_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    return npy.decode(_read(archive, f"{name}.npy", npy.size_of(dtype, shape)), name, dtype, shape)
+
+
+def _read(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes:
+    member = archive.getinfo(name)
+    if size is not None and member.file_size != size:  # checked first: a few deflated bytes may become very many
+        raise FormatError(f"`{name}` has {member.file_size} bytes, not {size}, as the manifest says.")
+    if member.compress_type not in _METHODS:  # another one raises errors of its own
+        raise FormatError(f"`{name}` is compressed by method {member.compress_type}, expected one of {_METHODS}.")
+    return archive.read(member)
 
 
 def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:

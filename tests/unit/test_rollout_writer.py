@@ -263,10 +263,10 @@ def test_order_survives_copying_and_folders_within_folders(tmp_path: Path) -> No
     assert [path.name for path in list_trajectories(tmp_path / "to")] == names
 
 
-def with_member(path: Path, name: str, change: Any) -> bytes:
+def with_member(path: Path, name: str, change: Any, method: int = zipfile.ZIP_STORED) -> bytes:
     """Return a file of which a member was changed by somebody who knows how to write a zip file."""
     out = io.BytesIO()
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(out, "w") as changed:
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(out, "w", method) as changed:
         for member in archive.namelist():
             data = archive.read(member)
             changed.writestr(member, change(data) if member == name else data)
@@ -305,6 +305,11 @@ def rewritten(path: Path, change: Any) -> bytes:
             lambda path: with_member(path, "reward.npy", lambda data: data.replace(b"<f4", b"<i4")),
             "array `reward` is not float32",
         ),
+        (
+            lambda path: with_member(path, "reward.npy", lambda data: data + bytes(1 << 20), zipfile.ZIP_DEFLATED),
+            "`reward.npy` has .* bytes, not",  # of a member that was not decompressed
+        ),
+        (lambda path: with_member(path, "", None, zipfile.ZIP_LZMA), "compressed by method 14"),
     ],
 )
 def test_damaged_trajectory_is_refused_by_name(tmp_path: Path, damage: Any, text: str) -> None:
