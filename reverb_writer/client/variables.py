@@ -288,8 +288,9 @@ class Variables:
                 if deadline.spent_s >= deadline.timeout_s:
                     raise ReplayTimeoutError(
                         f"table `{self._table}` {'has no newer version' if seen else 'is empty'} at "
-                        f"{self._client.address} after {deadline.timeout_s:.1f} s. Nothing was published yet: start "
-                        "the learner, or raise `timeout_s`."
+                        f"{self._client.address} after {deadline.timeout_s:.1f} s. "
+                        f"{'See whether the learner runs' if seen else 'Nothing was published yet: start the learner'}"
+                        ", or raise `timeout_s`."
                     )
                 pause_s = min(2 * pause_s, longest_s)
         with self._lock:

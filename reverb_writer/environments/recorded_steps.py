@@ -44,7 +44,7 @@ class _Episodes(NamedTuple):
     observation: Any  # the last one
     is_first: Any  # whether no step of the episode is written yet
     ends: tuple[Any, Any] | None = None  # `terminated`, `truncated` of episodes whose last step is to be written
-    zeros: Any = None  # action, reward and so on of a last step, in all episodes; None before the first step
+    zeros: Any = None  # action, reward and so on of a last step; None before an episode's first step
 
 
 class Recording:
@@ -92,7 +92,7 @@ class Recording:
         self.end(mask)
         state = self.state
         if mask.all():
-            self.state = self._no_episodes._replace(observation=observation, zeros=state.zeros)
+            self.state = self._no_episodes._replace(observation=observation)
         else:
             chosen = tree.map_structure(partial(_choose, mask), observation, state.observation)
             self.state = state._replace(observation=chosen)
@@ -158,7 +158,7 @@ class Recording:
         """Return the state once the last steps of these episodes are written."""
         state, ends = self.state, None
         if self._num_envs is None:
-            return self._no_episodes._replace(zeros=state.zeros)
+            return self._no_episodes
         if state.ends is not None:
             terminated, truncated = state.ends[0] & ~ended, state.ends[1] & ~ended
             ends = (terminated, truncated) if (terminated | truncated).any() else None

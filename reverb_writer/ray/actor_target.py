@@ -6,8 +6,9 @@ While neither can be read, what is known stays: whether a server is there, clien
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from reverb_writer.background import in_background
+from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.targets import Shard, Target
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.ray.actors import ask_actors
@@ -31,6 +32,7 @@ class ActorTarget:
     spec: ClusterSpec = field(compare=False)
     known: dict[str, ShardReport] = field(compare=False, repr=False, default_factory=dict)
     cluster: str = field(init=False)
+    _looks: list[Outcome[None]] = field(init=False, compare=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         """Take the cluster's name, which targets are compared by; `known` has all shards, so that its size stays."""
@@ -38,13 +40,19 @@ class ActorTarget:
         for name in self.spec.shard_names():
             self.known.setdefault(name, ShardReport(name))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what other threads do."""
+        return {**vars(self), "_looks": []}
+
     def look_up(self, timeout_s: float) -> Target:
         """Return the newest target that is known within `timeout_s` seconds, though a folder or Ray may not answer.
 
         Raises:
             ServerUnavailableError: no shard has told its address yet.
         """
-        in_background(lambda: self._look(timeout_s)).wait(timeout_s + 1.0)  # Ray tells at the end of it who is silent
+        if not self._looks or self._looks[0].done():  # one that a folder holds up is not joined by others
+            self._looks[:] = [in_background(lambda: self._look(timeout_s))]
+        self._looks[0].wait(timeout_s + 1.0)  # Ray tells at the end of it who is silent
         return self._target()
 
     def note(self, report: ShardReport) -> None:
