@@ -15,7 +15,7 @@ import time
 
 import gymnasium
 import numpy as np
-from q_network import QNetwork
+from dqn_split import QNetwork
 
 import reverb_writer as rw
 

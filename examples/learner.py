@@ -14,7 +14,7 @@ import signal
 import time
 
 import numpy as np
-from q_network import Adam, QNetwork
+from dqn_split import Adam, QNetwork
 
 import reverb_writer as rw
 

@@ -196,12 +196,13 @@ def _checked(port: int | None, max_bytes: int | None, max_item_bytes: int | None
 def _bind(server: Any, port: int) -> int:
     """Listen on a port, 0 for a free one; return which."""
     try:
-        with socket.create_server((_HOST, port)):  # before gRPC, which would log lines of its own
-            pass
+        if port:
+            socket.create_server((_HOST, port)).close()  # before gRPC, which would log lines of its own
         bound: int = server.add_insecure_port(f"{_HOST}:{port}")
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # grpcio says no more than that it failed
+        why = "this process may not listen there" if isinstance(error, PermissionError) else "the port is taken"
         raise ServerUnavailableError(
-            f"cannot listen on {_HOST}:{port}: the port is taken. Give another `port`, or None for a free one."
+            f"cannot listen on {_HOST}:{port}: {why}. Give another `port`, or None for a free one."
         ) from error
     return bound
 

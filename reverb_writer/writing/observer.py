@@ -18,7 +18,8 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
-from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.errors import SpecError
+from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length, rows
 from reverb_writer.transport.waits import Wait
 from reverb_writer.writing.observer_life import ObserverLife
@@ -98,8 +99,10 @@ class Observer(ObserverLife):
 
     def _write_envs(self, step: Any, end_of_episode: Any, env_mask: Any) -> None:
         """Write a step of every environment, or of some."""
-        last = None if end_of_episode is None else self._flags("end_of_episode", end_of_episode)
-        env_ids = self._all_envs if env_mask is None else np.flatnonzero(self._flags("env_mask", env_mask))
+        last = None if end_of_episode is None else env_flags("end_of_episode", end_of_episode, self._num_envs)
+        env_ids = (
+            self._all_envs if env_mask is None else np.flatnonzero(env_flags("env_mask", env_mask, self._num_envs))
+        )
         sender = self._sender or self._start(step)
         ring = sender.ring
         written, num_steps, _ = ring.head
@@ -120,14 +123,6 @@ class Observer(ObserverLife):
             self._wake(sender)
         if self._max_steps is not None and self._max_steps in num_steps[env_ids]:
             self._on_overflow()
-
-    def _flags(self, name: str, flags: Any) -> np.ndarray[Any, Any]:
-        array = np.asarray(flags, bool)
-        if array.shape != (self._num_envs,):
-            raise StructureError(
-                f"`{name}` has shape {array.shape}, expected ({self._num_envs},): one flag per environment."
-            )
-        return array
 
     def _wake(self, sender: Sender) -> None:
         """Wake the sender, once for each row that it has named."""

@@ -371,11 +371,8 @@ class Service:
         """Take no more work, write a last checkpoint and stop; return the exit code."""
         assert self._state.monitor is not None  # noqa: S101  # the server runs
         self._state.phase = "draining"
-        until = time.monotonic() + 2 * _GRACE_S
-        while (in_doubt := self._turn.in_doubt) or (process.is_stopped() and time.monotonic() < until):
-            if in_doubt:
-                until = time.monotonic() + 2 * _GRACE_S
-            self._pause.wait(_PAUSE_S)  # the main thread ends both, but it cannot continue what a debugger has stopped
+        while self._turn.in_doubt or process.is_stopped():  # the main thread ends both
+            self._pause.wait(_PAUSE_S)
         if saver is not None:
             self._jobs.run("connect", saver.connect)
         try:

@@ -30,7 +30,8 @@ def test_program_runs_as_it_stands(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_WITHIN_S, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "(256, 4) 1.0\n" * 10
-    assert "Traceback" not in done.stderr, "the actors end with the run"
+    said = [line for line in done.stderr.splitlines() if "no batch for" not in line]  # as on a busy machine
+    assert not said, "the actors end with the run, without a word"
 
 
 def test_notebook_runs_and_shows_the_tables() -> None:

@@ -41,8 +41,9 @@ def test_step_that_fills_no_chunk_takes_at_most_six_calls(
     with rw.TrajectoryObserver(place.client, "a", 20, mask=mask, chunk_length=20, max_delay_s=1000) as observer:
         observer(step, end_of_episode=end_of_episode)
         every = [python_calls(lambda: observer(step, end_of_episode=end_of_episode)) for _ in range(10)]
-        calls = min(every, key=len)  # on a busy machine some steps come so late that they wake the sender
-        assert len(calls) <= allowed, calls
+        quiet = [calls for calls in every if not any(name.endswith("_wake") for name in calls)]
+        assert quiet  # on a busy machine some steps come so late that they wake the sender
+        assert all(len(calls) <= allowed for calls in quiet), quiet
 
 
 def test_calls_of_a_vector_step_do_not_grow_with_the_environments(place: Place) -> None:

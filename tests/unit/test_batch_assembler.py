@@ -90,7 +90,9 @@ def test_trajectories_as_our_writers_send_them_are_parsed_by_their_first_column(
     assert parse_trajectory(item.flat_trajectory) == ((((columns, columns),), (False,) * num_columns), [of_all])
     if num_columns <= 128:  # more have indices of two bytes
         assert _parse_uniform(item.flat_trajectory) is not None
-        assert (_parse_one_slice(item.flat_trajectory) is not None) == (len(of_all) == 1)
+        as_reverb_sends_it = messages.FlatTrajectory.FromString(item.flat_trajectory).SerializeToString()
+        for flat in (item.flat_trajectory, as_reverb_sends_it):
+            assert (_parse_one_slice(flat) is not None) == (len(of_all) == 1)
 
 
 def test_delta_encoded_scalar_and_string_columns() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
-NAMES = ["q_network", "dqn_split", "apex_dqn"]
+NAMES = ["dqn_split", "apex_dqn"]
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +25,7 @@ def examples_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=NAMES)
 def example(request: pytest.FixtureRequest) -> Any:
     """Return an example that has the network: each has a copy, because each runs when it is copied alone."""
-    if request.param != "q_network":
-        pytest.importorskip("gymnasium")
+    pytest.importorskip("gymnasium")
     return importlib.import_module(request.param)
 
 

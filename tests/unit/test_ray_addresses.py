@@ -67,6 +67,9 @@ def test_folder_that_does_not_answer_does_not_hang_a_look_up(tmp_path: Path) -> 
     before = target.look_up(60)
     os.mkfifo(path_of(folder, 2))  # as on a server of NFS that is away: a read waits for ever
     assert target.look_up(0.1) == before
+    num_threads = threading.active_count()
+    assert target.look_up(0.1) == before
+    assert threading.active_count() <= num_threads  # one thread waits for the folder, however often it is looked up
     path_of(folder, 2).write_text("")  # now it has come back
 
 

@@ -82,8 +82,8 @@ class ReverbProcess:
         return self._process.poll() is None
 
     def is_stopped(self) -> bool:
-        """Return whether the process is stopped, as by SIGSTOP or a debugger."""
-        return statistics(str(self.pid))[:1] in (["T"], ["t"])
+        """Return whether the process is stopped, as by SIGSTOP, so that `resume` lets it go on."""
+        return statistics(str(self.pid))[:1] == ["T"]  # t: a debugger has stopped it, and alone lets it go on
 
     def suspend(self) -> None:
         """Stop the process where it is: it confirms nothing until `resume`."""
