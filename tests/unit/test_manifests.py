@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -35,7 +36,8 @@ def built(folder: Path = FOLDER) -> dict[str, Any]:
 @pytest.fixture
 def complete(tmp_path: Path) -> dict[str, Any]:
     """What kustomize makes of the manifests, the lines of the components uncommented."""
-    copy = shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    copy = shutil.copytree(FOLDER, tmp_path / "deploy" / "kubernetes")
+    shutil.copytree(ROOT / "docker" / "gateway", tmp_path / "docker" / "gateway")
     file = copy / "kustomization.yaml"
     text, count = re.subn(r"^# (components:|  - \w+  #)", r"\1", file.read_text(), flags=re.MULTILINE)
     assert count == 3
@@ -221,10 +223,96 @@ def test_only_labelled_pods_reach_the_server() -> None:
     assert reverb == [{"podSelector": {"matchLabels": {"replay-client": "true"}}}]
 
 
-def test_permissions_of_the_manifests_are_those_of_the_image() -> None:
-    """Kustomize reads no file outside of its folder."""
-    theirs = ROOT / "docker" / "gateway" / "permissions.txt"
-    assert (FOLDER / "gateway" / "permissions.txt").read_text() == theirs.read_text()
+def paths_in(container: dict[str, Any]) -> set[Path]:
+    """Return the paths that variables of a container have."""
+    return {Path(entry["value"]) for entry in container["env"] if entry.get("value", "").startswith("/")}
+
+
+def test_variables_probes_and_mounts_of_every_pod_name_what_the_pod_has(complete: dict[str, Any]) -> None:
+    servers, ray = complete["StatefulSet"]["spec"], ray_documents()
+    cluster, redis = ray["RayCluster", "replay"]["spec"], ray["StatefulSet", "replay-redis"]["spec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    for group in (servers, redis, cluster["headGroupSpec"], workers):
+        pod = group["template"]["spec"]
+        claims = {claim["metadata"]["name"] for claim in group.get("volumeClaimTemplates", ())}
+        volumes = {volume["name"] for volume in pod.get("volumes", ())} | claims
+        mounted = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", ())}
+        assert mounted == volumes
+        for container in pod["containers"]:
+            folders = [mount["mountPath"] for mount in container.get("volumeMounts", ())]
+            assert all(any(path.is_relative_to(one) for one in folders) for path in paths_in(container))
+            ports = {port["name"] for port in container.get("ports", ())}
+            probes = [probe for name, probe in container.items() if name.endswith("Probe")]
+            assert all((probe.get("httpGet") or probe["tcpSocket"])["port"] in ports for probe in probes)
+            assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"] or (
+                container["name"] == "gateway"  # may take more than it needs
+            )
+
+
+def test_gateway_has_the_ports_and_the_files_that_its_variables_name(complete: dict[str, Any]) -> None:
+    pod = complete["StatefulSet"]["spec"]["template"]["spec"]
+    server, gateway = pod["containers"]
+    told = {entry["name"]: entry["value"] for entry in gateway["env"]}
+    assert gateway["ports"] == [{"name": "tls", "containerPort": int(told["GATEWAY_PORT"])}]
+    assert told["REVERB_ADDRESS"] == f"127.0.0.1:{server['ports'][0]['containerPort']}"
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    of = {mount["mountPath"]: volumes[mount["name"]] for mount in gateway["volumeMounts"]}
+    secret = of[told["CERTIFICATES"]]["secret"]
+    assert secret["secretName"] == complete["Certificate"]["spec"]["secretName"]
+    assert {item["path"] for item in secret["items"]} == {"server.pem", "ca.crt"}
+    folder, name = told["PERMISSIONS"].rsplit("/", 1)
+    permissions = complete["ConfigMap"]  # the last of two
+    assert permissions["metadata"]["name"] == of[folder]["configMap"]["name"]
+    assert permissions["data"] == {name: (ROOT / "docker" / "gateway" / name).read_text()}
+
+
+def bytes_of(quantity: str) -> int:
+    """Return the bytes of a quantity such as 8Gi, 8G or 4g."""
+    number, unit = re.fullmatch(r"(\d+)([GMgm])i?", quantity).groups()  # type: ignore[union-attr]
+    return int(number) << {"g": 30, "m": 20}[unit.lower()]
+
+
+def memory_and_alert(manifest: str) -> tuple[int, int]:
+    """Return the limit of a server's memory in a manifest, and the `memory.alert_bytes` that it sets."""
+    if manifest == "kubernetes":
+        (server,) = read("server/statefulset.yaml")["spec"]["template"]["spec"]["containers"]
+        (alert,) = re.findall(r"alert_bytes = ([\d_]+)", (FOLDER / "server.toml").read_text())
+        return bytes_of(server["resources"]["limits"]["memory"]), int(alert)
+    if manifest == "kuberay":
+        (workers,) = ray_documents()["RayCluster", "replay"]["spec"]["workerGroupSpecs"]
+        (worker,) = workers["template"]["spec"]["containers"]
+        told = {entry["name"]: entry["value"] for entry in worker["env"]}
+        return bytes_of(worker["resources"]["limits"]["memory"]), int(told["REVERB_WRITER__MEMORY__ALERT_BYTES"])
+    if manifest == "systemd":
+        text = UNIT.read_text()
+    else:
+        replay = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["replay"]
+        text = "\n".join([f"MemoryMax={replay['mem_limit']}", *replay["environment"]])
+    (limit,) = re.findall(r"^MemoryMax=(?:\S+:-)?(\d+[Gg])", text, re.MULTILINE)
+    (alert,) = re.findall(r"MEMORY__ALERT_BYTES=(?:\S+:-)?(\d+)", text)
+    return bytes_of(limit), int(alert)
+
+
+@pytest.mark.parametrize("manifest", ["compose", "kubernetes", "kuberay", "systemd"])
+def test_server_writes_a_checkpoint_before_it_has_all_of_its_memory(manifest: str) -> None:
+    """Slurm's script computes it: tests/integration/test_slurm.py."""
+    limit, alert = memory_and_alert(manifest)
+    assert 0.8 < alert / limit < 0.95
+
+
+def test_configurations_to_start_from_differ_only_where_they_must() -> None:
+    schema = pytest.importorskip("reverb_writer_server.config.schema", reason="the server is not installed")
+    files = (ROOT / "docker" / "server.toml", FOLDER / "server.toml", ROOT / "examples" / "server.toml")
+    image, kubernetes, example = (schema.load(file, {}) for file in files)
+    folder = dataclasses.replace(image.checkpoints, every_s=kubernetes.checkpoints.every_s)  # the demo's is short
+    assert (image.port, image.bind, image.http, folder) == (
+        kubernetes.port,
+        kubernetes.bind,
+        kubernetes.http,
+        kubernetes.checkpoints,
+    )
+    within = dataclasses.replace(kubernetes.checkpoints, directory=example.checkpoints.directory)
+    assert (example.port, example.http.port, example.checkpoints) == (kubernetes.port, kubernetes.http.port, within)
 
 
 def test_unit_is_one_that_systemd_accepts(tmp_path: Path) -> None:

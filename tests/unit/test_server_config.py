@@ -436,6 +436,16 @@ def test_limit_of_the_container_counts_if_there_is_one(tmp_path: Path, name: str
     assert available_bytes(tmp_path) == min(machine, limit)
 
 
+def test_limit_of_the_unit_or_of_the_job_that_it_is_in_counts(tmp_path: Path) -> None:
+    group = tmp_path / "system.slice/replay.service"
+    group.mkdir(parents=True)
+    (own := tmp_path / "own").write_text("1:name=systemd:/x\n0::/system.slice/replay.service\n")
+    (group.parent / "memory.max").write_text("1048576\n")
+    assert available_bytes(tmp_path, own) == 2**20
+    (group / "memory.max").write_text("4096\n")
+    assert available_bytes(tmp_path, own) == 4096
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -37,12 +37,21 @@ def estimate(table: ServedTable) -> Estimate:
     return estimate_table(table.config, table.sequence_length, table.stride_length, table.episode_length)
 
 
-def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """Return the memory limit of the container, or the machine's memory if there is no limit."""
+def available_bytes(cgroup: Path = _CGROUP, own_groups: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the memory limit of the container, of systemd's unit or of Slurm's job; without one, the machine's memory.
+
+    Args:
+        cgroup: the mounted control groups; in a container, its own group.
+        own_groups: the file that names this process's group, as `0::/system.slice/replay.service`.
+    """
     machine = next(
         int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line
     )
-    limits = [_number(path) for path in (cgroup / "memory.max", cgroup / "memory/memory.limit_in_bytes")]
+    limits = [_number(cgroup / "memory/memory.limit_in_bytes")]
+    groups = own_groups.read_text().splitlines() if own_groups.exists() else []
+    own = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), "")
+    for group in (Path(own), *Path(own).parents):
+        limits.append(_number(cgroup / group / "memory.max"))
     return min([machine, *(limit for limit in limits if limit is not None and limit < _NO_LIMIT)])
 
 
