@@ -50,8 +50,7 @@ def available_bytes(cgroup: Path = _CGROUP, own_groups: Path = Path("/proc/self/
     limits = [_number(cgroup / "memory/memory.limit_in_bytes")]
     groups = own_groups.read_text().splitlines() if own_groups.exists() else []
     own = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), "")
-    for group in (Path(own), *Path(own).parents):
-        limits.append(_number(cgroup / group / "memory.max"))
+    limits += [_number(cgroup / group / "memory.max") for group in (Path(own), *Path(own).parents)]
     return min([machine, *(limit for limit in limits if limit is not None and limit < _NO_LIMIT)])
 
 
