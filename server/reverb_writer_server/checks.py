@@ -12,7 +12,6 @@ from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, di
 from reverb_writer_server.checkpoints.folder import check_directory, select_checkpoint
 from reverb_writer_server.checkpoints.owner import CheckpointError
 from reverb_writer_server.config.schema import ServerConfig
-from reverb_writer_server.observability import banner
 
 _logger = logging.getLogger(__name__)
 
@@ -21,19 +20,8 @@ class RestoreError(rw.errors.ReverbWriterError):
     """The checkpoint and the configuration differ, or the checkpoint cannot be read."""
 
 
-def check_memory(config: ServerConfig) -> None:
-    """Refuse tables that may need more memory than the machine has, if `memory.on_excess` is `refuse`.
-
-    Raises:
-        SpecError: the tables may need more; the message has the figures.
-    """
-    lines, excess = banner.memory_lines(config)
-    if excess and config.memory.on_excess == "refuse":
-        raise rw.errors.SpecError(f"{lines[-1]}; memory.on_excess is `refuse`.")
-
-
-def what_to_restore(config: ServerConfig) -> tuple[Checkpoint | None, tuple[rw.TableConfig, ...]]:
-    """Return the checkpoint to restore, or None, and the tables to serve. The checkpoint's data are not read.
+def what_to_restore(config: ServerConfig) -> Checkpoint | None:
+    """Return the checkpoint that a start would restore; None if it would begin empty. The items are not read.
 
     Raises:
         CheckpointError: the folder cannot hold checkpoints.
@@ -41,11 +29,12 @@ def what_to_restore(config: ServerConfig) -> tuple[Checkpoint | None, tuple[rw.T
     """
     wanted = config.checkpoints
     if wanted.directory is None:
-        return None, tables_to_serve(config, None)
+        return None
     check_directory(wanted.directory)
     try:
         chosen = select_checkpoint(wanted.directory, wanted.restore)
-        return chosen, tables_to_serve(config, chosen)
+        tables_to_serve(config, chosen)  # refuses a checkpoint of other tables
+        return chosen
     except (CheckpointError, rw.errors.FormatError) as error:
         raise RestoreError(str(error)) from error
 

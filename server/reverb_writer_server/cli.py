@@ -125,8 +125,7 @@ def validate(config: Path, shard: int | None) -> None:
     loaded = configuration.load(config, os.environ, {} if shard is None else {("cluster", "shard"): shard})
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
         click.echo(line)
-    checks.check_memory(loaded)
-    restored, _ = checks.what_to_restore(loaded)
+    restored = checks.what_to_restore(loaded)
     if restored is not None:
         click.echo(f"restores checkpoint {restored.name}")
 

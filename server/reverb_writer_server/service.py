@@ -26,7 +26,7 @@ from concurrent.futures import Future
 import reverb_writer as rw
 from reverb_writer_server import signals
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
-from reverb_writer_server.checks import RestoreError, check_memory
+from reverb_writer_server.checks import RestoreError
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine_limits import cpu_s, raise_descriptor_limit
@@ -259,7 +259,6 @@ class Service:
         for level, line in banner.start_lines(config):
             _logger.log(level, "%s", line)
         _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
-        check_memory(config)
         state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
         state.max_silence_s = config.http.max_silence_s
         if config.http.port:
@@ -381,7 +380,7 @@ class Service:
             _logger.error("%s", error)  # noqa: TRY400  # as above
             return DIED
         _logger.info("%d connections ended", ended)
-        is_saved = saver is None or not self._config.checkpoints.on_exit or saver.save_last()
+        is_saved = saver is None or saver.save_last()
         if not is_saved and not process.alive():
             _logger.error("%s", process.describe_end())
             return DIED

@@ -93,7 +93,7 @@ def start(
             state.damaged = (*state.damaged, checkpoint.name)
             assert folder is not None  # noqa: S101  # the checkpoint is in it
             folder.damaged.add(checkpoint.name)
-            _tell(faults[-1], wanted.on_damage, wanted.restore, found[number + 1 :])
+            _tell(faults[-1], wanted.restore, found[number + 1 :])
     if faults:
         try:
             select_checkpoint(found[0].path.parent.parent, wanted.restore)
@@ -106,15 +106,10 @@ def start(
     return _start_with(config, folder, state, new_process, undo, None)
 
 
-def _tell(fault: str, on_damage: str, restore: str, older: list[Checkpoint]) -> None:
-    """Say loudly that an older checkpoint is tried, or refuse to."""
+def _tell(fault: str, restore: str, older: list[Checkpoint]) -> None:
+    """Say loudly that an older checkpoint is tried; refuse to if the damaged one was named."""
     if restore != "latest":
         raise RestoreError(f"{fault}. Choose another one, or `none`.")
-    if on_damage == "stop" and older:
-        raise RestoreError(
-            f"{fault}. checkpoints.on_damage is `stop`: set it to `older`, or name one in checkpoints.restore, such as "
-            f"{older[0].name}."
-        )
     if older:
         _logger.error(
             "%s. THE NEXT OLDER ONE IS TRIED, %s: what came after it is not served. The damaged one stays until newer "

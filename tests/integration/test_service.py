@@ -343,15 +343,6 @@ def test_banner_tells_tables_and_memory(tmp_path: Path) -> None:
     assert "total memory: about 573.8 MiB (572.2 MiB for the processes, 684.5 KiB while a checkpoint is written)" in log
 
 
-def test_tables_that_may_not_fit_are_refused_if_so_configured(tmp_path: Path) -> None:
-    text = 'max_size = 2000000000\nsequence_length = 4\nsignature = {obs = "uint8[1000]"}'
-    file = tmp_path / "server.toml"
-    file.write_text(f'memory.on_excess = "refuse"\n[tables.replay]\n{text}')
-    done = run_command("serve", "--config", str(file), "--port", "0")
-    assert done.returncode == 1
-    assert "more than is available" in done.stderr
-
-
 def _is_free(port: int) -> bool:
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) != 0

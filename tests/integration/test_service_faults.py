@@ -235,16 +235,6 @@ def test_damaged_newest_checkpoint_falls_back_to_the_older_one_and_says_so(
         assert sizes(server.address) == {"replay": 3}
 
 
-def test_damage_stops_the_server_if_so_configured_and_the_error_names_the_checkpoint(tmp_path: Path, two: Path) -> None:
-    shutil.copytree(two, tmp_path / "checkpoints")
-    older, newer = kept(tmp_path)
-    _flip(tmp_path / "checkpoints" / "kept" / newer / "items.tfrecord")
-    with contextlib.closing(ServiceProcess(tmp_path, configuration(tmp_path), "--on-damage", "stop")) as server:
-        assert server.process.wait(60) == 3
-        assert f"checkpoint {newer} cannot be restored: items.tfrecord is damaged" in server.log()
-        assert older in server.log()  # the one to name
-
-
 def test_three_starts_that_fail_alike_are_followed_by_none_but_by_a_service_that_says_why(
     tmp_path: Path, two: Path
 ) -> None:

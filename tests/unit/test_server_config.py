@@ -256,37 +256,7 @@ def test_file_may_be_json_as_programs_write_it(tmp_path: Path) -> None:
         load(file, {})
 
 
-# Deadlocks. The numbers: 256 samples in 3 batches in flight against a buffer of 200 to either side.
-
 RATIO = "[tables.a]\nrate_limiter = 'ratio'\nsamples_per_insert = 8\nmin_size = 100\nerror_buffer = 200\n"
-
-
-def test_learner_that_fetches_more_than_the_limiter_lets_out_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        read(tmp_path, f"{RATIO}samples_in_flight = 768")
-    assert "a learner fetches 768 samples before its actor goes on" in str(refusal.value)
-    assert "max_diff - min_diff = 1000 - 600 = 400" in str(refusal.value)
-    assert "widen `error_buffer` to 384" in str(refusal.value)
-    read(tmp_path, f"{RATIO}samples_in_flight = 400")
-
-
-def test_buffer_given_as_a_pair_is_to_be_widened_as_a_pair(tmp_path: Path) -> None:
-    pair = RATIO.replace("error_buffer = 200", "error_buffer = [600, 1000]")
-    with pytest.raises(ConfigError, match=re.escape("widen `error_buffer` to [600, 1368].")):
-        read(tmp_path, f"{pair}samples_in_flight = 768")
-    read(tmp_path, f"{pair.replace('1000', '1368')}samples_in_flight = 768")
-
-
-@pytest.mark.parametrize("kind", ["queue", "stack"])
-def test_learner_that_fetches_more_than_a_queue_holds_is_refused(tmp_path: Path, kind: str) -> None:
-    text = f"[tables.a]\nrate_limiter = '{kind}'\nmax_size = 10\nsamples_in_flight = 11"
-    message = (
-        f"a learner fetches 11 samples before its actor goes on, but a {kind} of 10 items, each sampled once, never "
-        "holds as many. If its actor waits for it, both wait for ever. Fetch fewer, or raise `max_size` to 11."
-    )
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        read(tmp_path, text)
-    read(tmp_path, text.replace("max_size = 10", "max_size = 11"))
 
 
 def test_ratio_out_of_reach_is_told(tmp_path: Path) -> None:
@@ -458,7 +428,6 @@ def test_limit_of_the_unit_or_of_the_job_that_it_is_in_counts(tmp_path: Path) ->
             r"`tables.replay`: got 3 \(integer\), allowed: a section \[tables.replay\] with max_size, ",
         ),
         ("http = 3", r"`http`: got 3 \(integer\), allowed: a section \[http\] with port, host"),
-        ("[tables.a]\nsamples_in_flight = 5", r"`tables.a.samples_in_flight`: got 5, allowed: nothing here; it checks"),
     ],
 )
 def test_what_cannot_be_configured_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
@@ -477,7 +446,6 @@ rate_limiter = "ratio"
 samples_per_insert = 2.0
 min_size = 100
 error_buffer = 80.0
-samples_in_flight = 160
 [tables.weights]
 max_size = 1
 """
@@ -505,13 +473,8 @@ def test_each_server_of_a_cluster_serves_its_share(tmp_path: Path) -> None:
         ),
         (
             CLUSTER,
-            {"cluster__shard": 0, "tables__replay__error_buffer": 7.0, "tables__replay__samples_in_flight": 0},
+            {"cluster__shard": 0, "tables__replay__error_buffer": 7.0},
             "`cluster.shards` = 4: table `replay`: sizes and bounds are of all 4 shards together",
-        ),
-        (
-            CLUSTER.replace("samples_in_flight = 160", "samples_in_flight = 170"),
-            {"cluster__shard": 0},
-            "a learner fetches 170 samples",
         ),
     ],
 )

@@ -11,15 +11,6 @@ pytest.importorskip("reverb_writer_server", reason="the server is not installed 
 
 from reverb_writer_server import cli
 
-BIG = """
-[memory]
-on_excess = "refuse"
-[tables.replay]
-sequence_length = 2
-max_size = 2_000_000_000
-[tables.replay.signature]
-frame = "uint8[1000, 1000]"
-"""
 LONG_DOUBLE = """
 [tables.replay.signature]
 reward = "longdouble"
@@ -39,7 +30,6 @@ def made(tmp_path: Path, case: str) -> Path:
     file = tmp_path / ("server.textproto" if case == "a table twice" else "server.toml")
     folder = tmp_path / "checkpoints"
     texts = {
-        "more memory than there is": BIG,
         "a dtype that Reverb does not have": LONG_DOUBLE,
         "a table twice": TWICE * 2,
     }
@@ -61,7 +51,6 @@ def made(tmp_path: Path, case: str) -> Path:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("more memory than there is", "more than is available"),
         ("a dtype that Reverb does not have", "longdouble"),
         ("a table twice", "more than once"),
         ("a folder of somebody else", "found thesis.tex"),

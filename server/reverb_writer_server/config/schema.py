@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import TableConfig
 from reverb_writer.tables.table_dicts import TableKeyError, table_from_dict
-from reverb_writer_server.config import rate_limiter_checks, textproto
+from reverb_writer_server.config import textproto
+from reverb_writer_server.config.advice import advice
 from reverb_writer_server.config.keys import PATH, Key, Kind, by_dotted_name, count, key, keys_of, quantity
 from reverb_writer_server.config.shares import shares_of
 from reverb_writer_server.config.sources import ConfigError, Settings
@@ -72,17 +73,11 @@ class CheckpointConfig:
     )
     every_s: _Seconds = key(600.0, "time between checkpoints; 0 for no periodic ones")
     keep: Annotated[int, count(1, 1000)] = key(3, "number of checkpoints to keep")
-    on_exit: Annotated[bool, Kind("true or false", (bool,))] = key(True, "whether a stop writes a last checkpoint")
     restore: Annotated[str, Kind('"latest", "none" or the name of a checkpoint')] = key(
         "latest", "checkpoint to restore; `latest` is the newest complete one", "--restore"
     )
     on_mismatch: Literal["refuse", "checkpoint", "config"] = key(
         "refuse", "whose tables are served if checkpoint and configuration differ", "--on-mismatch"
-    )
-    on_damage: Literal["older", "stop"] = key(
-        "older",
-        "what to do if the newest checkpoint is damaged: restore the next older sound one, or stop",
-        "--on-damage",
     )
 
 
@@ -90,9 +85,6 @@ class CheckpointConfig:
 class MemoryConfig:
     """What happens if memory becomes scarce."""
 
-    on_excess: Literal["warn", "refuse"] = key(
-        "warn", "what to do if the tables may need more memory than the machine has"
-    )
     alert_bytes: Annotated[int, count(0, 2**62)] = key(
         0, "resident memory of the server above which it writes a checkpoint and an alert fires; 0 for none"
     )
@@ -128,9 +120,6 @@ class TableKeys:
     )
     error_buffer: Annotated[Any, Kind("a number, or an array [min_diff, max_diff]", (int, float, list))] = key(
         None, "allowed deviation of inserts x samples_per_insert - samples; required by rate limiter ratio"
-    )
-    samples_in_flight: _AtLeast0 = key(
-        0, "number of samples that a learner fetches before its actor goes on; used to check the rate limiter"
     )
     sequence_length: _Length = key(None, "number of steps of an item; for signature and memory estimate")
     stride_length: _AtLeast1 = key(1, "number of steps between the starts of two items; for the memory estimate")
@@ -206,7 +195,7 @@ def load(
     given: tuple[ServedTable, ...] = ()
     if path is not None and path.suffix in textproto.SUFFIXES:
         port, read = textproto.read(path)
-        given = tuple(ServedTable(table, advice=tuple(rate_limiter_checks.advice(table))) for table in read)
+        given = tuple(ServedTable(table, advice=tuple(advice(table))) for table in read)
         if port:
             settings.set(("port",), port, str(path))
     elif path is not None:
@@ -237,11 +226,10 @@ def _table(settings: Settings, name: str) -> ServedTable:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             config = table_from_dict(name, values)
-        rate_limiter_checks.check(config, keys.samples_in_flight)
     except TableKeyError as error:
         origin = settings.origin("tables", name, error.key) if error.key in values else origin
         raise ConfigError(f"{origin}: `tables.{name}.{error.key}`: {error.fault}") from error
     except SpecError as error:
         raise ConfigError(f"{origin}: `tables.{name}`: {error}") from error
-    advice = (*(str(warning.message) for warning in caught), *rate_limiter_checks.advice(config))
-    return ServedTable(config, keys.sequence_length, keys.stride_length, advice, keys.episode_length)
+    warned = (*(str(warning.message) for warning in caught), *advice(config))
+    return ServedTable(config, keys.sequence_length, keys.stride_length, warned, keys.episode_length)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reverb_writer.errors import SpecError
 from reverb_writer.tables.shares import share_of
-from reverb_writer_server.config import rate_limiter_checks
+from reverb_writer_server.config.advice import advice
 from reverb_writer_server.config.sources import ConfigError, Settings
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def _share(settings: Settings, table: ServedTable, shards: int, shard: int) -> S
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             config = share_of(table.config, shard, shards)
-        in_flight = settings.values("tables", name).get("samples_in_flight", 0)
-        rate_limiter_checks.check(config, -(-in_flight // shards))
     except SpecError as error:
         raise ConfigError(f"{settings.origin('tables', name)}: `cluster.shards` = {shards}: {error}") from error
-    advice = dict.fromkeys(str(warning.message) for warning in caught)
-    return replace(table, config=config, advice=(*advice, *rate_limiter_checks.advice(config)))
+    warned = dict.fromkeys(str(warning.message) for warning in caught)
+    return replace(table, config=config, advice=(*warned, *advice(config)))
