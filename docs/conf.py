@@ -62,7 +62,7 @@ copybutton_prompt_is_regexp = True
 _SHOWN_AS = {
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
-    "SECURITY.md": "project/security.md",
+    "SECURITY.md": "deploy/tls.md",
     "README.md": "index.md",
 }
 _PLURAL = re.compile(r"(`[^`\s][^`]*`)(?=s\b)")  # reStructuredText ends markup before a space only
