@@ -1,4 +1,4 @@
-"""The cost of writing, sending and sampling by chunk length. See docs/decisions/tables-and-windows.md#chunk-length."""
+"""The cost of writing, sending and sampling by chunk length. See docs/decisions.md#chunk-length."""
 
 from __future__ import annotations
 

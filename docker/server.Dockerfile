@@ -28,7 +28,7 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /build/wheels /build /b
     && cyclonedx-py environment --output-file /opt/venv/sbom.cdx.json /opt/venv
 
 FROM ${BASE}
-# Reverb takes half the time for an item with jemalloc: docs/decisions/servers.md#allocator. Nothing is installed here later on.
+# Reverb takes half the time for an item with jemalloc: docs/decisions.md#allocator. Nothing is installed here later on.
 RUN apt-get update && apt-get install --yes --no-install-recommends libjemalloc2 && rm -rf /var/lib/apt/lists/* \
     && cd /usr/local && rm -rf bin/pip* bin/idle* bin/2to3* bin/wheel lib/python3.*/ensurepip lib/python3.*/idlelib \
         lib/python3.*/lib2to3 lib/python3.*/site-packages/*

@@ -62,7 +62,7 @@ copybutton_prompt_is_regexp = True
 _SHOWN_AS = {
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
-    "SECURITY.md": "project/security.md",
+    "SECURITY.md": "deploy/tls.md",
     "README.md": "index.md",
 }
 _PLURAL = re.compile(r"(`[^`\s][^`]*`)(?=s\b)")  # reStructuredText ends markup before a space only
@@ -82,8 +82,6 @@ def _relink(source: list[str], folder: str) -> None:
         return f"](/{target.removeprefix('docs/')}{match[2] or ''})" if inside else match[0]
 
     source[0] = _LINK.sub(relinked, source[0])
-    if folder == "docs/decisions":  # its table lists them; the site needs them in a tree
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n[a-z]*\n```\n" if source[0].startswith("# Decisions") else ""
 
 
 def _drawings(_app: Any, _what: str, _name: str, _of: Any, _options: Any, lines: list[str]) -> None:

@@ -5,7 +5,7 @@ steps that start S steps apart hold N x S + (L - S) steps in long episodes. Item
 steps, and with any other remover the remaining items may not overlap either: then each holds the chunks it touches.
 
 Beside the steps, Reverb keeps objects: for each item, for each slice that an item has of each column, and for each
-column of a chunk. Their sizes are measured: docs/decisions/tables-and-windows.md#memory-estimate. Arrays are counted
+column of a chunk. Their sizes are measured: docs/decisions.md#memory-estimate. Arrays are counted
 uncompressed; snappy often makes them much smaller.
 """
 

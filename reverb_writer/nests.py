@@ -2,7 +2,7 @@
 
 The order of leaves is dm-tree's, which Reverb's own client uses too: dicts by sorted keys, whatever their type.
 `flattener` and `packer` look at a structure once and are then several times as fast as dm-tree; see
-docs/decisions/tools.md#nests.
+docs/decisions.md#nests.
 """
 
 from __future__ import annotations

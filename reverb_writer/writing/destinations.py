@@ -29,7 +29,7 @@ _LONGEST_PAUSE_S = 1.0  # between two checks, while items are under way: the tar
 def least_items(items_per_call: float) -> int:
     """Return the default: what 32 calls complete in the long run, 400 or more.
 
-    A split DQN learns with up to 2,000 items and not with 16,384; see docs/decisions/writing.md#in-flight.
+    A split DQN learns with up to 2,000 items and not with 16,384; see docs/decisions.md#in-flight.
 
     >>> least_items(1), least_items(64)
     (400, 2048)

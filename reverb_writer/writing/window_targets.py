@@ -90,7 +90,7 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     get the common grid of all starts and ends, unless one would touch more than four chunks of it; then the shortest
     window's length (twice as many steps sent as used, at most three chunks touched). Chunks that would be tiny are
     twice as long, and have 16 steps if these are small: their headers outweigh the steps that are sent for nothing.
-    The figures are in `docs/decisions/tables-and-windows.md#chunk-length`.
+    The figures are in `docs/decisions.md#chunk-length`.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]

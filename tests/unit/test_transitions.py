@@ -452,5 +452,5 @@ def test_slices_with_the_row_after_them_have_a_target_for_each_row() -> None:
     assert found.discount[found.mask].tolist() == [1, 1, 0, 1, 0, 1, 1, 1, 1, 1]
     assert found.continues.tolist() == [True, True, False, True, False, False] * 2
     advantages = rw.returns.gae(batch, "value", gamma=0.5, lam=0.5).advantages
-    # By hand, as in docs/explanation/returns.md: terminated, then truncated.
+    # By hand, as in docs/explanation/steps.md: terminated, then truncated.
     assert advantages.tolist() == [-5.125, -0.5, 2, -0.5, 2, 0, -4.9375, 0.25, 5, 0.25, 5, 0]

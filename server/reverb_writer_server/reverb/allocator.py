@@ -1,7 +1,7 @@
 """jemalloc for the Reverb process, if it is installed.
 
 Reverb stores an item as a tree of small objects, allocated in one thread and freed in another when its table is full.
-glibc's allocator takes most of the time of an insert; jemalloc takes half of that: docs/decisions/servers.md#allocator.
+glibc's allocator takes most of the time of an insert; jemalloc takes half of that: docs/decisions.md#allocator.
 """
 
 from __future__ import annotations
