@@ -34,9 +34,9 @@ def what_to_restore(config: ServerConfig) -> Checkpoint | None:
     try:
         chosen = select_checkpoint(wanted.directory, wanted.restore)
         tables_to_serve(config, chosen)  # refuses a checkpoint of other tables
-        return chosen
     except (CheckpointError, rw.errors.FormatError) as error:
         raise RestoreError(str(error)) from error
+    return chosen
 
 
 def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tuple[rw.TableConfig, ...]:
