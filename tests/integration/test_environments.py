@@ -54,14 +54,12 @@ def test_windows_of_an_environment_hold_its_terminal_observations(place: Place) 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-@pytest.mark.parametrize("prioritized", [False, True])
 def test_each_environment_of_a_vector_environment_has_its_own_episodes(
-    place: Place, mode: AutoresetMode, kind: Any, prioritized: bool
+    place: Place, mode: AutoresetMode, kind: Any
 ) -> None:
     makers = [counting([(2, "terminated"), (1, "truncated")]), counting([(3, "terminated"), (9, "truncated")], 1000)]
     vector = kind(makers, autoreset_mode=mode)
-    priority: Any = (lambda window: float(window["observation"][0, 0])) if prioritized else 1.0
-    with rw.TrajectoryObserver(place.client, "a", sequence_length=2, priority=priority, num_envs=2) as observer:
+    with rw.TrajectoryObserver(place.client, "a", sequence_length=2, num_envs=2) as observer:
         env = rw.environments.record(vector, observer)
         env.reset()
         for _ in range(6):
@@ -97,42 +95,6 @@ def test_environments_that_take_no_step_stay_as_they_are(place: Place) -> None:
         assert observer.stats().steps == 3 + 2 + 1 + 0 + 3 + 3
     windows = sorted(read_column(place.client, "a"))
     assert windows == [[1, 2], [5, 6], [11, 13], [15, 16], [21, 22], [25, 26]]
-
-
-def test_n_step_transitions_are_items_of_one_step(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", sequence_length=1) as observer:
-        transform = rw.environments.NStepTransform(observer, 3, 0.5)
-        env = rw.environments.record(Counting([(4, "terminated")]), transform)
-        env.reset()
-        for _ in range(4):
-            env.step(0)
-        env.close()
-        assert observer.stats().episodes == 1
-    # action, discount, next_observation, observation, reward; rewards are 1, 2, 3, 4
-    found = [
-        (sample.data[3][0, 0], sample.data[2][0, 0], sample.data[4][0], sample.data[1][0])
-        for sample in read(place.client, "a")
-    ]
-    assert found == [(0, 1, 1, 1), (0, 2, 2, 0.5), (0, 3, 2.75, 0.25), (1, 4, 4.5, 0), (2, 4, 5, 0), (3, 4, 4, 0)]
-
-
-def test_n_step_transitions_of_many_environments_are_items_of_one_step(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", sequence_length=1, num_envs=2) as observer:
-        transform = rw.environments.NStepTransform(observer, 3, 0.5)
-        envs = SyncVectorEnv([counting([(4, "terminated")]), counting([(2, "truncated")], offset=1000)])
-        env = rw.environments.record(envs, transform)
-        env.reset()
-        for _ in range(5):
-            env.step(np.zeros(2, np.int64))
-        observer.flush()
-        assert observer.stats().acknowledged_items == 6 + 4
-    # discount, next_observation, observation, reward; rewards are 1, 2, 3, 4
-    found = [tuple(float(sample.data[at].flat[0]) for at in (3, 2, 4, 1)) for sample in read(place.client, "a")]
-    first = [(0, 1, 1, 1), (0, 2, 2, 0.5), (0, 3, 2.75, 0.25), (1, 4, 4.5, 0), (2, 4, 5, 0), (3, 4, 4, 0)]
-    assert [one for one in found if one[0] < 1000] == first
-    # Truncated after 2 steps; the next call resets it, and the last one shows what followed the first step after that.
-    second = [(1000, 1001, 1, 1), (1000, 1002, 2, 0.5), (1001, 1002, 2, 1), (1100, 1101, 1, 1)]
-    assert [one for one in found if one[0] >= 1000] == second
 
 
 @pytest.mark.parametrize("num_envs", [None, 2])

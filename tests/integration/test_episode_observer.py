@@ -62,24 +62,17 @@ def test_overflow_is_bypassed_counted_and_logged(place: Place, caplog: pytest.Lo
     assert len([record for record in caplog.records if "max_sequence_length=3" in record.message]) == 2
 
 
-@pytest.mark.parametrize("discard", [False, True])
-def test_reset_ends_an_overflow(place: Place, discard: bool) -> None:
-    with rw.EpisodeObserver(place.client, "a", 2, bypass_partial_episodes=True) as observer:
-        for number in range(1, 5):
-            observer({"n": np.int64(number)})
-        observer.reset(discard=discard)
-        feed(observer, [2], first=5)
-        assert observer.stats().dropped_steps == {"overflow": 4}
-    assert place.column() == [[5, 6]]
-
-
-def test_overflow_ends_with_the_observer(place: Place) -> None:
+@pytest.mark.parametrize("end", ["reset", "discard", "close"])
+def test_overflow_ends_with_a_reset_and_with_the_observer(place: Place, end: str) -> None:
     observer = rw.EpisodeObserver(place.client, "a", 2, bypass_partial_episodes=True)
     for number in range(1, 5):
         observer({"n": np.int64(number)})
-    observer.close()
+    if end == "close":
+        observer.close()
+        observer.open()
+    else:
+        observer.reset(discard=end == "discard")
     assert observer.stats().dropped_steps == {"overflow": 4}
-    observer.open()
     feed(observer, [2], first=5)
     observer.close()
     assert place.column() == [[5, 6]]

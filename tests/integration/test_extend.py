@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import SMALL_GRID, expected, feed, observed
+from episodes import SMALL_GRID, expected, observed
 from kinds import contents
 from reading import Place, read
 
@@ -33,21 +33,6 @@ def test_windows_are_those_of_single_calls(place: Place) -> None:
             feed_at_once(observer, lengths)
             assert observer.stats().steps == sum(lengths)
         assert place.column() == expected(spec, lengths)
-
-
-def test_mask_spanning_windows_and_whole_episodes(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 4, end_of_episode="pad", mask=True) as masked:
-        feed_at_once(masked, (3,))
-    assert [column.tolist() for column in read(place.client, "a")[0].data] == [[1, 2, 3, 0], [True, True, True, False]]
-    place.client.reset("a")  # else it would have the mask for good
-    for make in (
-        lambda t: rw.SequenceObserver(place.client, t, 3, 2),
-        lambda t: rw.EpisodeObserver(place.client, t, 50),
-    ):
-        with make("a") as one_by_one, make("b") as at_once:
-            feed(one_by_one, (4, 7, 2))
-            feed_at_once(at_once, (4, 7, 2))
-        assert place.column("a") == place.column("b") != []
 
 
 def test_priority_functions_and_strings_and_numbers_go_one_by_one(place: Place) -> None:

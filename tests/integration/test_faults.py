@@ -342,12 +342,6 @@ def test_table_that_is_missing_after_a_restart_is_named_until_it_is_back(replay_
     assert column(server, "replay") == pairs(99, 105)
 
 
-def test_unknown_table_is_refused_at_once_by_name(replay_server: StartServer) -> None:
-    server = replay_server(fifo("a"), fifo("b"))
-    with pytest.raises(rw.errors.StructureError, match=r"table `c`, `d` is not on the server.*it has `a`, `b`"):
-        rw.TrajectoryObserver(server.address, ["a", "c", "d"], 2)
-
-
 def test_client_closed_before_its_observer_is_named(
     replay_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -49,19 +49,18 @@ def step(number: int) -> dict[str, Any]:
     return {"n": np.int64(number)}
 
 
-def write_until_refused(
-    observer: Any, *, episode_length: int | None = None, admitted: int = ADMITTED
-) -> rw.ObserverStats:
+def write_until_refused(observer: Any, *, episode_length: Any = NEVER_S, admitted: int = ADMITTED) -> rw.ObserverStats:
     """Write steps in a tight loop until one is refused after so many items were confirmed; return the counters."""
+    shape = () if observer.num_envs is None else (observer.num_envs,)
     number, confirmed, give_up_at = 0, 0, time.monotonic() + LONG_S
     while number < 100_000:
-        is_last = episode_length is not None and (number + 1) % episode_length == 0
+        ends = np.broadcast_to((number + 1) % episode_length == 0, shape)
         try:
-            observer(step(number), end_of_episode=is_last)
+            observer({"n": np.full(shape, number)}, end_of_episode=ends)
             number += 1
         except rw.errors.ReplayTimeoutError:
             stats: rw.ObserverStats = observer.stats()
-            assert stats.steps == number
+            assert stats.steps == number * (observer.num_envs or 1)  # no call was split
             if confirmed >= admitted or time.monotonic() > give_up_at:
                 return stats
             confirmed = stats.acknowledged_items
@@ -92,53 +91,51 @@ def test_half_of_the_limit_is_sent_although_no_chunk_is_full_and_no_call_waits(r
         eventually(lambda: observer.stats().acknowledged_items >= 20, "half of the limit is confirmed")
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize(("length", "stride"), [(1, 1), (6, 4)])
-def test_tight_loop_is_stopped_at_the_limit(server: HostedServer, limit: int, length: int, stride: int) -> None:
-    observer = rw.TrajectoryObserver(
-        server.address, "queue", length, stride, max_in_flight_items=limit, timeout_s=TIMEOUT_S
-    )
-    with leaving(observer):
-        stats = write_until_refused(observer)
-        check_pending(stats, limit)
-        assert stats.steps == length + (ADMITTED + limit - 1) * stride  # the step that completes the last window
+class Case(NamedTuple):
+    """How an observer is made, and what one call may complete."""
+
+    options: dict[str, Any]
+    kind: Any = rw.TrajectoryObserver
+    episode_length: Any = NEVER_S
+    per_call: int = 1
+    tables: Any = "queue"
 
 
-@pytest.mark.parametrize("limit", [20])
-def test_windows_across_episodes_are_stopped_at_the_limit(server: HostedServer, limit: int) -> None:
-    observer = rw.SequenceObserver(server.address, "queue", 4, 2, max_in_flight_items=limit, timeout_s=TIMEOUT_S)
-    with leaving(observer):
-        check_pending(write_until_refused(observer, episode_length=7), limit)
+def windows(length: int, stride: int = 1, **options: Any) -> dict[str, Any]:
+    return {"sequence_length": length, "stride_length": stride, **options}
 
 
-@pytest.mark.parametrize("limit", [20])
-def test_episodes_are_stopped_at_the_limit(server: HostedServer, limit: int) -> None:
-    observer = rw.EpisodeObserver(server.address, "queue", 10, max_in_flight_items=limit, timeout_s=TIMEOUT_S)
-    with leaving(observer):
-        stats = write_until_refused(observer, episode_length=3)
-        check_pending(stats, limit)
-        assert stats.episodes == ADMITTED + limit
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("episode_length", [2, 9])
-def test_end_of_an_episode_that_tiles_is_one_call(server: HostedServer, limit: int, episode_length: int) -> None:
-    observer = rw.TrajectoryObserver(
-        server.address, "queue", 4, end_of_episode="tile", max_in_flight_items=limit, timeout_s=TIMEOUT_S
-    )
-    with leaving(observer):
-        stats = write_until_refused(observer, episode_length=episode_length)
-        check_pending(stats, limit, per_call=min(4, episode_length))
+CASES = {
+    "steps": Case(windows(1)),
+    "windows": Case(windows(6, 4)),
+    "windows across episodes": Case(windows(4, 2), rw.SequenceObserver, 7),
+    "episodes": Case({"max_sequence_length": 10}, rw.EpisodeObserver, 3),
+    "short episodes that tile": Case(windows(4, end_of_episode="tile"), episode_length=2, per_call=2),
+    "long episodes that tile": Case(windows(4, end_of_episode="tile"), episode_length=9, per_call=4),
+    "an item of each table": Case(windows(2), per_call=2, tables=["queue", "other"]),
+    "one environment": Case(windows(1, num_envs=1)),
+    "windows of one environment": Case(windows(5, 3, num_envs=1)),
+    "four environments": Case(windows(5, num_envs=4), per_call=4),
+    "environments whose episodes end at different calls": Case(
+        windows(4, 2, num_envs=4, end_of_episode="tile"), episode_length=np.array([3, 7, 8, 30]), per_call=2 * 4
+    ),
+}
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_item_of_each_table_counts(server: HostedServer, limit: int) -> None:
-    observer = rw.TrajectoryObserver(
-        server.address, ["queue", "other"], 2, max_in_flight_items=limit, timeout_s=TIMEOUT_S
-    )
+@pytest.mark.parametrize("name", CASES)
+def test_tight_loop_is_stopped_at_the_limit(server: HostedServer, name: str, limit: int) -> None:
+    case = CASES[name]
+    admitted = ADMITTED * (1 if case.tables == "queue" else 2)
+    observer = case.kind(server.address, case.tables, **case.options, max_in_flight_items=limit, timeout_s=TIMEOUT_S)
     with leaving(observer):
-        stats = write_until_refused(observer, admitted=2 * ADMITTED)
-        check_pending(stats, limit, per_call=2, admitted=2 * ADMITTED)
+        stats = write_until_refused(observer, episode_length=case.episode_length, admitted=admitted)
+        check_pending(stats, limit, per_call=case.per_call, admitted=admitted)
+        if name in ("steps", "windows"):  # up to the step that completes the last window
+            length, stride = case.options["sequence_length"], case.options["stride_length"]
+            assert stats.steps == length + (ADMITTED + limit - 1) * stride
+        if name == "episodes":
+            assert stats.episodes == ADMITTED + limit
 
 
 @pytest.mark.parametrize("limit", [20, 400])
@@ -195,41 +192,9 @@ def test_raise_refuses_at_the_limit(server: HostedServer, limit: int) -> None:
 # --------------------------------------------------------------------------------------- several environments
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize(("num_envs", "length", "stride"), [(1, 1, 1), (1, 5, 3), (4, 5, 1)])
-def test_vector_is_stopped_at_the_limit(
-    server: HostedServer, limit: int, num_envs: int, length: int, stride: int
-) -> None:
+def test_masked_environments_are_stopped_at_the_limit(server: HostedServer) -> None:
     observer = rw.TrajectoryObserver(
-        server.address, "queue", length, stride, num_envs=num_envs, max_in_flight_items=limit, timeout_s=TIMEOUT_S
-    )
-    with leaving(observer):
-        stats = vector_until_refused(observer)
-        check_pending(stats, limit, per_call=num_envs)
-        assert stats.steps % num_envs == 0  # no call was split
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_vector_whose_episodes_end_at_different_calls_is_stopped_at_the_limit(server: HostedServer, limit: int) -> None:
-    observer = rw.TrajectoryObserver(
-        server.address,
-        "queue",
-        4,
-        2,
-        num_envs=4,
-        end_of_episode="tile",
-        max_in_flight_items=limit,
-        timeout_s=TIMEOUT_S,
-    )
-    with leaving(observer):
-        stats = vector_until_refused(observer, episode_lengths=np.array([3, 7, 8, 30]))
-        check_pending(stats, limit, per_call=2 * 4)  # an end of an episode completes two windows
-
-
-@pytest.mark.parametrize("limit", [20])
-def test_masked_environments_are_stopped_at_the_limit(server: HostedServer, limit: int) -> None:
-    observer = rw.TrajectoryObserver(
-        server.address, "queue", 2, num_envs=4, max_in_flight_items=limit, timeout_s=CONFIRMED_S
+        server.address, "queue", 2, num_envs=4, max_in_flight_items=20, timeout_s=CONFIRMED_S
     )
     with leaving(observer):
         rng = np.random.default_rng(0)
@@ -237,25 +202,7 @@ def test_masked_environments_are_stopped_at_the_limit(server: HostedServer, limi
             for number in range(1_000):
                 mask = rng.random(4) < 0.5
                 observer({"n": np.full(4, number)}, end_of_episode=np.zeros(4, bool), env_mask=mask)
-        check_pending(observer.stats(), limit, per_call=4)
-
-
-def vector_until_refused(observer: rw.TrajectoryObserver, episode_lengths: Any = NEVER_S) -> rw.ObserverStats:
-    """Write a step of all environments in a tight loop until one is refused, and return the counters."""
-    num_envs = observer.num_envs or 1
-    number, confirmed, give_up_at = 0, 0, time.monotonic() + LONG_S
-    while number < 100_000:
-        ends = np.broadcast_to((number + 1) % episode_lengths == 0, num_envs)
-        try:
-            observer({"n": np.arange(number, number + num_envs)}, end_of_episode=ends)
-            number += 1
-        except rw.errors.ReplayTimeoutError:
-            stats = observer.stats()
-            assert stats.steps == number * num_envs
-            if confirmed >= ADMITTED or time.monotonic() > give_up_at:
-                return stats
-            confirmed = stats.acknowledged_items
-    raise AssertionError
+        check_pending(observer.stats(), 20, per_call=4)
 
 
 # ------------------------------------------------------------------------------------------------ the default
@@ -279,11 +226,7 @@ def test_actor_without_a_learner_stops_soon_by_default(replay_server: StartServe
 def test_complete_items_are_sent_before_a_step_waits(replay_server: StartServer, num_envs: int | None) -> None:
     server = replay_server(rw.TableConfig("replay", 10_000))
     options: Any = {"max_in_flight_items": 5, "max_delay_s": NEVER_S, "chunk_length": 1_000, "timeout_s": LONG_S}
-    observer: Any = (
-        rw.TrajectoryObserver(server.address, "replay", 2, **options)
-        if num_envs is None
-        else rw.TrajectoryObserver(server.address, "replay", 2, num_envs=num_envs, **options)
-    )
+    observer = rw.TrajectoryObserver(server.address, "replay", 2, num_envs=num_envs, **options)
     with leaving(observer):
         for number in range(200):
             shape = () if num_envs is None else (num_envs,)

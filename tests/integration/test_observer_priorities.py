@@ -158,22 +158,6 @@ def test_priority_zero_is_one(place: Place) -> None:
     assert [item.info.priority for item in read(place.client, "a")] == [0]
 
 
-def test_function_gets_the_mask_of_real_steps(place: Place) -> None:
-    """Four steps in windows of three cover two: 1, 2, 3 and 4 with two padding steps."""
-    masks: list[list[bool]] = []
-
-    def mean_of_real_steps(window: Any, mask: Any) -> float:
-        masks.append(mask.tolist())
-        return float(window["n"][mask].mean())
-
-    with rw.TrajectoryObserver(
-        place.client, "a", 3, 3, end_of_episode="cover", priority=mean_of_real_steps, mask=True
-    ) as observer:
-        feed(observer, [4])
-    assert masks == [[True, True, True], [True, False, False]]
-    assert [item.info.priority for item in read(place.client, "a")] == [2.0, 4.0]
-
-
 # The largest priority that this process has set.
 
 

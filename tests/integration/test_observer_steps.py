@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
+from episodes import expected, observed
 from kinds import contents
 from reading import Place, fifo, read
 from reading import spec as spec_of
@@ -19,33 +19,6 @@ pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
 
 
 # Padding.
-
-
-def test_padding_of_a_trajectory_is_that_of_tf_agents(place: Place) -> None:
-    """Compare all fields with those that TF-Agents writes."""
-    rows = [(0, 0, 1, 0, 1), (1, 1, 2, 1, 0), (2, 2, 0, 0, 1)]
-    with rw.TrajectoryObserver(place.client, "a", 4, end_of_episode="pad") as observer:
-        for step_type, number, next_step_type, reward, discount in rows:
-            observer(
-                rw.Trajectory(
-                    np.int32(step_type),
-                    {"x": np.full((2,), number, np.uint8), "s": str(number)},
-                    np.int64(number),
-                    (),
-                    np.int32(next_step_type),
-                    np.float32(reward),
-                    np.float32(discount),
-                )
-            )
-    (item,) = read(place.client, "a")
-    step_type, strings, pixels, action, next_step_type, reward, discount = item.data
-    assert (step_type.dtype, step_type.tolist()) == (np.int32, [0, 1, 2, 2])
-    assert strings.tolist() == [b"0", b"1", b"2", b""]
-    assert (pixels.dtype, pixels.tolist()) == (np.uint8, [[0, 0], [1, 1], [2, 2], [0, 0]])
-    assert (action.dtype, action.tolist()) == (np.int64, [0, 1, 2, 0])
-    assert (next_step_type.dtype, next_step_type.tolist()) == (np.int32, [1, 2, 0, 0])
-    assert (reward.dtype, reward.tolist()) == (np.float32, [0, 1, 0, 0])
-    assert (discount.dtype, discount.tolist()) == (np.float32, [1, 0, 1, 0])
 
 
 NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -64,33 +37,7 @@ def test_padding_has_dtype_and_shape_of_every_leaf(place: Place) -> None:
             np.testing.assert_array_equal(column, np.array([1, 0, 0], name)[:, None, None].repeat(2, 1))
 
 
-def test_bfloat16_is_written_and_padded(place: Place) -> None:
-    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    with rw.TrajectoryObserver(place.client, "a", 3, end_of_episode="cover") as observer:
-        observer({"x": np.array([1.5, -2], bfloat16)})
-        observer({"x": np.array([3, 4], bfloat16)}, end_of_episode=True)
-    (item,) = read(place.client, "a")
-    assert item.data[0].dtype == bfloat16
-    assert item.data[0].astype(float).tolist() == [[1.5, -2], [3, 4], [0, 0]]
-
-
-def test_mask_is_true_for_real_steps_only(place: Place) -> None:
-    for spec in SMALL_GRID:
-        with observed(place, spec, mask=True) as observer:
-            feed(observer, SMALL_EPISODES)
-        items = read(place.client, "a")
-        assert [item.data[0].tolist() for item in items] == expected(spec, SMALL_EPISODES)
-        for item in items:
-            assert item.data[1].dtype == bool
-            assert item.data[1].tolist() == [number > 0 for number in item.data[0].tolist()]
-
-
 # Steps that are refused.
-
-
-class Pair(NamedTuple):
-    n: Any
-    x: Any
 
 
 def good_step(number: int) -> dict[str, Any]:
@@ -127,16 +74,6 @@ def test_refused_step_changes_nothing(place: Place, at: int) -> None:
     assert [item.data[1].tolist() for item in items] == [
         [b"text" if number else b"" for number in item.data[0].tolist()] for item in items
     ]
-
-
-def test_other_containers_and_numbers_are_the_same_step(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 3) as observer:
-        observer({"n": np.int32(1), "x": np.array([1, 2], np.float32)})
-        observer(Pair(2, np.array([3, 4], ">f4")))
-        observer({"x": np.array([5, 0, 6], np.float32)[::2], "n": 3})
-    (item,) = read(place.client, "a")
-    assert (item.data[0].dtype, item.data[0].tolist()) == (np.int32, [1, 2, 3])
-    assert (item.data[1].dtype, item.data[1].tolist()) == (np.float32, [[1, 2], [3, 4], [5, 6]])
 
 
 def test_leaves_are_copied(place: Place) -> None:
@@ -195,8 +132,6 @@ SIGNATURE = {"x": spec_of((None, 2), np.float32), "y": {"z": spec_of((None,), np
 def signed(replay_server: Callable[..., HostedServer]) -> Iterator[rw.Client]:
     server = replay_server(
         fifo("signed", signature=SIGNATURE),
-        fifo("loose", signature={"x": spec_of(None, np.float32), "y": spec_of((None, None), np.int64)}),
-        fifo("step", signature={"x": spec_of((None, None), np.float32)}),
         fifo("masked", signature=(spec_of((None,), np.int64), spec_of((None,), bool))),
     )
     with rw.Client(server.address, timeout_s=60) as client:
@@ -230,29 +165,6 @@ def test_step_that_is_not_the_table_s_is_refused_by_leaf_path(signed: rw.Client,
     (item,) = signed.sample("signed")
     assert item.data["x"].tolist() == [[1, 1]]
     assert item.data["y"]["z"].tolist() == [3]
-
-
-def test_signature_may_leave_sizes_open(signed: rw.Client) -> None:
-    with rw.TrajectoryObserver(signed, "loose", 1) as observer:
-        with pytest.raises(
-            rw.errors.StructureError, match=r"leaf `y`: int64 \(\), but table `loose` holds int64 \(None,\)"
-        ):
-            observer({"x": np.zeros((2, 3), np.float32), "y": np.int64(1)})
-        with pytest.raises(
-            rw.errors.StructureError, match=r"leaf `x`: float64 \(\), but table `loose` holds float32 None"
-        ):
-            observer({"x": 1.0, "y": np.zeros(5, np.int64)})
-        observer({"x": np.zeros((2, 3), np.float32), "y": np.zeros(5, np.int64)})
-    assert len(read(signed, "loose")) == 1
-
-
-def test_signature_of_a_step_may_leave_sizes_open(signed: rw.Client) -> None:
-    """So are the tables signed that `reverb.TimestepDataset` reads."""
-    with rw.TrajectoryObserver(signed, "step", 1) as observer:
-        with pytest.raises(rw.errors.StructureError, match=r"leaf `x`: float32 \(2, 3, 4\), but table `step` holds"):
-            observer({"x": np.zeros((2, 3, 4), np.float32)})
-        observer({"x": np.zeros((2, 3), np.float32)})
-    assert len(read(signed, "step")) == 1
 
 
 def test_mask_is_part_of_what_the_signature_asks_for(signed: rw.Client) -> None:

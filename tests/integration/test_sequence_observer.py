@@ -26,18 +26,6 @@ def test_spanning_windows_go_on_over_the_ends_of_episodes(place: Place, period: 
         assert place.column() == cut(range(1, 11), spec.spanning_windows(10)), spec
 
 
-def test_spanning_windows_of_tf_agents(place: Place) -> None:
-    """Write two episodes of four steps."""
-    for length, stride, windows in [
-        (3, 1, "123 234 345 456 567 678"),
-        (3, 2, "123 345 567"),
-        (4, 4, "1234 5678"),
-    ]:
-        with rw.SequenceObserver(place.client, "a", length, stride) as observer:
-            feed(observer, [4, 4])
-        assert place.column() == [[int(digit) for digit in window] for window in windows.split()]
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_reset_ends_a_spanning_stream_by_its_mode(place: Place, mode: rw.EndOfEpisode) -> None:
     spec = rw.WindowSpec(3, 3, mode)

@@ -148,10 +148,18 @@ def test_slices_of_windows_are_runs_of_real_steps(
     slice_len=st.integers(1, 5),
     short=st.sampled_from(["keep", "pad"]),
     span=st.booleans(),
+    with_next=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_slices_with_the_row_after_them_give_a_transition_for_each_row(
-    uniform: Place, episodes: list[Played], layout: str, slice_len: int, short: Any, span: bool, seed: int
+def test_slices_of_whole_episodes_give_the_pairs_of_their_rows(
+    uniform: Place,
+    episodes: list[Played],
+    layout: str,
+    slice_len: int,
+    short: Any,
+    span: bool,
+    with_next: bool,
+    seed: int,
 ) -> None:
     uniform.client.reset("a")
     whole = [episode for episode in episodes if episode.end != "cut"]
@@ -159,6 +167,6 @@ def test_slices_with_the_row_after_them_give_a_transition_for_each_row(
         return
     with rw.EpisodeObserver(uniform.client, "a", 100, timeout_s=60) as observer:
         write(observer, whole, layout)
-    how: dict[str, Any] = {"by": "row", "short": short, "seed": seed, "with_next": True}
+    how: dict[str, Any] = {"by": "row", "short": short, "seed": seed, "with_next": with_next}
     batch = read_slices(uniform, len(whole), slice_len, spans=span, **how)
     check_slices(batch, whole, layout, slice_len)

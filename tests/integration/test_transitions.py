@@ -23,7 +23,6 @@ from played import (
     pairs_of,
     played,
     read,
-    read_slices,
     write,
 )
 from reading import Place
@@ -122,38 +121,6 @@ def test_windows_that_span_episodes_have_no_pair_of_two(
     found = rw.to_transitions(batch)
     assert pairs_of(found) == expected
     check_targets(found, batch.data.observation if layout == "trajectory" else batch.data["observation"], expected)
-
-
-@patient
-@given(
-    episodes=played(),
-    layout=st.sampled_from(["recorded", "rlds", "trajectory", "flags"]),
-    slice_len=st.integers(1, 5),
-    short=st.sampled_from(["keep", "pad"]),
-    span=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_slices_give_the_pairs_of_their_rows(
-    uniform: Place, episodes: list[Played], layout: str, slice_len: int, short: Any, span: bool, seed: int
-) -> None:
-    uniform.client.reset("a")
-    whole = [episode for episode in episodes if episode.end != "cut"]
-    if not whole:
-        return
-    with rw.EpisodeObserver(uniform.client, "a", 100, timeout_s=60) as observer:
-        write(observer, whole, layout)
-    how: dict[str, Any] = {"by": "row", "short": short, "seed": seed}
-    batch = read_slices(uniform, len(whole), slice_len, spans=span, **how)
-    found = rw.to_transitions(batch)
-    episode_of = {one.first + t: (one, t) for one in whole for t in range(one.num_rows)}
-    observation = batch.data.observation if layout == "trajectory" else batch.data["observation"]
-    expected = []
-    lengths = batch.markers.slices.lengths.tolist()
-    for rows, size in zip(np.split(observation, batch.markers.slices.first_rows[1:]), lengths, strict=True):
-        parts = [episode_of[row] for row in rows[:size].tolist()]
-        expected.append([one.pair(t, has_discounts(layout)) for one, t in parts[:-1]])
-    assert pairs_of(as_one_row(found)) == [[*itertools.chain(*expected)]]
-    check_targets(found, observation, expected)
 
 
 @patient

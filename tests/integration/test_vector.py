@@ -6,7 +6,6 @@ Steps are (environment, number), both from 1 on, so that zeros are padding.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -115,54 +114,18 @@ def test_environment_holds_what_its_own_observer_would_write(place: Place, prior
         {"max_delay_s": 0.002},
         {"max_in_flight_items": 1},
         {"spec": {"env": spec_of((), np.int64), "n": np.zeros((), np.int64)}},
+        {"flush_every": 1},
+        {"flush_every": 3},
     ],
     ids=str,
 )
 def test_environments_are_the_same_however_they_are_sent(place: Place, way: dict[str, Any]) -> None:
     for spec in SMALL_GRID[::3]:
         options = dict(way)
-        beforehand = options.pop("spec", None)
+        beforehand, flush_every = options.pop("spec", None), options.pop("flush_every", None)
         with observed(place, spec, spec=beforehand, **options) as observer:
-            feed(observer)
+            feed(observer, flush_every)
         assert windows_by_env(place) == expected(spec), spec
-
-
-@pytest.mark.parametrize("period", [1, 3])
-def test_environments_are_the_same_whenever_they_are_flushed(place: Place, period: int) -> None:
-    for spec in SMALL_GRID[::4]:
-        with observed(place, spec) as observer:
-            feed(observer, flush_every=period)
-        assert windows_by_env(place) == expected(spec), spec
-
-
-def test_long_episodes_of_environments_are_one_stream_of_windows_each(place: Place) -> None:
-    spec = rw.WindowSpec(5, 2, "cover")
-    ends = [700, 1501, 13]
-    with rw.TrajectoryObserver(place.client, "a", 5, 2, end_of_episode="cover", num_envs=3) as observer:
-        for number in range(1, 2001):
-            observer(step_of(number, 3), end_of_episode=[number % end == 0 for end in ends])
-    found = windows_by_env(place)
-    for env, end in enumerate(ends, 1):
-        windows = []
-        for start in range(0, 2000, end):
-            steps = range(start + 1, min(start + end, 2000) + 1)
-            windows += cut(steps, spec.windows(end) if len(steps) == end else spec.spanning_windows(len(steps)))
-        assert found[env] == windows
-
-
-def test_environments_write_several_kinds_of_windows(place: Place) -> None:
-    kinds = {"a": rw.WindowSpec(4, 3, "truncate"), "b": rw.WindowSpec(2, 2, "tile")}
-    with rw.TrajectoryObserver(place.client, windows=kinds, num_envs=len(ENDS)) as observer:
-        feed(observer)
-    for table, spec in kinds.items():
-        assert windows_by_env(place, table) == expected(spec)
-
-
-def test_one_environment_is_a_batch_of_one(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=1) as observer:
-        for number in (1, 2, 3):
-            observer(step_of(number, 1), end_of_episode=[False])
-    assert windows_by_env(place) == {1: [[1, 2], [2, 3]]}
 
 
 def test_environments_are_episodes_of_their_own_to_the_server(place: Place) -> None:
@@ -200,76 +163,6 @@ def test_leaves_are_copied(place: Place) -> None:
             observer(step)
             step["n"][:] = -1
     assert windows_by_env(place) == {1: [[1, 2], [2, 3]], 2: [[1, 2], [2, 3]]}
-
-
-def test_mask_is_true_for_the_real_steps_of_each_environment(place: Place) -> None:
-    for priority in (1.0, lambda _: 1.0):
-        with observed(place, rw.WindowSpec(4, 2, "tile"), mask=True, priority=priority) as observer:
-            feed(observer)
-        for item in read(place.client, "a"):
-            env, _, mask = (column.tolist() for column in item.data)
-            assert mask == [number > 0 for number in env]
-
-
-def test_padding_of_a_trajectory_is_a_boundary(place: Place) -> None:
-    step = rw.Trajectory(
-        step_type=np.array([2, 1], np.int32),
-        observation=np.ones((2, 3)),
-        action=np.ones(2, np.int64),
-        policy_info=(),
-        next_step_type=np.array([0, 1], np.int32),
-        reward=np.ones(2, np.float32),
-        discount=np.ones(2, np.float32),
-    )
-    with rw.TrajectoryObserver(place.client, "a", 2, end_of_episode="cover", num_envs=2) as observer:
-        observer(step)
-        assert observer.stats().episodes == 1
-    (item,) = read(place.client, "a")
-    assert [column.tolist() for column in item.data] == [
-        [2, 2],
-        [[1, 1, 1], [0, 0, 0]],
-        [1, 0],
-        [0, 0],
-        [1, 0],
-        [1, 0],
-    ]
-
-
-@pytest.mark.parametrize("name", ["step_type", "is_last"])
-def test_steps_tell_the_ends_of_their_episodes(place: Place, name: str) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=2) as observer:
-        for number, last in enumerate([[0, 0], [1, 0], [0, 1], [0, 0]], 1):
-            flag = np.array(last, bool) if name == "is_last" else np.array(last, np.int32) + 1
-            observer({"a": np.arange(1, 3), "b": np.full(2, number), name: flag})
-    assert windows_by_env(place) == {1: [[1, 2], [3, 4]], 2: [[1, 2], [2, 3]]}
-
-
-# Priorities.
-
-
-def test_function_gives_each_window_of_each_environment_its_priority(place: Place) -> None:
-    for spec in SMALL_GRID[::5]:
-        with observed(place, spec, priority=lambda w: 100 * w["env"][0] + w["n"].sum(), chunk_length=3) as observer:
-            feed(observer)
-        for item in read(place.client, "a"):
-            envs, numbers = (column.tolist() for column in item.data)
-            assert item.info.priority == 100 * envs[0] + sum(numbers)
-
-
-@pytest.mark.parametrize("bad_env", [1, 2, 3])
-def test_function_that_fails_loses_the_windows_of_its_environment_alone(place: Place, bad_env: int) -> None:
-    def priority(window: Any) -> float:
-        return -1.0 if window["env"][0] == bad_env else float(window["n"].sum())
-
-    spec = rw.WindowSpec(2, 2, "cover")
-    with rw.TrajectoryObserver(place.client, "a", 2, 2, priority, end_of_episode="cover", num_envs=3) as observer:
-        for number in range(1, 6):
-            observer(step_of(number, 3), end_of_episode=[number == 5] * 3)
-        observer.flush()
-        stats = observer.stats()
-    assert (stats.items, stats.acknowledged_items, stats.dropped_items, stats.failed_priorities) == (9, 6, 3, 3)
-    windows = cut(range(1, 6), spec.windows(5))
-    assert windows_by_env(place) == {env: windows for env in (1, 2, 3) if env != bad_env}
 
 
 # Steps that are refused.
@@ -370,21 +263,3 @@ def test_environment_numbers_out_of_range_are_refused(place: Place, env_ids: Any
             observer.reset(env_ids=env_ids)
         observer(step_of(2, 2))
     assert windows_by_env(place) == {1: [[1, 2]], 2: [[1, 2]]}
-
-
-def test_closed_observer_says_so_until_it_is_opened_again(place: Place) -> None:
-    observer = rw.TrajectoryObserver(place.address, "a", 2, num_envs=2)
-    observer(step_of(1, 2))
-    observer.close()
-    observer.close()
-    assert observer.stats().dropped_steps == {"reset": 2}
-    calls: list[Callable[[], None]] = [lambda: observer(step_of(2, 2)), observer.flush, observer.reset]
-    for call in calls:
-        with pytest.raises(rw.errors.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
-            call()
-    observer.open()
-    observer(step_of(2, 2))
-    observer(step_of(3, 2))
-    observer.close()
-    assert windows_by_env(place) == {1: [[2, 3]], 2: [[2, 3]]}
-    assert observer.stats().steps == 6
