@@ -121,6 +121,15 @@ def test_too_long_episodes_of_environments_are_dropped_and_the_others_written(
     assert len([record for record in caplog.records if "max_sequence_length=3" in record.message]) == 2
 
 
+def test_full_episode_of_an_environment_that_takes_no_step_is_not_too_long(place: Place) -> None:
+    with rw.EpisodeObserver(place.client, "a", 3, num_envs=2) as observer:
+        for t, (env_mask, last) in enumerate([([1, 0], [0, 0])] * 3 + [([0, 1], [0, 1])], 1):
+            step = {"n": np.array([t, 100 + t])}
+            observer(step, end_of_episode=np.array(last, bool), env_mask=np.array(env_mask, bool))
+        observer.reset()
+    assert sorted(place.column()) == [[1, 2, 3], [104]]
+
+
 def test_priority_of_episodes_can_be_changed(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 5, priority=1) as observer:
         observer.update_priority(2)

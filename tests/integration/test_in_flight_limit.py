@@ -219,6 +219,12 @@ def test_actor_without_a_learner_stops_soon_by_default(replay_server: StartServe
         assert client.server_info()["replay"].rate_limiter.num_inserts == 125
 
 
+def test_default_is_32_calls_of_many_environments(server: HostedServer) -> None:
+    observer = rw.TrajectoryObserver(server.address, "queue", 1, num_envs=64, timeout_s=CONFIRMED_S)
+    with leaving(observer):
+        check_pending(write_until_refused(observer), 32 * 64, per_call=64)
+
+
 # ------------------------------------------------------------------------------- while it waits, and who hears
 
 
