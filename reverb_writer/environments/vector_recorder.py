@@ -1,12 +1,7 @@
-"""Gymnasium's vector environments that record themselves, in every autoreset mode.
+"""Gymnasium's vector environments that record themselves, in every autoreset mode (see `episodes.episode_batch`).
 
-    autoreset    the terminal observation is             the last step of the episode is written
-    ---------    ------------------------------------    ---------------------------------------------------
-    next step    returned by the `step` that ends it     with the next step of the others, which resets that environment
-    same step    in `infos["final_obs"]`                 by itself, at once
-    disabled     returned by the `step` that ends it     by itself, at once
-
-See `reverb_writer.episodes.episode_batch` for the modes.
+In the mode "NextStep" the last step of an episode is written with the next step of the others, which resets that
+environment; in the other modes by itself, at once.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
 from reverb_writer.environments.space_leaves import encoder, space_of, space_spec
-from reverb_writer.episodes.episode_batch import AutoresetMode, final_observation
+from reverb_writer.episodes.episode_batch import final_observation, mode_name
 from reverb_writer.nests import write_row
 
 
@@ -42,7 +37,7 @@ class VectorRecorder(VectorWrapper):
     ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
         n = env.num_envs
-        mode = AutoresetMode.parse(env.metadata.get("autoreset_mode"))
+        mode = mode_name(env.metadata.get("autoreset_mode"))
         observation = space_spec(space_of(env, "single_observation_space"), "observation")
         action = space_spec(space_of(env, "single_action_space"), "action")
         self._read_extras = extras_reader(extras, n)
@@ -81,7 +76,7 @@ class VectorRecorder(VectorWrapper):
         }
         following = final = self._encode_observations(observations)
         over = terminated | truncated
-        if self._mode is AutoresetMode.SAME_STEP and over.any():
+        if self._mode == "SameStep" and over.any():
             final = self._with_final(following, infos, over)
         recording.observe(fields, final, (terminated, truncated) if over.any() else None, following)
         return result

@@ -10,7 +10,7 @@ import pytest
 from reverb_writer.episodes import Episode, EpisodeBatch
 from reverb_writer.errors import ClosedError, IncompleteError, SpecError, StructureError
 
-pytest.importorskip("gymnasium", minversion="1.0")
+pytest.importorskip("gymnasium", minversion="1.1")
 import gymnasium
 
 vector = gymnasium.vector
@@ -64,7 +64,7 @@ def run(envs: Any, num_calls: int) -> tuple[EpisodeBatch, list[Episode]]:
         outcome = envs.step(actions)
         finished += batch.add_env_step(outcome[0], actions, *outcome[1:])
         over = outcome[2] | outcome[3]
-        if batch.autoreset_mode.name == "DISABLED" and over.any():
+        if batch.autoreset_mode == "Disabled" and over.any():
             batch.add_env_reset(*envs.reset(options={"reset_mask": over}), reset_mask=over)
     envs.close()
     return batch, finished
