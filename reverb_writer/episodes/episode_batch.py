@@ -22,13 +22,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes.episode import CheckedStep, Episode
 from reverb_writer.episodes.spaces import parts_of
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.leaves import env_flags
 
 _MODES = ("NextStep", "SameStep", "Disabled")
 _FINAL = ("final_obs", "final_info")
@@ -49,9 +49,8 @@ def mode_name(mode: Any) -> str:
     return str(name)
 
 
-def final_observation(infos: Mapping[str, Any] | None, env_id: int) -> Any:
+def final_observation(infos: Mapping[str, Any], env_id: int) -> Any:
     """Return the terminal observation of an environment that was reset in the same step."""
-    infos = infos or {}
     found = infos.get("final_obs")
     if found is None or found[env_id] is None:
         raise StructureError(
@@ -118,10 +117,10 @@ class EpisodeBatch:
         Raises:
             SpecError: there is no such mode, or `num_envs` is not an integer >= 1.
         """
-        self._num_envs = integer("num_envs", num_envs, minimum=1)
+        num_envs = integer("num_envs", num_envs, minimum=1)
         self.autoreset_mode = mode_name(autoreset_mode)
         self._spaces = {"observation_space": observation_space, "action_space": action_space}
-        self.episodes = [self._new() for _ in range(self._num_envs)]
+        self.episodes = [Episode(**self._spaces) for _ in range(num_envs)]
 
     @classmethod
     def of(cls, envs: Any) -> EpisodeBatch:
@@ -141,7 +140,7 @@ class EpisodeBatch:
         return f"<EpisodeBatch of {len(self)} environments: {[len(episode) for episode in self.episodes]} steps>"
 
     def __len__(self) -> int:
-        return self._num_envs
+        return len(self.episodes)
 
     def add_env_reset(
         self, observations: Any, infos: Mapping[str, Any] | None = None, *, reset_mask: Any = None
@@ -159,7 +158,7 @@ class EpisodeBatch:
         Raises:
             StructureError: an observation is not in its space, or the mask has not N booleans.
         """
-        mask = self._flags("reset_mask", np.ones(self._num_envs, bool) if reset_mask is None else reset_mask)
+        mask = np.ones(len(self), bool) if reset_mask is None else env_flags("reset_mask", reset_mask, len(self))
         started = {env_id: self._started(observations, infos, env_id) for env_id in np.flatnonzero(mask).tolist()}
         interrupted = [self.episodes[env_id] for env_id in started]
         for env_id, episode in started.items():
@@ -197,16 +196,17 @@ class EpisodeBatch:
             StructureError: a structure or shape differs from that of the first step, or a terminal observation is
                 missing (SAME_STEP).
         """
-        terminateds, truncateds = self._flags("terminateds", terminateds), self._flags("truncateds", truncateds)
-        same_step = self.autoreset_mode == "SameStep"
+        terminateds = env_flags("terminateds", terminateds, len(self))
+        truncateds = env_flags("truncateds", truncateds, len(self))
+        over, infos = terminateds | truncateds, infos or {}
         checked: list[tuple[Episode, CheckedStep, Any, int]] = []
         started: dict[int, Episode] = {}
         for env_id, episode in enumerate(self.episodes):
             if episode.is_done and self.autoreset_mode == "NextStep":
                 started[env_id] = self._started(observations, infos, env_id)
                 continue
-            if same_step and (terminateds[env_id] or truncateds[env_id]):
-                observation, info = final_observation(infos, env_id), env_infos((infos or {}).get("final_info"), env_id)
+            if over[env_id] and self.autoreset_mode == "SameStep":
+                observation, info = final_observation(infos, env_id), env_infos(infos.get("final_info"), env_id)
                 started[env_id] = self._started(observations, infos, env_id)
             else:
                 observation, info = self._observation(observations, env_id), env_infos(infos, env_id)
@@ -233,22 +233,13 @@ class EpisodeBatch:
                 chunks.append(episode)
         return chunks
 
-    def _new(self) -> Episode:
-        return Episode(**self._spaces)
-
     def _started(self, observations: Any, infos: Mapping[str, Any] | None, env_id: int) -> Episode:
-        episode = self._new()
+        episode = Episode(**self._spaces)
         episode.add_env_reset(self._observation(observations, env_id), env_infos(infos, env_id))
         return episode
 
     def _observation(self, observations: Any, env_id: int) -> Any:
         return _part(observations, env_id, self._spaces["observation_space"])
-
-    def _flags(self, name: str, flags: Any) -> npt.NDArray[np.bool_]:
-        array = np.asarray(flags)
-        if array.shape != (self._num_envs,) or array.dtype.kind != "b":
-            raise StructureError(f"`{name}` must be {self._num_envs} booleans, got {array.dtype} {array.shape}.")
-        return array
 
 
 def _part(batch: Any, env_id: int, space: Any) -> Any:

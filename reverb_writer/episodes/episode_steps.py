@@ -1,20 +1,8 @@
-"""An episode as the steps that observers write, and back: rows as in RLDS, with Gymnasium's names of the flags.
+"""An episode as the steps that observers write, and back: the layout that `reverb_writer.environments` records.
 
-T steps of an environment are T + 1 rows. A row has the observation at time t, the action on it and the results of the
-action. The last row, the boundary step, has the final observation, and zeros for the action and its results.
-
-    observation          o_0   o_1   ...  o_T-1   o_T      T + 1 observations
-    action               a_0   a_1   ...  a_T-1   0        taken in the state that o_t shows
-    reward               r_0   r_1   ...  r_T-1   0        for a_t, float32
-    discount             1     1     ...  d       0        float32; d is 0 if o_T is terminal, else 1
-    extra_model_outputs  x_0   x_1   ...  x_T-1   0        only if the episode has them
-    is_first             True  False ...  False   False    in a later chunk: False everywhere
-    is_last              False False ...  False   True     in a chunk that is not the last: False everywhere
-    terminated           False False ...  False   as ended
-    truncated            False False ...  False   as ended
-
-So a chunk that was cut has no flag at its end, because the episode continues. Strings are bytes, as Reverb stores them.
-`reverb_writer.environments` records the same layout, so both may write to one table.
+T steps of an environment are T + 1 rows; `environments.recorded_steps` draws them. Extra model outputs are beside the
+action, under `extra_model_outputs`. In a later chunk no row `is_first`. A chunk that was cut has no flag at its end,
+because the episode continues. Strings are bytes, as Reverb stores them.
 """
 
 from __future__ import annotations

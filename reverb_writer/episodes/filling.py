@@ -20,13 +20,8 @@ _NUMBERS = (float, int)
 
 def place(leaf: Array, where: slice | Array, fill: Any, dtype: np.dtype[Any], num: int) -> Array:
     """Return an array [num, ...] with the rows of `leaf` at `where`, and the fill value elsewhere."""
-    own = leaf.dtype
-    shape = (num, *leaf.shape[1:]) if leaf.ndim > 1 else num
-    result = np.empty(shape, dtype if dtype is own else np.result_type(dtype, own))
-    if type(fill) in _NUMBERS or own.kind == "O":
-        result.fill(fill)
-    else:
-        result[...] = fill
+    result = np.empty((num, *leaf.shape[1:]), np.result_type(dtype, leaf.dtype))
+    result[...] = fill
     if len(leaf):
         result[where] = leaf
     return result

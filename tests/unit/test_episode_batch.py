@@ -159,7 +159,7 @@ def test_refused_step_changes_no_env() -> None:
         step(batch)
     batch.add_env_reset(np.zeros((2, 3)))
     step(batch)
-    for changes in ({"rewards": [1.0, "x"]}, {"observations": [np.zeros(3), np.zeros(4)]}, {"terminateds": [1, 0]}):
+    for changes in ({"rewards": [1.0, "x"]}, {"observations": [np.zeros(3), np.zeros(4)]}, {"terminateds": [True]}):
         with pytest.raises(StructureError):
             step(batch, **changes)
         assert [(len(episode), episode.t, len(episode.infos)) for episode in batch.episodes] == [(1, 1, 2)] * 2
