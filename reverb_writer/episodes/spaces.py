@@ -58,13 +58,14 @@ class SpaceLeaf:
         return vectors
 
 
-class Parts:
+class SpaceLeaves:
     """The leaves of a space.
 
     Attributes:
         struct: the spaces of its leaves, as a nest in the structure of its samples.
         paths: the names of the leaves.
         leaves: the leaves of a sample, in their order.
+        shapes: their shapes.
     """
 
     def __init__(self, space: Any) -> None:
@@ -72,6 +73,7 @@ class Parts:
         self.struct = struct_of(space)
         self.paths, leaves = named_leaves(self.struct, "space")
         self.leaves = [SpaceLeaf(leaf) for leaf in leaves]
+        self.shapes = [leaf.shape for leaf in self.leaves]
 
 
 def struct_of(space: Any) -> Any:
