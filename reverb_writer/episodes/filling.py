@@ -34,7 +34,8 @@ def filled(
             value, dtype = given, _holding(given, leaf.dtype, leaf.shape[1:])
         else:
             value, dtype = _cast(given, parts.leaves[number], one_hot)
-        rows = np.empty((num, *leaf.shape[1:]), np.result_type(dtype, leaf.dtype))
+        own = leaf.dtype
+        rows = np.empty((num, *leaf.shape[1:]), own if dtype is own else np.result_type(dtype, own))
         rows[...] = value
         if len(leaf):
             rows[where] = leaf
