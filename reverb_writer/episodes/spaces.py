@@ -5,7 +5,6 @@ Spaces are recognised by the names of their classes, so that nothing is imported
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -86,10 +85,8 @@ def struct_of(space: Any) -> Any:
 
 def parts_of(space: Any) -> dict[Any, Any] | tuple[Any, ...] | None:
     """Return the spaces directly within a Dict or Tuple space; None if it is another one, or None."""
-    inner = getattr(space, "spaces", None)
-    if isinstance(inner, Mapping):
-        return dict(inner)
-    return tuple(inner) if isinstance(inner, tuple | list) else None
+    kinds = kinds_of(space)  # a OneOf has `spaces`, too, but a sample is of one of them
+    return dict(space.spaces) if "Dict" in kinds else tuple(space.spaces) if "Tuple" in kinds else None
 
 
 def kinds_of(space: Any) -> set[str]:

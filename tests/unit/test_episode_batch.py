@@ -100,6 +100,13 @@ def test_texts_stay_texts(mode: Any) -> None:
     assert [episode.get_observations() for episode in finished] == [["reset", "middle", "end"]] * 2
 
 
+def test_a_sample_of_one_of_several_spaces_stays_what_it_is() -> None:
+    space = gymnasium.spaces.OneOf([gymnasium.spaces.Discrete(3), gymnasium.spaces.Box(-1, 1, (2,), np.float32)])
+    batch = EpisodeBatch(3, observation_space=space)  # a batch of OneOf is a tuple of samples
+    batch.add_env_reset(tuple((1, np.full(2, n, np.float32)) for n in (0, 0.5, 1)))
+    assert [episode.get_observations(0)[1].tolist() for episode in batch.episodes] == [[0, 0], [0.5, 0.5], [1, 1]]
+
+
 def test_cartpole_environments_are_those_of_single_environments() -> None:
     seeds: Any = [3, 4]
     num_calls = 60
