@@ -90,31 +90,28 @@ class Arrays:
         """Concatenate nests of one structure along the first axis."""
         return map_present(lambda *leaves: concatenated(self.xp, leaves, 0), *nests)
 
-    def conform(self, name: str, given: Any, column: Any, rows: tuple[int, ...], *, num_axes: int = 2) -> Any:
-        """Return a nest converted to the structure, row shapes and dtypes of a column.
+    def conform(self, name: str, given: Any, shapes: Any, num_rows: int) -> Any:
+        """Return a nest converted to the structure, row shapes and dtypes of `shapes`.
 
         Args:
             name: the argument's name, for errors.
-            given: leaves [*rows, ...]; trailing axes of size 1 may be left out.
-            column: leaves [T, B, ...].
-            rows: sizes of the leading axes of `given`.
-            num_axes: number of leading axes of the column, which are ignored.
+            given: leaves [num_rows, ...]; trailing axes of size 1 may be left out.
+            shapes: what `row_shapes` has returned.
+            num_rows: number of rows.
         """
-        given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(column) else given
-        (paths, values), (expected_paths, columns) = (named_leaves(nest, f"`{name}`") for nest in (given, column))
+        given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(shapes) else given
+        (paths, values), (expected_paths, expected) = (named_leaves(nest, f"`{name}`") for nest in (given, shapes))
         check_same_leaves(f"`{name}`", paths, expected_paths, "the storage")
         leaves = []
-        for path, leaf, expected in zip(paths, values, columns, strict=True):
+        for path, leaf, shape in zip(paths, values, expected, strict=True):
             where = f"`{name}/{path}`" if path else f"`{name}`"
-            x, sizes = self.asarray(leaf), (*rows, *expected.shape[num_axes:])
-            lacking = sizes[x.ndim :]
-            if tuple(x.shape) != sizes[: x.ndim] or x.ndim < len(rows) or any(size != 1 for size in lacking):
-                raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage")
-            if not self._can_cast(x.dtype, expected.dtype):
-                advice = "Cast it first."
-                raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage", advice)
-            leaves.append(self.xp.asarray(x, dtype=expected.dtype).reshape(sizes))
-        return packer(column)(leaves)
+            x, sizes, dtype = self.asarray(leaf), (num_rows, *shape.sizes), self._dtype(shape.dtype)
+            fits = x.ndim and tuple(x.shape) == sizes[: x.ndim] and all(size == 1 for size in sizes[x.ndim :])
+            if not fits or not self._can_cast(x.dtype, dtype):
+                advice = "Cast it first." if fits else ""
+                raise mismatch(where, x.dtype, tuple(x.shape), dtype, sizes, "as in the storage", advice)
+            leaves.append(self.xp.asarray(x, dtype=dtype).reshape(sizes))
+        return packer(shapes)(leaves)
 
     def _can_cast(self, dtype: Any, column: Any) -> bool:
         if not self._at:

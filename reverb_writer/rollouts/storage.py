@@ -207,7 +207,7 @@ class RolloutStorage:
         Source: Schulman et al., 2016, (16); see `returns.gae`.
         """
         self._check_rows("values")
-        last_values = self._arrays.conform("last_values", last_values, self.values, (self.num_envs,))
+        last_values = self._arrays.conform("last_values", last_values, self._shapes["values"], self.num_envs)
         rewards, values = self._in_time("rewards"), self._in_time("values")
         ends = ends_of(self._arrays, self._in_time, self._written, last_values, approximate=approximate_time_outs)
         advantages, returns = gae(rewards, values, gamma=gamma, lam=lam, time_axis=0, **ends)
@@ -308,10 +308,10 @@ class RolloutStorage:
             if field.name == "hidden_states":
                 continue
             name, given = storage_records.COLUMN_OF.get(field.name, field.name), getattr(transition, field.name, None)
-            column = getattr(self, name, None)
-            if given is not None and column is not None and name in self._shapes:
+            shape = self._shapes.get(name)
+            if given is not None and shape is not None:
                 given = self._arrays.asarray(given) != 0 if name in storage_records.FLAGS else given
-                row[name] = self._arrays.conform(field.name, given, column, (self.num_envs,))
+                row[name] = self._arrays.conform(field.name, given, shape, self.num_envs)
         expected = [name for name in (*storage_records.NEEDED, *self._ALSO_NEEDED) if self._shapes[name] is not None]
         lacking = [name for name in expected if name not in row]
         if lacking:
