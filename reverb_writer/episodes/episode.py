@@ -30,8 +30,7 @@ _OBJECTS = ("temporary_timestep_data", "custom_data")
 class CheckedStep(NamedTuple):
     """A step that fits an episode."""
 
-    columns: list[Rows]
-    added: list[Row]  # what each column gets
+    added: list[tuple[Rows, Row]]  # what each column gets
     extra_model_outputs: dict[str, InfiniteLookbackBuffer]  # those of the episode once it has the step
 
 
@@ -130,18 +129,17 @@ class Episode(EpisodeData):
         extras, buffers = extra_model_outputs or {}, self.extra_model_outputs
         if (extras or buffers) and extras.keys() != buffers.keys():
             buffers = self._extra_columns(extras)
-        columns = [self.observations.rows, self.actions.rows, self.rewards.rows]
+        observations, actions, rewards = self.observations.rows, self.actions.rows, self.rewards.rows
         added = [
-            columns[0].checked(observation, "observation"),
-            columns[1].checked(action, "action"),
-            columns[2].checked(reward, "reward"),
+            (observations, observations.checked(observation, "observation")),
+            (actions, actions.checked(action, "action")),
+            (rewards, rewards.checked(reward, "reward")),
         ]
-        if not added[2][0].is_number:
+        if not added[2][1][0].is_number:
             raise StructureError(f"`reward` must be a number, got {reward!r}.")
         for key, buffer in buffers.items():
-            columns.append(buffer.rows)
-            added.append(buffer.rows.checked(extras[key], key))
-        return CheckedStep(columns, added, buffers)
+            added.append((buffer.rows, buffer.rows.checked(extras[key], key)))
+        return CheckedStep(added, buffers)
 
     def _extra_columns(self, extras: Mapping[str, Any]) -> dict[str, InfiniteLookbackBuffer]:
         """Return the columns of extra model outputs of these names; the first step of a chunk may add columns."""
@@ -155,7 +153,7 @@ class Episode(EpisodeData):
 
     def _take(self, step: CheckedStep, infos: Any, terminated: bool, truncated: bool) -> None:
         """Add a step that `_checked_step` has returned since the last call; this cannot fail."""
-        for rows, row in zip(step.columns, step.added, strict=True):
+        for rows, row in step.added:
             rows.append(row)
         self.infos.rows.columns[0].append({} if infos is None else infos)
         self.extra_model_outputs = step.extra_model_outputs

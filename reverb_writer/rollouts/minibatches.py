@@ -47,37 +47,36 @@ class MiniBatches:
     columns: Mapping[str, Any]  # see the module's docstring
     num_parts: int  # number of minibatches in an epoch
     num_epochs: int  # number of passes over the rows
-    rng: np.random.Generator | None  # draws the order of rows or environments; None to keep the order of environments
+    rng: np.random.Generator  # draws the order of rows or environments
 
     def shuffled(self, rows_of_epoch: Indices) -> Iterator[Any]:
         """Yield minibatches of some rows, numbered t B + b, in a new random order for each epoch."""
-        assert self.rng is not None  # noqa: S101  # orders of rows are always random
         flat = {field: flat_rows(nest) for field, nest in self._present().items() if field != "is_real"}
         for _ in range(self.num_epochs):
             for part in np.array_split(self.rng.permutation(rows_of_epoch), self.num_parts):
                 rows = self.arrays.asarray(part)
                 yield self._make({field: self.arrays.take(nest, rows) for field, nest in flat.items()})
 
-    def recurrent(self, trajectories: Trajectories) -> Iterator[Any]:
+    def recurrent(self, trajectories: Trajectories, *, shuffle: bool) -> Iterator[Any]:
         """Yield minibatches of whole environments; observations are padded.
 
-        Without `rng`, leaves are views of the storage, or of what all minibatches share.
+        Without `shuffle`, leaves are views of the storage, or of what all minibatches share.
         """
         present = self._present()
         observed = {field: present.pop(field) for field in _OBSERVED if field in present}
         padded, masks = pad(self.arrays, observed, trajectories)
-        for part in self._parts(trajectories):
+        for part in self._parts(trajectories, shuffle):
             found = {field: self._columns_of(nest, part.trajectories) for field, nest in padded.items()}
             found |= {field: self._columns_of(nest, part.environments) for field, nest in present.items()}
             found["masks"] = self._columns_of(masks, part.trajectories)
             found["hidden_states"] = self._first_states(trajectories, part)
             yield self._make(found)
 
-    def contiguous(self, trajectories: Trajectories) -> Iterator[ContiguousMiniBatch]:
+    def contiguous(self, trajectories: Trajectories, *, shuffle: bool) -> Iterator[ContiguousMiniBatch]:
         """Yield minibatches of whole environments, their trajectories concatenated; all leaves are copies."""
         flat = {field: flat_rows(nest) for field, nest in self._present().items()}
         numbers = np.arange(len(trajectories))
-        for part in self._parts(trajectories):
+        for part in self._parts(trajectories, shuffle):
             rows = self.arrays.asarray(trajectories.rows(numbers[part.trajectories]))
             lengths = trajectories.lengths[part.trajectories]
             found = {field: self.arrays.take(nest, rows) for field, nest in flat.items()}
@@ -89,12 +88,12 @@ class MiniBatches:
         """Return the columns that are not None, without the hidden states."""
         return {field: nest for field, nest in self.columns.items() if nest is not None and field != "hidden_states"}
 
-    def _parts(self, trajectories: Trajectories) -> Iterator[_Part]:
+    def _parts(self, trajectories: Trajectories, shuffle: bool) -> Iterator[_Part]:
         """Divide the environments of each epoch; trajectories are ordered by environment."""
         num_environments = trajectories.storage_shape[1]
         edges = np.searchsorted(trajectories.env_ids, np.arange(num_environments + 1))
         for _ in range(self.num_epochs):
-            if self.rng is None:
+            if not shuffle:
                 for part in np.array_split(np.arange(num_environments), self.num_parts):
                     first, stop = int(part[0]), int(part[-1]) + 1
                     yield _Part(slice(first, stop), slice(int(edges[first]), int(edges[stop])))

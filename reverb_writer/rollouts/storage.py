@@ -24,7 +24,6 @@ from reverb_writer.rollouts.array_nests import Arrays, read_states, row_shapes
 from reverb_writer.rollouts.ends import ends_of, statistics
 from reverb_writer.rollouts.minibatches import MiniBatches
 from reverb_writer.rollouts.trajectory_padding import find
-from reverb_writer.slices import Trajectories
 
 
 class RolloutStorage:
@@ -244,7 +243,7 @@ class RolloutStorage:
         rows = np.arange(self.num_rows * self.num_envs)
         if real is not None:
             rows = rows[self._arrays.to_numpy(real).reshape(-1)]
-        return self._mini_batches(num_mini_batches, num_epochs, len(rows), shuffle=True).shuffled(rows)
+        return self._mini_batches(num_mini_batches, num_epochs, len(rows)).shuffled(rows)
 
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
@@ -264,8 +263,8 @@ class RolloutStorage:
             `unpad_trajectories` converts a network's outputs to [T, b, ...]. Without `shuffle`,
             leaves are views of the storage or are shared by all minibatches: do not change them in place.
         """
-        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs, shuffle=shuffle)
-        return batches.recurrent(self._trajectories())
+        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs)
+        return batches.recurrent(find(self._arrays, self._ends()), shuffle=shuffle)
 
     def contiguous_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
@@ -277,18 +276,14 @@ class RolloutStorage:
         Yields:
             `ContiguousMiniBatch`: leaves [N, ...], copies, `is_init` [N] and `lengths` [n].
         """
-        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs, shuffle=shuffle)
-        return batches.contiguous(self._trajectories())
+        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs)
+        return batches.contiguous(find(self._arrays, self._ends()), shuffle=shuffle)
 
-    def _mini_batches(self, num_parts: int, num_epochs: int, maximum: int, *, shuffle: bool) -> MiniBatches:
+    def _mini_batches(self, num_parts: int, num_epochs: int, maximum: int) -> MiniBatches:
         self._check_rows()
         num_parts = integer("num_mini_batches", num_parts, minimum=1, maximum=maximum)
         num_epochs = integer("num_epochs", num_epochs, minimum=0)
-        rng = self._rng if shuffle else None
-        return MiniBatches(self._arrays, self.MiniBatch, self._columns(), num_parts, num_epochs, rng)
-
-    def _trajectories(self) -> Trajectories:
-        return find(self._arrays, self._ends())
+        return MiniBatches(self._arrays, self.MiniBatch, self._columns(), num_parts, num_epochs, self._rng)
 
     def _ends(self) -> Any:
         return self._in_time("dones") | self._in_time("cuts")
