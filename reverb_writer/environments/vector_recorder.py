@@ -24,8 +24,6 @@ class VectorRecorder(VectorWrapper):
     """A vector environment that passes every step of its environments to an observer.
 
     `reverb_writer.environments.recorded_steps` draws the steps.
-
-    Used from one thread at a time. The caller closes the observer.
     """
 
     def __init__(
@@ -50,15 +48,7 @@ class VectorRecorder(VectorWrapper):
         self._recording = Recording(observer, n, mode)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take a step in every environment and record it, and the terminal observations of episodes that end.
-
-        Raises:
-            gymnasium.error.ResetNeeded: before the first `reset`, while an environment waits for a reset, or after an
-                interrupt, or because recording failed: steps would be missing.
-            StructureError: the actions are not of their space; nothing changed.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
-                written; the next `reset` of all environments ends their episodes.
-        """
+        """Take a step in every environment and record it, and the terminal observations of episodes that end."""
         recording = self._recording
         if recording.needs_reset.any():
             missing = np.flatnonzero(recording.needs_reset).tolist()
@@ -84,17 +74,14 @@ class VectorRecorder(VectorWrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes, in the environments of `options["reset_mask"]` or in all.
-
-        Episodes that were not over are recorded as truncated, with their last observation.
-        """
+        """Begin episodes, in the environments of `options["reset_mask"]` or in all."""
         env_mask = (options or {}).get("reset_mask")  # before the environment removes it
         observations, infos = self._recording.call(self.env.reset, env_mask=env_mask, seed=seed, options=options)
         self._recording.first(self._encode_observations(observations), env_mask=env_mask)
         return observations, infos
 
     def close(self, **kwargs: Any) -> None:
-        """Record the ends of episodes that were not over, as `reset` does, and close the environment."""
+        """Record the ends of episodes that were not over, and close the environment."""
         try:
             self._recording.end()
         finally:
