@@ -193,12 +193,10 @@ class Episode(EpisodeData):
         for name, own, following in (("id_", self.id_, other.id_), ("t_started", self.t, other.t_started)):
             if own != following:
                 raise SpecError(f"the next chunk must have `{name}` {own!r}, got {following!r}.")
-        last, first = self.observations.len_incl_lookback() - 1, other.observations.lookback
-        if not (
-            len(self.observations)
-            and len(other.observations)
-            and self.observations.part(np.array([last]), 0).rows == other.observations.part(np.array([first]), 0).rows
-        ):
+        start = other.observations.lookback
+        first = other.observations.rows.part(slice(start, start + 1), finalized=False)
+        last = self.observations.rows.part(slice(-1, None), finalized=False)
+        if not len(first) or not last.equal(first):
             raise SpecError("the next chunk must start with the last observation of this one.")
         if len(other):
             extras = self._extra_columns(other.extra_model_outputs)

@@ -304,7 +304,7 @@ class InfiniteLookbackBuffer:
         return (
             (self.lookback, self.finalized) == (other.lookback, other.finalized)
             and self.space == other.space
-            and self.rows == other.rows
+            and self.rows.equal(other.rows)
         )
 
     __hash__ = None  # type: ignore[assignment]  # it is mutable
