@@ -111,7 +111,7 @@ class _AnyObjects(RowForm):
         super().__init__(None, ("",), [np.dtype(object)], [()])
 
     def __reduce__(self) -> Any:
-        return _AnyObjects, ()
+        return "ANY_OBJECTS"  # there is one, also in a copy and after a pickle
 
     def _reader(self) -> Callable[[Any], list[Any]]:
         return lambda item: [item]
