@@ -47,16 +47,13 @@ class Arrays:
             raise SpecError(f"PyTorch has no arrays of {dtype}. Pass `device=None` for NumPy arrays.")
         return found
 
-    def zeros(self, shapes: Any, rows: tuple[int, ...]) -> Any:
-        """Return arrays [*rows, ...] for a nest of shapes that `row_shapes` has returned; None stays None."""
-        return map_present(lambda shape: self._zeros((*rows, *shape.sizes), self._dtype(shape.dtype)), shapes)
+    def columns(self, shapes: Any, rows: tuple[int, ...]) -> Any:
+        """Return zeros [*rows, ...] for a nest of shapes that `row_shapes` has returned; None stays None."""
+        return map_present(lambda shape: self.zeros((*rows, *shape.sizes), self._dtype(shape.dtype)), shapes)
 
-    def zeros_like(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """Return zeros of another shape and the same dtype."""
-        return self._zeros(shape, x.dtype)
-
-    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return self.xp.zeros(shape, dtype=dtype, **self._at) if self._at else zeros(dtype, shape)  # or empty strings
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return zeros, or empty strings, of a dtype of the library."""
+        return self.xp.zeros(shape, dtype=dtype, **self._at) if self._at else zeros(dtype, shape)
 
     def asarray(self, x: Any) -> Array:
         """Return anything as an array of the library, on the device, without gradients; not copied if it is one."""
@@ -164,7 +161,7 @@ def read_states(arrays: Arrays, given: Any, num_envs: int, column: Any) -> Any:
         column: states of earlier steps, leaves [T, B, layers, ...]; None, and zeros are None, if none had any.
     """
     if all(leaf is None for leaf in tree.flatten(given)):
-        return map_present(lambda leaf: arrays.zeros_like(leaf, leaf.shape[1:]), column)
+        return map_present(lambda leaf: arrays.zeros(leaf.shape[1:], leaf.dtype), column)
     states = map_present(arrays.asarray, given)
     shapes = map_present(lambda leaf: str(tuple(leaf.shape)), states)
     if any(leaf.ndim < _STATE_AXES or leaf.shape[1] != num_envs for leaf in tree.flatten(states) if leaf is not None):

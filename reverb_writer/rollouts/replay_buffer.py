@@ -52,7 +52,7 @@ class ReplayBuffer:
         self._shapes = row_shapes("obs_dim", obs_dim)
         self._arrays = Arrays(device)
         self._rng = np.random.default_rng(seed)
-        self.states, self.next_states = (self._arrays.zeros(self._shapes, (self.buffer_size,)) for _ in range(2))
+        self.states, self.next_states = (self._arrays.columns(self._shapes, (self.buffer_size,)) for _ in range(2))
         self.device = device
         self.step = 0
         self.num_samples = 0

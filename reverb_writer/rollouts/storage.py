@@ -294,7 +294,7 @@ class RolloutStorage:
 
     def _zeros(self, num_rows: int) -> dict[str, Any]:
         """Return new rows of all columns, None for columns that the storage does not have."""
-        return dict(self._arrays.zeros(self._shapes, (num_rows, self.num_envs)))
+        return dict(self._arrays.columns(self._shapes, (num_rows, self.num_envs)))
 
     def _read(self, transition: storage_records.Transition) -> dict[str, Any]:
         """Return the checked fields of a transition, by column."""
@@ -329,7 +329,7 @@ class RolloutStorage:
         if "saved_hidden_states" in row.keys() - self._shapes:  # their shapes are not known before the first ones
             shapes = map_present(lambda leaf: row_shapes("hidden_states", leaf[0]), row["saved_hidden_states"])
             self._shapes["saved_hidden_states"] = shapes
-            self.saved_hidden_states = self._arrays.zeros(shapes, (self._capacity, self.num_envs))
+            self.saved_hidden_states = self._arrays.columns(shapes, (self._capacity, self.num_envs))
         for name in storage_records.DEFAULTS.keys() - row:
             getattr(self, name)[self.step] = storage_records.DEFAULTS[name]
         for name, nest in row.items():
