@@ -18,6 +18,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import OutOfRangeError, StructureError
 from reverb_writer.leaves import Fit, convert, mismatch
 from reverb_writer.nests import check_same_leaves, flattener, map_present, named_leaves, packer, structure_of
+from reverb_writer.steps import leaf_spec
 
 Array = npt.NDArray[Any]
 
@@ -145,9 +146,7 @@ def _guess(where: str, shapes: Sequence[tuple[int, ...]]) -> tuple[bool, int]:
 def _spec(leaf: Any, where: str) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
     if leaf is None:
         return None, ()
-    if not hasattr(leaf, "dtype") or hasattr(leaf, "__array__"):
-        leaf = np.asarray(leaf)
-    dtype = np.dtype(leaf.dtype)
+    dtype, shape = leaf_spec(leaf, where)
     if dtype.kind in _NO_NUMBERS or dtype.names:
         raise StructureError(f"{where}: {dtype} is not a number. Encode it as one, or write it with an observer.")
-    return dtype, tuple(leaf.shape)
+    return dtype, shape

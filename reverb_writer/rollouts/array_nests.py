@@ -129,7 +129,7 @@ def row_shapes(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
     if isinstance(shapes, Mapping):
         return {key: row_shapes(f"{name}/{key}", shape, dtype) for key, shape in shapes.items()}
     if hasattr(shapes, "shape") and hasattr(shapes, "dtype"):
-        return _Shape(shapes.shape, str(shapes.dtype).removeprefix("torch."))
+        return _Shape(shapes.shape, getattr(shapes.dtype, "as_numpy_dtype", str(shapes.dtype).removeprefix("torch.")))
     if hasattr(shapes, "__index__"):
         return _Shape((shapes,), dtype)
     if not isinstance(shapes, Sequence) or isinstance(shapes, str):
