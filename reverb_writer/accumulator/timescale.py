@@ -23,6 +23,9 @@ from reverb_writer.steps import leaf_spec
 Array = npt.NDArray[Any]
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
+_HELD = 65_504  # every floating dtype of NumPy holds smaller numbers
+_ARRAYS = (np.ndarray, np.generic)
+_FLAT = (*_ARRAYS, bool, int, float)
 _LIKE = "as in the example"
 _ADVICE = "Round it yourself, choose another dtype in the example, or pass lossy_casts=True."
 
@@ -116,12 +119,20 @@ class Timescale:
         dtype, shape = expected
         if value is None and dtype is None:
             return None
-        if value is None or dtype is None or tree.is_nested(value):
+        if dtype is not None:  # most leaves need no conversion
+            if isinstance(value, _ARRAYS) and value.dtype == dtype and value.shape == shape:
+                return value
+            if type(value) is float and dtype.kind == "f" and abs(value) < _HELD:
+                return value
+        is_nest = not isinstance(value, _FLAT) and tree.is_nested(value)
+        if value is None or dtype is None or is_nest:
             wanted = "None" if dtype is None else f"an array of {dtype} {shape}"
             raise StructureError(f"{name}: {type(value).__name__}, expected {wanted} {_LIKE}.")
         array = np.asarray(value)
         # Also integers, which `same_kind` would wrap, and 2.0, which it would refuse for an integer.
         found = convert(array, dtype, name, self._policy, _ADVICE)
+        if found is not None and found.shape == shape:
+            return found
         if found is not None:
             with contextlib.suppress(ValueError):  # the shape does not fit
                 row = np.empty(shape, dtype)
