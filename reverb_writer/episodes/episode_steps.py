@@ -70,7 +70,8 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
     """
     if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
         data = _structured(data, _STEP_KEYS if like is None else like)
-    found = {name: _field(data, name) for name in ("observation", "action", "reward")}
+    fields = fields_of(data) or {}
+    found = {name: fields.get(name) for name in ("observation", "action", "reward")}
     missing = [name for name, part in found.items() if part is None]
     if missing:
         raise StructureError(f"steps must have an observation, an action and a reward; missing: {', '.join(missing)}.")
@@ -81,9 +82,10 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
     if num < 1:
         raise StructureError("an episode needs two rows or more: it has one step more than actions.")
     terminated = markers.terminated is not None and bool(markers.terminated[: num + 1].any())
-    extras = dict(_field(data, "extra_model_outputs") or {})
-    if tree.flatten(_field(data, "policy_info") or ()):
-        extras["policy_info"] = _field(data, "policy_info")
+    extras = dict(fields.get("extra_model_outputs") or {})
+    policy_info = fields.get("policy_info")
+    if policy_info is not None and tree.flatten(policy_info):
+        extras["policy_info"] = policy_info
 
     def first(nest: Any, num_rows: int) -> Any:
         return tree.map_structure(lambda leaf: np.asarray(leaf)[:num_rows], nest)
@@ -113,7 +115,3 @@ def _structured(data: Sequence[Any], like: Any) -> Any:
     if len(paths) != len(data):
         raise StructureError(f"{len(data)} columns do not make steps of {join_paths(paths)}. Give a step as `like`.")
     return packer(like)(data)
-
-
-def _field(data: Any, name: str) -> Any:
-    return (fields_of(data) or {}).get(name)
