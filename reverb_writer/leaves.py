@@ -171,8 +171,10 @@ def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice:
         return array.astype(dtype)
     if relation == _NONE or policy is _EXACT:
         return None
+    if relation == _SAFE:
+        return array.astype(dtype)
     # If the sum of the squares is below the limit, so is each number: the fastest check of all of them.
-    if relation == _SAFE or (limit and float(abs(np.vdot(array, array))) < limit):
+    if limit and (abs(array.item()) if array.ndim == 0 else float(abs(np.vdot(array, array)))) < limit:
         return array.astype(dtype)
     cast, kept = _cast(array, dtype)
     if policy is _LOSSLESS and not kept.all():

@@ -141,7 +141,7 @@ class StepStructure:
         self.example = structure_of(example)
         self.pack = packer(self.example)
         self.batch_size = batch_size
-        specs = [_spec(leaf, path) for path, leaf in zip(self.paths, leaves, strict=True)]
+        specs = [leaf_spec(leaf, f"first step, leaf `{path}`") for path, leaf in zip(self.paths, leaves, strict=True)]
         self.dtypes = tuple(dtype for dtype, _ in specs)
         self.shapes = tuple(shape for _, shape in specs)
         batch = () if batch_size is None else (batch_size,)
@@ -233,14 +233,18 @@ def step_bytes(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]
     return sum(dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True))
 
 
-def _spec(leaf: Any, path: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def leaf_spec(leaf: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype as which a leaf is stored, and its shape; the leaf may be a spec: `dtype` and `shape` alone.
+
+    Raises:
+        StructureError: it is none of these, or a spec of unknown sizes; `where` begins the message.
+    """
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape") and not hasattr(leaf, "__array__"):
         dtype, sizes = leaf.dtype, leaf.shape
         if sizes is None or None in tuple(sizes):
             raise StructureError(
-                f"spec, leaf `{path}`: shape {sizes}, expected one without unknown sizes and without "
-                "the time dimension."
+                f"{where}: shape {sizes}, expected one without unknown sizes and without the time dimension."
             )
         return stored_dtype(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))), tuple(sizes)
-    array = as_array(leaf, f"first step, leaf `{path}`", "Take it out of the step, or turn it into an array.")
+    array = as_array(leaf, where, "Take it out of the step, or turn it into an array.")
     return stored_dtype(array.dtype), array.shape

@@ -73,9 +73,7 @@ class TrajectoryAccumulator:
         if capacities is not None and capacities.keys() != example.keys():
             raise SpecError(f"`capacities` must name the timescales {[*example]}, got {[*capacities]}.")
         self._timescales = {
-            name: Timescale(name, nest, lossy=lossy_casts)
-            if capacities is None
-            else Timescale(name, nest, lossy=lossy_casts, declared=True, capacity=capacities[name])
+            name: Timescale(name, nest, ... if capacities is None else capacities[name], lossy=lossy_casts)
             for name, nest in example.items()
         }
 

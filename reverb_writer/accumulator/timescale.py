@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,65 +17,56 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.errors import OutOfRangeError, StructureError
 from reverb_writer.leaves import Fit, convert, mismatch
-from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
+from reverb_writer.nests import check_same_leaves, flattener, map_present, named_leaves, packer, structure_of
+from reverb_writer.steps import leaf_spec
 
 Array = npt.NDArray[Any]
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
+_HELD = 65_504  # every floating dtype of NumPy holds smaller numbers
+_ARRAYS = (np.ndarray, np.generic)
+_FLAT = (*_ARRAYS, bool, int, float)
 _LIKE = "as in the example"
 _ADVICE = "Round it yourself, choose another dtype in the example, or pass lossy_casts=True."
 
 _dtype_and_shape = operator.attrgetter("dtype", "shape")
 
 
-class _Leaf(NamedTuple):
-    """Dtype and shape of a leaf of a row; `dtype` is None if the example has None there."""
-
-    name: str
-    dtype: np.dtype[Any] | None = None
-    shape: tuple[int, ...] = ()
-
-
 class Timescale:
     """Columns [N, ...], or [...] for a single item, that are filled row by row."""
 
-    def __init__(
-        self, name: str, example: Any, *, lossy: bool, declared: bool = False, capacity: int | None = None
-    ) -> None:
+    def __init__(self, name: str, example: Any, capacity: Any = ..., *, lossy: bool) -> None:
         """Allocate the columns.
 
         Args:
             name: for messages.
-            example: nest of arrays, numbers or specs.
+            example: nest of arrays, numbers or specs: a row, or all rows if `capacity` is `...`.
+            capacity: rows, >= 1; None for a single item; `...` to read it off the shapes of `example`.
             lossy: whether a cast may change a value.
-            declared: whether `capacity` is given and `example` is a row; else the shapes of `example` tell the
-                capacity.
-            capacity: rows, >= 1; None for a single item.
         """
         self.name = name
         self.count = 0
         self._policy = Fit.LOSSY if lossy else Fit.LOSSLESS
-        self._paths, leaves = named_leaves(example, self._where())
+        self._where = f"timescale '{name}'"
+        self._paths, leaves = named_leaves(example, self._where)
+        self._names = [f"{self._where}, leaf `{path}`" if path else self._where for path in self._paths]
         self._pack = packer(structure_of(example))
         self._flatten = flattener(example)
-        specs = [_spec(leaf, self._where(path)) for path, leaf in zip(self._paths, leaves, strict=True)]
+        specs = list(map(_spec, leaves, self._names))
         shapes = [shape for dtype, shape in specs if dtype is not None]
         if not shapes:
-            raise StructureError(f"{self._where()} has no array leaves.")
-        if declared:
-            self.single = capacity is None
-            self.capacity = 1 if capacity is None else integer(f"capacities['{name}']", capacity, minimum=1)
+            raise StructureError(f"{self._where} has no array leaves.")
+        rows: tuple[int, ...] = ()
+        if capacity is ...:
+            self.single, self.capacity = _guess(self._where, shapes)
         else:
-            self.single, self.capacity = _guess(self._where(), shapes)
-        rows = (self.capacity,) if declared and not self.single else ()
+            self.single = capacity is None
+            self.capacity = 1 if self.single else integer(f"capacities['{name}']", capacity, minimum=1)
+            rows = () if self.single else (self.capacity,)
         self.columns = [None if dtype is None else np.zeros(rows + shape, dtype) for dtype, shape in specs]
-        self._leaves = [
-            _Leaf(self._where(path))
-            if column is None
-            else _Leaf(self._where(path), column.dtype, column.shape[0 if self.single else 1 :])
-            for path, column in zip(self._paths, self.columns, strict=True)
-        ]
-        self._expected = [(leaf.dtype, leaf.shape) for leaf in self._leaves]
+        first = 0 if self.single else 1
+        # Dtype and shape of each leaf of a row; None where the example has None.
+        self._expected = [(None, ()) if leaf is None else (leaf.dtype, leaf.shape[first:]) for leaf in self.columns]
 
     def add(self, data: Any) -> None:
         """Write the next row, or raise and change nothing."""
@@ -88,14 +79,15 @@ class Timescale:
             leaves = self._flatten(data)
         except (TypeError, LookupError):
             leaves = ()
-        if len(leaves) != len(self._leaves):
-            leaves = self._find_leaves(data)
+        if len(leaves) != len(self._paths):  # the containers may be of other types
+            paths, leaves = named_leaves(data, self._where)
+            check_same_leaves(self._where, paths, self._paths, "the example")
         try:
             exact = list(map(_dtype_and_shape, leaves)) == self._expected
         except AttributeError:  # Python numbers
             exact = False
         if not exact:
-            leaves = list(map(self._convert, self._leaves, leaves))
+            leaves = list(map(self._convert, leaves, self._expected, self._names))
         at = ... if self.single else count
         for column, value in zip(self.columns, leaves, strict=True):
             if column is not None:
@@ -113,7 +105,7 @@ class Timescale:
 
     def replace_columns(self) -> None:
         """Allocate new columns: the caller of `build` owns the old ones."""
-        self.columns = [None if column is None else np.empty_like(column) for column in self.columns]
+        self.columns = map_present(np.empty_like, self.columns)
 
     def zero_missing_rows(self) -> None:
         """Set rows that were not added to zero."""
@@ -122,31 +114,31 @@ class Timescale:
                 if column is not None:
                     column[... if self.single else slice(self.count, None)] = 0
 
-    def _find_leaves(self, data: Any) -> list[Any]:
-        """Return the leaves of a nest whose containers are not of the example's types."""
-        paths, leaves = named_leaves(data, self._where())
-        check_same_leaves(self._where(), paths, self._paths, "the example")
-        return leaves
-
-    def _convert(self, leaf: _Leaf, value: Any) -> Any:
-        """Return a value that NumPy can assign to a row of the leaf's column, or raise."""
-        if value is None and leaf.dtype is None:
+    def _convert(self, value: Any, expected: tuple[Any, tuple[int, ...]], name: str) -> Any:
+        """Return a value that NumPy can assign to a row of a leaf's column, or raise."""
+        dtype, shape = expected
+        if value is None and dtype is None:
             return None
-        if value is None or leaf.dtype is None or tree.is_nested(value):
-            expected = "None" if leaf.dtype is None else f"an array of {leaf.dtype} {leaf.shape}"
-            raise StructureError(f"{leaf.name}: {type(value).__name__}, expected {expected} {_LIKE}.")
+        if dtype is not None:  # most leaves need no conversion
+            if isinstance(value, _ARRAYS) and value.dtype == dtype and value.shape == shape:
+                return value
+            if type(value) is float and dtype.kind == "f" and abs(value) < _HELD:
+                return value
+        is_nest = not isinstance(value, _FLAT) and tree.is_nested(value)
+        if value is None or dtype is None or is_nest:
+            wanted = "None" if dtype is None else f"an array of {dtype} {shape}"
+            raise StructureError(f"{name}: {type(value).__name__}, expected {wanted} {_LIKE}.")
         array = np.asarray(value)
         # Also integers, which `same_kind` would wrap, and 2.0, which it would refuse for an integer.
-        found = convert(array, leaf.dtype, leaf.name, self._policy, _ADVICE)
+        found = convert(array, dtype, name, self._policy, _ADVICE)
+        if found is not None and found.shape == shape:
+            return found
         if found is not None:
             with contextlib.suppress(ValueError):  # the shape does not fit
-                row = np.empty(leaf.shape, leaf.dtype)
+                row = np.empty(shape, dtype)
                 np.copyto(row, found)
                 return row
-        raise mismatch(leaf.name, array.dtype, array.shape, leaf.dtype, leaf.shape, _LIKE)
-
-    def _where(self, path: str = "") -> str:
-        return f"timescale '{self.name}'" + (path and f", leaf `{path}`")
+        raise mismatch(name, array.dtype, array.shape, dtype, shape, _LIKE)
 
 
 def _guess(where: str, shapes: Sequence[tuple[int, ...]]) -> tuple[bool, int]:
@@ -165,9 +157,7 @@ def _guess(where: str, shapes: Sequence[tuple[int, ...]]) -> tuple[bool, int]:
 def _spec(leaf: Any, where: str) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
     if leaf is None:
         return None, ()
-    if not hasattr(leaf, "dtype") or hasattr(leaf, "__array__"):
-        leaf = np.asarray(leaf)
-    dtype = np.dtype(leaf.dtype)
+    dtype, shape = leaf_spec(leaf, where)
     if dtype.kind in _NO_NUMBERS or dtype.names:
         raise StructureError(f"{where}: {dtype} is not a number. Encode it as one, or write it with an observer.")
-    return dtype, tuple(leaf.shape)
+    return dtype, shape

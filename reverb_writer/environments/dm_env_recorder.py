@@ -24,18 +24,13 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
         self._recording = Recording(observer)
 
     def reset(self) -> dm_env.TimeStep:
-        """Begin an episode. An episode that was not over is recorded as truncated."""
+        """Begin an episode."""
         timestep = self._recording.call(self._env.reset)
         begin(self._recording, timestep)
         return timestep
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Take a step and record it; after the last step of an episode, or before the first, begin a new episode.
-
-        Raises:
-            StructureError: after an interrupt, or because recording failed: a step would be missing.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises.
-        """
+        """Take a step and record it; after the last step of an episode, or before the first, begin a new episode."""
         recording = self._recording
         if recording.needs_reset and recording.state.observation is not None:
             raise StructureError("call `reset` before `step`: no episode is being recorded; a step is missing.")

@@ -27,14 +27,13 @@ import tree
 
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.errors import StructureError
-from reverb_writer.leaves import Fit, env_flags, fit, stored_dtype
-from reverb_writer.nests import check_same_leaves, fields_of, flattener, named_leaves, packer, structure_of
-from reverb_writer.steps import MARKER_NAMES, boundary_steps
+from reverb_writer.leaves import env_flags
+from reverb_writer.nests import fields_of, packer, structure_of
+from reverb_writer.steps import MARKER_NAMES, StepStructure, boundary_steps
 
 Array = npt.NDArray[Any]
 
 _NEEDED = ("observation", "action", "reward", "discount")
-_ADVICE = "Use one dtype in all steps."
 _FOLDED = ("reward", "discount")
 
 
@@ -49,70 +48,51 @@ class _Ring:
 
     def __init__(self, fields: Mapping[str, Any], n: int, num_envs: int | None) -> None:
         """Make a ring for steps like this one."""
-        self._paths, leaves = named_leaves(fields, "a step")
-        self._flatten = flattener(fields)
-        self._pack = packer(structure_of({name: part for name, part in fields.items() if name not in _FOLDED}))
+        self._structure = StepStructure(fields, batch_size=num_envs)
         self._is_single = num_envs is None
-        names = [path.partition("/")[0] for path in self._paths]
-        self._others_at = [number for number, name in enumerate(names) if name not in _FOLDED]
-        self._reward_at, self._discount_at = (
-            [number for number, name in enumerate(names) if name == wanted] for wanted in _FOLDED
-        )
-        num_rewards, num_discounts = len(self._reward_at), len(self._discount_at)
+        self._pack = packer(structure_of({name: part for name, part in fields.items() if name not in _FOLDED}))
+        dtypes, shapes = self._structure.dtypes, self._structure.shapes
+        names = [path.partition("/")[0] for path in self._structure.paths]
+        others = [number for number, name in enumerate(names) if name not in _FOLDED]
+        rewards, discounts = ([number for number, name in enumerate(names) if name == wanted] for wanted in _FOLDED)
+        self._pack_folded = packer(structure_of(fields["discount" if len(discounts) > 1 else "reward"]))
         # If only one of them is a nest, the other is repeated.
         if not tree.is_nested(fields["discount"]):
-            self._discount_at *= num_rewards
+            discounts *= len(rewards)
         if not tree.is_nested(fields["reward"]):
-            self._reward_at *= num_discounts
-        if len(self._reward_at) != len(self._discount_at):
+            rewards *= len(discounts)
+        try:
+            pairs = zip(rewards, discounts, strict=True)
+            totals = [np.broadcast_shapes(shapes[reward], shapes[discount]) for reward, discount in pairs]
+        except ValueError:
             raise StructureError(
-                f"{num_rewards} rewards and {num_discounts} discounts, expected as many of one as of the other."
-            )
-        self._pack_folded = packer(structure_of(fields["discount" if num_discounts > 1 else "reward"]))
-        arrays = list(map(np.asarray, leaves))
-        if num_envs is not None:
-            reward, discount = (arrays[at[0]] for at in (self._reward_at, self._discount_at))
-            if num_rewards > 1 or discount.shape not in (reward.shape, reward.shape[:1]):
-                raise StructureError("`reward` must be an array [N, ...], and `discount` [N] or of the reward's shape.")
-            for path, leaf in zip(self._paths, arrays, strict=True):
-                if leaf.shape[:1] != (num_envs,):
-                    raise StructureError(f"leaf `{path}`: shape {leaf.shape}, expected ({num_envs}, ...).")
-        self._expected = [(stored_dtype(leaf.dtype), leaf.shape) for leaf in arrays]
-        self._reward_dtypes, self._discount_dtypes = (
-            [_folded_dtype(self._expected[number][0]) for number in at] for at in (self._reward_at, self._discount_at)
-        )
-        self.steps, self.rewards, self.discounts = (
-            [np.zeros((n, *leaf.shape), stored_dtype(leaf.dtype)) for leaf in column] for column in self.split(fields)
-        )
+                f"{len(rewards)} rewards and {len(discounts)} discounts, expected as many of one as of the other, of "
+                "shapes that broadcast against each other."
+            ) from None
+        self._at = others, rewards, discounts
+        self._folded_dtypes = [[_folded_dtype(dtypes[number]) for number in at] for at in (rewards, discounts)]
+        rows = (n, num_envs or 1)
+        self.steps = [np.zeros((*rows, *shapes[number]), dtypes[number]) for number in others]
+        self.rewards = [np.zeros((*rows, *shape)) for shape in totals]
+        self.discounts = [np.zeros((*rows, *shapes[number])) for number in discounts]
 
-    def split(self, fields: Mapping[str, Any]) -> tuple[list[Array], list[Array], list[Array]]:
-        """Return a step as a row of `steps`, of `rewards` and of `discounts`.
+    def split(self, fields: Mapping[str, Any], index: int) -> tuple[list[Array], list[Array], list[Array]]:
+        """Return a step as a row of `steps`, of `rewards` and of `discounts`; messages give its `index`.
 
         Leaves are [N, ...]; those of one environment become [1, ...]. There are as many rewards as discounts, and a
-        reward has the axes of its discount.
+        reward has the axes of its total.
 
         Raises:
             StructureError: it has not the leaves, dtypes and shapes of the first step.
         """
-        try:
-            leaves = self._flatten(fields)
-        except (TypeError, LookupError):
-            paths, leaves = named_leaves(fields, "a step")
-            check_same_leaves("a step", paths, self._paths, "the first step")
-        arrays = [
-            fit(leaf, dtype, shape, f"a step, leaf `{path}`", "as in the first step", Fit.LOSSLESS, _ADVICE)
-            for leaf, path, (dtype, shape) in zip(leaves, self._paths, self._expected, strict=True)
-        ]
+        leaves = self._structure.flatten(fields, index)
+        arrays = [np.asarray(leaf, dtype) for leaf, dtype in zip(leaves, self._structure.dtypes, strict=True)]
         if self._is_single:
             arrays = [array[None] for array in arrays]
-        rewards, discounts = (
-            [arrays[number].astype(np.float64) for number in at] for at in (self._reward_at, self._discount_at)
-        )
-        for number, (reward, discount) in enumerate(zip(rewards, discounts, strict=True)):
-            if discount.shape != reward.shape and discount.ndim > 1:
-                ndim = max(reward.ndim, discount.ndim)
-                rewards[number] = _widened(reward, ndim, 1) + 0 * _widened(discount, ndim, 1)
-        return [arrays[number] for number in self._others_at], rewards, discounts
+        others, *folded = self._at
+        rewards, discounts = ([arrays[number].astype(np.float64) for number in at] for at in folded)
+        rewards = [_widened(row, total.ndim - 1, 1) for row, total in zip(rewards, self.rewards, strict=True)]
+        return [arrays[number] for number in others], rewards, discounts
 
     def transition(self, rows: Array, env_ids: Array) -> dict[str, Any]:
         """Return the steps of these starts, with folded rewards and discounts in their dtypes, float32 for integers."""
@@ -121,11 +101,8 @@ class _Ring:
         )
         if self._is_single:
             leaves, rewards, discounts = ([leaf[0] for leaf in column] for column in (leaves, rewards, discounts))
-        return {
-            **self._pack(leaves),
-            "reward": self._pack_folded(_cast(rewards, self._reward_dtypes)),
-            "discount": self._pack_folded(_cast(discounts, self._discount_dtypes)),
-        }
+        rewards, discounts = map(_cast, (rewards, discounts), self._folded_dtypes)
+        return {**self._pack(leaves), "reward": self._pack_folded(rewards), "discount": self._pack_folded(discounts)}
 
 
 class NStepTransform:
@@ -208,10 +185,14 @@ class NStepTransform:
                 )
         ends = env_flags("end_of_episode", end_of_episode, self.num_envs)
         present = self._env_ids >= 0 if env_mask is None else env_flags("env_mask", env_mask, self.num_envs)
-        fields = {name: value for name, value in fields.items() if name not in MARKER_NAMES}
-        ring = self._ring or _Ring(fields, self._n, self.num_envs)
         acting, ending = present & ~ends, present & ends
-        new = ring.split(fields) if acting.any() else None  # of a last step, only the observation counts
+        ring, new = self._ring, None
+        if acting.any():  # of a last step, only the observation counts
+            step_fields = {name: value for name, value in fields.items() if name not in MARKER_NAMES}
+            ring = ring or _Ring(step_fields, self._n, self.num_envs)
+            new = ring.split(step_fields, int(self._counts.max()))
+        if ring is None:  # no step has come before this last one
+            return
         self._pass_on(ring, fields["observation"], present, ending)
         self._ring, self._num_passed = ring, 0
         if new is not None:

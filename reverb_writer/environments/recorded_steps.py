@@ -31,7 +31,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tree
 
-from reverb_writer.episodes.episode_batch import AutoresetMode
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import host_array, stored_dtype, zeros
 
@@ -61,10 +60,8 @@ class Recording:
             recorded.
     """
 
-    def __init__(
-        self, observer: Callable[..., Any], num_envs: int | None = None, mode: AutoresetMode = AutoresetMode.DISABLED
-    ) -> None:
-        """Begin without episodes."""
+    def __init__(self, observer: Callable[..., Any], num_envs: int | None = None, mode: str = "Disabled") -> None:
+        """Begin without episodes; `mode` is when environments reset themselves, by Gymnasium's name."""
         self.observer, self._num_envs, self._mode = observer, num_envs, mode
         self._false = np.zeros(() if num_envs is None else num_envs, bool)[()]
         self._true = ~self._false
@@ -121,10 +118,10 @@ class Recording:
             _Episodes(observation, is_last, ends, zeros),
         )
         over = self._false
-        if ends is not None and self._mode is not AutoresetMode.NEXT_STEP:
+        if ends is not None and self._mode != "NextStep":
             over = ends[0] | ends[1]
             self.end(over)
-            if self._mode is AutoresetMode.SAME_STEP:
+            if self._mode == "SameStep":
                 self.state, over = self.state._replace(observation=following), self._false
         self.needs_reset = over
 

@@ -22,8 +22,6 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
     Around Gymnasium's `Autoreset`, the step that resets belongs to no episode and is not recorded. An environment that
     is made again from its `spec` has the same observer.
-
-    Used from one thread at a time. The caller closes the observer.
     """
 
     def __init__(
@@ -45,15 +43,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._encode_action = encoder(action)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Take a step and record it; with the last step of an episode, also record the final observation.
-
-        Raises:
-            gymnasium.error.ResetNeeded: before the first `reset`, after the end of an episode, or after an interrupt,
-                or because recording failed: a step would be missing.
-            StructureError: the action is not of its space; nothing changed. What `extras` raises goes through likewise.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
-                written; the next `reset` ends their episode.
-        """
+        """Take a step and record it; with the last step of an episode, also record the final observation."""
         recording = self._recording
         if recording.needs_reset:
             if recording.state.observation is None and self._autoreset is not None and self._autoreset.autoreset:
@@ -70,14 +60,14 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return result
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. An episode that was not over is recorded as truncated, with its last observation."""
+        """Begin an episode."""
         self._recording.end()
         observation, info = self.env.reset(seed=seed, options=options)
         self._begin(observation)
         return observation, info
 
     def close(self) -> None:
-        """Record the end of an episode that was not over, as `reset` does, and close the environment."""
+        """Record the end of an episode that was not over, and close the environment."""
         try:
             self._recording.end()
         finally:

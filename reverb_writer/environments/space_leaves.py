@@ -43,12 +43,12 @@ def space_of(env: Any, name: str) -> Any:
 
 def space_spec(space: Any, name: str) -> Any:
     """Return the dtypes and shapes of a space's elements in a step, a nest of `ArraySpec`; messages say `name`."""
-    kinds, parts = kinds_of(space), parts_of(space)
-    if parts is not None and kinds & {"Dict", "Tuple"}:
-        if isinstance(parts, dict):
-            return {key: space_spec(part, f"{name}/{key}") for key, part in parts.items()}
+    parts = parts_of(space)
+    if isinstance(parts, dict):
+        return {key: space_spec(part, f"{name}/{key}") for key, part in parts.items()}
+    if parts is not None:
         return tuple(space_spec(part, f"{name}/{index}") for index, part in enumerate(parts))
-    if kinds & _WRITABLE:
+    if kinds_of(space) & _WRITABLE:
         leaf = SpaceLeaf(space)
         return ArraySpec(leaf.shape, leaf.dtype, name)
     kind = type(space).__name__

@@ -77,7 +77,7 @@ class TimeStepRecorder:
 def begin(recording: Recording, timestep: Any) -> None:
     """Begin an episode with its first time step."""
     if not timestep.first():
-        raise StructureError(f"`observe_first` takes the first time step of an episode, got {_type(timestep)}.")
+        raise StructureError(f"`observe_first` takes the first time step of an episode, got {timestep.step_type!r}.")
     recording.first(_copy(timestep.observation))
 
 
@@ -98,7 +98,3 @@ def take(recording: Recording, action: Any, timestep: Any, extras: Any) -> None:
 def _copy(nest: Any) -> Any:
     """Copy the arrays of a nest, which the environment or the policy may reuse; numbers stay numbers of Python."""
     return tree.map_structure(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, nest)
-
-
-def _type(timestep: Any) -> str:
-    return "a last one" if timestep.last() else "one in its middle"

@@ -1,12 +1,7 @@
-"""Gymnasium's vector environments that record themselves, in every autoreset mode.
+"""Gymnasium's vector environments that record themselves, in every autoreset mode (see `episodes.episode_batch`).
 
-    autoreset    the terminal observation is             the last step of the episode is written
-    ---------    ------------------------------------    ---------------------------------------------------
-    next step    returned by the `step` that ends it     with the next step of the others, which resets that environment
-    same step    in `infos["final_obs"]`                 by itself, at once
-    disabled     returned by the `step` that ends it     by itself, at once
-
-See `reverb_writer.episodes.episode_batch` for the modes.
+In the mode "NextStep" the last step of an episode is written with the next step of the others, which resets that
+environment; in the other modes by itself, at once.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
 from reverb_writer.environments.space_leaves import encoder, space_of, space_spec
-from reverb_writer.episodes.episode_batch import AutoresetMode, final_observation
+from reverb_writer.episodes.episode_batch import final_observation, mode_name
 from reverb_writer.nests import write_row
 
 
@@ -29,8 +24,6 @@ class VectorRecorder(VectorWrapper):
     """A vector environment that passes every step of its environments to an observer.
 
     `reverb_writer.environments.recorded_steps` draws the steps.
-
-    Used from one thread at a time. The caller closes the observer.
     """
 
     def __init__(
@@ -42,7 +35,7 @@ class VectorRecorder(VectorWrapper):
     ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
         n = env.num_envs
-        mode = AutoresetMode.parse(env.metadata.get("autoreset_mode"))
+        mode = mode_name(env.metadata.get("autoreset_mode"))
         observation = space_spec(space_of(env, "single_observation_space"), "observation")
         action = space_spec(space_of(env, "single_action_space"), "action")
         self._read_extras = extras_reader(extras, n)
@@ -55,15 +48,7 @@ class VectorRecorder(VectorWrapper):
         self._recording = Recording(observer, n, mode)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take a step in every environment and record it, and the terminal observations of episodes that end.
-
-        Raises:
-            gymnasium.error.ResetNeeded: before the first `reset`, while an environment waits for a reset, or after an
-                interrupt, or because recording failed: steps would be missing.
-            StructureError: the actions are not of their space; nothing changed.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
-                written; the next `reset` of all environments ends their episodes.
-        """
+        """Take a step in every environment and record it, and the terminal observations of episodes that end."""
         recording = self._recording
         if recording.needs_reset.any():
             missing = np.flatnonzero(recording.needs_reset).tolist()
@@ -81,7 +66,7 @@ class VectorRecorder(VectorWrapper):
         }
         following = final = self._encode_observations(observations)
         over = terminated | truncated
-        if self._mode is AutoresetMode.SAME_STEP and over.any():
+        if self._mode == "SameStep" and over.any():
             final = self._with_final(following, infos, over)
         recording.observe(fields, final, (terminated, truncated) if over.any() else None, following)
         return result
@@ -89,17 +74,14 @@ class VectorRecorder(VectorWrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes, in the environments of `options["reset_mask"]` or in all.
-
-        Episodes that were not over are recorded as truncated, with their last observation.
-        """
+        """Begin episodes, in the environments of `options["reset_mask"]` or in all."""
         env_mask = (options or {}).get("reset_mask")  # before the environment removes it
         observations, infos = self._recording.call(self.env.reset, env_mask=env_mask, seed=seed, options=options)
         self._recording.first(self._encode_observations(observations), env_mask=env_mask)
         return observations, infos
 
     def close(self, **kwargs: Any) -> None:
-        """Record the ends of episodes that were not over, as `reset` does, and close the environment."""
+        """Record the ends of episodes that were not over, and close the environment."""
         try:
             self._recording.end()
         finally:

@@ -8,13 +8,13 @@ row_form          structure, dtypes and shapes of rows
 indexing          which rows an index or a slice means
 filling           rows outside the data, filled with a value
 episode_steps     the steps that observers write of an episode, and back
-episode_batch     the episodes of environments that step together, in each autoreset mode
+episode_batch     the episodes of environments that step together
 """
 
 from __future__ import annotations
 
 from reverb_writer.episodes.episode import Episode
-from reverb_writer.episodes.episode_batch import AutoresetMode, EpisodeBatch
+from reverb_writer.episodes.episode_batch import EpisodeBatch
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 
-__all__ = ["AutoresetMode", "Episode", "EpisodeBatch", "InfiniteLookbackBuffer"]
+__all__ = ["Episode", "EpisodeBatch", "InfiniteLookbackBuffer"]

@@ -30,8 +30,7 @@ _OBJECTS = ("temporary_timestep_data", "custom_data")
 class CheckedStep(NamedTuple):
     """A step that fits an episode."""
 
-    columns: list[Rows]
-    added: list[Row]  # what each column gets
+    added: list[tuple[Rows, Row]]  # what each column gets
     extra_model_outputs: dict[str, InfiniteLookbackBuffer]  # those of the episode once it has the step
 
 
@@ -129,27 +128,32 @@ class Episode(EpisodeData):
             check(self.actions.space, action, "action")
         extras, buffers = extra_model_outputs or {}, self.extra_model_outputs
         if (extras or buffers) and extras.keys() != buffers.keys():
-            if not len(self):
-                buffers = {**{key: InfiniteLookbackBuffer() for key in extras}, **buffers}
-            if extras.keys() != buffers.keys():
-                names = f"{sorted(buffers)}, got {sorted(extras)}"
-                raise StructureError(f"`extra_model_outputs` must have the names of the first step, {names}.")
-        columns = [self.observations.rows, self.actions.rows, self.rewards.rows]
+            buffers = self._extra_columns(extras)
+        observations, actions, rewards = self.observations.rows, self.actions.rows, self.rewards.rows
         added = [
-            columns[0].checked(observation, "observation"),
-            columns[1].checked(action, "action"),
-            columns[2].checked(reward, "reward"),
+            (observations, observations.checked(observation, "observation")),
+            (actions, actions.checked(action, "action")),
+            (rewards, rewards.checked(reward, "reward")),
         ]
-        if not added[2][0].is_number:
+        if not added[2][1][0].is_number:
             raise StructureError(f"`reward` must be a number, got {reward!r}.")
         for key, buffer in buffers.items():
-            columns.append(buffer.rows)
-            added.append(buffer.rows.checked(extras[key], key))
-        return CheckedStep(columns, added, buffers)
+            added.append((buffer.rows, buffer.rows.checked(extras[key], key)))
+        return CheckedStep(added, buffers)
+
+    def _extra_columns(self, extras: Mapping[str, Any]) -> dict[str, InfiniteLookbackBuffer]:
+        """Return the columns of extra model outputs of these names; the first step of a chunk may add columns."""
+        columns = self.extra_model_outputs
+        if not len(self):
+            columns = {**{key: InfiniteLookbackBuffer() for key in extras}, **columns}
+        if extras.keys() != columns.keys():
+            names = f"{sorted(columns)}, got {sorted(extras)}"
+            raise StructureError(f"`extra_model_outputs` must have the names of the first step, {names}.")
+        return columns
 
     def _take(self, step: CheckedStep, infos: Any, terminated: bool, truncated: bool) -> None:
         """Add a step that `_checked_step` has returned since the last call; this cannot fail."""
-        for rows, row in zip(step.columns, step.added, strict=True):
+        for rows, row in step.added:
             rows.append(row)
         self.infos.rows.columns[0].append({} if infos is None else infos)
         self.extra_model_outputs = step.extra_model_outputs
@@ -189,28 +193,22 @@ class Episode(EpisodeData):
         for name, own, following in (("id_", self.id_, other.id_), ("t_started", self.t, other.t_started)):
             if own != following:
                 raise SpecError(f"the next chunk must have `{name}` {own!r}, got {following!r}.")
-        last, first = self.observations.len_incl_lookback() - 1, other.observations.lookback
-        if not (
-            len(self.observations)
-            and len(other.observations)
-            and self.observations.part(np.array([last]), 0).rows == other.observations.part(np.array([first]), 0).rows
-        ):
+        start = other.observations.lookback
+        first = other.observations.rows.part(slice(start, start + 1), finalized=False)
+        last = self.observations.rows.part(slice(-1, None), finalized=False)
+        if not len(first) or not last.equal(first):
             raise SpecError("the next chunk must start with the last observation of this one.")
         if len(other):
-            extras = dict(self.extra_model_outputs)
-            if not len(self):
-                extras = {**{key: InfiniteLookbackBuffer() for key in other.extra_model_outputs}, **extras}
-            if extras.keys() != other.extra_model_outputs.keys():
-                names = f"{sorted(extras)}, got {sorted(other.extra_model_outputs)}"
-                raise StructureError(f"the next chunk must have the same extra model outputs, {names}.")
-            pairs = [(self.actions, other.actions), (self.rewards, other.rewards)]
-            pairs += [(buffer, other.extra_model_outputs[key]) for key, buffer in extras.items()]
+            extras = self._extra_columns(other.extra_model_outputs)
+            added = [
+                (self.observations, other.observations, 1),  # without its first one, which is here already
+                (self.actions, other.actions, 0),
+                (self.rewards, other.rewards, 0),
+                *((buffer, other.extra_model_outputs[key], 0) for key, buffer in extras.items()),
+            ]
             blocks = [
                 (own.rows, own.rows.fitting(following.rows.block_from(following.lookback + skip), "chunk"))
-                for own, following, skip in (
-                    (self.observations, other.observations, 1),
-                    *((*pair, 0) for pair in pairs),
-                )
+                for own, following, skip in added
             ]
             for rows, block in blocks:
                 rows.put(block)
@@ -361,7 +359,7 @@ class Episode(EpisodeData):
     def steps(self) -> dict[str, Any]:
         """Return the T + 1 steps that observers write of this episode, as a nest with leaves [T + 1, ...].
 
-        The look-back is left out. `reverb_writer.episodes.episode_steps` draws the layout.
+        The look-back is left out. `reverb_writer.environments.recorded_steps` draws the layout.
 
         Raises:
             IncompleteError: the episode has no step yet.

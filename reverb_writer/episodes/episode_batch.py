@@ -18,62 +18,46 @@ Source: Gymnasium 1.x, `gymnasium.vector.AutoresetMode` and `vector/sync_vector_
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes.episode import CheckedStep, Episode
 from reverb_writer.episodes.spaces import parts_of
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.leaves import env_flags
 
-_FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # the second one until Gymnasium 1.0
-
-
-class AutoresetMode(enum.Enum):
-    """When a vector environment resets an environment whose episode is over; the values are Gymnasium's."""
-
-    NEXT_STEP = "NextStep"
-    SAME_STEP = "SameStep"
-    DISABLED = "Disabled"
-
-    @classmethod
-    def parse(cls, mode: Any) -> AutoresetMode:
-        """Return the member for `mode`: one of ours, one of Gymnasium's, or its name there, such as "SameStep".
-
-        Raises:
-            SpecError: there is no such mode.
-        """
-        try:
-            return cls(getattr(mode, "value", mode))
-        except ValueError:
-            names = ", ".join(repr(member.value) for member in cls)
-            raise SpecError(
-                f"`autoreset_mode` must be one of {names}, got {mode!r}. If the environment does not tell it, set "
-                '`env.metadata["autoreset_mode"]`.'
-            ) from None
+_MODES = ("NextStep", "SameStep", "Disabled")
+_FINAL = ("final_obs", "final_info")
 
 
-def final_observation(infos: Mapping[str, Any] | None, env_id: int) -> Any:
-    """Return the terminal observation of an environment that was reset in the same step."""
-    infos = infos or {}
-    found = [infos[key][env_id] for key in _FINAL_OBSERVATIONS if infos.get(key) is not None]
-    if not found or found[0] is None:
-        raise StructureError(
-            f"environment {env_id}: its episode is over, and `infos` have no `final_obs` for it, only {sorted(infos)}: "
-            "its terminal observation would be lost. Pass the infos of the step, or use another `autoreset_mode`."
+def mode_name(mode: Any) -> str:
+    """Return the name of an autoreset mode: a member of `gymnasium.vector.AutoresetMode`, or its name already.
+
+    Raises:
+        SpecError: there is no such mode.
+    """
+    name = getattr(mode, "value", mode)
+    if name not in _MODES:
+        raise SpecError(
+            f"`autoreset_mode` must be one of {', '.join(map(repr, _MODES))}, got {mode!r}. If the environment has "
+            'none, set `env.metadata["autoreset_mode"]`.'
         )
-    return found[0]
+    return str(name)
 
 
-def final_infos(infos: Mapping[str, Any] | None, env_id: int) -> dict[str, Any]:
-    """Return the infos that belong to the terminal observation of an environment."""
-    final = (infos or {}).get("final_info", {})
-    return env_infos(final, env_id) if isinstance(final, Mapping) else dict(final[env_id] or {})
+def final_observation(infos: Mapping[str, Any], env_id: int) -> Any:
+    """Return the terminal observation of an environment that was reset in the same step."""
+    found = infos.get("final_obs")
+    if found is None or found[env_id] is None:
+        raise StructureError(
+            f"environment {env_id}: its episode is over, and `infos` have no `final_obs` for it, only {[*infos]}: its "
+            "terminal observation would be lost. Pass the infos of the step, or use another `autoreset_mode`."
+        )
+    return found[env_id]
 
 
 def env_infos(infos: Mapping[str, Any] | None, env_id: int) -> dict[str, Any]:
@@ -87,7 +71,7 @@ def env_infos(infos: Mapping[str, Any] | None, env_id: int) -> dict[str, Any]:
     own = {}
     for key, values in infos.items():
         mask = infos.get(f"_{key}")
-        if key in (*_FINAL_OBSERVATIONS, "final_info") or (key.startswith("_") and key[1:] in infos):
+        if key in _FINAL or (key.startswith("_") and key[1:] in infos):
             continue
         if mask is None or mask[env_id]:
             own[key] = env_infos(values, env_id) if isinstance(values, Mapping) else values[env_id]
@@ -111,13 +95,13 @@ class EpisodeBatch:
 
     Attributes:
         episodes: that of each environment; until an environment is reset, the episode that is over.
-        autoreset_mode: when environments reset themselves.
+        autoreset_mode: when environments reset themselves: "NextStep", "SameStep" or "Disabled".
     """
 
     def __init__(
         self,
         num_envs: int,
-        autoreset_mode: Any = AutoresetMode.NEXT_STEP,
+        autoreset_mode: Any = "NextStep",
         *,
         observation_space: Any = None,
         action_space: Any = None,
@@ -126,17 +110,17 @@ class EpisodeBatch:
 
         Args:
             num_envs: N, >= 1.
-            autoreset_mode: ours, Gymnasium's, or its name there, such as "SameStep".
+            autoreset_mode: a member of `gymnasium.vector.AutoresetMode`, or its name, such as "SameStep".
             observation_space: of one environment; needed where a batch is not an array, as of texts.
             action_space: of one environment.
 
         Raises:
             SpecError: there is no such mode, or `num_envs` is not an integer >= 1.
         """
-        self._num_envs = integer("num_envs", num_envs, minimum=1)
-        self.autoreset_mode = AutoresetMode.parse(autoreset_mode)
+        num_envs = integer("num_envs", num_envs, minimum=1)
+        self.autoreset_mode = mode_name(autoreset_mode)
         self._spaces = {"observation_space": observation_space, "action_space": action_space}
-        self.episodes = [self._new() for _ in range(self._num_envs)]
+        self.episodes = [Episode(**self._spaces) for _ in range(num_envs)]
 
     @classmethod
     def of(cls, envs: Any) -> EpisodeBatch:
@@ -156,7 +140,7 @@ class EpisodeBatch:
         return f"<EpisodeBatch of {len(self)} environments: {[len(episode) for episode in self.episodes]} steps>"
 
     def __len__(self) -> int:
-        return self._num_envs
+        return len(self.episodes)
 
     def add_env_reset(
         self, observations: Any, infos: Mapping[str, Any] | None = None, *, reset_mask: Any = None
@@ -174,7 +158,7 @@ class EpisodeBatch:
         Raises:
             StructureError: an observation is not in its space, or the mask has not N booleans.
         """
-        mask = self._flags("reset_mask", np.ones(self._num_envs, bool) if reset_mask is None else reset_mask)
+        mask = np.ones(len(self), bool) if reset_mask is None else env_flags("reset_mask", reset_mask, len(self))
         started = {env_id: self._started(observations, infos, env_id) for env_id in np.flatnonzero(mask).tolist()}
         interrupted = [self.episodes[env_id] for env_id in started]
         for env_id, episode in started.items():
@@ -212,16 +196,17 @@ class EpisodeBatch:
             StructureError: a structure or shape differs from that of the first step, or a terminal observation is
                 missing (SAME_STEP).
         """
-        terminateds, truncateds = self._flags("terminateds", terminateds), self._flags("truncateds", truncateds)
-        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        terminateds = env_flags("terminateds", terminateds, len(self))
+        truncateds = env_flags("truncateds", truncateds, len(self))
+        over, infos = terminateds | truncateds, infos or {}
         checked: list[tuple[Episode, CheckedStep, Any, int]] = []
         started: dict[int, Episode] = {}
         for env_id, episode in enumerate(self.episodes):
-            if episode.is_done and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            if episode.is_done and self.autoreset_mode == "NextStep":
                 started[env_id] = self._started(observations, infos, env_id)
                 continue
-            if same_step and (terminateds[env_id] or truncateds[env_id]):
-                observation, info = final_observation(infos, env_id), final_infos(infos, env_id)
+            if over[env_id] and self.autoreset_mode == "SameStep":
+                observation, info = final_observation(infos, env_id), env_infos(infos.get("final_info"), env_id)
                 started[env_id] = self._started(observations, infos, env_id)
             else:
                 observation, info = self._observation(observations, env_id), env_infos(infos, env_id)
@@ -248,22 +233,13 @@ class EpisodeBatch:
                 chunks.append(episode)
         return chunks
 
-    def _new(self) -> Episode:
-        return Episode(**self._spaces)
-
     def _started(self, observations: Any, infos: Mapping[str, Any] | None, env_id: int) -> Episode:
-        episode = self._new()
+        episode = Episode(**self._spaces)
         episode.add_env_reset(self._observation(observations, env_id), env_infos(infos, env_id))
         return episode
 
     def _observation(self, observations: Any, env_id: int) -> Any:
         return _part(observations, env_id, self._spaces["observation_space"])
-
-    def _flags(self, name: str, flags: Any) -> npt.NDArray[np.bool_]:
-        array = np.asarray(flags)
-        if array.shape != (self._num_envs,) or array.dtype.kind != "b":
-            raise StructureError(f"`{name}` must be {self._num_envs} booleans, got {array.dtype} {array.shape}.")
-        return array
 
 
 def _part(batch: Any, env_id: int, space: Any) -> Any:

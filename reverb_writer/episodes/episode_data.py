@@ -115,10 +115,8 @@ class EpisodeData:
         """Whether getters return arrays; then no step can be added."""
         return self.rewards.finalized
 
-    @property
-    def is_numpy(self) -> bool:
-        """`is_finalized`, by RLlib's newer name."""
-        return self.is_finalized
+    is_numpy = is_finalized
+    """`is_finalized`, by RLlib's newer name."""
 
     @property
     def is_reset(self) -> bool:
@@ -280,9 +278,8 @@ class EpisodeData:
         """Return the number of steps, without the look-back."""
         return len(self)
 
-    def agent_steps(self) -> int:
-        """Return the number of steps, without the look-back: the one agent acts at each step."""
-        return len(self)
+    agent_steps = env_steps
+    """`env_steps`, because the one agent acts at each step."""
 
     def get_data_dict(self) -> dict[str, Any]:
         """Return T rows by RLlib's names, `obs`, `actions`, ..., without the last observation and the look-back.

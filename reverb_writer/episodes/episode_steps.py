@@ -1,20 +1,8 @@
-"""An episode as the steps that observers write, and back: rows as in RLDS, with Gymnasium's names of the flags.
+"""An episode as the steps that observers write, and back: the layout that `reverb_writer.environments` records.
 
-T steps of an environment are T + 1 rows. A row has the observation at time t, the action on it and the results of the
-action. The last row, the boundary step, has the final observation, and zeros for the action and its results.
-
-    observation          o_0   o_1   ...  o_T-1   o_T      T + 1 observations
-    action               a_0   a_1   ...  a_T-1   0        taken in the state that o_t shows
-    reward               r_0   r_1   ...  r_T-1   0        for a_t, float32
-    discount             1     1     ...  d       0        float32; d is 0 if o_T is terminal, else 1
-    extra_model_outputs  x_0   x_1   ...  x_T-1   0        only if the episode has them
-    is_first             True  False ...  False   False    in a later chunk: False everywhere
-    is_last              False False ...  False   True     in a chunk that is not the last: False everywhere
-    terminated           False False ...  False   as ended
-    truncated            False False ...  False   as ended
-
-So a chunk that was cut has no flag at its end, because the episode continues. Strings are bytes, as Reverb stores them.
-`reverb_writer.environments` records the same layout, so both may write to one table.
+T steps of an environment are T + 1 rows; `environments.recorded_steps` draws them. Extra model outputs are beside the
+action, under `extra_model_outputs`. In a later chunk no row `is_first`. A chunk that was cut has no flag at its end,
+because the episode continues. Strings are bytes, as Reverb stores them.
 """
 
 from __future__ import annotations
@@ -82,7 +70,8 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
     """
     if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
         data = _structured(data, _STEP_KEYS if like is None else like)
-    found = {name: _field(data, name) for name in ("observation", "action", "reward")}
+    fields = fields_of(data) or {}
+    found = {name: fields.get(name) for name in ("observation", "action", "reward")}
     missing = [name for name, part in found.items() if part is None]
     if missing:
         raise StructureError(f"steps must have an observation, an action and a reward; missing: {', '.join(missing)}.")
@@ -93,9 +82,10 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
     if num < 1:
         raise StructureError("an episode needs two rows or more: it has one step more than actions.")
     terminated = markers.terminated is not None and bool(markers.terminated[: num + 1].any())
-    extras = dict(_field(data, "extra_model_outputs") or {})
-    if tree.flatten(_field(data, "policy_info") or ()):
-        extras["policy_info"] = _field(data, "policy_info")
+    extras = dict(fields.get("extra_model_outputs") or {})
+    policy_info = fields.get("policy_info")
+    if policy_info is not None and tree.flatten(policy_info):
+        extras["policy_info"] = policy_info
 
     def first(nest: Any, num_rows: int) -> Any:
         return tree.map_structure(lambda leaf: np.asarray(leaf)[:num_rows], nest)
@@ -125,7 +115,3 @@ def _structured(data: Sequence[Any], like: Any) -> Any:
     if len(paths) != len(data):
         raise StructureError(f"{len(data)} columns do not make steps of {join_paths(paths)}. Give a step as `like`.")
     return packer(like)(data)
-
-
-def _field(data: Any, name: str) -> Any:
-    return (fields_of(data) or {}).get(name)

@@ -1,4 +1,4 @@
-"""Rows outside the data of a column: the dtype of their fill value, and their places."""
+"""Rows outside the data of a column: they hold a fill value, in a dtype that can hold it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.episodes.spaces import SpaceLeaf
+from reverb_writer.episodes.spaces import SpaceLeaf, SpaceLeaves
 from reverb_writer.errors import SpecError
 
 Array = npt.NDArray[Any]
@@ -18,21 +18,32 @@ _FLOAT32 = np.dtype(np.float32)
 _NUMBERS = (float, int)
 
 
-def place(leaf: Array, where: slice | Array, fill: Any, dtype: np.dtype[Any], num: int) -> Array:
-    """Return an array [num, ...] with the rows of `leaf` at `where`, and the fill value elsewhere."""
-    own = leaf.dtype
-    shape = (num, *leaf.shape[1:]) if leaf.ndim > 1 else num
-    result = np.empty(shape, dtype if dtype is own else np.result_type(dtype, own))
-    if type(fill) in _NUMBERS or own.kind == "O":
-        result.fill(fill)
-    else:
-        result[...] = fill
-    if len(leaf):
-        result[where] = leaf
-    return result
+def filled(
+    leaves: Sequence[Array], fill: Any, where: slice | Array, num: int, parts: SpaceLeaves | None, one_hot: bool
+) -> list[Array]:
+    """Return leaves [num, ...] with the rows of `leaves` at `where`, and the fill value elsewhere.
+
+    The fill value is a row, or a number for all leaves. It has the dtype of its space, if there is one.
+    """
+    values = tree.flatten(fill) if len(leaves) > 1 and tree.is_nested(fill) else [fill] * len(leaves)
+    if len(values) != len(leaves):
+        raise SpecError(f"`fill` must be a number, or a row of {len(leaves)} leaves, got {fill!r}.")
+    found = []
+    for number, (leaf, given) in enumerate(zip(leaves, values, strict=True)):
+        if parts is None:
+            value, dtype = given, _holding(given, leaf.dtype, leaf.shape[1:])
+        else:
+            value, dtype = _cast(given, parts.leaves[number], one_hot)
+        own = leaf.dtype
+        rows = np.empty((num, *leaf.shape[1:]), own if dtype is own else np.result_type(dtype, own))
+        rows[...] = value
+        if len(leaf):
+            rows[where] = leaf
+        found.append(rows)
+    return found
 
 
-def holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
+def _holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
     """Return the dtype if it can hold the fill value, else a dtype that can hold both."""
     kind = dtype.kind
     if kind == "O" or (kind == "f" and type(fill) in _NUMBERS):
@@ -47,7 +58,7 @@ def holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype
     return np.result_type(value.dtype, dtype)
 
 
-def cast(fill: Any, part: SpaceLeaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]:
+def _cast(fill: Any, part: SpaceLeaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]:
     """Return the fill value in the dtype of a space's leaf, and that dtype; float32 for one-hot vectors.
 
     It is cast as RLlib does: 0.5 is 0 in a Discrete space; for one-hot vectors, 0 is a vector of zeros.
@@ -63,16 +74,6 @@ def cast(fill: Any, part: SpaceLeaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]
     if dtype.kind in "iu" and not _in_range(value, dtype):
         raise SpecError(f"`fill` must be a number that {dtype} can hold, as its space says, got {fill!r}.")
     return value.astype(dtype), dtype
-
-
-def per_leaf(fill: Any, num_leaves: int) -> Sequence[Any]:
-    """Return a fill value for each leaf: the leaves of a row, or the same number for all."""
-    if num_leaves == 1 or not tree.is_nested(fill):
-        return [fill] * num_leaves
-    values: list[Any] = tree.flatten(fill)
-    if len(values) != num_leaves:
-        raise SpecError(f"`fill` must be a number, or a row of {num_leaves} leaves, got {fill!r}.")
-    return values
 
 
 def _in_range(value: Array, dtype: np.dtype[Any]) -> bool:

@@ -14,7 +14,7 @@ from reverb_writer.episodes import filling
 from reverb_writer.episodes.indexing import Indices, is_single, position, span
 from reverb_writer.episodes.row_form import RowForm, listed
 from reverb_writer.episodes.rows import Rows
-from reverb_writer.episodes.spaces import Parts, check
+from reverb_writer.episodes.spaces import SpaceLeaves, check
 from reverb_writer.errors import (
     ClosedError,
     FormatError,
@@ -50,7 +50,7 @@ class InfiniteLookbackBuffer:
     (3, array([ 0,  0, 10, 11, 12, 13, 14,  0,  0]))
     """
 
-    __slots__ = ("_parts", "_space", "is_untyped", "lookback", "rows")
+    __slots__ = ("_space", "_space_leaves", "is_untyped", "lookback", "rows")
 
     def __init__(self, data: Any = None, lookback: int = 0, space: Any = None, *, untyped: bool = False) -> None:
         """Start with the first rows.
@@ -84,16 +84,16 @@ class InfiniteLookbackBuffer:
     @space.setter
     def space(self, space: Any) -> None:
         self._space = space
-        self._parts = None if space is None else Parts(space)
+        self._space_leaves = None if space is None else SpaceLeaves(space)
 
     @property
     def data(self) -> Any:
         """All rows, the look-back included, as a list or, if finalized, as arrays; copied."""
-        return self._collect(_ALL)
+        return self._read(_ALL)
 
     def to_arrays(self) -> Any:
         """Return all rows but the look-back as a nest with leaves [T, ...], finalized or not."""
-        return self._collect(slice(self.lookback, None), as_list=False)
+        return self._read(slice(self.lookback, None), as_list=False)
 
     def __len__(self) -> int:
         """Return the number of rows, without the look-back."""
@@ -179,14 +179,15 @@ class InfiniteLookbackBuffer:
             SpecError: `indices` or `fill` is invalid, or there is no space for one-hot vectors.
         """
         size = len(self.rows)
-        if one_hot_discrete and self._parts is None:
+        if one_hot_discrete and self._space_leaves is None:
             raise SpecError("one-hot vectors need a space. Give one when constructing.")
         if indices is None or isinstance(indices, slice):
             wanted = indices or _ALL
             before, index, num, after = span(wanted, size, self.lookback, neg_index_as_lookback, fill is not None)
             if not (before or after):
-                return self._collect(index, one_hot_discrete)
-            return self._filled(fill, before + num + after, slice(before, before + num), index, one_hot_discrete)
+                return self._read(index, one_hot=one_hot_discrete)
+            where = slice(before, before + num)
+            return self._read(index, one_hot=one_hot_discrete, fill=fill, where=where, num=before + num + after)
         single = is_single(indices)
         several: Any = [indices] if single else indices
         at = [position(index, size, self.lookback, neg_index_as_lookback) for index in several]
@@ -194,12 +195,14 @@ class InfiniteLookbackBuffer:
         if beyond:
             self._check_fill(fill, beyond)
             inside = np.array([0 <= row < size for row in at])
-            found = self._filled(fill, len(at), inside, np.array(at)[inside], one_hot_discrete, as_list=single or None)
+            rows = self._read(
+                np.array(at)[inside], single or None, one_hot=one_hot_discrete, fill=fill, where=inside, num=len(at)
+            )
         elif single and not one_hot_discrete:
             return self.rows.row(at[0])
         else:
-            found = self._collect(np.array(at, np.intp), one_hot_discrete, as_list=single or None)
-        return found[0] if single else found
+            rows = self._read(np.array(at, np.intp), single or None, one_hot=one_hot_discrete)
+        return rows[0] if single else rows
 
     def set(
         self,
@@ -301,13 +304,13 @@ class InfiniteLookbackBuffer:
         return (
             (self.lookback, self.finalized) == (other.lookback, other.finalized)
             and self.space == other.space
-            and self.rows == other.rows
+            and self.rows.equal(other.rows)
         )
 
     __hash__ = None  # type: ignore[assignment]  # it is mutable
 
     def __repr__(self) -> str:
-        data = self._collect(_ALL, as_list=True)
+        data = self._read(_ALL, as_list=True)
         return f"{type(self).__name__}({data[: self.lookback]} <- lookback({self.lookback}) | {data[self.lookback :]})"
 
     def _check_fill(self, fill: Any, beyond: Sequence[Any]) -> None:
@@ -318,53 +321,28 @@ class InfiniteLookbackBuffer:
                 f"no row at {', '.join(map(str, beyond))}: there are {size}. Pass `fill`, or a slice."
             )
 
-    def _collect(self, index: slice | Array, one_hot_discrete: bool = False, *, as_list: bool | None = None) -> Any:
-        """Return existing rows, as a list or as arrays."""
-        form = self.rows.form
-        if form is None:
-            return self._filled(0, 0, index, index, one_hot_discrete, as_list=as_list)
-        leaves = self.rows.arrays(index)
-        return self._packed(form, self._one_hot(leaves) if one_hot_discrete else leaves, as_list)
-
-    def _filled(
+    def _read(
         self,
-        fill: Any,
-        num: int,
-        where: slice | Array,
         index: slice | Array,
-        one_hot_discrete: bool,
-        *,
         as_list: bool | None = None,
+        *,
+        one_hot: bool = False,
+        fill: Any = None,
+        where: slice | Array = _ALL,
+        num: int = 0,
     ) -> Any:
-        """Return `num` rows: at `where` the rows of `index`, elsewhere the fill value."""
-        form, leaves = self.rows.form, self.rows.arrays(index)
+        """Return the rows of `index`, as a list or as arrays; with `fill`, `num` rows, those of `index` at `where`."""
+        as_list = not self.finalized if as_list is None else as_list
+        form, leaves, parts = self.rows.form, self.rows.arrays(index), self._space_leaves
         if form is None:
-            if self._parts is None:
-                as_list = not self.finalized if as_list is None else as_list
+            if parts is None:
                 return [fill] * num if as_list else np.array([fill] * num)
-            form = RowForm.of_space(self._parts)
+            form = RowForm(parts.struct, parts.paths, [leaf.dtype for leaf in parts.leaves], parts.shapes)
             leaves = form.stack([[] for _ in form.paths])
-        leaves = self._one_hot(leaves) if one_hot_discrete else leaves
-        self._check_parts(leaves)
-        filled = []
-        for number, (leaf, value) in enumerate(zip(leaves, filling.per_leaf(fill, len(leaves)), strict=True)):
-            if self._parts is None:
-                row, dtype = value, filling.holding(value, leaf.dtype, leaf.shape[1:])
-            else:
-                row, dtype = filling.cast(value, self._parts.leaves[number], one_hot_discrete)
-            filled.append(filling.place(leaf, where, row, dtype, num))
-        return self._packed(form, filled, as_list)
-
-    def _one_hot(self, leaves: list[Array]) -> list[Array]:
-        assert self._parts is not None  # noqa: S101  # `get` has checked it
-        self._check_parts(leaves)
-        return [part.one_hot(leaf) for part, leaf in zip(self._parts.leaves, leaves, strict=True)]
-
-    def _check_parts(self, leaves: Sequence[Array]) -> None:
-        if self._parts is not None and len(self._parts.leaves) != len(leaves):
-            num = len(self._parts.leaves)
-            raise StructureError(f"rows have {len(leaves)} leaves, their space {self.space} has {num}.")
-
-    def _packed(self, form: RowForm, leaves: list[Array], as_list: bool | None) -> Any:
-        is_array = self.finalized if as_list is None else not as_list
-        return form.pack(leaves) if is_array else form.items(list(map(listed, leaves)))
+        if parts is not None and len(parts.leaves) != len(leaves) and (one_hot or fill is not None):
+            raise StructureError(f"rows have {len(leaves)} leaves, their space {self.space} has {len(parts.leaves)}.")
+        if parts is not None and one_hot:
+            leaves = [part.one_hot(leaf) for part, leaf in zip(parts.leaves, leaves, strict=True)]
+        if fill is not None:
+            leaves = filling.filled(leaves, fill, where, num, parts, one_hot)
+        return form.items(list(map(listed, leaves))) if as_list else form.pack(leaves)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.episodes.spaces import Parts
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import as_array, mismatch
 from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, structure_of
@@ -56,12 +55,6 @@ class RowForm:
         self.is_number = self.is_single and shapes == [()] and dtypes[0].kind in "biuf"
         self._pack = packer(self._example)
         self.read = self._reader()
-
-    @classmethod
-    def of_space(cls, parts: Parts) -> RowForm:
-        """Return the form of samples of a space."""
-        leaves = parts.leaves
-        return cls(parts.struct, parts.paths, [leaf.dtype for leaf in leaves], [leaf.shape for leaf in leaves])
 
     def __reduce__(self) -> Any:
         return RowForm, (self._example, self.paths, self.dtypes, self.shapes)
@@ -118,7 +111,7 @@ class _AnyObjects(RowForm):
         super().__init__(None, ("",), [np.dtype(object)], [()])
 
     def __reduce__(self) -> Any:
-        return _AnyObjects, ()
+        return "ANY_OBJECTS"  # there is one, also in a copy and after a pickle
 
     def _reader(self) -> Callable[[Any], list[Any]]:
         return lambda item: [item]

@@ -5,7 +5,6 @@ Spaces are recognised by the names of their classes, so that nothing is imported
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,13 +57,14 @@ class SpaceLeaf:
         return vectors
 
 
-class Parts:
+class SpaceLeaves:
     """The leaves of a space.
 
     Attributes:
         struct: the spaces of its leaves, as a nest in the structure of its samples.
         paths: the names of the leaves.
         leaves: the leaves of a sample, in their order.
+        shapes: their shapes.
     """
 
     def __init__(self, space: Any) -> None:
@@ -72,6 +72,7 @@ class Parts:
         self.struct = struct_of(space)
         self.paths, leaves = named_leaves(self.struct, "space")
         self.leaves = [SpaceLeaf(leaf) for leaf in leaves]
+        self.shapes = [leaf.shape for leaf in self.leaves]
 
 
 def struct_of(space: Any) -> Any:
@@ -84,10 +85,8 @@ def struct_of(space: Any) -> Any:
 
 def parts_of(space: Any) -> dict[Any, Any] | tuple[Any, ...] | None:
     """Return the spaces directly within a Dict or Tuple space; None if it is another one, or None."""
-    inner = getattr(space, "spaces", None)
-    if isinstance(inner, Mapping):
-        return dict(inner)
-    return tuple(inner) if isinstance(inner, tuple | list) else None
+    kinds = kinds_of(space)  # a OneOf has `spaces`, too, but a sample is of one of them
+    return dict(space.spaces) if "Dict" in kinds else tuple(space.spaces) if "Tuple" in kinds else None
 
 
 def kinds_of(space: Any) -> set[str]:

@@ -3,7 +3,6 @@
 from reverb_writer.instinct_rl.datasets import RolloutDataset as RolloutDataset
 from reverb_writer.instinct_rl.datasets import RolloutFileBase as RolloutFileBase
 from reverb_writer.instinct_rl.pickles import convert_trajectories as convert_trajectories
-from reverb_writer.instinct_rl.pickles import open_trajectory as open_trajectory
 from reverb_writer.instinct_rl.storages import ActionLabelRollout as ActionLabelRollout
 from reverb_writer.instinct_rl.storages import QueueRolloutStorage as QueueRolloutStorage
 from reverb_writer.instinct_rl.storages import RolloutStorage as RolloutStorage

@@ -145,7 +145,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
 
     def open_trajectory(self, path: Path) -> Any:
         """Return the trajectory at `path`, of this project or pickled."""
-        return pickles.open_trajectory(path)
+        return pickles.PickledTrajectory(path) if pickles.is_pickled(path) else super().open_trajectory(path)
 
     def assemble_obs_components(self, traj_data: dict[str, Any]) -> dict[str, Any]:
         """Return `traj_data`, arrays by key, with `observations` [T, D] in place of the components `obs_NAME`.

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tree
 
 from reverb_writer import files
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
@@ -83,30 +82,20 @@ def load_trajectory(path: Path) -> dict[str, Any]:
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-class PickledTrajectory(files.StoredTrajectory):
-    """A pickled trajectory, whose arrays are in memory."""
+class PickledTrajectory:
+    """A pickled trajectory in memory, as far as `RolloutDataset` needs a `StoredTrajectory`: `manifest` and `load`."""
 
     def __init__(self, path: Path) -> None:
         """Read its pickles; raises what `load_trajectory` raises."""
-        self.path = path
-        steps = load_trajectory(path)
-        self._arrays: list[Any] = tree.flatten(steps)
-        last_rows = {key: array[-2:] for key, array in steps.items()}
-        layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in steps.items()})
-        self.manifest = Manifest.of(len(self._arrays[0]), last_rows, End.STEP, layout, {})
+        self._steps = load_trajectory(path)
+        last_rows = {key: array[-2:] for key, array in self._steps.items()}
+        layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in self._steps.items()})
+        num_steps = len(next(iter(self._steps.values())))
+        self.manifest = Manifest.of(num_steps, last_rows, End.STEP, layout, {})
 
-    def _columns(self) -> list[Any]:
-        return [array.copy() for array in self._arrays]
-
-
-def open_trajectory(path: Path) -> files.StoredTrajectory:
-    """Return the trajectory at `path`: of this project, or made of pickles, which is in memory.
-
-    Raises:
-        FormatError: it is torn, half-written or damaged; names it.
-        UnsafeDataError: a pickle asks for more than arrays.
-    """
-    return PickledTrajectory(path) if is_pickled(path) else files.StoredTrajectory(path)
+    def load(self) -> dict[str, Any]:
+        """Return the steps; this is the only copy."""
+        return self._steps
 
 
 def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.PathLike[str]) -> dict[str, str]:

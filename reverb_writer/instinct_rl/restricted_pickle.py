@@ -97,7 +97,7 @@ class _Array:
         _, shape, dtype, is_fortran, data = state[-_STATE_SIZE:]
         self.fill(data, dtype, shape, "F" if is_fortran else "C")
 
-    def fill(self, data: Any, dtype: Any, shape: Any, order: Any) -> None:
+    def fill(self, data: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> _Array:
         if not isinstance(dtype, _Dtype) or not isinstance(shape, tuple) or len(shape) > _MAX_DIMS:
             raise UnsafeDataError("a pickle with an array of something other than numbers.")
         raw = data.encode("latin1") if isinstance(data, str) else bytes(data)
@@ -105,6 +105,7 @@ class _Array:
         if not fits or math.prod(shape) * dtype.dtype.itemsize != len(raw):
             raise FormatError(f"an array {dtype.dtype} {shape} of {len(raw)} bytes.")
         self.array = np.frombuffer(raw, dtype.dtype).reshape(shape, order="F" if order == "F" else "C").copy()
+        return self
 
 
 class _Named:
@@ -122,12 +123,6 @@ class _Named:
         raise UnsafeDataError(f"a pickle that changes what it is read with: {state!r}.")
 
 
-def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> _Array:
-    made = _Array()
-    made.fill(data, dtype, shape, order)
-    return made
-
-
 def _encode(text: Any, encoding: Any) -> bytes:
     if encoding != "latin1":
         raise UnsafeDataError(f"a pickle that encodes text as {encoding!r}.")
@@ -138,8 +133,8 @@ _NAMES = {
     "numpy.ndarray": _Named(lambda *_: _Array()),
     "numpy.dtype": _Named(lambda name, *_: _Dtype(name)),
     "numpy.core.multiarray._reconstruct": _Named(lambda *_: _Array()),
-    "numpy.core.multiarray.scalar": _Named(lambda dtype, data: _from_buffer(data, dtype, (), "C")),
-    "numpy.core.numeric._frombuffer": _Named(_from_buffer),
+    "numpy.core.multiarray.scalar": _Named(lambda dtype, data: _Array().fill(data, dtype, (), "C")),
+    "numpy.core.numeric._frombuffer": _Named(lambda *arguments: _Array().fill(*arguments)),
     "_codecs.encode": _Named(_encode),
     "__builtin__.bytes": _Named(lambda: b""),  # no bytes at all, before protocol 3
 }

@@ -47,16 +47,13 @@ class Arrays:
             raise SpecError(f"PyTorch has no arrays of {dtype}. Pass `device=None` for NumPy arrays.")
         return found
 
-    def zeros(self, shapes: Any, rows: tuple[int, ...]) -> Any:
-        """Return arrays [*rows, ...] for a nest of shapes that `row_shapes` has returned; None stays None."""
-        return map_present(lambda shape: self._zeros((*rows, *shape.sizes), self._dtype(shape.dtype)), shapes)
+    def columns(self, shapes: Any, rows: tuple[int, ...]) -> Any:
+        """Return zeros [*rows, ...] for a nest of shapes that `row_shapes` has returned; None stays None."""
+        return map_present(lambda shape: self.zeros((*rows, *shape.sizes), self._dtype(shape.dtype)), shapes)
 
-    def zeros_like(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """Return zeros of another shape and the same dtype."""
-        return self._zeros(shape, x.dtype)
-
-    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return self.xp.zeros(shape, dtype=dtype, **self._at) if self._at else zeros(dtype, shape)  # or empty strings
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return zeros, or empty strings, of a dtype of the library."""
+        return self.xp.zeros(shape, dtype=dtype, **self._at) if self._at else zeros(dtype, shape)
 
     def asarray(self, x: Any) -> Array:
         """Return anything as an array of the library, on the device, without gradients; not copied if it is one."""
@@ -90,31 +87,28 @@ class Arrays:
         """Concatenate nests of one structure along the first axis."""
         return map_present(lambda *leaves: concatenated(self.xp, leaves, 0), *nests)
 
-    def conform(self, name: str, given: Any, column: Any, rows: tuple[int, ...], *, num_axes: int = 2) -> Any:
-        """Return a nest converted to the structure, row shapes and dtypes of a column.
+    def conform(self, name: str, given: Any, shapes: Any, num_rows: int) -> Any:
+        """Return a nest converted to the structure, row shapes and dtypes of `shapes`.
 
         Args:
             name: the argument's name, for errors.
-            given: leaves [*rows, ...]; trailing axes of size 1 may be left out.
-            column: leaves [T, B, ...].
-            rows: sizes of the leading axes of `given`.
-            num_axes: number of leading axes of the column, which are ignored.
+            given: leaves [num_rows, ...]; trailing axes of size 1 may be left out.
+            shapes: what `row_shapes` has returned.
+            num_rows: number of rows.
         """
-        given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(column) else given
-        (paths, values), (expected_paths, columns) = (named_leaves(nest, f"`{name}`") for nest in (given, column))
+        given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(shapes) else given
+        (paths, values), (expected_paths, expected) = (named_leaves(nest, f"`{name}`") for nest in (given, shapes))
         check_same_leaves(f"`{name}`", paths, expected_paths, "the storage")
         leaves = []
-        for path, leaf, expected in zip(paths, values, columns, strict=True):
+        for path, leaf, shape in zip(paths, values, expected, strict=True):
             where = f"`{name}/{path}`" if path else f"`{name}`"
-            x, sizes = self.asarray(leaf), (*rows, *expected.shape[num_axes:])
-            lacking = sizes[x.ndim :]
-            if tuple(x.shape) != sizes[: x.ndim] or x.ndim < len(rows) or any(size != 1 for size in lacking):
-                raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage")
-            if not self._can_cast(x.dtype, expected.dtype):
-                advice = "Cast it first."
-                raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage", advice)
-            leaves.append(self.xp.asarray(x, dtype=expected.dtype).reshape(sizes))
-        return packer(column)(leaves)
+            x, sizes, dtype = self.asarray(leaf), (num_rows, *shape.sizes), self._dtype(shape.dtype)
+            fits = x.ndim and tuple(x.shape) == sizes[: x.ndim] and all(size == 1 for size in sizes[x.ndim :])
+            if not fits or not self._can_cast(x.dtype, dtype):
+                advice = "Cast it first." if fits else ""
+                raise mismatch(where, x.dtype, tuple(x.shape), dtype, sizes, "as in the storage", advice)
+            leaves.append(self.xp.asarray(x, dtype=dtype).reshape(sizes))
+        return packer(shapes)(leaves)
 
     def _can_cast(self, dtype: Any, column: Any) -> bool:
         if not self._at:
@@ -135,7 +129,7 @@ def row_shapes(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
     if isinstance(shapes, Mapping):
         return {key: row_shapes(f"{name}/{key}", shape, dtype) for key, shape in shapes.items()}
     if hasattr(shapes, "shape") and hasattr(shapes, "dtype"):
-        return _Shape(shapes.shape, str(shapes.dtype).removeprefix("torch."))
+        return _Shape(shapes.shape, getattr(shapes.dtype, "as_numpy_dtype", str(shapes.dtype).removeprefix("torch.")))
     if hasattr(shapes, "__index__"):
         return _Shape((shapes,), dtype)
     if not isinstance(shapes, Sequence) or isinstance(shapes, str):
@@ -167,7 +161,7 @@ def read_states(arrays: Arrays, given: Any, num_envs: int, column: Any) -> Any:
         column: states of earlier steps, leaves [T, B, layers, ...]; None, and zeros are None, if none had any.
     """
     if all(leaf is None for leaf in tree.flatten(given)):
-        return map_present(lambda leaf: arrays.zeros_like(leaf, leaf.shape[1:]), column)
+        return map_present(lambda leaf: arrays.zeros(leaf.shape[1:], leaf.dtype), column)
     states = map_present(arrays.asarray, given)
     shapes = map_present(lambda leaf: str(tuple(leaf.shape)), states)
     if any(leaf.ndim < _STATE_AXES or leaf.shape[1] != num_envs for leaf in tree.flatten(states) if leaf is not None):

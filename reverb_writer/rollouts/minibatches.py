@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +29,7 @@ _OBSERVED = ("obs", "critic_obs", "next_obs", "next_critic_obs")
 """The fields that a recurrent network reads; these are padded."""
 
 Indices = npt.NDArray[np.int64]
-
-
-class _Part(NamedTuple):
-    """Environments and their trajectories, as indices or slices."""
-
-    environments: Indices | slice
-    trajectories: Indices | slice
+Chosen = Indices | slice
 
 
 @dataclass(frozen=True)
@@ -47,41 +41,39 @@ class MiniBatches:
     columns: Mapping[str, Any]  # see the module's docstring
     num_parts: int  # number of minibatches in an epoch
     num_epochs: int  # number of passes over the rows
-    rng: np.random.Generator | None  # draws the order of rows or environments; None to keep the order of environments
+    rng: np.random.Generator  # draws the order of rows or environments
 
     def shuffled(self, rows_of_epoch: Indices) -> Iterator[Any]:
         """Yield minibatches of some rows, numbered t B + b, in a new random order for each epoch."""
-        assert self.rng is not None  # noqa: S101  # orders of rows are always random
         flat = {field: flat_rows(nest) for field, nest in self._present().items() if field != "is_real"}
         for _ in range(self.num_epochs):
             for part in np.array_split(self.rng.permutation(rows_of_epoch), self.num_parts):
                 rows = self.arrays.asarray(part)
                 yield self._make({field: self.arrays.take(nest, rows) for field, nest in flat.items()})
 
-    def recurrent(self, trajectories: Trajectories) -> Iterator[Any]:
+    def recurrent(self, trajectories: Trajectories, *, shuffle: bool) -> Iterator[Any]:
         """Yield minibatches of whole environments; observations are padded.
 
-        Without `rng`, leaves are views of the storage, or of what all minibatches share.
+        Without `shuffle`, leaves are views of the storage, or of what all minibatches share.
         """
         present = self._present()
         observed = {field: present.pop(field) for field in _OBSERVED if field in present}
         padded, masks = pad(self.arrays, observed, trajectories)
-        for part in self._parts(trajectories):
-            found = {field: self._columns_of(nest, part.trajectories) for field, nest in padded.items()}
-            found |= {field: self._columns_of(nest, part.environments) for field, nest in present.items()}
-            found["masks"] = self._columns_of(masks, part.trajectories)
-            found["hidden_states"] = self._first_states(trajectories, part)
+        for env_ids, numbers in self._parts(trajectories, shuffle):
+            found = {field: self._columns_of(nest, numbers) for field, nest in padded.items()}
+            found |= {field: self._columns_of(nest, env_ids) for field, nest in present.items()}
+            found["masks"] = self._columns_of(masks, numbers)
+            found["hidden_states"] = self._first_states(trajectories, numbers)
             yield self._make(found)
 
-    def contiguous(self, trajectories: Trajectories) -> Iterator[ContiguousMiniBatch]:
+    def contiguous(self, trajectories: Trajectories, *, shuffle: bool) -> Iterator[ContiguousMiniBatch]:
         """Yield minibatches of whole environments, their trajectories concatenated; all leaves are copies."""
         flat = {field: flat_rows(nest) for field, nest in self._present().items()}
-        numbers = np.arange(len(trajectories))
-        for part in self._parts(trajectories):
-            rows = self.arrays.asarray(trajectories.rows(numbers[part.trajectories]))
-            lengths = trajectories.lengths[part.trajectories]
+        for _, numbers in self._parts(trajectories, shuffle):
+            rows = self.arrays.asarray(trajectories.rows(np.arange(len(trajectories))[numbers]))
+            lengths = trajectories.lengths[numbers]
             found = {field: self.arrays.take(nest, rows) for field, nest in flat.items()}
-            found["hidden_states"] = self._first_states(trajectories, part)
+            found["hidden_states"] = self._first_states(trajectories, numbers)
             is_init = self.arrays.asarray(positions(lengths) == 0)
             yield ContiguousMiniBatch(self._make(found), is_init, self.arrays.asarray(lengths))
 
@@ -89,30 +81,30 @@ class MiniBatches:
         """Return the columns that are not None, without the hidden states."""
         return {field: nest for field, nest in self.columns.items() if nest is not None and field != "hidden_states"}
 
-    def _parts(self, trajectories: Trajectories) -> Iterator[_Part]:
-        """Divide the environments of each epoch; trajectories are ordered by environment."""
+    def _parts(self, trajectories: Trajectories, shuffle: bool) -> Iterator[tuple[Chosen, Chosen]]:
+        """Yield environments and the numbers of their trajectories, which are ordered by environment."""
         num_environments = trajectories.storage_shape[1]
         edges = np.searchsorted(trajectories.env_ids, np.arange(num_environments + 1))
         for _ in range(self.num_epochs):
-            if self.rng is None:
+            if not shuffle:
                 for part in np.array_split(np.arange(num_environments), self.num_parts):
                     first, stop = int(part[0]), int(part[-1]) + 1
-                    yield _Part(slice(first, stop), slice(int(edges[first]), int(edges[stop])))
+                    yield slice(first, stop), slice(int(edges[first]), int(edges[stop]))
             else:
                 for part in np.array_split(self.rng.permutation(num_environments), self.num_parts):
                     counts = edges[part + 1] - edges[part]
-                    yield _Part(part, np.repeat(edges[part], counts) + positions(counts))
+                    yield part, np.repeat(edges[part], counts) + positions(counts)
 
-    def _columns_of(self, nest: Any, which: Indices | slice) -> Any:
+    def _columns_of(self, nest: Any, which: Chosen) -> Any:
         if isinstance(which, slice):
             return tree.map_structure(lambda leaf: leaf[:, which], nest)
         indices = self.arrays.asarray(which)
         return tree.map_structure(lambda leaf: self.arrays.xp.take(leaf, indices, axis=1), nest)
 
-    def _first_states(self, trajectories: Trajectories, part: _Part) -> Any:
+    def _first_states(self, trajectories: Trajectories, numbers: Chosen) -> Any:
         """Return the hidden states at the first rows of trajectories, leaves [layers, n, H]; None if there are none."""
         rows = trajectories.starts * trajectories.storage_shape[1] + trajectories.env_ids
-        first = rows[part.trajectories]
+        first = rows[numbers]
 
         def take(leaf: Any) -> Any:
             num_layers = leaf.shape[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,10 +49,10 @@ class ReplayBuffer:
             SpecError: an argument is not valid, or PyTorch is not installed.
         """
         self.buffer_size = integer("buffer_size", buffer_size, minimum=1)
-        shapes = row_shapes("obs_dim", obs_dim)
+        self._shapes = row_shapes("obs_dim", obs_dim)
         self._arrays = Arrays(device)
         self._rng = np.random.default_rng(seed)
-        self.states, self.next_states = (self._arrays.zeros(shapes, (self.buffer_size,)) for _ in range(2))
+        self.states, self.next_states = (self._arrays.columns(self._shapes, (self.buffer_size,)) for _ in range(2))
         self.device = device
         self.step = 0
         self.num_samples = 0
@@ -72,8 +71,10 @@ class ReplayBuffer:
             StructureError: a structure, shape or number of rows differs. Nothing has changed.
         """
         num_rows = common_length(states, "`states`")
-        conform = functools.partial(self._arrays.conform, column=self.states, rows=(num_rows,), num_axes=1)
-        pairs = [(self.states, conform("states", states)), (self.next_states, conform("next_states", next_states))]
+        pairs = [
+            (self.states, self._arrays.conform("states", states, self._shapes, num_rows)),
+            (self.next_states, self._arrays.conform("next_states", next_states, self._shapes, num_rows)),
+        ]
         num_kept = min(num_rows, self.buffer_size)
         slots = self._arrays.asarray((self.step + np.arange(num_rows - num_kept, num_rows)) % self.buffer_size)
         for ring, rows in pairs:

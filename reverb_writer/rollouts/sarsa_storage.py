@@ -40,9 +40,9 @@ class SarsaRolloutStorage(RolloutStorage):
     def _read(self, transition: Any) -> dict[str, Any]:
         row = super()._read(transition)
         for field, like in _FINAL.items():
-            given, column = getattr(transition, field), getattr(self, like)
-            if given is not None and column is not None:
-                row[field] = self._arrays.conform(field, given, column, (self.num_envs,))
+            given, shape = getattr(transition, field), self._shapes[like]
+            if given is not None and shape is not None:
+                row[field] = self._arrays.conform(field, given, shape, self.num_envs)
         return row
 
     def _append(self, row: dict[str, Any]) -> None:

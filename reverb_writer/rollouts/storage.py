@@ -24,7 +24,6 @@ from reverb_writer.rollouts.array_nests import Arrays, read_states, row_shapes
 from reverb_writer.rollouts.ends import ends_of, statistics
 from reverb_writer.rollouts.minibatches import MiniBatches
 from reverb_writer.rollouts.trajectory_padding import find
-from reverb_writer.slices import Trajectories
 
 
 class RolloutStorage:
@@ -207,7 +206,7 @@ class RolloutStorage:
         Source: Schulman et al., 2016, (16); see `returns.gae`.
         """
         self._check_rows("values")
-        last_values = self._arrays.conform("last_values", last_values, self.values, (self.num_envs,))
+        last_values = self._arrays.conform("last_values", last_values, self._shapes["values"], self.num_envs)
         rewards, values = self._in_time("rewards"), self._in_time("values")
         ends = ends_of(self._arrays, self._in_time, self._written, last_values, approximate=approximate_time_outs)
         advantages, returns = gae(rewards, values, gamma=gamma, lam=lam, time_axis=0, **ends)
@@ -244,7 +243,7 @@ class RolloutStorage:
         rows = np.arange(self.num_rows * self.num_envs)
         if real is not None:
             rows = rows[self._arrays.to_numpy(real).reshape(-1)]
-        return self._mini_batches(num_mini_batches, num_epochs, len(rows), shuffle=True).shuffled(rows)
+        return self._mini_batches(num_mini_batches, num_epochs, len(rows)).shuffled(rows)
 
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
@@ -264,8 +263,8 @@ class RolloutStorage:
             `unpad_trajectories` converts a network's outputs to [T, b, ...]. Without `shuffle`,
             leaves are views of the storage or are shared by all minibatches: do not change them in place.
         """
-        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs, shuffle=shuffle)
-        return batches.recurrent(self._trajectories())
+        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs)
+        return batches.recurrent(find(self._arrays, self._ends()), shuffle=shuffle)
 
     def contiguous_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
@@ -277,18 +276,14 @@ class RolloutStorage:
         Yields:
             `ContiguousMiniBatch`: leaves [N, ...], copies, `is_init` [N] and `lengths` [n].
         """
-        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs, shuffle=shuffle)
-        return batches.contiguous(self._trajectories())
+        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs)
+        return batches.contiguous(find(self._arrays, self._ends()), shuffle=shuffle)
 
-    def _mini_batches(self, num_parts: int, num_epochs: int, maximum: int, *, shuffle: bool) -> MiniBatches:
+    def _mini_batches(self, num_parts: int, num_epochs: int, maximum: int) -> MiniBatches:
         self._check_rows()
         num_parts = integer("num_mini_batches", num_parts, minimum=1, maximum=maximum)
         num_epochs = integer("num_epochs", num_epochs, minimum=0)
-        rng = self._rng if shuffle else None
-        return MiniBatches(self._arrays, self.MiniBatch, self._columns(), num_parts, num_epochs, rng)
-
-    def _trajectories(self) -> Trajectories:
-        return find(self._arrays, self._ends())
+        return MiniBatches(self._arrays, self.MiniBatch, self._columns(), num_parts, num_epochs, self._rng)
 
     def _ends(self) -> Any:
         return self._in_time("dones") | self._in_time("cuts")
@@ -299,7 +294,7 @@ class RolloutStorage:
 
     def _zeros(self, num_rows: int) -> dict[str, Any]:
         """Return new rows of all columns, None for columns that the storage does not have."""
-        return dict(self._arrays.zeros(self._shapes, (num_rows, self.num_envs)))
+        return dict(self._arrays.columns(self._shapes, (num_rows, self.num_envs)))
 
     def _read(self, transition: storage_records.Transition) -> dict[str, Any]:
         """Return the checked fields of a transition, by column."""
@@ -308,10 +303,10 @@ class RolloutStorage:
             if field.name == "hidden_states":
                 continue
             name, given = storage_records.COLUMN_OF.get(field.name, field.name), getattr(transition, field.name, None)
-            column = getattr(self, name, None)
-            if given is not None and column is not None and name in self._shapes:
+            shape = self._shapes.get(name)
+            if given is not None and shape is not None:
                 given = self._arrays.asarray(given) != 0 if name in storage_records.FLAGS else given
-                row[name] = self._arrays.conform(field.name, given, column, (self.num_envs,))
+                row[name] = self._arrays.conform(field.name, given, shape, self.num_envs)
         expected = [name for name in (*storage_records.NEEDED, *self._ALSO_NEEDED) if self._shapes[name] is not None]
         lacking = [name for name in expected if name not in row]
         if lacking:
@@ -334,7 +329,7 @@ class RolloutStorage:
         if "saved_hidden_states" in row.keys() - self._shapes:  # their shapes are not known before the first ones
             shapes = map_present(lambda leaf: row_shapes("hidden_states", leaf[0]), row["saved_hidden_states"])
             self._shapes["saved_hidden_states"] = shapes
-            self.saved_hidden_states = self._arrays.zeros(shapes, (self._capacity, self.num_envs))
+            self.saved_hidden_states = self._arrays.columns(shapes, (self._capacity, self.num_envs))
         for name in storage_records.DEFAULTS.keys() - row:
             getattr(self, name)[self.step] = storage_records.DEFAULTS[name]
         for name, nest in row.items():

@@ -103,7 +103,7 @@ def pad(arrays: Arrays, nest: Any, trajectories: Trajectories) -> Padded:
     def padded(leaf: Any) -> Any:
         if tuple(leaf.shape[:2]) != trajectories.storage_shape:
             raise StructureError(f"shape {tuple(leaf.shape)}, expected rows {trajectories.storage_shape}, as `dones`.")
-        out = arrays.zeros_like(leaf, (num_rows * num_columns, *leaf.shape[2:]))
+        out = arrays.zeros((num_rows * num_columns, *leaf.shape[2:]), leaf.dtype)
         out[target] = arrays.xp.take(leaf.reshape((-1, *leaf.shape[2:])), source, axis=0)
         return out.reshape((num_rows, num_columns, *leaf.shape[2:]))
 

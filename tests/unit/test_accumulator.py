@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,16 @@ def test_an_example_that_is_no_dict_is_a_type_error() -> None:
 
 
 def test_a_leaf_that_is_no_number_is_refused() -> None:
-    with pytest.raises(rw.errors.StructureError, match="timescale 'x', leaf `a`: <U2 is not a number"):
+    with pytest.raises(rw.errors.StructureError, match="timescale 'x', leaf `a`: object is not a number"):
         rw.TrajectoryAccumulator({"x": {"a": np.array(["ab", "c"])}})
+
+
+def test_an_example_may_be_specs_also_with_dtypes_of_tensorflow() -> None:
+    specs = [
+        SimpleNamespace(shape=(3, 2), dtype=dtype) for dtype in (np.int32, SimpleNamespace(as_numpy_dtype=np.int8))
+    ]
+    built = rw.TrajectoryAccumulator({"x": specs}).build(partial=True)["x"]
+    assert [(column.dtype, column.shape) for column in built] == [(np.int32, (3, 2)), (np.int8, (3, 2))]
 
 
 def test_declared_capacities_say_what_shapes_cannot() -> None:

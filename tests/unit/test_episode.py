@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -376,6 +377,16 @@ def test_episode_can_be_pickled_and_goes_on() -> None:
     episode = pickle.loads(pickle.dumps(grown(70)))  # noqa: S301  # our own
     episode.add_env_step(71, 0, 1.0)
     assert episode.get_observations(slice(-2, None)) == [70, 71]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda episode: pickle.loads(pickle.dumps(episode))])  # noqa: S301  # our own
+def test_copy_of_an_episode_takes_infos_of_any_objects(copied: Any) -> None:
+    episode = grown(2)
+    chunk = episode.cut()
+    chunk.add_env_step(3, 0, 1.0, {"seen": {1, 2}})
+    again = copied(episode)
+    again.concat_episode(copied(chunk))
+    assert again.get_infos(-1) == {"seen": {1, 2}}
 
 
 def test_buffer_takes_and_gives_rows() -> None:

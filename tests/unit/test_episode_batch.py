@@ -10,7 +10,7 @@ import pytest
 from reverb_writer.episodes import Episode, EpisodeBatch
 from reverb_writer.errors import ClosedError, IncompleteError, SpecError, StructureError
 
-pytest.importorskip("gymnasium", minversion="1.0")
+pytest.importorskip("gymnasium", minversion="1.1")
 import gymnasium
 
 vector = gymnasium.vector
@@ -64,7 +64,7 @@ def run(envs: Any, num_calls: int) -> tuple[EpisodeBatch, list[Episode]]:
         outcome = envs.step(actions)
         finished += batch.add_env_step(outcome[0], actions, *outcome[1:])
         over = outcome[2] | outcome[3]
-        if batch.autoreset_mode.name == "DISABLED" and over.any():
+        if batch.autoreset_mode == "Disabled" and over.any():
             batch.add_env_reset(*envs.reset(options={"reset_mask": over}), reset_mask=over)
     envs.close()
     return batch, finished
@@ -98,6 +98,13 @@ def test_texts_stay_texts(mode: Any) -> None:
     envs = vector.SyncVectorEnv([Saying, Saying], autoreset_mode=mode)
     _, finished = run(envs, 2)
     assert [episode.get_observations() for episode in finished] == [["reset", "middle", "end"]] * 2
+
+
+def test_a_sample_of_one_of_several_spaces_stays_what_it_is() -> None:
+    space = gymnasium.spaces.OneOf([gymnasium.spaces.Discrete(3), gymnasium.spaces.Box(-1, 1, (2,), np.float32)])
+    batch = EpisodeBatch(3, observation_space=space)  # a batch of OneOf is a tuple of samples
+    batch.add_env_reset(tuple((1, np.full(2, n, np.float32)) for n in (0, 0.5, 1)))
+    assert [episode.get_observations(0)[1].tolist() for episode in batch.episodes] == [[0, 0], [0.5, 0.5], [1, 1]]
 
 
 def test_cartpole_environments_are_those_of_single_environments() -> None:
@@ -159,7 +166,7 @@ def test_refused_step_changes_no_env() -> None:
         step(batch)
     batch.add_env_reset(np.zeros((2, 3)))
     step(batch)
-    for changes in ({"rewards": [1.0, "x"]}, {"observations": [np.zeros(3), np.zeros(4)]}, {"terminateds": [1, 0]}):
+    for changes in ({"rewards": [1.0, "x"]}, {"observations": [np.zeros(3), np.zeros(4)]}, {"terminateds": [True]}):
         with pytest.raises(StructureError):
             step(batch, **changes)
         assert [(len(episode), episode.t, len(episode.infos)) for episode in batch.episodes] == [(1, 1, 2)] * 2

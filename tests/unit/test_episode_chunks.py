@@ -149,7 +149,7 @@ def test_chunk_that_does_not_follow_changes_nothing() -> None:
         (following(id_="y"), SpecError, "`id_` 'x', got 'y'"),
         (following(t_started=4), SpecError, "`t_started` 5, got 4"),
         (following(observations=[4, 6]), SpecError, "must start with the last observation"),
-        (following(extra_model_outputs={"logp": [1]}), StructureError, "the same extra model outputs"),
+        (following(extra_model_outputs={"logp": [1]}), StructureError, "names of the first step"),
         (following(observations=[5, 6], actions=[[6, 6]]), StructureError, "chunk"),
         (Episode("x", t_started=5), SpecError, "must start with the last observation"),
     ):

@@ -119,6 +119,9 @@ def test_model_outputs_and_policy_infos_come_back() -> None:
     trajectory = rw.Trajectory(types, np.zeros(4), np.zeros(4), {"logp": np.arange(4)}, types, np.zeros(4), np.ones(4))
     policy_info = rw.Episode.from_steps(trajectory).get_extra_model_outputs("policy_info")
     assert policy_info["logp"].tolist() == [0, 1, 2]
+    again = rw.Episode.from_steps(trajectory._replace(policy_info=np.arange(4)))
+    assert again.get_extra_model_outputs("policy_info").tolist() == [0, 1, 2]
+    assert not rw.Episode.from_steps(trajectory._replace(policy_info=())).extra_model_outputs
 
 
 def test_padding_is_left_out_and_what_is_no_episode_is_refused() -> None:

@@ -358,31 +358,28 @@ def test_pickles_are_converted_once_for_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_a_pickled_trajectory_is_that_of_its_conversion_but_by_its_own_name(tmp_path: Path, done: bool) -> None:
+def test_a_pickled_trajectory_is_that_of_its_conversion(tmp_path: Path, done: bool) -> None:
     write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)), (2, 3, frames(2, 3, done=done)))
-    pickled = instinct_rl.open_trajectory(tmp_path / "trajectory_0")
     convert_trajectories(tmp_path, tmp_path / "converted")
+    dataset = RolloutDataset(tmp_path, 1)
     (path,) = rw.files.list_trajectories(tmp_path / "converted")
-    converted = instinct_rl.open_trajectory(path)
-    assert (pickled.name, pickled.path) == ("trajectory_0", tmp_path / "trajectory_0")
+    pickled, converted = map(dataset.open_trajectory, (tmp_path / "trajectory_0", path))
     assert pickled.manifest == converted.manifest
-    pickled.load()["observations"][:] = 7  # the caller's
-    for ours, same in zip(pickled.steps(), converted.steps(), strict=True):
-        assert {key: (leaf.dtype, leaf.tolist()) for key, leaf in ours.items()} == {
-            key: (leaf.dtype, leaf.tolist()) for key, leaf in same.items()
-        }
+    ours, same = (
+        {key: (leaf.dtype, leaf.tolist()) for key, leaf in stored.load().items()} for stored in (pickled, converted)
+    )
+    assert ours == same
 
 
 def test_reading_pickles_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
-    stored = instinct_rl.open_trajectory(tmp_path / "trajectory_0")
-    assert not list(scratch.iterdir())
-    assert stored.load()["observations"].tolist() == [[0], [1]]
+    write(tmp_path / "data" / "trajectory_0", (0, 2, frames(0, 2)))
+    dataset = RolloutDataset(tmp_path / "data", 1)
+    assert [batch.observation.tolist() for batch in dataset] == [[[0]], [[1]]]
     write(tmp_path / "trajectory_1", (0, 1, {"observations": np.zeros((1, 1)), "dones": np.zeros((1, 1))}))
-    assert instinct_rl.open_trajectory(tmp_path / "trajectory_1").manifest.num_steps == 1
+    assert dataset.open_trajectory(tmp_path / "trajectory_1").manifest.num_steps == 1
     assert not list(scratch.iterdir())
 
 

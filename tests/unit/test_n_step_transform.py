@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -189,7 +190,7 @@ def test_rewards_and_discounts_that_do_not_go_together_are_refused() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"reward": 0.5}, r"leaf `reward`: 0.5 \(float64\) does not fit into int64. Use one dtype in all steps"),
+        ({"reward": 0.5}, r"leaf `reward`: float64 \(\), expected int64 \(\) as in the first step"),
         ({"action": np.zeros(3, np.int32)}, r"leaf `action`: int32 \(3,\), expected int32 \(\) as in the first step"),
         ({"more": 1}, "its leaves are not those of the first step. Missing: none; unexpected: `more`"),
     ],
@@ -258,7 +259,7 @@ class PerEnv:
         if self._calls in self._refused:
             raise rw.errors.ReplayTimeoutError("full")
         for env_id in np.flatnonzero(env_mask):
-            row = {name: column[env_id] for name, column in transition.items()}
+            row = tree.map_structure(lambda leaf, env_id=env_id: leaf[env_id], transition)
             self.passed[env_id].append((row, bool(end_of_episode[env_id])))
 
 
@@ -326,8 +327,7 @@ def test_steps_of_many_environments_that_do_not_fit_are_refused() -> None:
             together(is_last=np.zeros(2), observation=np.zeros(3)),
             r"leaf `observation`: shape \(3,\), expected \(2, ...\)",
         ),
-        (together(is_last=np.zeros(2), discount=np.ones((2, 3))), "`discount` \\[N\\] or of the reward's shape"),
-        (together(is_last=np.zeros(2), reward=(np.zeros(2), np.zeros(2))), "`reward` must be an array"),
+        (together(is_last=np.zeros(2), reward=np.ones((2, 2)), discount=np.ones((2, 3))), "of shapes that broadcast"),
     ]:
         with pytest.raises(rw.errors.StructureError, match=message):
             fold(bad)
@@ -356,3 +356,19 @@ def test_vectors_of_rewards_are_folded() -> None:
         fold({name: np.array([value]) for name, value in one.items()})
     rewards = [row["reward"].tolist() for row, _ in observer.passed[0]]
     assert rewards == [[1, 2], [1.5, 3], [1, 2]]
+
+
+def test_nests_of_rewards_of_many_environments_are_folded() -> None:
+    observer = PerEnv(2)
+    fold = rw.environments.NStepTransform(observer, 2, 0.5)
+    rewards = {"a": np.array([1.0, 10.0]), "b": np.array([[1.0, 2.0], [3.0, 4.0]])}
+    for _ in range(2):
+        fold(
+            {"observation": np.zeros(2), "action": np.zeros(2), "reward": rewards, "discount": np.array([1, 0.5])},
+            end_of_episode=[False, False],
+        )
+    fold({"observation": np.zeros(2), "action": None, "reward": None, "discount": None}, end_of_episode=[True, True])
+    first, second = (passed[1][0] for passed in observer.passed)
+    assert (first["reward"]["a"], first["reward"]["b"].tolist()) == (1.5, [1.5, 3])
+    assert (second["reward"]["a"], second["reward"]["b"].tolist()) == (12.5, [3.75, 5])
+    assert (first["discount"], second["discount"]) == ({"a": 0.5, "b": 0.5}, {"a": 0.125, "b": 0.125})

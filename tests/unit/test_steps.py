@@ -112,7 +112,7 @@ def test_spec_is_as_good_as_a_first_step() -> None:
 
 @pytest.mark.parametrize("shape", [None, (None, 3), (3, None)])
 def test_spec_with_unknown_sizes_is_refused(shape: Any) -> None:
-    with pytest.raises(StructureError, match=r"spec, leaf `a`: shape .*None.* expected one without unknown sizes"):
+    with pytest.raises(StructureError, match=r"step, leaf `a`: shape .*None.* expected one without unknown sizes"):
         StepStructure({"a": spec(shape, np.float32)})
 
 
