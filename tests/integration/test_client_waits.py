@@ -13,12 +13,10 @@ import pytest
 from call_forwarder import CallForwarder
 from kinds import client_alone, client_by_socket, contents
 from reading import eventually, fifo, read_column
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
-
-StartServer = Callable[..., HostedServer]
 
 DELAY_S = 2.5
 LONG_S = 60.0

@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from reading import eventually, fifo
-from server_process import HostedServer
+from server_process import StartServer
 from threads import our_threads
 
 import reverb_writer as rw
-
-StartServer = Callable[..., HostedServer]
 
 
 def num_sockets() -> int:

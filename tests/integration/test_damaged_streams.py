@@ -9,11 +9,9 @@ import pytest
 from numbered import QUEUE, first_numbers, insert_numbers
 from reading import eventually
 from relay import Relay
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
-
-StartServer = Callable[..., HostedServer]
 
 DAMAGED = b"\xff" * 8
 

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from reading import eventually
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
-
-StartServer = Callable[..., HostedServer]
 
 WEIGHTS = rw.TableConfig.variables("weights")
 

@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 from forwarder import Forwarder
 from reading import fifo, read_column
-from server_process import HostedServer
+from server_process import HostedServer, StartServer
 
 import reverb_writer as rw
 
-StartServer = Callable[..., HostedServer]
 _MANY = 16_384  # items that may be unconfirmed: more than a test writes while there is no server
 
 

@@ -24,7 +24,7 @@ import pytest
 from gateway import FOLDER, HAPROXY, NGINX, listening
 from kinds import by_socket
 from ports import free_port
-from server_process import SERVER_PYTHON, HostedServer
+from server_process import SERVER_PYTHON, HostedServer, StartServer
 from service_process import eventually, run_command
 
 import reverb_writer as rw
@@ -32,7 +32,6 @@ import reverb_writer as rw
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 pytestmark = [by_socket, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
 
-StartServer = Callable[..., HostedServer]
 by_gateway = pytest.mark.only_server("local", "the gateway decides it, whatever server is behind it")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from kinds import contents
 from numbered import first_numbers, insert_numbers
 from reading import eventually
-from server_process import HostedServer
+from server_process import HostedServer, StartServer
 from threads import our_threads
 
 import reverb_writer as rw
@@ -20,7 +20,6 @@ from reverb_writer.tables import Selector
 
 pytestmark = contents
 
-StartServer = Callable[..., HostedServer]
 
 SIZES = (1, 10, 100)
 NUM_ITEMS = sum(SIZES)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from kinds import contents
-from server_process import HostedServer
+from server_process import HostedServer, StartServer
 from service_process import eventually
 
 import reverb_writer as rw
@@ -27,7 +27,6 @@ TIMEOUT_S = 0.2  # for a refusal; who writes goes on until the server has confir
 CONFIRMED_S = 1.5  # for the first refusal: longer than the server needs to confirm the first items
 LONG_S = 60.0  # a time-out that no test reaches
 NEVER_S = 10_000.0
-StartServer = Callable[..., HostedServer]
 
 
 @pytest.fixture

@@ -18,12 +18,10 @@ import pytest
 from call_forwarder import CallForwarder
 from ports import free_port
 from reading import Place, eventually, fifo
-from server_process import HostedServer
+from server_process import StartServer
 from threads import our_threads
 
 import reverb_writer as rw
-
-StartServer = Callable[..., HostedServer]
 
 
 def write(address: Any, table: str, numbers: Any, length: int = 2) -> None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from reading import eventually
-from server_process import HostedServer
+from server_process import StartServer
 from threads import our_threads
 
 import reverb_writer as rw
 from reverb_writer.tables.table_config import SelectorName
-
-StartServer = Callable[..., HostedServer]
 
 TABLE = rw.TableConfig("replay", 1000, rw.Prioritized(1.0))
 FIFO = rw.TableConfig("replay", 1000, "fifo")  # its servers are read in turns, each by a thread of its own

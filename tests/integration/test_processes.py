@@ -13,19 +13,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from kinds import by_socket, client_by_socket
 from reading import fifo, read_column
-from server_process import HostedServer
+from server_process import HostedServer, StartServer
 
 import reverb_writer as rw
 
 pytestmark = by_socket
 
-StartServer = Callable[..., HostedServer]
 END_WITHIN_S = 120.0  # far more than any of them takes, on a busy machine, too
 
 WRITE = """

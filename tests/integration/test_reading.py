@@ -6,7 +6,7 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,13 @@ import pytest
 from numbered import QUEUE, first_numbers, insert_numbers, write_steps
 from reading import eventually
 from relay import Relay
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
 from reverb_writer.transport.server_info import request_server_info
-
-StartServer = Callable[..., HostedServer]
-
 
 # What comes.
 

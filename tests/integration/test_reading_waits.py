@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -15,14 +14,11 @@ from call_forwarder import CallForwarder
 from kinds import client_alone, client_by_socket
 from numbered import QUEUE, first_numbers, insert_numbers
 from reading import eventually
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 from reverb_writer.client import on_shards
 from reverb_writer.transport import sample_stream
-
-StartServer = Callable[..., HostedServer]
-
 
 # Time-outs name the cause.
 

@@ -15,7 +15,7 @@ from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
 from kinds import contents
 from reading import Place, fifo, read
 from rollout_steps import tf_agents_steps
-from server_process import HostedServer, Kind
+from server_process import Kind, StartServer
 
 import reverb_writer as rw
 from reverb_writer.files import (
@@ -32,8 +32,6 @@ from reverb_writer.files.tfrecord import CHUNKS, read_records, write_records
 from reverb_writer.protocol.signatures import ArraySpec
 
 pytestmark = contents
-
-StartServer = Callable[..., HostedServer]
 
 
 def resend(data_dir: Path, observer: Any) -> None:

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 from reading import Place, fifo
 from rollouts import DEVICES, add, arrays_of, plain
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.rollouts import ActionLabelRollout, QueueRolloutStorage, RolloutStorage, SarsaRolloutStorage
-
-StartServer = Callable[..., HostedServer]
 
 PPO = Path(__file__).parents[2] / "examples" / "ppo.py"
 NUM_STEPS = 4  # T

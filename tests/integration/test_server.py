@@ -11,19 +11,17 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from server_process import HAS_REVERB, SERVER_PYTHON, START_TIMEOUT_S, HostedServer
+from server_process import HAS_REVERB, SERVER_PYTHON, START_TIMEOUT_S, StartServer
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables import RateLimiter
-
-StartServer = Callable[..., HostedServer]
 
 pytestmark = [
     pytest.mark.only_server("reverb", "it is about dm-reverb's server; test_local_server.py is about ours"),

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from reading import eventually, fifo, read_column
-from server_process import HostedServer
+from server_process import HostedServer, StartServer
 
 import reverb_writer as rw
 from reverb_writer.client.targets import rank_shards
 
-StartServer = Callable[..., HostedServer]
 PATIENCE_S = 2.0  # longer than a busy machine keeps a server from confirming
 
 

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from forwarder import Forwarder
 from reading import eventually, fifo, read_column
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 from reverb_writer.client.client import as_client
-
-StartServer = Callable[..., HostedServer]
 
 MANY = 20
 NOISE = np.random.default_rng(0).integers(256, size=1 << 20, dtype=np.uint8)

@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,12 @@ import pytest
 import tree
 from kinds import contents
 from reading import eventually
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 
 pytestmark = contents
 
-StartServer = Callable[..., HostedServer]
 
 EPISODES = rw.TableConfig("episodes", 1000)
 QUEUE = rw.TableConfig("queue", 1000, sampler="fifo", max_times_sampled=1)

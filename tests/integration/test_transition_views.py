@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from kinds import contents
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 
 pytestmark = contents
 
-StartServer = Callable[..., HostedServer]
 
 NUM_STEPS = 12  # of an episode, boundary step included; rewards are 1
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from numbered import insert_damaged, insert_variant, write_steps
 from reading import eventually
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
-
-StartServer = Callable[..., HostedServer]
 
 QUEUE = rw.TableConfig("queue", 1000, sampler="fifo", max_times_sampled=1)
 

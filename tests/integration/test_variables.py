@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,13 +12,11 @@ import numpy as np
 import pytest
 from call_forwarder import CallForwarder
 from reading import eventually
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 from reverb_writer.client import on_shards
 from reverb_writer.client.targets import rank_shards
-
-StartServer = Callable[..., HostedServer]
 
 
 def test_variables_come_as_they_were_published(replay_server: StartServer) -> None:

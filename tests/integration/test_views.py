@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ import pytest
 from certificates import OPENSSL, make_identity, server_context
 from forwarder import Forwarder
 from kinds import contents
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 
 pytestmark = contents
 
-StartServer = Callable[..., HostedServer]
 
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
 
