@@ -8,9 +8,10 @@ import threading
 
 import numpy as np
 import pytest
-from reading import eventually, fifo
+from reading import fifo
 from server_process import StartServer
 from threads import our_threads
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -35,13 +36,13 @@ def test_closed_observers_leave_no_thread_and_no_file(replay_server: StartServer
             assert len(list(client.sample("replay", 2))) == 2
 
     cycle()
-    assert eventually(lambda: not our_threads())
+    eventually(lambda: not our_threads())
     sockets, threads = num_sockets(), threading.active_count()
     for _ in range(30):
         cycle()
-    assert eventually(lambda: not our_threads())
-    assert eventually(lambda: threading.active_count() <= threads)
-    assert eventually(lambda: num_sockets() <= sockets)
+    eventually(lambda: not our_threads())
+    eventually(lambda: threading.active_count() <= threads)
+    eventually(lambda: num_sockets() <= sockets)
 
 
 def test_observers_that_are_closed_without_a_server_leave_nothing_either(lone_server: StartServer) -> None:
@@ -58,5 +59,5 @@ def test_observers_that_are_closed_without_a_server_leave_nothing_either(lone_se
         observer({"n": np.int64(1)}, end_of_episode=True)
         with pytest.raises(rw.errors.ServerUnavailableError):
             observer.close(timeout_s=0.5)
-    assert eventually(lambda: not our_threads())
-    assert eventually(lambda: num_sockets() <= sockets)
+    eventually(lambda: not our_threads())
+    eventually(lambda: num_sockets() <= sockets)

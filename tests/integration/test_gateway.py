@@ -25,7 +25,8 @@ from gateway import FOLDER, HAPROXY, NGINX, listening
 from kinds import by_socket
 from ports import free_port
 from server_process import SERVER_PYTHON, HostedServer, StartServer
-from service_process import eventually, run_command
+from service_process import run_command
+from waiting import eventually
 
 import reverb_writer as rw
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 from kinds import contents
 from numbered import first_numbers, insert_numbers
-from reading import eventually
 from server_process import HostedServer, StartServer
 from threads import our_threads
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.tables import Selector
@@ -131,7 +131,7 @@ def test_samples_that_wait_at_the_end_have_the_info_of_one_server(replay_server:
     addresses = [server.address for server in queues_of_1_and_50(replay_server)]
     with rw.ReplayDataset(addresses, "queue", 4, timeout_s=60) as dataset:
         iter(dataset)  # begins to fetch
-        assert eventually(lambda: waits_for_room(dataset))
+        eventually(lambda: waits_for_room(dataset))
     batches = list(dataset)
     numbers = np.concatenate([first_numbers(batch) for batch in batches])
     assert len(set(numbers.tolist())) == len(numbers) > 8
@@ -149,7 +149,7 @@ def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
     path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
     with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "queue", 4, timeout_s=60) as dataset:
         iter(dataset)  # begins to fetch
-        assert eventually(lambda: waits_for_room(dataset))
+        eventually(lambda: waits_for_room(dataset))
         path.write_text(f"a {servers[0].address}\n")
         client.connections.refresh()
         batches = []
@@ -185,7 +185,7 @@ def test_servers_whose_rate_limiters_block_are_left_out_until_they_have_enough(
             seen.update(first_numbers(next(dataset)))
             return seen == {0, 1, 2}
 
-        assert eventually(all_are_seen)
+        eventually(all_are_seen)
         assert dataset.stats().left_out_servers == 0
 
 
@@ -214,7 +214,7 @@ def test_nothing_is_left_of_servers_that_leave_and_return(
             seen.append(next(dataset))
             return 1 in first_numbers(seen[-1])
 
-        assert eventually(returned)
+        eventually(returned)
         before = dataset.stats()
         dataset.update_priorities(seen[-1], np.ones(4))
         dataset.flush_priorities()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kinds import contents
 from server_process import HostedServer, StartServer
-from service_process import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 

@@ -13,8 +13,8 @@ import pytest
 from interrupting import await_end_of_threads, interrupted
 from kinds import both_ways
 from numbered import QUEUE, first_numbers, insert_numbers
-from reading import eventually
 from server_process import HostedServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import Server
@@ -141,12 +141,12 @@ def test_interrupt_at_any_moment_of_a_take_loses_no_room_for_samples(
         while not done:
             moment += 1 + moment // 10
             insert_numbers(server.address, "queue", range(3))
-            assert eventually(lambda: dataset.stats().ready_samples == 3)
+            eventually(lambda: dataset.stats().ready_samples == 3)
             done = interrupted(dataset.take, moment)
             dataset.take()
             assert dataset.stats().ready_samples == 0
         insert_numbers(server.address, "queue", range(8))
-        assert eventually(lambda: dataset.stats().ready_samples == 8)
+        eventually(lambda: dataset.stats().ready_samples == 8)
         assert first_numbers(next(dataset)) + first_numbers(next(dataset)) == list(range(8))
     assert moment > 20
 

@@ -22,8 +22,9 @@ import pytest
 from episodes import cut, windows_after_reset
 from interrupting import await_end_of_threads, interrupted
 from kinds import both_ways
-from reading import Place, eventually
+from reading import Place
 from server_process import HostedServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.writing import sender
@@ -423,7 +424,7 @@ def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(
         else:
             del observer, write
             gc.collect()  # not in the next call, whose interrupt may meet the finalizer
-        assert eventually(lambda: place.client.server_info()["a"].current_size == 1)
+        eventually(lambda: place.client.server_info()["a"].current_size == 1)
         assert place.column() == [[moment]]
     assert interrupt.moment > 50
     await_end_of_threads(_END_WITHIN_S)

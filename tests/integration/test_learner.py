@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from call_forwarder import CallForwarder
 from ports import free_port
-from reading import Place, eventually, fifo
+from reading import Place, fifo
 from server_process import StartServer
 from threads import our_threads
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -49,7 +50,7 @@ def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(plac
     write(place.client, "a", range(8))
     with rw.ReplayDataset(place.client, "a", 2, transform=transform, single_pass=True) as dataset:
         iter(dataset)  # begins to fetch
-        assert eventually(lambda: len(threads) == 2)  # of the two batches ahead, before the learner asks for one
+        eventually(lambda: len(threads) == 2)  # of the two batches ahead, before the learner asks for one
         batches = list(dataset)
     assert [batch.data["n"].tolist() for batch in batches] == [[[4 * i] * 2, [4 * i + 2] * 2] for i in range(4)]
     assert set(threads) == {"reverb-writer-prefetch"}
@@ -75,7 +76,7 @@ def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: P
         with rw.ReplayDataset(place.client, "a", 4, transform=transform) as dataset:
             iter(dataset)  # begins to fetch
             write(place.client, "a", range(2))
-            assert eventually(lambda: dataset.stats().ready_samples == 2)
+            eventually(lambda: dataset.stats().ready_samples == 2)
             with pytest.raises(KeyboardInterrupt):
                 dataset.take()
             assert dataset.stats().ready_samples == 2
@@ -161,10 +162,10 @@ def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place
         cycle.append(cycle)
         del cycle
         write(place.client, "a", range(2))
-        assert eventually(lambda: gone() is None)
+        eventually(lambda: gone() is None)
     finally:
         gc.enable()
-    assert eventually(lambda: our_threads("reverb-writer-") == before), our_threads("reverb-writer-")
+    eventually(lambda: our_threads("reverb-writer-") == before)
 
 
 def test_frames_are_stored_once_and_stacked_when_sampled(place: Place) -> None:
@@ -186,14 +187,14 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
         assert dataset.take() is None
         assert dataset.take(timeout_s=0.05) is None
         write(place.client, "a", range(6))
-        assert eventually(lambda: dataset.stats().ready_samples == 6)
+        eventually(lambda: dataset.stats().ready_samples == 6)
         found: list[rw.Batch | None] = []
 
         def takes_one() -> bool:
             found.append(dataset.take(timeout_s=0))
             return found[-1] is not None
 
-        assert eventually(takes_one)  # once the server has told the structure, which may take a moment
+        eventually(takes_one)  # once the server has told the structure, which may take a moment
         found = [found[-1], *(dataset.take(timeout_s=0) for _ in range(2))]
         assert [None if batch is None else batch.data["n"][:, 0].tolist() for batch in found] == [
             [0, 1, 2, 3],
@@ -201,7 +202,7 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
             None,
         ]
         write(place.client, "a", [7])
-        assert eventually(lambda: dataset.stats().ready_samples == 1)
+        eventually(lambda: dataset.stats().ready_samples == 1)
         batch = dataset.take(timeout_s=0.5)
         assert batch is not None
         assert batch.data["n"].tolist() == [[7, 7]]
@@ -275,7 +276,7 @@ def test_take_of_slices_returns_those_that_have_arrived(place: Place) -> None:
                 found.append(batch.data["n"][::2].tolist())
             return sum(map(len, found)) == 6
 
-        assert eventually(takes_all)
+        eventually(takes_all)
         assert max(map(len, found)) <= 4  # no more than a batch
         assert sorted(itertools.chain(*found)) == [*range(6)]
         assert dataset.take() is None
@@ -295,7 +296,7 @@ def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pyt
             found.append(dataset.take())
             return found[-1] is not None
 
-        assert eventually(takes_one)
+        eventually(takes_one)
         assert found[-1] is not None
         assert found[-1].data["n"].tolist() == [3, 3, 3]
     assert sum("leaves such samples out" in message for message in caplog.messages) == 1
@@ -556,7 +557,7 @@ def test_take_of_a_mixture_returns_what_has_arrived_of_each(replay_server: Start
                 found.append(batch.data["n"][:, 0].tolist())
             return sum(map(len, found)) == total
 
-        assert eventually(lambda: takes(3))
+        eventually(lambda: takes(3))
         assert [*itertools.chain(*found)] == [0, 1, 2]
         assert max(map(len, found)) <= 2  # the share of `online`
         write(server.address, "online", range(3, 5))

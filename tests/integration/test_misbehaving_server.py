@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from misbehaving import MisbehavingServer, server_info
-from reading import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages, responses
@@ -126,9 +126,9 @@ def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer,
         stream = SampleStream(channel, "replay", info, changed=lambda: None, removes_items=False)
         stream.proceed(time.monotonic(), 0, num_asked)
         for _ in range(num_asked):
-            assert eventually(lambda: stream.has_unread)
+            eventually(lambda: stream.has_unread)
             assert len(stream.read()) == 1
-        assert eventually(lambda: stream.has_unread)
+        eventually(lambda: stream.has_unread)
         with pytest.raises(rw.errors.FormatError, match="1 samples without being asked"):
             stream.read()
         assert stream.num_unasked == 1
@@ -154,11 +154,11 @@ def test_stream_that_has_ended_is_freed_without_the_collector(server: Misbehavin
             if is_open:
                 pipe = stream._pipe
                 assert isinstance(pipe, Pipe)
-                assert eventually(lambda: pipe._call is not None)
+                eventually(lambda: pipe._call is not None)
             stream.cancel()
             del stream
             loop_may_go_on.set()
-            assert eventually(lambda: alive() is None)
+            eventually(lambda: alive() is None)
         finally:
             gc.enable()
 
@@ -168,7 +168,7 @@ def test_error_that_ends_a_stream_keeps_no_frames(server: MisbehavingServer) -> 
     met: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with Channel(server.address) as channel:
         pipe = Pipe(channel, messages.SAMPLE_STREAM, met.put)
-        assert eventually(lambda: pipe._call is not None)
+        eventually(lambda: pipe._call is not None)
     error = met.get(timeout=30)
     assert isinstance(error, rw.errors.ClosedError)
     assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
@@ -182,7 +182,7 @@ def test_samples_that_nobody_asked_for_do_not_pile_up_at_a_learner(server: Misbe
                 next(dataset)
         stats = dataset.stats()
         assert stats.ready_samples + stats.in_flight_samples <= 4 * 16
-        assert eventually(lambda: dataset.stats().unasked_samples > 0)
+        eventually(lambda: dataset.stats().unasked_samples > 0)
 
 
 def test_sample_that_has_no_end_is_refused_however_little_it_brings(

@@ -19,8 +19,9 @@ import tree
 from call_forwarder import CallForwarder
 from forwarder import Forwarder
 from kinds import by_socket, client_by_socket
-from reading import eventually, fifo, read_column
+from reading import fifo, read_column
 from server_process import HostedServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
@@ -190,7 +191,7 @@ def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(
         stream = SampleStream(channel, "replay", info, changed=lambda: None, removes_items=False)
         gateway.lose = gateway.refuse = lambda _: grpc.StatusCode.DEADLINE_EXCEEDED
         stream.proceed(time.monotonic(), 0, 1)
-        assert eventually(lambda: stream.has_unread)
+        eventually(lambda: stream.has_unread)
         assert not stream.read()
         assert stream.loss is not None
         assert "DEADLINE_EXCEEDED" in stream.loss.reason
@@ -223,7 +224,7 @@ def test_channel_that_is_redirected_or_closed_gives_its_connection_back(
         kept.append(Channel(forwarder.address))
         kept[-1].call(messages.SERVER_INFO, b"", 60.0)
         end(kept[-1])
-    assert eventually(lambda: not forwarder.num_open)
+    eventually(lambda: not forwarder.num_open)
 
 
 @client_by_socket

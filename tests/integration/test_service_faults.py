@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import ServiceProcess, eventually, run_command, service, sizes
+from service_process import ServiceProcess, run_command, service, sizes
+from waiting import eventually
 
 import reverb_writer as rw
 

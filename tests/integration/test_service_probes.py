@@ -19,7 +19,8 @@ import numpy as np
 import psutil
 import pytest
 from certificates import OPENSSL, make_identity
-from service_process import ServiceProcess, eventually, service
+from service_process import ServiceProcess, service
+from waiting import eventually
 
 import reverb_writer as rw
 

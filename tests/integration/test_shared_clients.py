@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from forwarder import Forwarder
-from reading import eventually, fifo, read_column
+from reading import fifo, read_column
 from server_process import StartServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.client.client import as_client
@@ -49,7 +50,7 @@ def test_each_further_observer_costs_three_threads_at_most(forwarder: Forwarder)
     before = threading.active_count()
     others = observe(MANY)
     # There are also threads that carry out the calls of all. They end when they are idle.
-    assert eventually(lambda: threading.active_count() - before <= 3 * MANY)
+    eventually(lambda: threading.active_count() - before <= 3 * MANY)
     for observer in (*first, *others):
         observer.close()
 
@@ -71,7 +72,7 @@ def test_connection_is_closed_with_its_last_user_and_made_again(forwarder: Forwa
         with rw.TrajectoryObserver(forwarder.address, "free", 1) as observer:
             observer({"n": np.int64(0)})
         assert forwarder.accepted == number
-        assert eventually(lambda: not forwarder.is_connected)
+        eventually(lambda: not forwarder.is_connected)
 
 
 def test_who_has_closed_may_not_use_what_others_hold_open(forwarder: Forwarder) -> None:
@@ -101,7 +102,7 @@ def test_stream_that_is_blocked_by_megabytes_blocks_no_other(forwarder: Forwarde
     with rw.TrajectoryObserver(forwarder.address, "free", 1, chunk_length=1) as free:
         for _ in range(32):
             blocked({"frame": NOISE})
-        assert eventually(lambda: blocked.stats().acknowledged_items == 1)
+        eventually(lambda: blocked.stats().acknowledged_items == 1)
         for _ in range(8):
             free({"frame": NOISE})
             free.flush()

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tree
 from kinds import contents
-from reading import eventually
 from server_process import StartServer
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -222,8 +222,8 @@ def test_slices_of_servers_are_those_of_one_and_follow_the_target(replay_server:
         assert dataset.stats().priority_updates == len(set(batch.info.keys.tolist()))
         path.write_text("".join(lines[1:]))
         client.connections.refresh()
-        assert eventually(lambda: 2 in seen(next(dataset)))
-        assert eventually(lambda: seen(next(dataset)) <= {1, 2})
+        eventually(lambda: 2 in seen(next(dataset)))
+        eventually(lambda: seen(next(dataset)) <= {1, 2})
 
 
 def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: StartServer) -> None:
@@ -256,7 +256,7 @@ def test_all_that_was_fetched_can_be_read_after_close(replay_server: StartServer
     write_episodes(server.address, "queue", [1] * 13)
     dataset = rw.SliceDataset(server.address, "queue", 4, 2, pool_size=2, max_in_flight_batches=9)
     iter(dataset)  # begins to fetch
-    assert eventually(lambda: dataset.stats().received_samples == 13)
+    eventually(lambda: dataset.stats().received_samples == 13)
     dataset.close()
     assert sum(len(slices_of(batch)) for batch in dataset) == 13
     assert dataset.stats().ready_samples == 0
@@ -395,7 +395,7 @@ def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_c
     with rw.Client(server.address) as client:
         dataset = rw.SliceDataset(client, "queue", 4, 10, slices_per_item=20)
         next(dataset)
-        assert eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
+        eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
         time.sleep(2.5)  # longer than `close` waits for a server that sends nothing
         dataset.close()
         stats = dataset.stats()

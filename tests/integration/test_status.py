@@ -20,7 +20,7 @@ from kinds import by_socket
 from misbehaving import MisbehavingServer, server_info
 from ports import free_port
 from server_process import StartServer
-from service_process import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.cli.status import command

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_process import ServiceProcess, eventually, service
+from service_process import ServiceProcess, service
+from waiting import eventually
 
 import reverb_writer as rw
 

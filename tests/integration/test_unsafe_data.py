@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numbered import insert_damaged, insert_variant, write_steps
-from reading import eventually
 from server_process import StartServer
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -78,11 +78,11 @@ def test_errors_that_nobody_takes_are_bounded_as_samples_are(replay_server: Star
         insert_variant(client, "variants")
     with rw.ReplayDataset(server.address, "variants", 2, max_in_flight_batches=3) as dataset:
         iter(dataset)  # begins to fetch
-        assert eventually(lambda: dataset.stats().received_samples >= 6)
+        eventually(lambda: dataset.stats().received_samples >= 6)
         for num_taken in range(1, 9):
             with pytest.raises(rw.errors.UnsafeDataError, match="DT_VARIANT"):
                 next(dataset)
-            assert eventually(lambda: dataset.stats().received_samples == 6 + num_taken)  # noqa: B023  # called at once
+            eventually(lambda: dataset.stats().received_samples == 6 + num_taken)  # noqa: B023  # called at once
 
 
 def test_variants_that_are_skipped_take_no_room_from_others(replay_server: StartServer) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from episodes import SMALL_GRID, cut
 from kinds import contents
-from reading import Place, eventually, read
+from reading import Place, read
 from reading import spec as spec_of
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -240,7 +241,7 @@ def test_end_of_an_episode_cuts_no_chunk_of_other_environments(place: Place) -> 
     with rw.TrajectoryObserver(place.client, "a", 2, num_envs=3, max_delay_s=float("inf")) as observer:
         observer(step_of(1, 3))
         observer(step_of(2, 3), end_of_episode=[True, False, False])
-        assert eventually(lambda: observer.stats().acknowledged_items > 0)
+        eventually(lambda: observer.stats().acknowledged_items > 0)
         assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (1, 2)
     assert windows_by_env(place) == {env: [[1, 2]] for env in (1, 2, 3)}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,13 +54,3 @@ def read(client: rw.Client, table: str) -> list[rw.Sample]:
 def read_column(client: rw.Client, table: str, column: int = 0) -> list[list[Any]]:
     """Take out all items of a table, oldest first, and return one column of each as a list."""
     return [sample.data[column].tolist() for sample in read(client, table)]
-
-
-def eventually(true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Return whether something comes true in time."""
-    end = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
