@@ -262,16 +262,6 @@ def test_all_that_was_fetched_can_be_read_after_close(replay_server: StartServer
     assert dataset.stats().ready_samples == 0
 
 
-def test_slices_that_fill_no_batch_come_last(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    write_episodes(server.address, "queue", [2, 3, 4])
-    with rw.SliceDataset(server.address, "queue", 2, 10, pool_size=1, single_pass=True) as dataset:
-        assert [slices_of(batch) for batch in dataset] == [
-            [[0, 1], [100, 101, 102]],
-            [[200, 201, 202, 203]],
-        ]
-
-
 def test_an_error_of_a_transform_costs_one_batch_of_a_pool(replay_server: StartServer) -> None:
     def picky(batch: rw.Batch) -> rw.Batch:
         if 2 in batch.data["row"]:

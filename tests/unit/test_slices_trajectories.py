@@ -9,8 +9,6 @@ import pytest
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.slices import (
-    Markers,
-    find_trajectories,
     pad_trajectories,
     split_trajectories,
 )
@@ -36,20 +34,6 @@ def test_split_and_padded_trajectories_have_zeros_and_a_mask() -> None:
 def test_an_id_that_comes_again_is_another_trajectory() -> None:
     steps = chunk([1, 1, 2, 1, 1, 2], [0] * 6)
     assert observations(split_trajectories(steps)) == [[0, 1], [2], [3, 4], [5]]
-
-
-def test_a_wrapped_trajectory_comes_out_in_the_order_of_time() -> None:
-    done = np.isin(np.arange(6), [1, 3])
-    steps = {"obs": np.arange(6), "done": done}
-    trajectories = find_trajectories(Markers(done=done), is_full=True)
-    assert observations(split_trajectories(steps, trajectories)) == [[4, 5, 0, 1], [2, 3]]
-
-
-def test_padding_of_lengths_four_and_two() -> None:
-    trajectories = [np.arange(4.0), np.arange(2.0)]
-    padded = pad_trajectories(trajectories)
-    assert padded.mask.tolist() == [[True] * 4, [True, True, False, False]]
-    assert pad_trajectories(trajectories, 6).data.shape == (2, 6)
 
 
 def test_strings_are_padded_with_empty_ones() -> None:
