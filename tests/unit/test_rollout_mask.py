@@ -81,14 +81,3 @@ def test_minibatches_of_environments_bring_the_mask(storage: RolloutStorage) -> 
 def test_statistics_are_of_real_rows(storage: RolloutStorage) -> None:
     """Trajectories of 2 and 2 rows, and of 3: 7 rows in 3; rewards 1, 2, 4, 5 and three times 100."""
     assert storage.get_statistics() == pytest.approx((7 / 3, 312 / 7))
-
-
-def test_storage_without_a_mask_is_as_it_was() -> None:
-    storage = RolloutStorage(1, 2, 1, None, 1)
-    for t in range(2):
-        storage.add_transitions(
-            storage.Transition(np.full((1, 1), t, np.float32), None, np.zeros((1, 1), np.float32), [1.0], [False])
-        )
-    (batch,) = storage.recurrent_mini_batch_generator(1, num_epochs=1)
-    assert batch.is_real is None
-    assert storage.get_statistics() == (2.0, 1.0)
