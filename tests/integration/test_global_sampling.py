@@ -164,31 +164,6 @@ def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
         assert (stats.gone_priority_updates, stats.priority_updates) == (of_b, stats.samples - of_b)
 
 
-@pytest.mark.parametrize("sampler", [rw.Prioritized(1.0), "uniform"])
-def test_servers_whose_rate_limiters_block_are_left_out_until_they_have_enough(
-    replay_server: StartServer, sampler: Selector
-) -> None:
-    servers = [
-        replay_server(rw.TableConfig("replay", 100, sampler, rate_limiter=rw.MinSize(size))) for size in (1, 5, 5)
-    ]
-    for number, server in enumerate(servers):
-        insert_numbers(server.address, "replay", [number] * 2)
-    with rw.ReplayDataset([server.address for server in servers], "replay", 4, timeout_s=60) as dataset:
-        for _ in range(5):
-            assert set(first_numbers(next(dataset))) == {0}
-        assert dataset.stats().left_out_servers == 2
-        for number in (1, 2):
-            insert_numbers(servers[number].address, "replay", [number] * 4)
-        seen: set[int] = set()
-
-        def all_are_seen() -> bool:
-            seen.update(first_numbers(next(dataset)))
-            return seen == {0, 1, 2}
-
-        eventually(all_are_seen)
-        assert dataset.stats().left_out_servers == 0
-
-
 @pytest.mark.parametrize("sampler", ["fifo", rw.Prioritized(1.0)])
 def test_nothing_is_left_of_servers_that_leave_and_return(
     replay_server: StartServer, tmp_path: Path, sampler: Selector

@@ -44,28 +44,22 @@ def sample(*, chunks: int = 1, ends: bool = True) -> bytes:
     return reply
 
 
-@pytest.mark.parametrize("size", [9 << 20, 64 << 20])
-def test_server_info_beyond_all_measure_is_refused(server: MisbehavingServer, size: int) -> None:
-    server.info = b"\x00" * size
-    with (
-        rw.Client(server.address, timeout_s=60) as client,
-        pytest.raises(rw.errors.ReverbWriterError, match="larger than max"),
-    ):
-        client.server_info()
-
-
-def test_server_info_of_too_many_tables_is_refused(server: MisbehavingServer) -> None:
-    server.info = server_info(*map(str, range(10_001)))
-    with rw.Client(server.address, timeout_s=60) as client, pytest.raises(rw.errors.FormatError, match="10001 tables"):
-        client.server_info()
-
-
-def test_server_info_that_is_none_is_refused(server: MisbehavingServer) -> None:
-    server.info = b"\xff\xff"
-    with (
-        rw.Client(server.address, timeout_s=60) as client,
-        pytest.raises(rw.errors.FormatError, match="not a ServerInfoResponse"),
-    ):
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        (b"\x00" * (9 << 20), "larger than max"),
+        (b"\x00" * (64 << 20), "larger than max"),
+        (server_info(*map(str, range(10_001))), "10001 tables"),
+        (b"\xff\xff", "not a ServerInfoResponse"),
+    ],
+    ids=["large", "very large", "many tables", "damaged"],
+)
+def test_server_info_beyond_all_measure_or_that_is_none_is_refused(
+    server: MisbehavingServer, info: bytes, message: str
+) -> None:
+    server.info = info
+    kind = rw.errors.ReverbWriterError if "larger" in message else rw.errors.FormatError
+    with rw.Client(server.address, timeout_s=60) as client, pytest.raises(kind, match=message):
         client.server_info()
 
 

@@ -228,15 +228,6 @@ def test_channel_that_is_redirected_or_closed_gives_its_connection_back(
 
 
 @client_by_socket
-def test_channels_to_one_address_share_a_connection(forwarder: Forwarder) -> None:
-    with contextlib.ExitStack() as channels:
-        for _ in range(5):
-            one = channels.enter_context(Channel(forwarder.address))
-            one.call(messages.SERVER_INFO, b"", 60.0)
-        assert forwarder.accepted == 1
-
-
-@client_by_socket
 @pytest.mark.parametrize("form", ["localhost:{}", "127.0.0.1:{}", "dns:localhost:{}", "dns:///localhost:{}"])
 def test_address_may_have_any_form_that_grpc_knows(server: HostedServer, form: str) -> None:
     with rw.TrajectoryObserver(form.format(server.port), "replay", 2) as observer:
@@ -250,12 +241,6 @@ def test_address_may_be_a_unix_socket(server: HostedServer, tmp_path: Path) -> N
     with Forwarder(server.port, path=path), rw.TrajectoryObserver(f"unix:{path}", "replay", 2) as observer:
         write(observer, range(3))
     assert windows(server) == pairs(range(3))
-
-
-@pytest.mark.parametrize("address", ["localhost", "http://localhost:8000", "localhost:8000\n", "localhost:", "", None])
-def test_address_that_can_be_none_is_refused(address: str) -> None:
-    with pytest.raises(rw.errors.SpecError, match="`address` must be `host:port`"):
-        rw.Client(address)
 
 
 def connect_tunnel(client: socket.socket) -> None:

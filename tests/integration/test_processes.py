@@ -318,11 +318,16 @@ client.close()
 
 
 @client_by_socket
-@pytest.mark.parametrize("before", ["", "rw.Client(local.address).server_info()"], ids=["server", "server and client"])
-def test_forked_child_beside_a_local_server_is_refused_at_once(replay_server: StartServer, before: str) -> None:
+@pytest.mark.parametrize("with_client", [False, True], ids=["server", "server and client"])
+def test_forked_child_beside_a_local_server_is_refused_at_once(replay_server: StartServer, with_client: bool) -> None:
     text = f"""
 local = rw.LocalServer([rw.TableConfig("replay")])
-{before}
+made_before = []
+if {with_client}:
+    client = rw.Client(local.address)
+    earlier = rw.TrajectoryObserver(client, "replay", 1)
+    write(earlier, range(3))
+    made_before = [client.server_info, lambda: write(earlier, range(1))]
 child = os.fork()
 if not child:
     for call in (
@@ -333,6 +338,7 @@ if not child:
         lambda: rw.ReplayDataset(local.address, "replay", 1),
         lambda: rw.Variables(local.address, "replay"),
         lambda: rw.LocalServer([rw.TableConfig("replay")]),
+        *made_before,
     ):
         try:
             call()
@@ -346,6 +352,9 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 with rw.TrajectoryObserver(local.address, "replay", 1) as observer:
     write(observer, range(3))
+if {with_client}:
+    write(earlier, range(3))
+    earlier.flush()
 assert len(list(rw.Client(local.address).sample("replay", 2))) == 2
 """
     with program(replay_server(fifo("replay")), text) as process:

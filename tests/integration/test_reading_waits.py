@@ -291,17 +291,6 @@ def test_two_servers_are_sampled_as_one_and_updates_go_to_the_owner(replay_serve
         assert client.server_info()["table"].current_size == 0
 
 
-def test_time_of_the_caller_does_not_count_as_that_of_several_servers(replay_server: StartServer) -> None:
-    addresses = [replay_server(rw.TableConfig("table", 10, "fifo")).address for _ in range(2)]
-    with rw.Client(addresses) as client:
-        for _ in addresses:
-            client.insert(np.zeros(1), {"table": 1.0})
-        samples = client.sample("table", 2, timeout_s=3.0)
-        next(samples)
-        time.sleep(3.0)
-        next(samples)
-
-
 @client_by_socket
 @pytest.mark.parametrize("num_servers", [1, 2])
 def test_reader_outlives_a_gateway_that_refuses_for_a_while(replay_server: StartServer, num_servers: int) -> None:

@@ -121,15 +121,6 @@ def test_what_is_in_flight_goes_to_the_new_address(tmp_path: Path) -> None:
             observer.close()
 
 
-def test_the_file_is_read_again_when_it_has_changed(start: Callable[[], rw.LocalServer], tmp_path: Path) -> None:
-    path = tmp_path / "shards"
-    path.write_text(start().address)
-    with rw.Client(f"file:{path}") as client:
-        path.write_text(f"{start().address}\n{start().address}\n{start().address} # more than one\n")
-        eventually(lambda: len(client.shards) == 3)
-        assert sizes(client) == [0, 0, 0]
-
-
 def test_a_client_goes_on_with_the_last_target_while_the_source_is_gone(
     start: Callable[[], rw.LocalServer], caplog: pytest.LogCaptureFixture
 ) -> None:

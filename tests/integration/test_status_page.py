@@ -68,13 +68,6 @@ def blocked(server: ServiceProcess) -> list[Any]:
     return [one for table in server.status()["tables"] for one in table["blocked"]]
 
 
-def metrics(server: ServiceProcess) -> dict[str, float]:
-    status, text = server.get("/metrics")
-    assert status == 200
-    rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, _, value in rows}
-
-
 def test_health_is_told_to_those_who_ask(served: ServiceProcess) -> None:
     assert served.get("/livez") == (200, "alive\n")
     assert served.get("/readyz") == (200, "serving\n")
@@ -82,7 +75,7 @@ def test_health_is_told_to_those_who_ask(served: ServiceProcess) -> None:
 
 
 def test_metrics_are_those_of_the_tables(served: ServiceProcess) -> None:
-    found = metrics(served)
+    found = served.metrics()
     # 10 inserts x 4 - 20 samples = 20, between 4 x 10 - 40 = 0 and 80.
     expected = {
         "size": 10, "max_size": 1000, "fill_ratio": 0.01, "inserts_total": 10, "samples_total": 20, "ratio_wanted": 4,
@@ -109,7 +102,7 @@ def test_every_metric_is_explained_and_every_explained_one_is_told(served: Servi
     guide = Path(__file__).parent.parent.parent / "docs/reference/metrics.md"
     _, _, rows = guide.read_text().partition("## All of them")
     explained = {row.split("`")[1] for row in rows.splitlines() if row.startswith("| `")}
-    told = {name.partition("{")[0] for name in metrics(served)}
+    told = {name.partition("{")[0] for name in served.metrics()}
     # The server itself has asked for no checkpoint, and has no gateway.
     elsewhere = {"reverb_checkpoint_duration_seconds", "reverb_certificate_expiry_timestamp_seconds"}
     assert told | elsewhere == explained

@@ -91,15 +91,6 @@ def test_poll_of_a_server_that_is_gone_finds_nothing_new(lone_server: StartServe
         assert [actor.poll("old") for _ in range(200)] == ["old"] * 200
 
 
-def test_variables_can_be_waited_for(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
-        timer = threading.Timer(0.2, learner.publish, [[np.arange(3)]])
-        timer.start()
-        assert actor.latest()[0].tolist() == [0, 1, 2]
-        timer.join()
-
-
 def test_latest_waits_for_its_own_time_out_only(lone_server: StartServer) -> None:
     server = lone_server(rw.TableConfig("weights", 1))
     with rw.Variables(server.address, "weights", timeout_s=float("inf")) as actor:

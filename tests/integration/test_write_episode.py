@@ -64,14 +64,6 @@ def test_whole_episodes_come_back(place: Place) -> None:
         assert (after.is_terminated, after.is_truncated) == (before.is_terminated, before.is_truncated)
 
 
-def test_spanning_observer_writes_one_episode_after_the_other(place: Place) -> None:
-    with rw.SequenceObserver(place.client, "a", 4, 4) as observer:
-        observer.write_episode(episode(2, first=1))
-        observer.write_episode(episode(4, first=11))
-    numbers = [item.data[5].tolist() for item in read(place.client, "a")]
-    assert numbers == [[1, 2, 3, 11], [12, 13, 14, 15]]
-
-
 def test_refused_episode_does_not_end_a_stream_that_spans_episodes(place: Place) -> None:
     with rw.SequenceObserver(place.client, "a", 4, 4) as observer:
         observer.write_episode(episode(2, first=1))
@@ -121,23 +113,3 @@ def test_time_out_in_mid_episode_leaves_no_part_of_it(replay_server: Any) -> Non
             observer.write_episode(episode(1))
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.close()
-
-
-def test_vector_environment_feeds_an_observer(place: Place) -> None:
-    gymnasium = pytest.importorskip("gymnasium", minversion="1.0")
-    envs = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
-    batch, finished = rw.EpisodeBatch.of(envs), []
-    batch.add_env_reset(*envs.reset(seed=1))
-    envs.action_space.seed(1)
-    with rw.EpisodeObserver(place.client, "a", 501) as observer:
-        for _ in range(80):
-            actions = envs.action_space.sample()
-            outcome = envs.step(actions)
-            for each in batch.add_env_step(outcome[0], actions, *outcome[1:]):
-                observer.write_episode(each)
-                finished.append(each)
-    assert len(finished) > 3
-    for before, item in zip(finished, read(place.client, "a"), strict=True):
-        after = rw.Episode.from_steps(item.data)
-        assert np.array_equal(after.get_observations(), before.get_observations())
-        assert (after.is_terminated, len(after)) == (True, len(before))

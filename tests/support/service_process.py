@@ -80,6 +80,13 @@ class ServiceProcess:
         value: dict[str, Any] = json.loads(self.get("/status.json")[1])
         return value
 
+    def metrics(self) -> dict[str, float]:
+        """Return the value of each metric, by its name and labels as the server writes them."""
+        status, text = self.get("/metrics")
+        assert status == 200
+        rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in rows}
+
     def child(self) -> int:
         """Return the number of the process that has Reverb in it."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
