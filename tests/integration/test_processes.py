@@ -343,7 +343,7 @@ if not child:
         try:
             call()
         except rw.errors.ClosedError as error:
-            assert "forked this child" in str(error), error
+            assert "forked" in str(error), error
             assert "start the child with `spawn`" in str(error), error
         else:
             raise AssertionError("not refused")
