@@ -69,14 +69,6 @@ def pairs(steps: range) -> list[list[int]]:
 # TLS.
 
 
-def test_items_go_through_tls(server: HostedServer, gateway: Identity) -> None:
-    tls = rw.TLS(root_certificates=gateway.certificate)
-    with Forwarder(server.port, tls=server_context(gateway)) as forwarder:
-        with rw.Client(forwarder.address, tls=tls, timeout_s=60) as client:
-            write(client, range(1000))
-        assert windows(server) == pairs(range(1000))
-
-
 def test_items_go_through_mutual_tls(server: HostedServer, gateway: Identity, actor: Identity) -> None:
     tls = rw.TLS(gateway.certificate, actor.certificate, actor.private_key)
     with Forwarder(server.port, tls=server_context(gateway, actor)) as forwarder:

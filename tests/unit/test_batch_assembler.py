@@ -310,8 +310,3 @@ def test_sample_larger_than_the_limit_is_unsafe() -> None:
     repeated = item(1, [[(1, 0, 100, 0)] * 3])
     with pytest.raises(UnsafeDataError, match="max_sample_bytes"):
         assembled(response((repeated, [chunk(1, [np.zeros(100)])])), sample=2399)
-
-
-def test_bytes_that_are_not_a_response_are_refused() -> None:
-    with pytest.raises(FormatError, match="not a SampleStreamResponse"):
-        samples_of(b"\xff\xff\xff")
