@@ -126,12 +126,6 @@ def test_transform_must_be_a_function_that_returns_a_batch(place: Place) -> None
         next(dataset)
 
 
-def test_slices_are_transformed(place: Place) -> None:
-    write(place.client, "a", [5, 5], length=3)
-    with rw.SliceDataset(place.client, "a", 2, 3, transform=doubled, single_pass=True) as dataset:
-        assert next(dataset).data["n"].tolist() == [10] * 6
-
-
 def test_dataset_with_a_transform_is_garbage_when_it_is_forgotten(place: Place) -> None:
     write(place.client, "a", range(4))
     dataset = rw.ReplayDataset(place.client, "a", 2, transform=doubled)
@@ -451,20 +445,6 @@ def test_no_priority_of_a_batch_is_set_if_one_is_bad(replay_server: StartServer)
         with pytest.raises(rw.errors.SpecError, match="must be finite and >= 0, got nan"):
             slices.update_priorities(batch, priorities)
     assert [stats.priority_updates for stats in slices.stats()] == [0, 0]
-
-
-def test_importance_weights_of_a_mixture_are_those_of_each_dataset(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("rated", 100, rw.Prioritized(1.0)), rw.TableConfig("even"))
-    with rw.Client(server.address) as client:
-        for priority in (1.0, 3.0):
-            client.insert({"n": np.array([priority])}, {"rated": priority})
-        client.insert({"n": np.array([5.0])}, {"even": 1.0})
-    rated, even = (rw.ReplayDataset(server.address, table, 32) for table in ("rated", "even"))
-    with rw.MixedDataset([rated, even]) as dataset:
-        batch = next(dataset)
-    weights = dict(zip(batch.data[0][:, 0].tolist(), batch.info.importance_weights(1.0).tolist(), strict=True))
-    # Probabilities 1/4 and 3/4 of two items: weights 2 and 2/3, over the larger of them; and 1 of the only item.
-    assert weights == pytest.approx({1.0: 1.0, 3.0: 1 / 3, 5.0: 1.0})
 
 
 def test_steps_that_are_lists_are_mixed_leaf_by_leaf(replay_server: StartServer) -> None:
