@@ -326,19 +326,6 @@ def test_damaged_mark_of_the_folder_costs_no_data(tmp_path: Path, two: Path, how
     assert restored(tmp_path) == 5
 
 
-def test_newest_checkpoint_that_was_removed_by_hand_is_told_and_nothing_fails(tmp_path: Path) -> None:
-    with service(tmp_path, configuration(tmp_path)) as server:
-        insert(server.address, 1)
-        older = save(server, tmp_path)
-        newer = save(server, tmp_path)
-        shutil.rmtree(tmp_path / "checkpoints" / "kept" / newer)
-        assert server.get("/metrics")[0] == 200
-        assert server.get("/status.json")[0] == 200
-        eventually(lambda: server.status()["checkpoints"]["name"] == older, "the older one is the newest now")
-        eventually(lambda: f"checkpoint {newer} has been removed" in server.log(), "that is logged")
-        assert server.end() == 0
-
-
 # Disks.
 
 

@@ -108,19 +108,6 @@ def test_every_metric_is_explained_and_every_explained_one_is_told(served: Servi
     assert told | elsewhere == explained
 
 
-def test_server_that_does_not_answer_is_alive_and_not_ready(tmp_path: Path) -> None:
-    text = CONFIGURATION.format(folder=tmp_path / "checkpoints")
-    with service(tmp_path, text) as server:
-        child = server.child()
-        os.kill(child, signal.SIGSTOP)
-        try:
-            eventually(lambda: server.get("/readyz")[0] == 503, "it is not ready")
-            assert server.get("/livez") == (200, "alive\n")
-        finally:
-            os.kill(child, signal.SIGCONT)
-        eventually(lambda: server.get("/readyz")[0] == 200, "it is ready again")
-
-
 def test_server_that_restores_is_alive_and_not_ready(tmp_path: Path) -> None:
     text = CONFIGURATION.format(folder=tmp_path / "checkpoints")
     with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
