@@ -62,11 +62,6 @@ def test_server_info_tells_of_every_table(client: rw.Client) -> None:
     assert min(heap.worker_time_ms.values()) >= 0
 
 
-def test_identity_of_the_server_stays(client: rw.Client, server: HostedServer) -> None:
-    with rw.Client(server.address) as other:
-        assert client.shards[0].request_info().state_id == other.shards[0].request_info().state_id
-
-
 # Priorities, reset, checkpoint.
 
 
@@ -137,12 +132,6 @@ def test_closed_client_says_so(server: HostedServer) -> None:
     for call in calls:
         with pytest.raises(rw.errors.ClosedError, match=f"the client of {server.address} is closed. Make a new one"):
             call()
-
-
-def test_unused_client_can_be_closed() -> None:
-    with rw.Client("localhost:1") as client:
-        pass
-    client.close()
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, "soon", None])

@@ -7,7 +7,6 @@ Those `a` are nearly always the first ones, but Reverb acknowledges in several t
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forwarder import Forwarder
-from reading import fifo, read_column
+from reading import fifo, pairs, read_column
 from server_process import HostedServer, StartServer
 from waiting import eventually
 
@@ -34,11 +33,6 @@ def write(observer: Any, steps: range) -> None:
 def column(server: HostedServer, table: str, column: int = 0) -> list[list[int]]:
     with rw.Client(server.address) as client:
         return read_column(client, table, column)
-
-
-def pairs(first: int, stop: int) -> list[list[int]]:
-    """Return the windows of two steps that begin at `first` or later and end before `stop`."""
-    return [list(pair) for pair in itertools.pairwise(range(first, stop))]
 
 
 def are_all_but(num_missing: int, found: list[Any], windows: list[Any]) -> bool:
@@ -92,7 +86,7 @@ def test_server_that_is_killed_again_and_again_gets_what_it_had_not_acknowledged
             write(observer, range(last + 8000, last + 9000))
             observer.flush()
             last += 9000
-            assert are_all_but(acknowledged, column(server, "replay"), pairs(0, last))
+            assert are_all_but(acknowledged, column(server, "replay"), pairs(range(last)))
             stats = observer.stats()
             assert (stats.reconnects, stats.server_restarts) == (kills, kills)
             assert (stats.items, stats.acknowledged_items, stats.dropped_items) == (last - 1, last - 1, 0)
@@ -120,7 +114,7 @@ def test_all_kinds_of_windows_in_all_tables_survive_a_kill(lone_server: StartSer
         "short": rw.WindowSpec(2),
         "long": rw.WindowTarget(rw.WindowSpec(12, stride_length=4), tables=("long", "copy")),
     }
-    short = pairs(0, 5000)
+    short = pairs(range(5000))
     long = [list(range(first, first + 12)) for first in range(0, 5000 - 11, 4)]
     with rw.TrajectoryObserver(server.address, windows=windows, max_in_flight_items=_MANY) as observer:
         write(observer, range(2000))
@@ -240,7 +234,7 @@ def test_server_paused_for_20_seconds_loses_and_doubles_nothing(lone_server: Sta
         write(observer, range(2000, 3000))
         observer.flush()
         assert observer.stats().server_restarts == 0
-    assert column(server, "replay") == pairs(0, 3000)
+    assert column(server, "replay") == pairs(range(3000))
 
 
 @pytest.mark.slow
@@ -290,7 +284,7 @@ def test_server_that_comes_late_is_waited_for(lone_server: StartServer) -> None:
     server.process.kill()
     with restarting(server, after_s=1), rw.TrajectoryObserver(server.address, "replay", 2) as observer:
         write(observer, range(3))
-    assert column(server, "replay") == pairs(0, 3)
+    assert column(server, "replay") == pairs(range(3))
 
 
 # Changed.
@@ -318,7 +312,7 @@ def test_table_that_is_missing_after_a_restart_is_named_until_it_is_back(replay_
         write(observer, range(103, 105))
         observer.flush()
         assert observer.stats().server_restarts == 2
-    assert column(server, "replay") == pairs(99, 105)
+    assert column(server, "replay") == pairs(range(99, 105))
 
 
 def test_client_closed_before_its_observer_is_named(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import queue
 import socket
@@ -19,7 +18,7 @@ import tree
 from call_forwarder import CallForwarder
 from forwarder import Forwarder
 from kinds import by_socket, client_by_socket
-from reading import fifo, read_column
+from reading import fifo, pairs, read_column
 from server_process import HostedServer
 from waiting import eventually
 
@@ -55,10 +54,6 @@ def write(observer: rw.TrajectoryObserver, steps: range) -> None:
 def windows(server: HostedServer) -> list[list[int]]:
     with rw.Client(server.address) as client:
         return read_column(client, "replay")
-
-
-def pairs(steps: range) -> list[list[int]]:
-    return [list(pair) for pair in itertools.pairwise(steps)]
 
 
 def test_connection_that_is_cut_while_idle_is_made_again(server: HostedServer, forwarder: Forwarder) -> None:

@@ -107,14 +107,6 @@ def test_anything_with_a_server_address_is_a_client(place: Place) -> None:
         rw.TrajectoryObserver(8000, "a", 1)
 
 
-def test_observers_may_share_a_client(place: Place) -> None:
-    with observed(place, rw.WindowSpec(1), "a") as one, observed(place, rw.WindowSpec(2), "b") as other:
-        feed(one, [2])
-        feed(other, [3], first=5)
-    assert place.column("a") == [[1], [2]]
-    assert place.column("b") == [[5, 6], [6, 7]]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from certificates import OPENSSL, Identity, make_identity, server_context
 from forwarder import Forwarder
 from kinds import client_by_socket
-from reading import fifo, read_column
+from reading import fifo, pairs, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -60,10 +59,6 @@ def write(client: rw.Client, steps: range) -> None:
     with rw.TrajectoryObserver(client, "replay", 2) as observer:
         for number in steps:
             observer({"n": np.int64(number)}, end_of_episode=False)
-
-
-def pairs(steps: range) -> list[list[int]]:
-    return [list(pair) for pair in itertools.pairwise(steps)]
 
 
 # TLS.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,3 +56,8 @@ def read(client: rw.Client, table: str) -> list[rw.Sample]:
 def read_column(client: rw.Client, table: str, column: int = 0) -> list[list[Any]]:
     """Take out all items of a table, oldest first, and return one column of each as a list."""
     return [sample.data[column].tolist() for sample in read(client, table)]
+
+
+def pairs(steps: Iterable[int]) -> list[list[int]]:
+    """Return the windows of two steps."""
+    return [list(pair) for pair in itertools.pairwise(steps)]
