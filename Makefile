@@ -40,7 +40,7 @@ HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell
 SERVER_TESTS := tests/integration/test_{server,service,service_faults,status_page}.py tests/conformance tests/docker
 
 FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
-	tests/unit/test_minari.py tests/integration/test_{docs_blocks,views,slice_views,sb3,torch_examples}.py
+	tests/unit/test_{docs_sessions,minari}.py tests/integration/test_{docs_blocks,views,slice_views,sb3,torch_examples}.py
 
 .PHONY: help
 help:  ## list the targets
@@ -67,9 +67,9 @@ define test-beside-peers
 endef
 
 # The pages of the documentation that go further where TF-Agents is installed.
-TF_AGENTS_PAGES = $(foreach page,$(shell grep -rl --include='*.md' 'needs: tf_agents' docs), $(foreach test, \
-	test_every_program_of_a_page_runs test_every_session_of_a_page_prints_what_the_page_says, \
-	'tests/integration/test_docs_blocks.py::$(test)[$(page)]'))
+TF_AGENTS_PAGES = $(foreach page,$(shell grep -rl --include='*.md' 'needs: tf_agents' docs), \
+	'tests/integration/test_docs_blocks.py::test_every_program_of_a_page_runs[$(page)]' \
+	'tests/unit/test_docs_sessions.py::test_every_session_of_a_page_prints_what_the_page_says[$(page)]')
 else
 demo: .venv-client/.made
 	@.venv-client/bin/python examples/demo.py
@@ -104,7 +104,7 @@ bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
 .PHONY: rllib
 rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which is not part of `make test` for its size
 	.venv-rllib/bin/pytest tests/rllib
-	.venv-rllib/bin/pytest tests/integration/test_docs_blocks.py -k rllib
+	.venv-rllib/bin/pytest tests/integration/test_docs_blocks.py tests/unit/test_docs_sessions.py -k rllib
 	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
 
 .PHONY: ray

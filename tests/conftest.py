@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
-from server_process import HAS_REVERB, HostedServer, Kind, Nursery, SameProcess, ServerProcess
+from server_process import HAS_REVERB, HostedServer, Kind, Nursery, SameProcess, ServerProcess, StartServer
 
 from reverb_writer.tables import TableConfig
 
 settings.register_profile("patient", deadline=None)  # no test asserts a time
 settings.load_profile("patient")
-
-StartServer = Callable[..., HostedServer]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tree
 from tf_agents.drivers import py_driver
 from tf_agents.environments import test_envs
@@ -48,15 +47,6 @@ def test_a_driver_feeds_observers_of_every_kind(peer: Any, address: str) -> None
     assert [window.observation.tolist() for window in windows(peer, "ours")] == [[0, 1, 2], [3, 0, 0], [10, 11, 12]]
     assert [window.observation.tolist() for window in windows(peer, "ours_too")] == [[0, 1, 2, 3]]
     assert [window.observation.tolist() for window in windows(peer, "theirs")] == [[0, 1, 2, 3, 10]]
-
-
-def test_a_driver_feeds_n_step_transitions(peer: Any, address: str) -> None:
-    with rw.TrajectoryObserver(address, "ours", sequence_length=1) as observer:
-        drive([rw.environments.NStepTransform(observer, 2, 0.5)], steps_per_episode=3, max_steps=4)
-    samples = peer.sample("ours", peer.server_info(timeout=60)["ours"].current_size, emit_timesteps=False)
-    # Columns: action, discount, next_observation, observation, reward. `policy_info` has no leaves.
-    found = [tuple(float(np.squeeze(sample.data[column])) for column in (3, 2, 4, 1)) for sample in samples]
-    assert found == [(0, 1, 0, 1), (0, 2, 0, 0.5), (1, 3, 0.5, 0), (2, 3, 1, 0)]  # the last step alone has a reward
 
 
 def test_the_example_of_a_driver_writes_its_items() -> None:

@@ -89,18 +89,6 @@ def test_a_driver_gets_the_items_that_tf_agents_documents(
         assert len(facts(peer, "ours")) == len(facts(peer, "theirs")) == (1 if flags[0] else 0)
 
 
-def test_a_driver_gets_the_sequences_that_tf_agents_documents(peer: Any) -> None:
-    with ExitStack() as stack:
-        observers = [
-            stack.enter_context(closing(module.ReverbTrajectorySequenceObserver(peer, tables, 3, 3)))
-            for module, tables in ((theirs, ["theirs", "theirs_too"]), (ours, ["ours", "ours_too"]))
-        ]
-        drive(test_envs.CountingEnv(3), observers, max_steps=6)
-    expected = facts(peer, "theirs")
-    assert len(expected) == 2
-    assert [facts(peer, table) for table in ("theirs_too", "ours", "ours_too")] == [expected] * 3
-
-
 ENVIRONMENTS: dict[str, Callable[[], Any]] = {
     "nested observations": lambda: test_envs.NestedCountingEnv(7),
     "nested actions": lambda: test_envs.NestedCountingEnv(7, nested_action=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -65,28 +64,6 @@ def test_a_stride_length_below_one_is_refused(peer: Any, name: str) -> None:
             getattr(ours, name)(peer, "ours", 2, stride)
 
 
-@pytest.mark.parametrize("name", OBSERVERS)
-@pytest.mark.parametrize("priority", [float("nan"), float("inf"), -1.0, "high"])
-def test_a_priority_that_is_none_is_refused(peer: Any, name: str, priority: Any) -> None:
-    with pytest.raises(SpecError, match="`priority` must be a finite number >= 0"):
-        getattr(ours, name)(peer, "ours", 1, priority=priority)
-
-
-def test_tf_agents_takes_negative_and_infinite_priorities(peer: Any) -> None:
-    for priority in (float("inf"), -1.0):
-        with closing(theirs.ReverbAddTrajectoryObserver(peer, "theirs", 1, priority=priority)) as observer:
-            play(observer, Steps().beginning(1))
-        assert [item.priority for item in take(peer, "theirs")] == [priority]
-
-
-def test_a_priority_given_later_is_checked_too(peer: Any) -> None:
-    with closing(ours.ReverbAddEpisodeObserver(peer, "ours", 3, priority=2.0)) as observer:
-        with pytest.raises(SpecError, match="`priority` must be a finite number >= 0"):
-            observer.update_priority(float("nan"))
-        play(observer, Steps().episode(2))
-    assert [item.priority for item in take(peer, "ours")] == [2.0]
-
-
 @pytest.fixture(scope="module")
 def signed() -> Iterator[str]:
     """The address of a server whose table asks for other steps: rewards of float64, velocities of two numbers."""
@@ -117,42 +94,3 @@ def test_a_step_that_does_not_fit_the_table_is_refused_by_leaf_path(signed: str)
             observer(better[0])
         play(observer, [move._replace(reward=reward) for move in better])
     assert client.server_info(timeout=60)["signed"].current_size == 2
-
-
-BAD_STEPS = {
-    "`reward`: float64 (), expected float32 ()": lambda move: move._replace(reward=np.float64(1)),
-    "`reward`: float32 (2,), expected float32 ()": lambda move: move._replace(reward=np.zeros(2, np.float32)),
-    "`observation/camera`: uint8 (2, 3), expected uint8 (2, 3, 1)": lambda move: move._replace(
-        observation={**move.observation, "camera": np.zeros((2, 3), np.uint8)}
-    ),
-    "Missing: `observation/touch`; unexpected: none": lambda move: move._replace(
-        observation={name: leaf for name, leaf in move.observation.items() if name != "touch"}
-    ),
-    "Missing: none; unexpected: `observation/weight`": lambda move: move._replace(
-        observation={**move.observation, "weight": np.float32(1)}
-    ),
-}
-
-
-@pytest.mark.parametrize("message", BAD_STEPS)
-def test_a_step_unlike_the_first_is_refused_and_the_episode_goes_on(peer: Any, message: str) -> None:
-    moves = Steps().episode(5)
-    with closing(ours.ReverbAddTrajectoryObserver(peer, "ours", 3)) as observer:
-        observer(moves[0])
-        for move in moves[1:]:
-            with pytest.raises(StructureError, match=re.escape(message)):
-                observer(BAD_STEPS[message](move))
-            observer(move)
-    assert labels(take(peer, "ours")) == ["1 2 3", "2 3 4", "3 4 5B"]
-
-
-def test_after_a_step_with_a_leaf_missing_tf_agents_has_a_hole(peer: Any) -> None:
-    moves = Steps().episode(5)
-    holed = moves[1]._replace(observation={"number": moves[1].observation["number"]})
-    with closing(theirs.ReverbAddTrajectoryObserver(peer, "theirs", 2)) as observer:
-        observer(moves[0])
-        for move in (holed, moves[1]):
-            with pytest.raises(ValueError, match="TrajectoryColumns cannot contain any None data references"):
-                observer(move)
-        play(observer, moves[2:])
-    assert labels(take(peer, "theirs")) == ["2 3", "3 4", "4 5B"]

@@ -18,7 +18,7 @@ from tf_agents.replay_buffers import reverb_utils as theirs
 
 import reverb_writer as rw
 
-from .trajectories import Item, Steps, assert_same, labels, play, take
+from .trajectories import Item, Steps, assert_same, play, take
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 
@@ -75,33 +75,6 @@ def test_each_env_gives_the_windows_of_an_observer_of_its_own(
         peer, "ours", *numbers, num_envs=len(envs), end_of_episode=mode, chunk_length=chunk_length
     )
     with closing(observer):
-        for steps in zip(*envs, strict=True):
-            observer(tree.map_structure(lambda *leaves: np.stack(leaves), *steps))
-    assert_same_envs(take(peer, "ours"), expected)
-
-
-def test_envs_are_reset_one_by_one(peer: Any) -> None:
-    first, second = streams([[9], [9]])
-    observer = rw.TrajectoryObserver(peer, "ours", 3, 2, num_envs=2, end_of_episode="pad")
-    with closing(observer):
-        for t, steps in enumerate(zip(first, second, strict=True)):
-            if t == 2:
-                observer.reset(env_ids=[1])
-            if t == 6:
-                observer.reset(discard=True, env_ids=[0])
-            observer(tree.map_structure(lambda *leaves: np.stack(leaves), *steps))
-    found = {env_id: labels(items) for env_id, items in by_env(take(peer, "ours")).items()}
-    assert found == {
-        0: ["1 2 3", "3 4 5", "7 8 9B"],
-        1: ["1001 1002 P", "1003 1004 1005", "1005 1006 1007", "1007 1008 1009B"],
-    }
-
-
-def test_envs_of_sixty_four_environments_are_the_same(peer: Any) -> None:
-    rng = np.random.default_rng(0)
-    envs = streams([rng.integers(1, 60, 8).tolist() for _ in range(64)])
-    expected = expected_items(peer, envs, 20, 10, 1.0, True, True)
-    with closing(rw.TrajectoryObserver(peer, "ours", 20, 10, num_envs=64, end_of_episode="tile")) as observer:
         for steps in zip(*envs, strict=True):
             observer(tree.map_structure(lambda *leaves: np.stack(leaves), *steps))
     assert_same_envs(take(peer, "ours"), expected)

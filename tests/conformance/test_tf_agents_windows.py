@@ -180,22 +180,6 @@ def test_the_windows_of_a_four_step_episode_are_these(
     assert windows(peer, trajectory_observer(length, stride, mode), Steps().episode(4)) == expected
 
 
-@pytest.mark.parametrize(
-    ("length", "stride", "expected"),
-    [
-        (3, 1, ["1 2 3", "2 3 4B", "3 4B 5", "4B 5 6", "5 6 7", "6 7 8B"]),
-        (3, 2, ["1 2 3", "3 4B 5", "5 6 7"]),
-        (4, 4, ["1 2 3 4B", "5 6 7 8B"]),
-    ],
-)
-def test_the_sequences_of_two_four_step_episodes_are_these(
-    peer: Any, length: int, stride: int, expected: list[str]
-) -> None:
-    steps = Steps()
-    script = steps.episode(4) + steps.episode(4)
-    assert windows(peer, sequence_observer(length, stride, "none"), script) == expected
-
-
 # What a step may be
 
 
@@ -312,21 +296,13 @@ def test_every_table_of_a_list_gets_every_window(
     steps = Steps()
     script = [*steps.episode(6), *steps.episode(2), *steps.beginning(5), "flush", "drop and reset", *steps.episode(3)]
     make = make_observer(length, stride, mode)
-    for module, tables in ((theirs, ["theirs", "theirs_too"]), (ours, ["ours", "ours_too"])):
+    for module, tables in ((theirs, ("theirs", "theirs_too")), (ours, ("ours", "ours_too"))):
         with closing(make(module, peer, tables)) as observer:
             play(observer, script)
     expected = take(peer, "theirs")
     assert expected
     for table in ("theirs_too", "ours", "ours_too"):
         assert_same(take(peer, table), expected)
-
-
-def test_one_table_may_be_named_by_any_sequence(peer: Any) -> None:
-    make = trajectory_observer(2, 1, "none")
-    for module, tables in ((theirs, ("theirs",)), (ours, ("ours",))):
-        with closing(make(module, peer, tables)) as observer:
-            play(observer, Steps().episode(3))
-    assert_same(take(peer, "ours"), take(peer, "theirs"))
 
 
 @pytest.mark.parametrize("second", MODES)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compose import Project, docker, engine
-from service_process import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 

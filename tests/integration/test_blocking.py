@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kinds import client_alone
 from server_process import HostedServer
-from service_process import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 

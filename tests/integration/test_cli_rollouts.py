@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from click.testing import CliRunner, Result
 from episodes import expected, feed
 from kinds import contents
 from reading import Place, fifo, read
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 from reverb_writer.cli import commands
@@ -26,7 +25,6 @@ from reverb_writer.files import RolloutWriter, list_trajectories
 pytestmark = contents
 
 COMMAND = [sys.executable, "-m", "reverb_writer.cli"]
-StartServer = Callable[..., HostedServer]
 
 
 def run(*arguments: Any, **options: Any) -> Result:

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from call_forwarder import CallForwarder
 from kinds import client_alone, client_by_socket, contents
-from reading import eventually, fifo, read_column
-from server_process import HostedServer
+from reading import fifo, read_column
+from server_process import StartServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
-
-StartServer = Callable[..., HostedServer]
 
 DELAY_S = 2.5
 LONG_S = 60.0
@@ -90,7 +89,7 @@ def test_insert_survives_a_kill_while_it_waits(lone_server: StartServer) -> None
         blocked = threading.Thread(target=insert, args=[client, 1, "full"])
         blocked.start()
         waits = "waiting_for_sampling"
-        assert eventually(lambda: client.server_info()["full"].worker_time_ms[waits] > 0)
+        eventually(lambda: client.server_info()["full"].worker_time_ms[waits] > 0)
         server.process.kill()
         server.process.restart()
         blocked.join()
@@ -111,7 +110,7 @@ def test_insert_under_way_when_the_client_is_closed_says_so(replay_server: Start
 
         thread = threading.Thread(target=blocked)
         thread.start()
-        assert eventually(lambda: client.server_info()["full"].worker_time_ms["waiting_for_sampling"] > 0)
+        eventually(lambda: client.server_info()["full"].worker_time_ms["waiting_for_sampling"] > 0)
     thread.join()
     assert [type(error) for error in errors] == [rw.errors.ClosedError]
 

@@ -7,11 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 END_WITHIN_S = 100.0
@@ -105,7 +105,4 @@ def test_a_demo_that_is_killed_takes_its_processes_along(start: StartDemo) -> No
     processes = processes_of(demo)
     demo.kill()
     demo.communicate(timeout=END_WITHIN_S)
-    deadline = time.monotonic() + 30
-    while (left := [script for pid, script in processes.items() if alive(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left
+    eventually(lambda: not any(map(alive, processes)), "its processes end")

@@ -1,37 +1,18 @@
-"""Every Python program of the documentation runs as it stands, page by page, in its order.
-
-A page may need what a reader has already: a server, an environment, a network. It says so in comments that the site
-does not show. `<!-- test: ... -->` holds Python that runs before the blocks that follow it. `<!-- needs: a -->` names
-packages that everything after it needs: without them, the page runs as far as that. Port 8000 is a free one here.
-"""
+"""Every Python program of the documentation runs as it stands, page by page. Port 8000 is a free one here."""
 
 from __future__ import annotations
 
-import doctest
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import PIECE, each_page, runnable
 from ports import free_port
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
-PIECE = re.compile(r"^```(python|pycon)\n(.*?)^```$|^<!-- test:\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
-NEEDS = re.compile(r"<!-- needs: (.*?) -->")
 PORT = "8000"
 ENDS_WITHIN_S = 250  # TF-Agents takes 50 s on a busy machine
-
-
-def runnable(page: str) -> tuple[str, list[str]]:
-    """Return a page up to the first package that is missing here, and the packages that are missing there."""
-    for needs in NEEDS.finditer(page):
-        missing = [package for package in needs[1].split(", ") if importlib.util.find_spec(package) is None]
-        if missing:
-            return page[: needs.start()], missing
-    return page, []
 
 
 def program(page: str) -> str:
@@ -51,7 +32,7 @@ def test_a_page_is_run_as_far_as_its_packages_are_here() -> None:
     )
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@each_page
 def test_every_program_of_a_page_runs(path: Path, tmp_path: Path) -> None:
     page, missing = runnable(path.read_text("utf-8"))
     if re.search(r"^```python$", page, re.MULTILINE):
@@ -66,18 +47,5 @@ def test_every_program_of_a_page_runs(path: Path, tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    if missing:
-        pytest.skip(f"the rest of the page needs {', '.join(missing)}")
-
-
-@pytest.mark.filterwarnings("ignore:`stride_length`")  # one drawing shows S > L
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_session_of_a_page_prints_what_the_page_says(path: Path) -> None:
-    page, missing = runnable(path.read_text("utf-8"))
-    blocks = [match[2] for match in PIECE.finditer(page) if match[1] == "pycon"]
-    session = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, path.name, str(path), 0)
-    report: list[str] = []
-    results = doctest.DocTestRunner(verbose=False).run(session, out=report.append)
-    assert results.failed == 0, "".join(report)
     if missing:
         pytest.skip(f"the rest of the page needs {', '.join(missing)}")

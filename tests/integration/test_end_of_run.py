@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading import eventually
-from server_process import HostedServer
+from server_process import StartServer
+from waiting import eventually
 
 import reverb_writer as rw
-
-StartServer = Callable[..., HostedServer]
 
 WEIGHTS = rw.TableConfig.variables("weights")
 
@@ -47,14 +45,14 @@ def test_actors_see_that_the_run_has_ended_and_keep_its_weights(replay_server: S
         assert not actor.finished
         learner.finish()
         assert learner.finished
-        assert eventually(lambda: actor.finished)
+        eventually(lambda: actor.finished)
         assert actor.poll()[0].tolist() == [0, 1, 2]
         assert actor.version == learner.version == version + 1
         assert actor.wait() is None
         assert late.latest()[0].tolist() == [0, 1, 2]
         assert late.finished
         learner.publish([np.arange(4)])  # another run
-        assert eventually(lambda: not actor.finished)
+        eventually(lambda: not actor.finished)
         assert actor.poll()[0].tolist() == [0, 1, 2, 3]
 
 
@@ -80,11 +78,11 @@ def test_end_of_a_run_without_weights_is_no_weights(replay_server: StartServer) 
             polled.append(actor.poll("no weights"))
             return actor.finished
 
-        assert eventually(sees_end)
+        eventually(sees_end)
         polled.append(actor.poll("no weights"))
         assert set(polled) == {"no weights"}
         learner.publish([1])  # another run
-        assert eventually(lambda: actor.poll() == [1])
+        eventually(lambda: actor.poll() == [1])
         assert not actor.finished
 
 

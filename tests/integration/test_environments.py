@@ -14,19 +14,14 @@ import reverb_writer as rw
 gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium import spaces  # noqa: E402  # as the next two: only where gymnasium is
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
-from worlds import Counting, Sampling, counting  # noqa: E402
+from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
+from worlds import Counting, Sampling  # noqa: E402
 
 pytestmark = contents
 
 # The columns of a step, in the order of dm-tree.
 COLUMNS = ["action", "discount", "is_first", "is_last", "observation", "reward", "terminated", "truncated"]
 OBSERVATION = COLUMNS.index("observation")
-
-
-def observed(place: Place, table: str = "a") -> list[list[float]]:
-    """Return what was observed in each window."""
-    return [[row[0] for row in window] for window in read_column(place.client, table, OBSERVATION)]
 
 
 def test_windows_of_an_environment_hold_its_terminal_observations(place: Place) -> None:
@@ -50,33 +45,6 @@ def test_windows_of_an_environment_hold_its_terminal_observations(place: Place) 
     assert [window["discount"].tolist() for window in windows] == [[1, 1, 0], [0, 0, 0], [1, 0, 0]]
     assert [window["action"].tolist() for window in windows] == [[7, 7, 7], [0, 0, 0], [7, 0, 0]]
     assert [window["reward"].tolist() for window in windows] == [[1, 2, 3], [0, 0, 0], [1, 0, 0]]
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_each_environment_of_a_vector_environment_has_its_own_episodes(
-    place: Place, mode: AutoresetMode, kind: Any
-) -> None:
-    makers = [counting([(2, "terminated"), (1, "truncated")]), counting([(3, "terminated"), (9, "truncated")], 1000)]
-    vector = kind(makers, autoreset_mode=mode)
-    with rw.TrajectoryObserver(place.client, "a", sequence_length=2, num_envs=2) as observer:
-        env = rw.environments.record(vector, observer)
-        env.reset()
-        for _ in range(6):
-            _, _, terminated, truncated, _ = env.step(np.zeros(2, np.int64))
-            if mode is AutoresetMode.DISABLED and (terminated | truncated).any():
-                env.reset(options={"reset_mask": terminated | truncated})
-        env.close()
-    episodes = {
-        AutoresetMode.NEXT_STEP: [(0, 2), (100, 101), (200, 201), (1000, 1003), (1100, 1102)],
-        AutoresetMode.SAME_STEP: [(0, 2), (100, 101), (200, 202), (300, 301), (1000, 1003), (1100, 1103)],
-    }
-    expected = [
-        [float(start), float(start + 1)]
-        for first, last in episodes.get(mode, episodes[AutoresetMode.SAME_STEP])
-        for start in range(first, last)
-    ]
-    assert sorted(observed(place)) == expected
 
 
 def test_environments_that_take_no_step_stay_as_they_are(place: Place) -> None:
@@ -119,23 +87,3 @@ def test_text_comes_back_as_it_was_said(place: Place, num_envs: int | None) -> N
         seen = [[one["words"].encode() for one in env.observed[:4]] for env in envs]
     found = [sample.data[OBSERVATION + 1].tolist() for sample in read(place.client, "a")]
     assert sorted(found) == sorted(seen)
-
-
-def test_whole_episodes_and_spanning_windows_are_recorded_too(place: Place) -> None:
-    with (
-        rw.EpisodeObserver(place.client, "a", max_sequence_length=9) as episodes,
-        rw.SequenceObserver(place.client, "b", sequence_length=4, stride_length=4) as spanning,
-    ):
-
-        def both(step: Any) -> None:
-            episodes(step)
-            spanning(step)
-
-        env = rw.environments.record(Counting([(2, "terminated"), (1, "truncated")]), both)
-        for length in (2, 1, 2):
-            env.reset()
-            for _ in range(length):
-                env.step(0)
-        env.close()
-    assert observed(place) == [[0, 1, 2], [100, 101], [200, 201, 202]]
-    assert observed(place, "b") == [[0, 1, 2, 100], [101, 200, 201, 202]]

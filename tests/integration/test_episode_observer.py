@@ -32,15 +32,6 @@ def test_episode_is_one_item_of_its_own_length(place: Place, chunk_length: int |
     assert (stats.steps, stats.episodes, stats.items, stats.dropped_steps) == (sum(lengths), 6, 12, {})
 
 
-def test_episode_spans_many_chunks_of_large_steps(place: Place) -> None:
-    with rw.EpisodeObserver(place.client, "a", 300) as observer:
-        for number in range(250):
-            observer({"frame": np.full((40, 1000), number % 251, np.uint8)}, end_of_episode=number == 249)
-    (item,) = read(place.client, "a")
-    assert item.data[0].shape == (250, 40, 1000)
-    assert (item.data[0] == np.arange(250, dtype=np.uint8)[:, None, None]).all()
-
-
 def test_overflow_is_refused_once_and_the_next_episode_is_written(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 3) as observer:
         for numbers in (range(1, 6), range(6, 10)):

@@ -24,15 +24,15 @@ import pytest
 from gateway import FOLDER, HAPROXY, NGINX, listening
 from kinds import by_socket
 from ports import free_port
-from server_process import SERVER_PYTHON, HostedServer
-from service_process import eventually, run_command
+from server_process import SERVER_PYTHON, HostedServer, StartServer
+from service_process import run_command
+from waiting import eventually
 
 import reverb_writer as rw
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 pytestmark = [by_socket, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
 
-StartServer = Callable[..., HostedServer]
 by_gateway = pytest.mark.only_server("local", "the gateway decides it, whatever server is behind it")
 
 
@@ -59,10 +59,10 @@ class Gateway:
     address: str
     certificates: Path
 
-    def tls(self) -> rw.TLS:
-        """Return what the right client brings."""
+    def tls(self, name: str = "client") -> rw.TLS:
+        """Return what a client of this name brings."""
         folder = self.certificates
-        return rw.TLS(folder / "ca.crt", folder / "client.crt", folder / "client.key")
+        return rw.TLS(folder / "ca.crt", folder / f"{name}.crt", folder / f"{name}.key")
 
     def options(self) -> list[str]:
         """Return the same for a command line."""
@@ -278,14 +278,9 @@ def limited(replay_server: StartServer, certificates: Path, tmp_path: Path) -> I
     )
 
 
-def admin(gateway: Gateway) -> rw.TLS:
-    folder = gateway.certificates
-    return rw.TLS(folder / "ca.crt", folder / "admin.crt", folder / "admin.key")
-
-
 @by_gateway
 def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited: Gateway, tmp_path: Path) -> None:
-    with rw.Client(limited.address, admin(limited)) as client:
+    with rw.Client(limited.address, limited.tls("admin")) as client:
         client.insert([np.zeros(3)], {"replay": 1.0})
         (sample,) = client.sample("replay", 1)
     calls: dict[str, Callable[[rw.Client], Any]] = {
@@ -314,9 +309,7 @@ def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited
 @by_gateway
 def test_name_in_other_letters_is_another_name(limited: Gateway, certificates: Path) -> None:
     make_certificates(certificates, "Admin")
-    folder = limited.certificates
-    tls = rw.TLS(folder / "ca.crt", folder / "Admin.crt", folder / "Admin.key")
-    with rw.Client(limited.address, tls) as client:
+    with rw.Client(limited.address, limited.tls("Admin")) as client:
         with pytest.raises(rw.errors.PermissionDeniedError, match="does not permit reset to the certificate of Admin"):
             client.reset("replay")
         assert client.server_info()["replay"].current_size == 0  # `* info` is for everyone
@@ -329,16 +322,14 @@ def test_actor_that_may_only_insert_writes(limited: Gateway) -> None:
             for _ in range(100):
                 observer(STEP)
         assert client.server_info()["replay"].current_size == 99
-    with rw.Client(limited.address, admin(limited)) as client:
+    with rw.Client(limited.address, limited.tls("admin")) as client:
         assert set(next(iter(client.sample("replay", 1))).data) == {"obs"}
 
 
 @by_gateway
 def test_observer_that_may_not_insert_is_told(limited: Gateway, certificates: Path) -> None:
     make_certificates(certificates, "guest")
-    folder = limited.certificates
-    tls = rw.TLS(folder / "ca.crt", folder / "guest.crt", folder / "guest.key")
-    with rw.Client(limited.address, tls) as client:
+    with rw.Client(limited.address, limited.tls("guest")) as client:
         observer = rw.TrajectoryObserver(client, "replay", sequence_length=1)
 
         def write() -> None:
@@ -353,7 +344,7 @@ def test_observer_that_may_not_insert_is_told(limited: Gateway, certificates: Pa
 
 @by_gateway
 def test_who_drains_a_table_by_reset_is_in_the_audit_log_too(limited: Gateway, tmp_path: Path) -> None:
-    with rw.Client(limited.address, admin(limited)) as client:
+    with rw.Client(limited.address, limited.tls("admin")) as client:
         client.reset("replay")
     line = '{"audit": "permitted", "name": "admin", "operation": "reset"'
     eventually(lambda: line in (tmp_path / "audit.log").read_text(), "the call is logged after its answer")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from kinds import contents
-from server_process import HostedServer
-from service_process import eventually
+from server_process import HostedServer, StartServer
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -27,7 +27,6 @@ TIMEOUT_S = 0.2  # for a refusal; who writes goes on until the server has confir
 CONFIRMED_S = 1.5  # for the first refusal: longer than the server needs to confirm the first items
 LONG_S = 60.0  # a time-out that no test reaches
 NEVER_S = 10_000.0
-StartServer = Callable[..., HostedServer]
 
 
 @pytest.fixture
@@ -163,18 +162,6 @@ def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
         assert stats.steps == 3 + ADMITTED + limit - 1
 
 
-def test_refused_step_is_taken_once_an_item_is_confirmed(server: HostedServer) -> None:
-    observer = rw.TrajectoryObserver(server.address, "queue", 1, max_in_flight_items=20, timeout_s=CONFIRMED_S)
-    with leaving(observer), rw.Client(server.address) as client:
-        refused = write_until_refused(observer).steps
-        taken = [int(sample.data["n"][0]) for sample in client.sample("queue", 1)]
-        observer(step(refused), end_of_episode=False)
-        with pytest.raises(rw.errors.ReplayTimeoutError):
-            observer(step(refused + 1), end_of_episode=False)
-        check_pending(observer.stats(), 20, admitted=ADMITTED + 1)
-        assert taken == [0]
-
-
 @pytest.mark.parametrize("limit", [20, 400])
 def test_raise_refuses_at_the_limit(server: HostedServer, limit: int) -> None:
     observer = rw.TrajectoryObserver(
@@ -238,17 +225,6 @@ def test_complete_items_are_sent_before_a_step_waits(replay_server: StartServer,
             shape = () if num_envs is None else (num_envs,)
             observer({"n": np.full(shape, number)}, end_of_episode=np.zeros(shape, bool))
         assert observer.stats().acknowledged_items >= (199 * (num_envs or 1)) - 5 - (num_envs or 1)
-
-
-def test_items_arrive_in_order_and_none_is_lost_across_waits(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay", 10_000, sampler="fifo", max_times_sampled=1))
-    options: Any = {"end_of_episode": "tile", "max_in_flight_items": 7, "timeout_s": LONG_S}
-    with rw.TrajectoryObserver(server.address, "replay", 3, **options) as observer:
-        for number in range(500):
-            observer(step(number), end_of_episode=number % 5 == 4)
-    with rw.Client(server.address) as client:
-        starts = [int(sample.data["n"][0]) for sample in client.sample("replay", 500)]
-    assert starts == list(range(500))
 
 
 def test_first_wait_for_a_rate_limiter_is_logged_once(server: HostedServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupting import await_end_of_threads, interrupted
+from interrupting import EachMoment, await_end_of_threads, interrupted
 from kinds import both_ways
 from numbered import QUEUE, first_numbers, insert_numbers
-from reading import eventually
 from server_process import HostedServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import Server
@@ -49,12 +49,11 @@ def client(server: HostedServer) -> Iterator[rw.Client]:
 def test_client_goes_on_after_an_interrupt_at_any_moment_of_a_call(
     client: rw.Client, call: Callable[[rw.Client], Any]
 ) -> None:
-    moment, done = 0, False
-    while not done:
-        moment += 1 + moment // 100
-        done = interrupted(lambda: call(client), moment)
+    interrupt = EachMoment(100)
+    for _ in interrupt:
+        interrupt(lambda: call(client))
         client.server_info(_AGAIN_WITHIN_S)
-    assert moment > 20
+    assert interrupt.moment > 20
     call(client)
 
 
@@ -67,40 +66,37 @@ def is_closed(shard: Server) -> bool:
 
 
 def test_close_after_an_interrupt_at_any_moment_of_it_closes_every_connection() -> None:
-    moment, done = 0, False
-    while not done:
-        moment += 1
+    interrupt = EachMoment()
+    for _ in interrupt:
         client = rw.Client(["localhost:1", "localhost:2"])
         assert not any(map(is_closed, client.shards))
-        done = interrupted(client.close, moment)
+        interrupt(client.close)
         client.close()
         assert all(map(is_closed, client.shards))
-    assert moment > 10
+    assert interrupt.moment > 10
 
 
 def test_observer_is_confirmed_and_closed_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
-    moment, done = 0, False
-    while not done:
-        moment += 1 + moment // 20
+    interrupt = EachMoment(20)
+    for moment in interrupt:
         observer = rw.TrajectoryObserver(client, "replay", 1)
         observer({"n": np.int64(moment)}, end_of_episode=True)
-        done = interrupted(observer.flush, moment)
+        interrupt(observer.flush)
         observer.flush(timeout_s=_AGAIN_WITHIN_S)
         stats = observer.stats()
         assert stats.items == stats.acknowledged_items == 1
         interrupted(observer.close, moment)
         observer.close()
-    assert moment > 20
+    assert interrupt.moment > 20
 
 
 def test_dataset_hands_out_batches_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
-    moment, done = 0, False
+    interrupt = EachMoment(20)
     with rw.ReplayDataset(client, "replay", 2, timeout_s=_AGAIN_WITHIN_S) as dataset:
-        while not done:
-            moment += 1 + moment // 20
-            done = interrupted(lambda: next(dataset), moment)
+        for _ in interrupt:
+            interrupt(lambda: next(dataset))
             next(dataset)
-    assert moment > 20
+    assert interrupt.moment > 20
 
 
 def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(
@@ -112,54 +108,51 @@ def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(
             client.insert({"n": np.full(1, number)}, {"replay": 1.0})
     path = tmp_path / "shards"
     path.write_text(servers[0].address)
-    moment, done = 0, False
+    interrupt = EachMoment(8)
     with (
         rw.Client(f"file:{path}") as client,
         rw.ReplayDataset(client, "replay", 1, timeout_s=_AGAIN_WITHIN_S, max_in_flight_batches=1) as dataset,
     ):
-        while not done:
-            moment += 1 + moment // 8
+        for moment in interrupt:
             there = [1, 2] if moment % 2 else [0]
             path.write_text("\n".join(servers[number].address for number in there))
             client.connections.refresh()
-            done = interrupted(lambda: next(dataset), moment)
+            interrupt(lambda: next(dataset))
             end, missing = time.monotonic() + _AGAIN_WITHIN_S, set(there)
             while missing:
                 assert time.monotonic() < end
                 missing -= {int(next(dataset).data[0][0, 0])}
-    assert moment > 20
+    assert interrupt.moment > 20
 
 
 def test_interrupt_at_any_moment_of_a_take_loses_no_room_for_samples(
     replay_server: Callable[..., HostedServer],
 ) -> None:
     server = replay_server(QUEUE)
-    moment, done = 0, False
+    interrupt = EachMoment(10)
     # Room for 8 samples; and each chunk evicts another one.
     with rw.ReplayDataset(server.address, "queue", 4, max_cache_bytes=1, timeout_s=_AGAIN_WITHIN_S) as dataset:
         iter(dataset)  # it begins to fetch
-        while not done:
-            moment += 1 + moment // 10
+        for _ in interrupt:
             insert_numbers(server.address, "queue", range(3))
-            assert eventually(lambda: dataset.stats().ready_samples == 3)
-            done = interrupted(dataset.take, moment)
+            eventually(lambda: dataset.stats().ready_samples == 3)
+            interrupt(dataset.take)
             dataset.take()
             assert dataset.stats().ready_samples == 0
         insert_numbers(server.address, "queue", range(8))
-        assert eventually(lambda: dataset.stats().ready_samples == 8)
+        eventually(lambda: dataset.stats().ready_samples == 8)
         assert first_numbers(next(dataset)) + first_numbers(next(dataset)) == list(range(8))
-    assert moment > 20
+    assert interrupt.moment > 20
 
 
 def test_poll_brings_new_weights_after_an_interrupt_at_any_moment(replay_server: Callable[..., HostedServer]) -> None:
     server = replay_server(rw.TableConfig("weights", 1))
-    moment, done = 0, False
+    interrupt = EachMoment()
     with (
         rw.Variables(server.address, "weights") as learner,
         rw.Variables(server.address, "weights", interval_s=0.0) as actor,
     ):
-        while not done:
-            moment += 1
+        for moment in interrupt:
             learner.publish({"version": np.int64(moment)})
             seen = None
 
@@ -168,28 +161,27 @@ def test_poll_brings_new_weights_after_an_interrupt_at_any_moment(replay_server:
                 seen = actor.poll(seen)
 
             for _ in range(3):  # it begins to ask, waits, and takes the answer
-                done = interrupted(poll, moment)
+                interrupt(poll)
                 time.sleep(0.01)
             end = time.monotonic() + _AGAIN_WITHIN_S
             while seen is None or seen["version"] < moment:
                 assert time.monotonic() < end
                 poll()
                 time.sleep(0.001)
-    assert moment > 10
+    assert interrupt.moment > 10
 
 
 def test_priorities_are_set_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
     client.reset("replay")
     insert(client)
     (sample,) = client.sample("replay")
-    moment, done = 0, False
+    interrupt = EachMoment()
     with rw.ReplayDataset(client, "replay", 1, timeout_s=_AGAIN_WITHIN_S) as dataset:
-        while not done:
-            moment += 1
+        for moment in interrupt:
             dataset.flush_priorities(_AGAIN_WITHIN_S)
-            done = interrupted(functools.partial(dataset.update_priorities, [sample.info.key], [1.0 + moment]), moment)
+            interrupt(functools.partial(dataset.update_priorities, [sample.info.key], [1.0 + moment]))
             dataset.flush_priorities(_AGAIN_WITHIN_S)
-    assert moment > 20
+    assert interrupt.moment > 20
 
 
 OPEN: dict[str, Callable[[rw.Client], Any]] = {
@@ -205,26 +197,24 @@ def test_interrupt_at_any_moment_of_an_opening_leaves_no_lock_and_no_thread(
     replay_server: Callable[..., HostedServer], kind: str
 ) -> None:
     server = replay_server(rw.TableConfig("replay", 1000), rw.TableConfig("weights", 1))
-    moment, done = 0, False
+    interrupt = EachMoment(30)
     opened: list[Any] = []
     with rw.Client(server.address) as client:
         insert(client)
-        while not done:
-            moment += 1 + moment // 30
-            done = interrupted(lambda: opened.append(OPEN[kind](client)), moment)
+        for moment in interrupt:
+            interrupt(lambda: opened.append(OPEN[kind](client)))
             while opened:
                 one = opened.pop()
                 interrupted(one.close, 1 + moment // 2)
                 one.close()
             if moment % 5 == 0:
                 OPEN[kind](client).close()
-        assert moment > 20
+        assert interrupt.moment > 20
     await_end_of_threads(_AGAIN_WITHIN_S)
 
 
 def test_samples_come_after_an_interrupt_at_any_moment_of_a_sample(client: rw.Client) -> None:
-    moment, done = 0, False
-    while not done:
-        moment += 1
-        done = interrupted(lambda: CALLS["sample"](client), moment)
+    interrupt = EachMoment()
+    for _ in interrupt:
+        interrupt(lambda: CALLS["sample"](client))
         assert len(CALLS["sample"](client)) == 2

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import cut, windows_after_reset
-from interrupting import await_end_of_threads, interrupted
+from interrupting import EachMoment, await_end_of_threads
 from kinds import both_ways
-from reading import Place, eventually
+from reading import Place
 from server_process import HostedServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.writing import sender
@@ -39,25 +40,6 @@ BLANK = rw.Episode(observations=np.zeros(2, np.int64), actions=np.zeros(1), rewa
 
 Interrupt = Callable[[Callable[[], object]], None]
 """Makes a call, and interrupts it at some moment, or not."""
-
-
-class EachMoment:
-    """Interrupts each call at the same moment, counted from its beginning."""
-
-    def __init__(self) -> None:
-        """Begin with the first moment."""
-        self.moment, self.was_interrupted = 1, True
-
-    def __call__(self, call: Callable[[], object]) -> None:
-        """Make a call."""
-        self.was_interrupted |= not interrupted(call, self.moment)
-
-    def __iter__(self) -> Iterator[int]:
-        """Go on with later moments until no call lasts that long."""
-        while self.was_interrupted:
-            self.was_interrupted = False
-            yield self.moment
-            self.moment += 1 + self.moment // 40
 
 
 class Signals:
@@ -292,7 +274,7 @@ def call_all(caller: Caller) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_interrupt_at_any_moment_of_a_call_loses_and_doubles_nothing(place: Place, kind: str) -> None:
-    interrupt = EachMoment()
+    interrupt = EachMoment(40)
     with observer_of(place, kind) as observer:
         caller = Caller(observer, KINDS[kind][1], interrupt)
         for _ in interrupt:
@@ -303,7 +285,7 @@ def test_interrupt_at_any_moment_of_a_call_loses_and_doubles_nothing(place: Plac
 
 @pytest.mark.parametrize("kind", ["drop", "episode"])
 def test_interrupt_at_any_moment_of_a_close_loses_and_doubles_nothing(place: Place, kind: str) -> None:
-    interrupt = EachMoment()
+    interrupt = EachMoment(40)
     with observer_of(place, kind) as observer:
         caller = Caller(observer, KINDS[kind][1], interrupt)
         for moment in interrupt:
@@ -395,7 +377,7 @@ def write_three(place: Place, interrupt: Interrupt, go_on: Iterator[object], **o
 def test_interrupt_at_any_moment_of_a_call_of_many_environments_loses_and_doubles_nothing(
     place: Place, priority: Any
 ) -> None:
-    interrupt = EachMoment()
+    interrupt = EachMoment(40)
     write_three(place, interrupt, iter(interrupt), priority=priority)
     assert interrupt.moment > 20
 
@@ -410,7 +392,7 @@ def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "_EXIT_S", 60.0)  # a busy machine takes longer to deliver what was forgotten
-    interrupt = EachMoment()
+    interrupt = EachMoment(40)
     for moment in interrupt:
         observer = rw.TrajectoryObserver(place.client, "a", 1)
         write = functools.partial(observer, {"n": np.int64(moment)}, end_of_episode=False)
@@ -423,7 +405,7 @@ def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(
         else:
             del observer, write
             gc.collect()  # not in the next call, whose interrupt may meet the finalizer
-        assert eventually(lambda: place.client.server_info()["a"].current_size == 1)
+        eventually(lambda: place.client.server_info()["a"].current_size == 1)
         assert place.column() == [[moment]]
     assert interrupt.moment > 50
     await_end_of_threads(_END_WITHIN_S)
@@ -433,7 +415,7 @@ def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(
 def test_interrupt_at_any_moment_of_a_step_that_waits_takes_it_or_not(
     replay_server: Callable[..., HostedServer], num_envs: int | None
 ) -> None:
-    interrupt, size = EachMoment(), num_envs or 1
+    interrupt, size = EachMoment(40), num_envs or 1
     server = replay_server(rw.TableConfig.queue("replay", 4 * size))
     with (
         rw.Client(server.address) as client,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from server_process import HostedServer
+from server_process import HostedServer, StartServer
 
 import reverb_writer as rw
-
-StartServer = Callable[..., HostedServer]
 
 LIMIT = 100
 STEP = {"frame": np.zeros(4, np.uint8), "reward": np.float32(0)}  # 8 bytes, so that 12 steps fit

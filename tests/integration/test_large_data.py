@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
-
-StartServer = Callable[..., HostedServer]
 
 WEIGHTS_BYTES = int(os.environ.get("REVERB_WRITER_WEIGHTS_BYTES", str(100 << 20)))  # `make fuzz` takes 1 GB
 

@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 from call_forwarder import CallForwarder
 from ports import free_port
-from reading import Place, eventually, fifo
-from server_process import HostedServer
+from reading import Place, fifo
+from server_process import StartServer
 from threads import our_threads
+from waiting import eventually
 
 import reverb_writer as rw
-
-StartServer = Callable[..., HostedServer]
 
 
 def write(address: Any, table: str, numbers: Any, length: int = 2) -> None:
@@ -48,14 +47,14 @@ def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(plac
         threads.append(threading.current_thread().name)
         return doubled(batch)
 
-    write(place.client, "a", range(8))
+    write(place.client, "a", range(7))
     with rw.ReplayDataset(place.client, "a", 2, transform=transform, single_pass=True) as dataset:
         iter(dataset)  # begins to fetch
-        assert eventually(lambda: len(threads) == 2)  # of the two batches ahead, before the learner asks for one
+        eventually(lambda: len(threads) == 2)  # of the two batches ahead, before the learner asks for one
         batches = list(dataset)
-    assert [batch.data["n"].tolist() for batch in batches] == [[[4 * i] * 2, [4 * i + 2] * 2] for i in range(4)]
+    assert [batch.data["n"][:, 0].tolist() for batch in batches] == [[0, 2], [4, 6], [8, 10], [12]]
     assert set(threads) == {"reverb-writer-prefetch"}
-    assert dataset.stats().samples == 8
+    assert dataset.stats().samples == 7
 
 
 def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: Place) -> None:
@@ -77,7 +76,7 @@ def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: P
         with rw.ReplayDataset(place.client, "a", 4, transform=transform) as dataset:
             iter(dataset)  # begins to fetch
             write(place.client, "a", range(2))
-            assert eventually(lambda: dataset.stats().ready_samples == 2)
+            eventually(lambda: dataset.stats().ready_samples == 2)
             with pytest.raises(KeyboardInterrupt):
                 dataset.take()
             assert dataset.stats().ready_samples == 2
@@ -88,12 +87,6 @@ def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: P
             assert next(dataset).data["n"][:, 0].tolist() == [0, 2, 4, 6]
     finally:
         signal.signal(signal.SIGVTALRM, former)
-
-
-def test_last_smaller_batch_is_transformed_too(place: Place) -> None:
-    write(place.client, "a", range(3))
-    with rw.ReplayDataset(place.client, "a", 2, transform=doubled, single_pass=True) as dataset:
-        assert [batch.data["n"][:, 0].tolist() for batch in dataset] == [[0, 2], [4]]
 
 
 def test_windows_are_split(place: Place) -> None:
@@ -133,12 +126,6 @@ def test_transform_must_be_a_function_that_returns_a_batch(place: Place) -> None
         next(dataset)
 
 
-def test_slices_are_transformed(place: Place) -> None:
-    write(place.client, "a", [5, 5], length=3)
-    with rw.SliceDataset(place.client, "a", 2, 3, transform=doubled, single_pass=True) as dataset:
-        assert next(dataset).data["n"].tolist() == [10] * 6
-
-
 def test_dataset_with_a_transform_is_garbage_when_it_is_forgotten(place: Place) -> None:
     write(place.client, "a", range(4))
     dataset = rw.ReplayDataset(place.client, "a", 2, transform=doubled)
@@ -163,21 +150,10 @@ def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place
         cycle.append(cycle)
         del cycle
         write(place.client, "a", range(2))
-        assert eventually(lambda: gone() is None)
+        eventually(lambda: gone() is None)
     finally:
         gc.enable()
-    assert eventually(lambda: our_threads("reverb-writer-") == before), our_threads("reverb-writer-")
-
-
-def test_frames_are_stored_once_and_stacked_when_sampled(place: Place) -> None:
-    """One episode of six frames in windows of five: stacks of three, without the two rows that may lack frames."""
-    with rw.TrajectoryObserver(place.client, "a", 5) as observer:
-        for t in range(6):
-            observer({"observation": np.full((2, 2), t, np.uint8), "is_first": t == 0}, end_of_episode=t == 5)
-    with rw.ReplayDataset(place.client, "a", 2, transform=rw.frame_stack(3, drop=True)) as dataset:
-        stacks = next(dataset).data["observation"]
-    assert stacks.shape == (2, 3, 3, 2, 2)
-    assert stacks[..., 0, 0].tolist() == [[[0, 1, 2], [1, 2, 3], [2, 3, 4]], [[1, 2, 3], [2, 3, 4], [3, 4, 5]]]
+    eventually(lambda: our_threads("reverb-writer-") == before)
 
 
 # What has arrived.
@@ -188,14 +164,14 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
         assert dataset.take() is None
         assert dataset.take(timeout_s=0.05) is None
         write(place.client, "a", range(6))
-        assert eventually(lambda: dataset.stats().ready_samples == 6)
+        eventually(lambda: dataset.stats().ready_samples == 6)
         found: list[rw.Batch | None] = []
 
         def takes_one() -> bool:
             found.append(dataset.take(timeout_s=0))
             return found[-1] is not None
 
-        assert eventually(takes_one)  # once the server has told the structure, which may take a moment
+        eventually(takes_one)  # once the server has told the structure, which may take a moment
         found = [found[-1], *(dataset.take(timeout_s=0) for _ in range(2))]
         assert [None if batch is None else batch.data["n"][:, 0].tolist() for batch in found] == [
             [0, 1, 2, 3],
@@ -203,7 +179,7 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
             None,
         ]
         write(place.client, "a", [7])
-        assert eventually(lambda: dataset.stats().ready_samples == 1)
+        eventually(lambda: dataset.stats().ready_samples == 1)
         batch = dataset.take(timeout_s=0.5)
         assert batch is not None
         assert batch.data["n"].tolist() == [[7, 7]]
@@ -277,7 +253,7 @@ def test_take_of_slices_returns_those_that_have_arrived(place: Place) -> None:
                 found.append(batch.data["n"][::2].tolist())
             return sum(map(len, found)) == 6
 
-        assert eventually(takes_all)
+        eventually(takes_all)
         assert max(map(len, found)) <= 4  # no more than a batch
         assert sorted(itertools.chain(*found)) == [*range(6)]
         assert dataset.take() is None
@@ -297,7 +273,7 @@ def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pyt
             found.append(dataset.take())
             return found[-1] is not None
 
-        assert eventually(takes_one)
+        eventually(takes_one)
         assert found[-1] is not None
         assert found[-1].data["n"].tolist() == [3, 3, 3]
     assert sum("leaves such samples out" in message for message in caplog.messages) == 1
@@ -471,20 +447,6 @@ def test_no_priority_of_a_batch_is_set_if_one_is_bad(replay_server: StartServer)
     assert [stats.priority_updates for stats in slices.stats()] == [0, 0]
 
 
-def test_importance_weights_of_a_mixture_are_those_of_each_dataset(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("rated", 100, rw.Prioritized(1.0)), rw.TableConfig("even"))
-    with rw.Client(server.address) as client:
-        for priority in (1.0, 3.0):
-            client.insert({"n": np.array([priority])}, {"rated": priority})
-        client.insert({"n": np.array([5.0])}, {"even": 1.0})
-    rated, even = (rw.ReplayDataset(server.address, table, 32) for table in ("rated", "even"))
-    with rw.MixedDataset([rated, even]) as dataset:
-        batch = next(dataset)
-    weights = dict(zip(batch.data[0][:, 0].tolist(), batch.info.importance_weights(1.0).tolist(), strict=True))
-    # Probabilities 1/4 and 3/4 of two items: weights 2 and 2/3, over the larger of them; and 1 of the only item.
-    assert weights == pytest.approx({1.0: 1.0, 3.0: 1 / 3, 5.0: 1.0})
-
-
 def test_steps_that_are_lists_are_mixed_leaf_by_leaf(replay_server: StartServer) -> None:
     """Not as the lists of samples that `collate="list"` gives."""
     server = replay_server(rw.TableConfig("a"), rw.TableConfig("b"))
@@ -558,7 +520,7 @@ def test_take_of_a_mixture_returns_what_has_arrived_of_each(replay_server: Start
                 found.append(batch.data["n"][:, 0].tolist())
             return sum(map(len, found)) == total
 
-        assert eventually(lambda: takes(3))
+        eventually(lambda: takes(3))
         assert [*itertools.chain(*found)] == [0, 1, 2]
         assert max(map(len, found)) <= 2  # the share of `online`
         write(server.address, "online", range(3, 5))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from interrupting import interrupted
 from ports import free_port
-from reading import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.files.tfrecord import FILES
@@ -76,9 +76,9 @@ def test_a_learner_that_goes_takes_nothing(scheme: str) -> None:
         stream = ByteStream(channel, messages.SAMPLE_STREAM)
         stream.send(request)
         requests = server._store.tables["queue"]._requests
-        assert eventually(lambda: len(requests) == 1)
+        eventually(lambda: len(requests) == 1)
         stream.cancel()
-        assert eventually(lambda: not requests)
+        eventually(lambda: not requests)
         with rw.Client(server.address) as client:
             client.insert([np.arange(3)], {"queue": 1.0})
             assert len(list(client.sample("queue", 1))) == 1
@@ -193,7 +193,7 @@ def test_an_interrupted_constructor_leaves_no_thread_and_no_port() -> None:
         moment += 1
         has_ended = interrupted(lambda: made.append(rw.LocalServer([rw.TableConfig("replay")], port)), moment)
         made.clear()
-        assert eventually(lambda: not [one for one in threading.enumerate() if is_of_server(one, before)])
+        eventually(lambda: not [one for one in threading.enumerate() if is_of_server(one, before)])
     assert moment > 5
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from misbehaving import MisbehavingServer, server_info
-from reading import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages, responses
@@ -44,28 +44,22 @@ def sample(*, chunks: int = 1, ends: bool = True) -> bytes:
     return reply
 
 
-@pytest.mark.parametrize("size", [9 << 20, 64 << 20])
-def test_server_info_beyond_all_measure_is_refused(server: MisbehavingServer, size: int) -> None:
-    server.info = b"\x00" * size
-    with (
-        rw.Client(server.address, timeout_s=60) as client,
-        pytest.raises(rw.errors.ReverbWriterError, match="larger than max"),
-    ):
-        client.server_info()
-
-
-def test_server_info_of_too_many_tables_is_refused(server: MisbehavingServer) -> None:
-    server.info = server_info(*map(str, range(10_001)))
-    with rw.Client(server.address, timeout_s=60) as client, pytest.raises(rw.errors.FormatError, match="10001 tables"):
-        client.server_info()
-
-
-def test_server_info_that_is_none_is_refused(server: MisbehavingServer) -> None:
-    server.info = b"\xff\xff"
-    with (
-        rw.Client(server.address, timeout_s=60) as client,
-        pytest.raises(rw.errors.FormatError, match="not a ServerInfoResponse"),
-    ):
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        (b"\x00" * (9 << 20), "larger than max"),
+        (b"\x00" * (64 << 20), "larger than max"),
+        (server_info(*map(str, range(10_001))), "10001 tables"),
+        (b"\xff\xff", "not a ServerInfoResponse"),
+    ],
+    ids=["large", "very large", "many tables", "damaged"],
+)
+def test_server_info_beyond_all_measure_or_that_is_none_is_refused(
+    server: MisbehavingServer, info: bytes, message: str
+) -> None:
+    server.info = info
+    kind = rw.errors.ReverbWriterError if "larger" in message else rw.errors.FormatError
+    with rw.Client(server.address, timeout_s=60) as client, pytest.raises(kind, match=message):
         client.server_info()
 
 
@@ -126,9 +120,9 @@ def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer,
         stream = SampleStream(channel, "replay", info, changed=lambda: None, removes_items=False)
         stream.proceed(time.monotonic(), 0, num_asked)
         for _ in range(num_asked):
-            assert eventually(lambda: stream.has_unread)
+            eventually(lambda: stream.has_unread)
             assert len(stream.read()) == 1
-        assert eventually(lambda: stream.has_unread)
+        eventually(lambda: stream.has_unread)
         with pytest.raises(rw.errors.FormatError, match="1 samples without being asked"):
             stream.read()
         assert stream.num_unasked == 1
@@ -154,11 +148,11 @@ def test_stream_that_has_ended_is_freed_without_the_collector(server: Misbehavin
             if is_open:
                 pipe = stream._pipe
                 assert isinstance(pipe, Pipe)
-                assert eventually(lambda: pipe._call is not None)
+                eventually(lambda: pipe._call is not None)
             stream.cancel()
             del stream
             loop_may_go_on.set()
-            assert eventually(lambda: alive() is None)
+            eventually(lambda: alive() is None)
         finally:
             gc.enable()
 
@@ -168,7 +162,7 @@ def test_error_that_ends_a_stream_keeps_no_frames(server: MisbehavingServer) -> 
     met: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with Channel(server.address) as channel:
         pipe = Pipe(channel, messages.SAMPLE_STREAM, met.put)
-        assert eventually(lambda: pipe._call is not None)
+        eventually(lambda: pipe._call is not None)
     error = met.get(timeout=30)
     assert isinstance(error, rw.errors.ClosedError)
     assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
@@ -182,7 +176,7 @@ def test_samples_that_nobody_asked_for_do_not_pile_up_at_a_learner(server: Misbe
                 next(dataset)
         stats = dataset.stats()
         assert stats.ready_samples + stats.in_flight_samples <= 4 * 16
-        assert eventually(lambda: dataset.stats().unasked_samples > 0)
+        eventually(lambda: dataset.stats().unasked_samples > 0)
 
 
 def test_sample_that_has_no_end_is_refused_however_little_it_brings(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from ports import free_port
 from server_process import HAS_REVERB, SERVER_PYTHON
-from service_process import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.ray.server_child import ChildEnd, ServerChild

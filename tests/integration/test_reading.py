@@ -6,25 +6,22 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numbered import QUEUE, first_numbers, insert_numbers, write_steps
-from reading import eventually
 from relay import Relay
-from server_process import HostedServer
+from server_process import StartServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
 from reverb_writer.transport.server_info import request_server_info
-
-StartServer = Callable[..., HostedServer]
-
 
 # What comes.
 
@@ -120,7 +117,7 @@ def test_queue_gives_everything_once_and_the_rest_when_it_is_taken(replay_server
     insert_numbers(server.address, "queue", range(7))
     with rw.ReplayDataset(server.address, "queue", 3, max_in_flight_batches=3) as dataset:
         assert first_numbers(next(dataset)) == [0, 1, 2]
-        assert eventually(lambda: dataset.stats().ready_samples == 4)
+        eventually(lambda: dataset.stats().ready_samples == 4)
         dataset.timeout_s = 0.5
         assert first_numbers(next(dataset)) == [3, 4, 5]
         with pytest.raises(rw.errors.ReplayTimeoutError, match="1 of 3 samples have come"):
@@ -159,9 +156,9 @@ def test_close_waits_no_longer_than_told_for_samples_in_flight(replay_server: St
     with SlowRelay(server.address, change=lambda message: message) as relay:
         dataset = rw.ReplayDataset(relay.address, "queue", 200, max_in_flight_batches=1, timeout_s=60)
         iter(dataset)  # begins to fetch
-        assert eventually(lambda: dataset.stats().in_flight_samples > 0)
+        eventually(lambda: dataset.stats().in_flight_samples > 0)
         dataset.close(1.0)
-        assert eventually(lambda: dataset.stats().received_samples + dataset.stats().lost_samples == 200)
+        eventually(lambda: dataset.stats().received_samples + dataset.stats().lost_samples == 200)
         assert dataset.stats().received_samples < 200  # all would have come within 20 s
 
 

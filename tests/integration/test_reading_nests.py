@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from kinds import contents
 from numbered import QUEUE, insert_numbers, write_steps
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
 
 pytestmark = contents
-
-StartServer = Callable[..., HostedServer]
 
 
 # Items of different lengths.

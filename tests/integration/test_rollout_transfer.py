@@ -13,9 +13,9 @@ import pytest
 import tree
 from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
 from kinds import contents
-from reading import Place, fifo, read
+from reading import Place, read
 from rollout_steps import tf_agents_steps
-from server_process import HostedServer, Kind
+from server_process import Kind, StartServer
 
 import reverb_writer as rw
 from reverb_writer.files import (
@@ -32,8 +32,6 @@ from reverb_writer.files.tfrecord import CHUNKS, read_records, write_records
 from reverb_writer.protocol.signatures import ArraySpec
 
 pytestmark = contents
-
-StartServer = Callable[..., HostedServer]
 
 
 def resend(data_dir: Path, observer: Any) -> None:
@@ -126,25 +124,6 @@ def test_environments_without_a_step_in_a_call_have_none_on_disk(place: Place, t
     assert sorted(place.column("a")) == sorted(place.column("b")) == [[1, 2], [2, 3], [11, 12]]
     stored = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(tmp_path)]
     assert sorted(stored) == [[1, 2, 3], [11, 12], [21]]
-
-
-def test_episodes_of_a_recorded_vector_environment_come_again(place: Place, tmp_path: Path) -> None:
-    gymnasium = pytest.importorskip("gymnasium", minversion="1.1")
-    same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
-    envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs=same_step)
-    observer, writer = rw.TrajectoryObserver(place.client, "a", 3, num_envs=2), RolloutWriter(tmp_path, num_envs=2)
-    with both(observer, writer) as write:
-        recorded = rw.environments.record(envs, write)
-        recorded.reset(seed=1)
-        recorded.action_space.seed(1)
-        for _ in range(60):
-            recorded.step(recorded.action_space.sample())
-        recorded.close()
-    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 3))
-    live, again = read(place.client, "a"), read(place.client, "b")
-    assert len(live) > 60
-    windows = [sorted(str([leaf.tolist() for leaf in item.data]) for item in items) for items in (live, again)]
-    assert windows[0] == windows[1]
 
 
 def test_episodes_come_again_as_single_items(place: Place, tmp_path: Path) -> None:
@@ -244,26 +223,6 @@ def test_export_of_a_table_that_would_lose_items_is_refused_and_takes_none(
             next(export_items(client, "t", RolloutWriter(tmp_path)))
         assert client.server_info()["t"].current_size == 601
     assert list_trajectories(tmp_path) == []
-
-
-def test_exported_items_go_back_with_their_priorities_and_are_not_written_twice(
-    replay_server: StartServer, tmp_path: Path
-) -> None:
-    server = replay_server(rw.TableConfig("t", 100), fifo("back"))
-    with rw.Client(server.address) as client:
-        for n in range(1, 6):
-            client.insert({"n": np.arange(n)}, {"t": float(n)})
-        assert len(list(export_items(client, "t", RolloutWriter(tmp_path)))) == 5
-        assert list(export_items(client, "t", RolloutWriter(tmp_path))) == []  # as after an interruption
-        with rw.EpisodeObserver(client, "back", 100) as observer:
-            for path in list_trajectories(tmp_path):
-                stored = StoredTrajectory(path)
-                observer.update_priority(stored.manifest.metadata["priority"])
-                send_trajectory(stored, observer)
-        items = read(client, "back")
-    assert sorted((item.info.priority, item.data[0].tolist()) for item in items) == [
-        (float(n), list(range(n))) for n in range(1, 6)
-    ]
 
 
 def test_item_of_columns_of_different_lengths_is_left_out_by_key(replay_server: StartServer, tmp_path: Path) -> None:

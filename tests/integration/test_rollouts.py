@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 from reading import Place, fifo
 from rollouts import DEVICES, add, arrays_of, plain
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.rollouts import ActionLabelRollout, QueueRolloutStorage, RolloutStorage, SarsaRolloutStorage
-
-StartServer = Callable[..., HostedServer]
 
 PPO = Path(__file__).parents[2] / "examples" / "ppo.py"
 NUM_STEPS = 4  # T
@@ -100,17 +98,6 @@ def test_windows_of_t_steps_leave_nothing_to_return(place: Place, dataset: Calla
     storage = QueueRolloutStorage(2, NUM_STEPS, (2,), None, np.zeros((), np.int64), buffer_dilation_ratio=2)
     assert storage.fill_from(dataset(1)) is None
     assert storage.num_rows == NUM_STEPS
-
-
-def test_a_queue_takes_rollout_after_rollout(place: Place, dataset: Callable[[int], Any]) -> None:
-    write(place, 6)
-    storage = QueueRolloutStorage(2, NUM_STEPS, (2,), None, np.zeros((), np.int64), buffer_dilation_ratio=1.5)
-    source = dataset(2)
-    for _ in range(3):
-        storage.clear()
-        storage.fill_from(source)
-    storage.untie_buffer_loop()
-    assert plain(storage.rewards[:, 0, 0]) == [10, 11, 16, 17, 18, 19]
 
 
 def test_windows_of_a_queue_do_not_go_on_into_those_of_other_actors(

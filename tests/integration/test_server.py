@@ -11,19 +11,17 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from server_process import HAS_REVERB, SERVER_PYTHON, START_TIMEOUT_S, HostedServer
+from server_process import HAS_REVERB, SERVER_PYTHON, START_TIMEOUT_S, StartServer
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables import RateLimiter
-
-StartServer = Callable[..., HostedServer]
 
 pytestmark = [
     pytest.mark.only_server("reverb", "it is about dm-reverb's server; test_local_server.py is about ours"),
@@ -91,12 +89,6 @@ def test_queue_and_stack_give_each_item_once_in_their_order(
         with pytest.raises(rw.errors.ReplayTimeoutError, match="blocks inserts"):
             client.insert(np.array([3]), {"table": 1.0}, timeout_s=2.0)
         assert [int(np.squeeze(sample.data)) for sample in client.sample("table", 3)] == expected
-
-
-def test_client_may_ask_for_a_checkpoint(replay_server: StartServer) -> None:
-    with rw.Client(replay_server().address) as client:
-        path = Path(client.checkpoint())
-    assert path.is_dir()
 
 
 # Servers of this process.
@@ -211,15 +203,6 @@ def test_of_many_servers_that_start_on_one_port_at_once_one_gets_it(server_packa
     assert (len(started), len(refused)) == (1, 7)
 
 
-def test_killed_server_can_start_again_on_its_port_at_once(lone_server: StartServer) -> None:
-    server = lone_server(rw.TableConfig("a"))
-    with rw.Client(server.address) as client:
-        client.insert(np.zeros(3), {"a": 1.0})
-        server.process.kill()
-        server.process.restart()
-        assert client.server_info()["a"].current_size == 0
-
-
 # A process of its own: `python -m reverb_writer_server`.
 
 
@@ -235,7 +218,10 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_command_serves_until_it_is_signalled(number: signal.Signals) -> None:
-    with command("--port", "0", "--table", "a", "--table", "b", "--max-size", "9", "--min-size", "2") as process:
+    prioritized = ("--sampler", "prioritized", "--sampler-exponent", "0.6")
+    with command(
+        "--port", "0", "--table", "a", "--table", "b", "--max-size", "9", "--min-size", "2", *prioritized
+    ) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()
         address = ready.removeprefix("reverb_writer_server: ready at ").partition(",")[0]
@@ -246,19 +232,10 @@ def test_command_serves_until_it_is_signalled(number: signal.Signals) -> None:
     assert ready.endswith("tables: a, b\n")
     assert rest == ""
     assert not [noise for noise in ("tensorrt", "cuda", "absl::", "[reverb/cc") if noise in log.lower()]
-    assert {name: (info.max_size, info.rate_limiter.min_size_to_sample) for name, info in tables.items()} == {
-        "a": (9, 2),
-        "b": (9, 2),
-    }
-
-
-@pytest.mark.slow
-def test_command_sets_the_sampler_of_its_tables() -> None:
-    with command("--port", "0", "--table", "a", "--sampler", "prioritized", "--sampler-exponent", "0.6") as process:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        info = server_info(ready.removeprefix("reverb_writer_server: ready at ").partition(",")[0])
-    assert (info["a"].sampler, info["a"].sampler_exponent) == ("prioritized", 0.6)
+    assert {*tables} == {"a", "b"}
+    for info in tables.values():
+        assert (info.max_size, info.rate_limiter.min_size_to_sample) == (9, 2)
+        assert (info.sampler, info.sampler_exponent) == ("prioritized", 0.6)
 
 
 @pytest.mark.slow

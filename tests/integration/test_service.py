@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_process import ServiceProcess, eventually, run_command, service, sizes
+from service_process import ServiceProcess, run_command, service, sizes
+from waiting import eventually
 
 import reverb_writer as rw
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from server_process import HAS_REVERB
-from service_process import ServiceProcess, eventually, service, sizes
+from service_process import ServiceProcess, service, sizes
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.ray.addresses import newest_claim

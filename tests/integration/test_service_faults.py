@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import ServiceProcess, eventually, run_command, service, sizes
+from service_process import ServiceProcess, run_command, service, sizes
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -83,6 +84,18 @@ def save(server: ServiceProcess, tmp_path: Path) -> str:
     return kept(tmp_path)[-1]
 
 
+def ask_for_a_checkpoint(server: ServiceProcess) -> threading.Thread:
+    """Have a client ask for a checkpoint, which may fail, in the background."""
+
+    def ask() -> None:
+        with contextlib.suppress(rw.errors.ReverbWriterError), rw.Client(server.address, timeout_s=100) as client:
+            client.checkpoint()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    return asking
+
+
 def kept(tmp_path: Path) -> list[str]:
     """Return the names of the kept checkpoints, oldest first."""
     folder = tmp_path / "checkpoints" / "kept"
@@ -92,6 +105,12 @@ def kept(tmp_path: Path) -> list[str]:
 def saving(tmp_path: Path) -> bool:
     """Return whether Reverb writes chunks, the last and longest part of a save."""
     return any((tmp_path / "checkpoints" / "incoming").glob("*/chunks.tfrecord"))
+
+
+def restored(tmp_path: Path, text: str = "") -> int:
+    """Start a server of the folder's checkpoints, and stop it; return how many items it had at once."""
+    with service(tmp_path, text or configuration(tmp_path)) as server:
+        return sizes(server.address)["replay"]
 
 
 # Clocks.
@@ -138,8 +157,7 @@ def test_clock_that_jumps_loses_nothing(tmp_path: Path, zone: str, first: str, t
         assert server.end() == 0
     assert len(kept(tmp_path)) == 2
     assert [int(name.split("-")[0]) for name in (before, after, *kept(tmp_path))] == [1, 2, 2, 3]
-    with service(tmp_path, text) as server:
-        assert sizes(server.address) == {"replay": 21}
+    assert restored(tmp_path, text) == 21
 
 
 def test_names_in_the_future_do_not_make_new_checkpoints_old(tmp_path: Path) -> None:
@@ -156,8 +174,7 @@ def test_names_in_the_future_do_not_make_new_checkpoints_old(tmp_path: Path) -> 
         save(server, tmp_path)
         insert(server.address, 3)
         assert server.end() == 0
-    with service(tmp_path, text) as server:
-        assert sizes(server.address) == {"replay": 3}
+    assert restored(tmp_path, text) == 3
 
 
 # Damage.
@@ -231,8 +248,7 @@ def test_damaged_newest_checkpoint_falls_back_to_the_older_one_and_says_so(
         assert server.status()["checkpoints"]["damaged"] == [newer]
         assert "reverb_checkpoints_damaged 1.0" in server.get("/metrics")[1]
         assert server.end() == 0
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 3}
+    assert restored(tmp_path) == 3
 
 
 def test_three_starts_that_fail_alike_are_followed_by_none_but_by_a_service_that_says_why(
@@ -307,21 +323,7 @@ def test_damaged_mark_of_the_folder_costs_no_data(tmp_path: Path, two: Path, how
         mark.write_bytes(b'{"starts": \xff')
     else:
         mark.unlink()
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 5}
-
-
-def test_newest_checkpoint_that_was_removed_by_hand_is_told_and_nothing_fails(tmp_path: Path) -> None:
-    with service(tmp_path, configuration(tmp_path)) as server:
-        insert(server.address, 1)
-        older = save(server, tmp_path)
-        newer = save(server, tmp_path)
-        shutil.rmtree(tmp_path / "checkpoints" / "kept" / newer)
-        assert server.get("/metrics")[0] == 200
-        assert server.get("/status.json")[0] == 200
-        eventually(lambda: server.status()["checkpoints"]["name"] == older, "the older one is the newest now")
-        eventually(lambda: f"checkpoint {newer} has been removed" in server.log(), "that is logged")
-        assert server.end() == 0
+    assert restored(tmp_path) == 5
 
 
 # Disks.
@@ -382,8 +384,7 @@ def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path) -> None:
         insert(server.address, 1)
         assert server.end() == 0
         assert "the disk has no room for another checkpoint" in server.log()
-    with service(small_disk, text) as server:
-        assert sizes(server.address) == {"replay": 6}
+    assert restored(small_disk, text) == 6
 
 
 # Signals, deaths and saves that take long.
@@ -393,8 +394,7 @@ def test_sighup_stops_the_server_with_its_last_checkpoint(tmp_path: Path) -> Non
     with service(tmp_path, configuration(tmp_path)) as server:
         insert(server.address, 1)
         assert server.end(signal.SIGHUP) == 0  # as when its terminal is closed
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 1}
+    assert restored(tmp_path) == 1
 
 
 def test_want_of_descriptors_ends_nothing(tmp_path: Path) -> None:
@@ -409,8 +409,7 @@ def test_want_of_descriptors_ends_nothing(tmp_path: Path) -> None:
         insert(server.address, 2)
         assert server.status()["job_failures"]["figures"] >= 1
         assert server.end() == 0
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 2}
+    assert restored(tmp_path) == 2
 
 
 def test_last_checkpoint_is_written_though_clients_have_all_descriptors_of_reverb(tmp_path: Path) -> None:
@@ -423,8 +422,7 @@ def test_last_checkpoint_is_written_though_clients_have_all_descriptors_of_rever
             connections.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         eventually(lambda: _refuses(server), "Reverb accepts no more connections")
         assert server.end() == 0
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 2}
+    assert restored(tmp_path) == 2
 
 
 def _refuses(server: ServiceProcess) -> bool:
@@ -441,8 +439,7 @@ def test_stopped_reverb_is_continued_for_the_last_checkpoint(tmp_path: Path) -> 
         insert(server.address, 1)
         os.kill(server.child(), signal.SIGSTOP)
         assert server.end() == 0
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 1}
+    assert restored(tmp_path) == 1
 
 
 def test_reverb_that_is_stopped_in_the_last_checkpoint_is_continued(tmp_path: Path) -> None:
@@ -454,8 +451,7 @@ def test_reverb_that_is_stopped_in_the_last_checkpoint_is_continued(tmp_path: Pa
         eventually(lambda: saving(tmp_path), "the last checkpoint is written", pause_s=0.001)
         os.kill(child, signal.SIGSTOP)
         assert server.process.wait(150) == 0, server.log()
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 120}
+    assert restored(tmp_path) == 120
 
 
 def test_save_under_way_is_ended_by_sigterm_and_the_last_one_has_all(tmp_path: Path) -> None:
@@ -466,26 +462,18 @@ def test_save_under_way_is_ended_by_sigterm_and_the_last_one_has_all(tmp_path: P
         assert server.end() == 0
         assert "the checkpoint under way was ended" in server.log()
         assert not re.search("ERROR .*(checkpoint|save)", server.log())  # a probe may fail on a busy machine
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 121}
+    assert restored(tmp_path) == 121
 
 
 def test_save_that_a_client_has_asked_for_does_not_delay_or_damage_the_last_one(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path)) as server:
         fill(server.address, 120)
-
-        def ask() -> None:
-            with contextlib.suppress(rw.errors.ReverbWriterError), rw.Client(server.address, timeout_s=60) as client:
-                client.checkpoint()
-
-        asking = threading.Thread(target=ask)
-        asking.start()
+        asking = ask_for_a_checkpoint(server)
         eventually(lambda: saving(tmp_path), "a client's save is under way")
         insert(server.address, 1)
         assert server.end() == 0
         asking.join()
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 121}
+    assert restored(tmp_path) == 121
 
 
 def test_clients_and_the_clock_asking_at_once_lose_no_checkpoint(tmp_path: Path) -> None:
@@ -499,8 +487,7 @@ def test_clients_and_the_clock_asking_at_once_lose_no_checkpoint(tmp_path: Path)
         eventually(lambda: server.status()["checkpoints"]["kept"] == 2, "checkpoints are kept")
         assert server.status()["job_failures"] == {}
         assert server.end() == 0
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 10}
+    assert restored(tmp_path) == 10
 
 
 def test_pause_of_reverb_during_a_save_does_not_begin_another(tmp_path: Path) -> None:
@@ -556,8 +543,7 @@ def test_probes_during_a_long_save_begin_no_other_one(tmp_path: Path) -> None:
         assert server.status()["checkpoints"]["failures"] == 0
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(3000) == 0
-    with service(tmp_path, text) as server:
-        assert sizes(server.address) == {"replay": LARGE_ITEMS}
+    assert restored(tmp_path, text) == LARGE_ITEMS
 
 
 def test_first_answer_of_a_restored_server_may_be_late(tmp_path: Path) -> None:
@@ -593,13 +579,7 @@ def test_server_is_alive_while_a_save_moves_and_not_when_it_has_stopped_to(tmp_p
     text = configuration(tmp_path) + "\n[http]\nmax_silence_s = 20"
     with service(tmp_path, text) as server:
         fill(server.address, 60)
-
-        def ask() -> None:
-            with contextlib.suppress(rw.errors.ReverbWriterError), rw.Client(server.address, timeout_s=100) as client:
-                client.checkpoint()
-
-        asking = threading.Thread(target=ask)
-        asking.start()
+        asking = ask_for_a_checkpoint(server)
         eventually(lambda: saving(tmp_path), "a save is under way")
         child = server.child()
         os.kill(child, signal.SIGSTOP)
@@ -635,8 +615,7 @@ def test_thread_that_hangs_while_it_keeps_a_checkpoint_ends_the_server(tmp_path:
         assert server.log().count("the server ends itself: ") == 2
         assert "ends itself: the thread that keeps checkpoints has stood still for " in server.log()
     items.unlink()
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 1}
+    assert restored(tmp_path) == 1
 
 
 def test_thread_that_hangs_in_the_last_checkpoint_ends_the_server(tmp_path: Path) -> None:
@@ -656,8 +635,7 @@ def test_thread_that_hangs_in_the_last_checkpoint_ends_the_server(tmp_path: Path
         assert server.process.wait(150) == 5
         assert "the server ends itself: the thread that keeps checkpoints has stood still for " in server.log()
     (endless / "items.tfrecord").unlink()
-    with service(tmp_path, configuration(tmp_path)) as server:
-        assert sizes(server.address) == {"replay": 1}
+    assert restored(tmp_path) == 1
 
 
 def _is_read(pipe: Path) -> bool:

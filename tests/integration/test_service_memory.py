@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from service_process import eventually, service
+from service_process import service
+from waiting import eventually
 
 import reverb_writer as rw
 

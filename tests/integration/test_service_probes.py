@@ -19,7 +19,8 @@ import numpy as np
 import psutil
 import pytest
 from certificates import OPENSSL, make_identity
-from service_process import ServiceProcess, eventually, service
+from service_process import ServiceProcess, service
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -28,13 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TABLE = "[tables.replay]\nmax_size = 1000\n"
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-
-
-def metrics(server: ServiceProcess) -> dict[str, float]:
-    status, text = server.get("/metrics")
-    assert status == 200
-    rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, _, value in rows}
 
 
 def insert(server: ServiceProcess) -> None:
@@ -68,12 +62,12 @@ def soft_descriptor_limit(number: int) -> Iterator[int]:
 def test_probes_and_metrics_tell_that_reverb_is_stopped_and_that_it_goes_on(tmp_path: Path) -> None:
     with service(tmp_path, TABLE + "[http]\nmax_silence_s = 12") as server:
         insert(server)
-        eventually(lambda: metrics(server)['reverb_table_size{table="replay"}'] == 1, "the item is counted")
+        eventually(lambda: server.metrics()['reverb_table_size{table="replay"}'] == 1, "the item is counted")
         os.kill(server.child(), signal.SIGSTOP)
         try:
             eventually(lambda: server.get("/readyz")[0] == 503, "it is not ready")
             assert server.get("/readyz")[1].startswith("the server has not answered for ")
-            found = metrics(server)
+            found = server.metrics()
             assert found["reverb_ready"] == 0
             assert not [name for name in found if name.startswith("reverb_table_")]  # old figures are not those of now
             assert found["reverb_answer_timestamp_seconds"] > found["reverb_start_time_seconds"]
@@ -85,7 +79,7 @@ def test_probes_and_metrics_tell_that_reverb_is_stopped_and_that_it_goes_on(tmp_
             os.kill(server.child(), signal.SIGCONT)
         eventually(lambda: server.get("/readyz") == (200, "serving\n"), "it is ready again")
         assert server.get("/livez") == (200, "alive\n")
-        assert metrics(server)["reverb_ready"] == 1
+        assert server.metrics()["reverb_ready"] == 1
 
 
 # File descriptors.
@@ -96,12 +90,12 @@ def test_descriptor_limit_is_raised_and_told(tmp_path: Path) -> None:
         server = ServiceProcess(tmp_path, TABLE)
     with contextlib.closing(server):
         server.wait_ready()
-        found = metrics(server)
+        found = server.metrics()
         assert (found["process_max_fds"], found["reverb_process_max_fds"]) == (hard, hard)
         assert psutil.Process(server.child()).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
         before = found["reverb_process_open_fds"]
         with idle_connections(server.port, 1000, HTTP2_PREFACE):  # as many idle actors
-            eventually(lambda: metrics(server)["reverb_process_open_fds"] >= before + 1000, "all are accepted")
+            eventually(lambda: server.metrics()["reverb_process_open_fds"] >= before + 1000, "all are accepted")
             insert(server)
             assert server.get("/readyz")[0] == 200
             assert server.end() == 0
@@ -111,10 +105,10 @@ def test_listener_that_has_failed_for_want_of_descriptors_is_told(tmp_path: Path
     with service(tmp_path, TABLE + "[http]\nmax_silence_s = 12") as server:
         psutil.Process(server.child()).rlimit(psutil.RLIMIT_NOFILE, (96, 96))
         with idle_connections(server.port, 136):
-            eventually(lambda: metrics(server)["reverb_process_open_fds"] == 96, "there are no more")
+            eventually(lambda: server.metrics()["reverb_process_open_fds"] == 96, "there are no more")
         eventually(lambda: server.get("/readyz")[0] == 503, "it is not ready, though the connections are closed")
         assert server.get("/readyz")[1].startswith("the server has accepted no new connection for ")
-        assert metrics(server)["reverb_ready"] == 0
+        assert server.metrics()["reverb_ready"] == 0
         assert " ERROR   E" in server.log()
         assert "Failed accept4: Too many open files" in server.log()
         eventually(lambda: server.get("/livez")[0] == 503, "a restart is due")
@@ -127,7 +121,7 @@ def test_server_that_is_not_alive_ends_itself_with_its_last_checkpoint(tmp_path:
         insert(server)
         psutil.Process(server.child()).rlimit(psutil.RLIMIT_NOFILE, (96, 96))
         with idle_connections(server.port, 136):
-            eventually(lambda: metrics(server)["reverb_process_open_fds"] == 96, "there are no more")
+            eventually(lambda: server.metrics()["reverb_process_open_fds"] == 96, "there are no more")
         reason = "ERROR   the server ends itself: the server has accepted no new connection for "
         eventually(lambda: reason in server.log(), "nobody acts on /livez, as under Docker")
         server.process.send_signal(signal.SIGTERM)  # the first signal, so the last checkpoint is still written
@@ -144,7 +138,7 @@ def test_idle_connections_of_http_shut_out_no_probe_and_take_few_descriptors(tmp
         with idle_connections(server.http_port, 2000, greeting):
             for path in ("/livez", "/readyz", "/metrics", "/status.json", "/"):
                 assert server.get(path)[0] == 200
-            assert metrics(server)["process_open_fds"] < 400
+            assert server.metrics()["process_open_fds"] < 400
             assert psutil.Process(server.process.pid).num_threads() < 100
             insert(server)
             assert server.end() == 0
@@ -155,7 +149,7 @@ def test_idle_connections_of_http_shut_out_no_probe_and_take_few_descriptors(tmp
 # The disk.
 
 
-def test_checkpoint_that_was_removed_by_hand_is_not_told_of_and_breaks_nothing(tmp_path: Path) -> None:
+def test_checkpoint_that_was_removed_by_hand_is_logged_no_longer_counted_and_breaks_nothing(tmp_path: Path) -> None:
     text = f'{TABLE}[checkpoints]\ndirectory = "{tmp_path}/checkpoints"\nevery_s = 0\n'
     kept = tmp_path / "checkpoints/kept"
     with service(tmp_path, text) as server:
@@ -168,12 +162,14 @@ def test_checkpoint_that_was_removed_by_hand_is_not_told_of_and_breaks_nothing(t
         assert server.status()["checkpoints"]["name"] == newest
         shutil.rmtree(kept / newest)
         assert server.get("/metrics")[0] == server.get("/status.json")[0] == 200
-        eventually(lambda: metrics(server)["reverb_checkpoints_kept"] == 1, "the disk is looked at")
+        eventually(lambda: server.metrics()["reverb_checkpoints_kept"] == 1, "the disk is looked at")
         assert server.status()["checkpoints"]["name"] == older
+        eventually(lambda: f"checkpoint {newest} has been removed" in server.log(), "that is logged")
         shutil.rmtree(kept / older)
-        eventually(lambda: metrics(server)["reverb_checkpoints_kept"] == 0, "the disk is looked at")
-        assert "reverb_checkpoint_timestamp_seconds" not in metrics(server)
+        eventually(lambda: server.metrics()["reverb_checkpoints_kept"] == 0, "the disk is looked at")
+        assert "reverb_checkpoint_timestamp_seconds" not in server.metrics()
         assert server.status()["checkpoints"]["age_s"] is None
+        assert server.end() == 0
 
 
 # Memory.
@@ -253,7 +249,7 @@ def test_end_of_the_gateways_certificate_is_told(tmp_path: Path) -> None:
     both = tmp_path / "server.pem"  # as HAProxy wants it
     both.write_text(identity.private_key.read_text() + identity.certificate.read_text())
     with service(tmp_path, TABLE + f'[gateway]\ncertificate = "{both}"') as server:
-        left_s = metrics(server)["reverb_certificate_expiry_timestamp_seconds"] - time.time()
+        left_s = server.metrics()["reverb_certificate_expiry_timestamp_seconds"] - time.time()
         assert 86400 - 600 < left_s <= 86400
 
 

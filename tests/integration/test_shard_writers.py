@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from reading import eventually, fifo, read_column
-from server_process import HostedServer
+from reading import fifo, read_column
+from server_process import HostedServer, StartServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.client.targets import rank_shards
 
-StartServer = Callable[..., HostedServer]
 PATIENCE_S = 2.0  # longer than a busy machine keeps a server from confirming
 
 
@@ -107,7 +107,7 @@ def test_episodes_go_past_a_shard_that_its_rate_limiter_blocks(replay_server: St
     with observed(addresses(servers), patience_s=0.5, timeout_s=60, max_in_flight_items=6) as observer:
         for number in range(100):
             episode(observer, 10 * number)
-        assert eventually(lambda: observer.stats().acknowledged_items >= 200 - 6 - 2)
+        eventually(lambda: observer.stats().acknowledged_items >= 200 - 6 - 2)
         stats = observer.stats()
         assert (stats.lost_shards, stats.dropped_items) == (0, 0)
         found: list[list[int]] = []
@@ -178,7 +178,7 @@ def test_episode_under_way_at_a_lost_shard_is_cut_and_counted(lone_server: Start
         first.process.kill()
         written = 2
         observer({"n": np.int64(written)}, end_of_episode=False)
-        assert eventually(lambda: observer.stats().lost_shards == 1)
+        eventually(lambda: observer.stats().lost_shards == 1)
         before = observer.stats()
         for number in range(written + 1, written + 5):
             observer({"n": np.int64(number)}, end_of_episode=number == written + 4)
@@ -246,7 +246,7 @@ def test_shard_that_is_paused_is_lost_and_used_again_when_it_answers(lone_server
             observer.flush()
             return pairs(written)[0] in numbers(paused)
 
-        assert eventually(is_back)
+        eventually(is_back)
         assert observer.stats().lost_shards == 1
         assert_balanced(observer.stats())
 
@@ -374,7 +374,7 @@ def test_shard_that_the_target_calls_lost_or_has_no_more_is_given_up_at_once(
             observer.flush(timeout_s=1)
         path.write_text("\n".join([lines[second], *([f"{lines[first]} lost"] if how == "lost" else [])]))
         client.connections.refresh()
-        assert eventually(lambda: observer.stats().lost_shards == 1)
+        eventually(lambda: observer.stats().lost_shards == 1)
         episode(observer, 10)
         observer.flush()
         stats = observer.stats()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forwarder import Forwarder
-from reading import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -86,14 +86,14 @@ def test_connections_to_shards_that_have_left_are_closed_once_nothing_uses_them(
             client.connections.refresh()
             assert len(sizes(client)) == 1
         # An observer that has nothing to do keeps the target that it saw last.
-        assert eventually(lambda: sum(pod.is_connected for pod in pods[:-1]) <= 1)
+        eventually(lambda: sum(pod.is_connected for pod in pods[:-1]) <= 1)
         for number in range(1, 10):
             observer({"n": np.int64(number)})
         observer.close()
         assert sizes(client) == [10]
         del observer
         gc.collect()
-        assert eventually(lambda: [pod.is_connected for pod in pods] == [*[False] * 19, True])
+        eventually(lambda: [pod.is_connected for pod in pods] == [*[False] * 19, True])
 
 
 def test_what_is_in_flight_goes_to_the_new_address(tmp_path: Path) -> None:
@@ -119,15 +119,6 @@ def test_what_is_in_flight_goes_to_the_new_address(tmp_path: Path) -> None:
                 seen = {int(number) for _ in range(60) for number in next(dataset).data["n"].ravel()}
             assert seen == set(range(20))
             observer.close()
-
-
-def test_the_file_is_read_again_when_it_has_changed(start: Callable[[], rw.LocalServer], tmp_path: Path) -> None:
-    path = tmp_path / "shards"
-    path.write_text(start().address)
-    with rw.Client(f"file:{path}") as client:
-        path.write_text(f"{start().address}\n{start().address}\n{start().address} # more than one\n")
-        eventually(lambda: len(client.shards) == 3)
-        assert sizes(client) == [0, 0, 0]
 
 
 def test_a_client_goes_on_with_the_last_target_while_the_source_is_gone(
@@ -165,13 +156,13 @@ def test_targets_are_followed_after_one_that_could_not_be(tmp_path: Path, caplog
 
     with rw.Client(source, token="t0ken") as client:  # noqa: S106  # of this test
         source.answer = rw.shards.Target(1, (near, far))
-        assert eventually(lambda: is_said("`token` would travel to localhost:1 in plain text"))
+        eventually(lambda: is_said("`token` would travel to localhost:1 in plain text"))
         source.answer = None
-        assert eventually(lambda: is_said("must return a `Target`, got None"))
+        eventually(lambda: is_said("must return a `Target`, got None"))
         assert client.target == rw.shards.Target(0, (near,))
         source.answer = rw.shards.Target(2, (near, other))
         client.connections.refresh_soon()
-        assert eventually(lambda: [shard.name for shard in client.shards] == ["near", "other"])
+        eventually(lambda: [shard.name for shard in client.shards] == ["near", "other"])
     source.answer = None
     with pytest.raises(rw.errors.SpecError, match="must return a `Target`, got None"):
         rw.Client(source)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from ports import free_port
 from server_process import HAS_REVERB, SERVER_PYTHON
-from service_process import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +19,14 @@ from click.testing import CliRunner, Result
 from kinds import by_socket
 from misbehaving import MisbehavingServer, server_info
 from ports import free_port
-from server_process import HostedServer
-from service_process import eventually
+from server_process import StartServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.cli.status import command
 
 pytestmark = by_socket
 
-StartServer = Callable[..., HostedServer]
 COMMAND = [sys.executable, "-m", "reverb_writer.cli", "status"]
 
 

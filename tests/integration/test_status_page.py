@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_process import ServiceProcess, eventually, service
+from service_process import ServiceProcess, service
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -67,13 +68,6 @@ def blocked(server: ServiceProcess) -> list[Any]:
     return [one for table in server.status()["tables"] for one in table["blocked"]]
 
 
-def metrics(server: ServiceProcess) -> dict[str, float]:
-    status, text = server.get("/metrics")
-    assert status == 200
-    rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, _, value in rows}
-
-
 def test_health_is_told_to_those_who_ask(served: ServiceProcess) -> None:
     assert served.get("/livez") == (200, "alive\n")
     assert served.get("/readyz") == (200, "serving\n")
@@ -81,7 +75,7 @@ def test_health_is_told_to_those_who_ask(served: ServiceProcess) -> None:
 
 
 def test_metrics_are_those_of_the_tables(served: ServiceProcess) -> None:
-    found = metrics(served)
+    found = served.metrics()
     # 10 inserts x 4 - 20 samples = 20, between 4 x 10 - 40 = 0 and 80.
     expected = {
         "size": 10, "max_size": 1000, "fill_ratio": 0.01, "inserts_total": 10, "samples_total": 20, "ratio_wanted": 4,
@@ -108,23 +102,10 @@ def test_every_metric_is_explained_and_every_explained_one_is_told(served: Servi
     guide = Path(__file__).parent.parent.parent / "docs/reference/metrics.md"
     _, _, rows = guide.read_text().partition("## All of them")
     explained = {row.split("`")[1] for row in rows.splitlines() if row.startswith("| `")}
-    told = {name.partition("{")[0] for name in metrics(served)}
+    told = {name.partition("{")[0] for name in served.metrics()}
     # The server itself has asked for no checkpoint, and has no gateway.
     elsewhere = {"reverb_checkpoint_duration_seconds", "reverb_certificate_expiry_timestamp_seconds"}
     assert told | elsewhere == explained
-
-
-def test_server_that_does_not_answer_is_alive_and_not_ready(tmp_path: Path) -> None:
-    text = CONFIGURATION.format(folder=tmp_path / "checkpoints")
-    with service(tmp_path, text) as server:
-        child = server.child()
-        os.kill(child, signal.SIGSTOP)
-        try:
-            eventually(lambda: server.get("/readyz")[0] == 503, "it is not ready")
-            assert server.get("/livez") == (200, "alive\n")
-        finally:
-            os.kill(child, signal.SIGCONT)
-        eventually(lambda: server.get("/readyz")[0] == 200, "it is ready again")
 
 
 def test_server_that_restores_is_alive_and_not_ready(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from certificates import OPENSSL, Identity, make_identity, server_context
 from forwarder import Forwarder
 from kinds import client_by_socket
-from reading import fifo, read_column
+from reading import fifo, pairs, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -62,19 +61,7 @@ def write(client: rw.Client, steps: range) -> None:
             observer({"n": np.int64(number)}, end_of_episode=False)
 
 
-def pairs(steps: range) -> list[list[int]]:
-    return [list(pair) for pair in itertools.pairwise(steps)]
-
-
 # TLS.
-
-
-def test_items_go_through_tls(server: HostedServer, gateway: Identity) -> None:
-    tls = rw.TLS(root_certificates=gateway.certificate)
-    with Forwarder(server.port, tls=server_context(gateway)) as forwarder:
-        with rw.Client(forwarder.address, tls=tls, timeout_s=60) as client:
-            write(client, range(1000))
-        assert windows(server) == pairs(range(1000))
 
 
 def test_items_go_through_mutual_tls(server: HostedServer, gateway: Identity, actor: Identity) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from episodes import SMALL_GRID, cut
 from kinds import contents
-from reading import Place, eventually, read
-from reading import spec as spec_of
+from reading import Place, read
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -46,11 +46,9 @@ def ending(number: int) -> list[bool]:
     return [number in ends for ends in ENDS]
 
 
-def feed(observer: Any, flush_every: int | None = None) -> None:
+def feed(observer: Any) -> None:
     for number in range(1, NUM_STEPS + 1):
         observer(step_of(number, len(ENDS)), end_of_episode=ending(number))
-        if flush_every and number % flush_every == 0:
-            observer.flush()
 
 
 def episodes(ends: set[int]) -> list[range]:
@@ -103,29 +101,6 @@ def test_environment_holds_what_its_own_observer_would_write(place: Place, prior
         assert sum(stats.dropped_steps.values()) == dropped
         assert stats.steps == len(ENDS) * NUM_STEPS
         assert stats.episodes == sum(map(len, ENDS)) + sum(NUM_STEPS not in ends for ends in ENDS)
-
-
-@pytest.mark.parametrize(
-    "way",
-    [
-        {"chunk_length": 1},
-        {"chunk_length": 7},
-        {"chunk_length": 1000},
-        {"max_delay_s": 0.002},
-        {"max_in_flight_items": 1},
-        {"spec": {"env": spec_of((), np.int64), "n": np.zeros((), np.int64)}},
-        {"flush_every": 1},
-        {"flush_every": 3},
-    ],
-    ids=str,
-)
-def test_environments_are_the_same_however_they_are_sent(place: Place, way: dict[str, Any]) -> None:
-    for spec in SMALL_GRID[::3]:
-        options = dict(way)
-        beforehand, flush_every = options.pop("spec", None), options.pop("flush_every", None)
-        with observed(place, spec, spec=beforehand, **options) as observer:
-            feed(observer, flush_every)
-        assert windows_by_env(place) == expected(spec), spec
 
 
 def test_environments_are_episodes_of_their_own_to_the_server(place: Place) -> None:
@@ -240,7 +215,7 @@ def test_end_of_an_episode_cuts_no_chunk_of_other_environments(place: Place) -> 
     with rw.TrajectoryObserver(place.client, "a", 2, num_envs=3, max_delay_s=float("inf")) as observer:
         observer(step_of(1, 3))
         observer(step_of(2, 3), end_of_episode=[True, False, False])
-        assert eventually(lambda: observer.stats().acknowledged_items > 0)
+        eventually(lambda: observer.stats().acknowledged_items > 0)
         assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (1, 2)
     assert windows_by_env(place) == {env: [[1, 2]] for env in (1, 2, 3)}
 

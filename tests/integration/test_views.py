@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ import pytest
 from certificates import OPENSSL, make_identity, server_context
 from forwarder import Forwarder
 from kinds import contents
-from server_process import HostedServer
+from server_process import StartServer
 
 import reverb_writer as rw
 
 pytestmark = contents
 
-StartServer = Callable[..., HostedServer]
 
 WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
 
@@ -143,41 +141,6 @@ def test_tensorflow_learns(address: str) -> None:
                 loss = tf.reduce_mean((tf.linalg.matvec(data["x"], weights) - data["y"]) ** 2)
             weights.assign_sub(0.2 * tape.gradient(loss, weights))
     np.testing.assert_allclose(weights.numpy(), WEIGHTS, atol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "num_actions", "terminated", "expected"),
-    [
-        ([1, 1, 1, 9], 4, False, 1 + 0.9 + 0.81 + 0.729 * 16),  # it goes on
-        ([1, 1, 0, 0], 2, False, 14.86),  # a time limit after two actions: 1 + 0.9 + 0.81 * 16
-        ([1, 0, 0, 0], 1, False, 15.4),  # after one: 1 + 0.9 * 16
-        ([1, 1, 0, 0], 2, True, 1.9),  # terminated after two
-        ([-1, 0, 0, 0], 1, True, -1),  # after one, badly
-        ([0, 0, 0, 0], 0, True, None),  # the window begins with the boundary step
-    ],
-)
-def test_targets_over_n_steps_tell_a_time_limit_from_a_termination(
-    rewards: list[float], num_actions: int, terminated: bool, expected: float | None
-) -> None:
-    torch = pytest.importorskip("torch")
-    rows = torch.arange(4)[None]
-    is_last = rows == num_actions
-    steps = {
-        "observation": rows,
-        "action": torch.zeros((1, 4), dtype=torch.int64),
-        "reward": torch.tensor([rewards], dtype=torch.float32),
-        "is_first": rows < 0,
-        "is_last": is_last,
-        "is_terminal": is_last & terminated,
-    }
-    found = rw.n_step(rw.to_transitions(steps), 3, gamma=0.9)
-    # What is seen after the last action is worth 16; all else is worth nothing that could help.
-    values = torch.full((4,), 1000.0)
-    values[min(num_actions, 3)] = 16.0
-    targets = found.reward + 0.9 * found.discount * values[found.next_observation]
-    assert found.mask[0, 0].item() == (expected is not None)
-    if expected is not None:
-        assert targets[0, 0].item() == pytest.approx(expected)
 
 
 def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(replay_server: StartServer) -> None:

@@ -96,15 +96,6 @@ def test_encoding_twice_gives_the_same_bytes_with_another_encoding_in_between(
     assert encode(**one).tobytes() == before
 
 
-@no_deadline
-@given(requests(), st.data())
-def test_rows_may_be_sent_in_separate_requests(request: dict[str, Any], data: st.DataObject) -> None:
-    rows = encode(**request)
-    kept = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True))
-    message = InsertStreamRequest.FromString(rows[kept].tobytes())
-    assert [item.key for item in message.items] == request["keys"][kept].tolist()
-
-
 @few
 @given(requests())
 def test_arguments_are_not_changed(request: dict[str, Any]) -> None:
@@ -158,19 +149,3 @@ def test_keys_to_keep_are_parsed_as_they_were_encoded(keys: list[int]) -> None:
     assert list(message.keep_chunk_keys) == keys
     assert not message.items
     assert not message.chunks
-
-
-@few
-@given(requests(), st.lists(KEYS, max_size=5), columns_of_one_length(), st.permutations(range(3)))
-def test_parts_make_a_request_in_any_order(
-    request: dict[str, Any], keys: list[int], columns: list[Any], order: list[int]
-) -> None:
-    parts = [
-        encode(**request).tobytes(),
-        item_encoding.encode_chunk(1, 2, 3, columns),
-        item_encoding.encode_keep_keys(keys),
-    ]
-    message = InsertStreamRequest.FromString(b"".join(parts[i] for i in order))
-    assert [item.key for item in message.items] == request["keys"].tolist()
-    assert [chunk.chunk_key for chunk in message.chunks] == [1]
-    assert list(message.keep_chunk_keys) == keys

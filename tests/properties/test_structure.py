@@ -96,11 +96,6 @@ def test_what_cannot_be_described_has_no_spec(caplog: pytest.LogCaptureFixture) 
     ]
 
 
-@given(nests)
-def test_a_structure_agrees_with_itself(nest: Any) -> None:
-    assert have_same_leaves(nest, nest)
-
-
 def test_leaves_that_differ_are_told_apart() -> None:
     leaf = ArraySpec((3,), np.dtype("u1"))
     stored = {"a": ArraySpec((), np.dtype("f4")), "b": [leaf]}

@@ -96,16 +96,6 @@ def test_ends_are_the_counts_at_which_the_rule_holds(length: int, stride: int, a
 
 
 @pytest.mark.parametrize("mode", EndOfEpisode)
-def test_every_window_holds_a_real_step_and_none_comes_twice_for_all_small_cases(mode: EndOfEpisode) -> None:
-    for spec, n, _ in small_cases(mode):
-        windows = spec.windows(n)
-        assert all(0 <= start < min(stop, n) for start, stop in windows), (spec, n)
-        assert [start for start, _ in windows] == sorted({start for start, _ in windows}), (spec, n)
-        if mode is not TRUNCATE:
-            assert {stop - start for start, stop in windows} <= {spec.sequence_length}, (spec, n)
-
-
-@pytest.mark.parametrize("mode", EndOfEpisode)
 def test_every_step_is_covered_or_dropped_for_its_reason_for_all_small_cases(mode: EndOfEpisode) -> None:
     for spec, n, windows in small_cases(mode):
         last_stop = max((stop for _, stop in windows), default=0)
@@ -126,21 +116,6 @@ def test_steps_are_the_covered_plus_the_dropped(case: tuple[WindowSpec, int, lis
         covered += max(0, min(stop, n) - max(start, reach))
         reach = max(reach, stop)
     assert covered + sum(spec.num_dropped(n).values()) == n
-
-
-@no_deadline
-@given(large_cases())
-def test_modes_that_keep_every_step_drop_none(case: tuple[WindowSpec, int, list[Window]]) -> None:
-    spec, n, _ = case
-    assert spec.sequence_length is not None
-    keeps = {
-        COVER: True,
-        TRUNCATE: True,
-        TILE: spec.stride_length <= spec.sequence_length,
-        ALIGN_END: n >= spec.sequence_length,
-    }
-    if keeps.get(EndOfEpisode(spec.end_of_episode), False):
-        assert spec.num_dropped(n) == {}
 
 
 @no_deadline

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_process import eventually
+from waiting import eventually
 
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # or Ray warns of what it will do one day
 os.environ["RAY_DEDUP_LOGS"] = "0"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from service_process import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 import reverb_writer.ray as rwr

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from service_process import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 import reverb_writer.ray as rwr

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reverb_writer_server.checkpoints.folder import checkpoints_in
-from service_process import ServiceProcess, eventually
+from service_process import ServiceProcess
+from waiting import eventually
 
 from soak.books import Books, Loss, num_confirmed
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ports import free_port
-from service_process import eventually
+from waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 _DOCKER = shutil.which("docker") or "docker"

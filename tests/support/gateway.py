@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from service_process import eventually
+from waiting import eventually
 
 SYSTEM = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
 HAPROXY = shutil.which("haproxy", path=SYSTEM)

@@ -6,11 +6,11 @@ import contextlib
 import gc
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 from threads import our_threads
+from waiting import eventually
 
 
 class Interrupts:
@@ -51,10 +51,26 @@ def interrupted(call: Callable[[], object], moment: int) -> bool:
     return interrupts.left > 0
 
 
+class EachMoment:
+    """Interrupts each call at the same moment, counted from its beginning."""
+
+    def __init__(self, growth: int | None = None) -> None:
+        """Begin with the first moment; the next is one later, or `1 + moment // growth`."""
+        self.moment, self.was_interrupted, self._growth = 1, True, growth
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        """Make a call."""
+        self.was_interrupted |= not interrupted(call, self.moment)
+
+    def __iter__(self) -> Iterator[int]:
+        """Go on with later moments until no call lasts that long."""
+        while self.was_interrupted:
+            self.was_interrupted = False
+            yield self.moment
+            self.moment += 1 + (self.moment // self._growth if self._growth else 0)
+
+
 def await_end_of_threads(timeout_s: float) -> None:
     """Return when the package has no thread in this process any more."""
     gc.collect()
-    end = time.monotonic() + timeout_s
-    while left := our_threads():
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
+    eventually(lambda: not our_threads(), "the threads end", patience_s=timeout_s)

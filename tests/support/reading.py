@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import itertools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,11 +58,6 @@ def read_column(client: rw.Client, table: str, column: int = 0) -> list[list[Any
     return [sample.data[column].tolist() for sample in read(client, table)]
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Return whether something comes true in time."""
-    end = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
+def pairs(steps: Iterable[int]) -> list[list[int]]:
+    """Return the windows of two steps."""
+    return [list(pair) for pair in itertools.pairwise(steps)]

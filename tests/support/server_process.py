@@ -209,6 +209,9 @@ class HostedServer:
         self.process.stop(self)
 
 
+StartServer: TypeAlias = Callable[..., HostedServer]
+
+
 def serve_reverb(tables: Sequence[TableConfig], port: int | None) -> tuple[int, Callable[[], None]]:
     """Start dm-reverb's server; return its port and what stops it."""
     from reverb_writer_server import ReplayServer  # only this side has dm-reverb

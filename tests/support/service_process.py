@@ -7,20 +7,17 @@ import json
 import os
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ports import free_port
 from server_process import SERVER_PYTHON, START_TIMEOUT_S
+from waiting import PATIENCE_S
 
 import reverb_writer as rw
-
-_PATIENCE_S = 150.0  # the end of a stopped server takes 40 s on two cores that others use, too
-_PAUSE_S = 0.05
 
 
 def run_command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -33,17 +30,6 @@ def run_command(*arguments: str, environment: dict[str, str] | None = None) -> s
         check=False,
         env={**os.environ, **(environment or {})},
     )
-
-
-def eventually(condition: Callable[[], Any], what: str, *, pause_s: float = _PAUSE_S) -> Any:
-    """Return the first true value of `condition`, asked every `pause_s` seconds, within a minute."""
-    end = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(pause_s)
-    raise AssertionError(f"it did not come true within {_PATIENCE_S:g} s: {what}")
 
 
 class ServiceProcess:
@@ -81,7 +67,7 @@ class ServiceProcess:
     def get(self, path: str) -> tuple[int, str]:
         """Return status and body of its answer over HTTP; 0 if nothing listens."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=_PATIENCE_S) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=PATIENCE_S) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -93,6 +79,13 @@ class ServiceProcess:
         """Return what the status page shows."""
         value: dict[str, Any] = json.loads(self.get("/status.json")[1])
         return value
+
+    def metrics(self) -> dict[str, float]:
+        """Return the value of each metric, by its name and labels as the server writes them."""
+        status, text = self.get("/metrics")
+        assert status == 200
+        rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in rows}
 
     def child(self) -> int:
         """Return the number of the process that has Reverb in it."""
@@ -121,7 +114,7 @@ class ServiceProcess:
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal, wait for the end and return the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(_PATIENCE_S)
+        return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
         """End it for good, whatever it does."""

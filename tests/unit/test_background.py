@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 
 import pytest
+from waiting import eventually
 
 from reverb_writer.background import LateThread, in_background, start_thread
 
@@ -52,10 +52,7 @@ def test_late_thread_begins_once() -> None:
     thread = LateThread(run, "late")
     for _ in range(20):
         thread.start()
-    end = time.monotonic() + END_WITHIN_S
-    while sum(one.name == "late" for one in threading.enumerate()) != 1:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    eventually(lambda: sum(one.name == "late" for one in threading.enumerate()) == 1)
     thread.start()
     release.put(None)
     assert len(begun) == 1

@@ -54,24 +54,6 @@ def test_our_writers_make_one_group_of_columns_and_tf_agents_one_for_each_column
     assert slices == [[(5, 0, 3)], [(6, 1, 3)]]
 
 
-slices = st.lists(
-    st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 300), st.integers(1, 300)), min_size=1, max_size=4
-)
-
-
-@given(slices, st.integers(1, 140), st.booleans())
-def test_uniform_trajectories_are_parsed_as_all_others_are(
-    of_all: list[tuple[int, int, int]], num: int, with_others: bool
-) -> None:
-    from reverb_writer.protocol.trajectory_parsing import _parse_any
-
-    one = together(1, [key for key, _, _ in of_all], [(offset, length) for _, offset, length in of_all], num)
-    if with_others:
-        one.flat_trajectory.columns.add().chunk_slices.add(chunk_key=3, offset=1, length=1, index=0)
-    flat = one.flat_trajectory.SerializeToString()
-    assert parse_trajectory(flat) == _parse_any(flat)
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 300), st.integers(1, 300)), min_size=1, max_size=4),
     st.integers(1, 140),
@@ -328,8 +310,3 @@ def test_sample_larger_than_the_limit_is_unsafe() -> None:
     repeated = item(1, [[(1, 0, 100, 0)] * 3])
     with pytest.raises(UnsafeDataError, match="max_sample_bytes"):
         assembled(response((repeated, [chunk(1, [np.zeros(100)])])), sample=2399)
-
-
-def test_bytes_that_are_not_a_response_are_refused() -> None:
-    with pytest.raises(FormatError, match="not a SampleStreamResponse"):
-        samples_of(b"\xff\xff\xff")

@@ -1,4 +1,4 @@
-"""What a batch does by itself: weights, pinned memory."""
+"""What a batch does by itself: weights, pinned memory, texts with shapes instead of numbers."""
 
 from __future__ import annotations
 
@@ -85,3 +85,30 @@ def test_batch_is_copied_and_pickled() -> None:
     for same in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):  # noqa: S301  # our own bytes
         assert repr(same) == repr(batch)
     assert not hasattr(batch, "_asdict")
+
+
+def test_importance_weights_are_those_of_schaul() -> None:
+    # N = 4, P = 1/2 and 1/8, beta = 1/2: (4 / 2) ** -1/2 = 0.7071 and (4 / 8) ** -1/2 = 1.4142, over the largest.
+    info = BatchInfo(**{**vars(info_of(2)), "probabilities": np.array([0.5, 0.125]), "table_sizes": np.array([4, 4])})
+    np.testing.assert_allclose(info.importance_weights(0.5), [0.5, 1.0])
+
+
+INFO_TEXT = (
+    "BatchInfo(keys=uint64 [64], priorities=float64 [64], probabilities=float64 [64], table_sizes=int64 [64], "
+    "times_sampled=int32 [64], lengths=int64 [64], received_at=1.5, server='')"
+)
+
+
+def test_batch_shows_dtypes_and_shapes() -> None:
+    assert repr(info_of(64)) == INFO_TEXT
+    data = {"x": np.zeros((64, 5, 3), np.float32), "name": np.full((64, 5), b"", object)}
+    assert (
+        repr(Batch(data, info_of(64)))
+        == f"Batch(data={{'x': float32 [64, 5, 3], 'name': strings [64, 5]}}, info={INFO_TEXT})"
+    )
+
+
+def test_list_of_samples_shows_the_first() -> None:
+    assert repr(Batch([{"x": np.zeros((2, 3))}] * 64, info_of(64))).startswith(
+        "Batch(data=[{'x': float64 [2, 3]}, ... 64 in all], info="
+    )

@@ -155,6 +155,16 @@ def test_a_policy_may_reuse_its_arrays(wrapped: bool) -> None:
         assert [step["extras"]["log_prob"].tolist() for step in steps] == [[1], [2], [3], [4], [0]]
 
 
+def test_an_environment_that_records_itself_has_extras() -> None:
+    steps: list[Any] = []
+    bare = Counting([(3, "terminated")])
+    env = rw.environments.record(bare, steps.append, extras=lambda: {"log_prob": np.float32(-1 - len(steps))})
+    env.reset()
+    for _ in range(3):
+        env.step(0)
+    assert [float(step["extras"]["log_prob"]) for step in steps] == [-1.0, -2.0, -3.0, 0.0]
+
+
 def test_rewards_may_be_any_numbers_that_an_observer_takes() -> None:
     with rw.LocalServer([rw.TableConfig("t")]) as server:
         with rw.EpisodeObserver(server.address, "t", 10) as observer:

@@ -21,22 +21,10 @@ def test_a_nested_message_has_the_bytes_of_its_fields() -> None:
     assert request.SerializeToString(deterministic=True).hex(" ") == "0a 06 2a 04 0a 02 08 0a 1a 02 01 02"
 
 
-def test_keys_of_64_bits_are_parsed_as_they_were_encoded() -> None:
-    response = messages.InsertStreamResponse(keys=[2**64 - 1])
-    assert messages.InsertStreamResponse.FromString(response.SerializeToString()).keys == [2**64 - 1]
-
-
 def test_unknown_fields_are_skipped() -> None:
     # field 14 (a resource handle) and field 1000 are not in the table
     tensor = messages.TensorProto.FromString(bytes.fromhex("08 01 72 01 00 c2 3e 01 ff"))
     assert tensor.dtype == messages.DataType.DT_FLOAT
-
-
-def test_of_a_oneof_the_last_field_wins() -> None:
-    options = messages.KeyDistributionOptions(fifo=True)
-    options.heap.min_heap = True
-    assert options.WhichOneof("distribution") == "heap"
-    assert not options.fifo
 
 
 def test_a_dict_has_the_bytes_of_a_map() -> None:
@@ -51,12 +39,6 @@ def test_each_message_is_exported_under_its_name() -> None:
     for file in {messages.Timestamp, messages.TensorProto, messages.ChunkData}:
         for name, descriptor in file.DESCRIPTOR.file.message_types_by_name.items():
             assert getattr(messages, name).DESCRIPTOR is descriptor
-
-
-def test_nested_messages_are_attributes_of_the_outer_one() -> None:
-    assert messages.ChunkData.Data.DESCRIPTOR.full_name == "deepmind.reverb.ChunkData.Data"
-    columns = [messages.FlatTrajectory.Column(squeeze=True)]
-    assert messages.FlatTrajectory(columns=columns).SerializeToString().hex(" ") == "0a 02 10 01"
 
 
 def test_the_default_descriptor_pool_is_not_changed() -> None:

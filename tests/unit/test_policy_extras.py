@@ -80,33 +80,6 @@ def test_vector_environments_have_extras_in_every_mode(mode: AutoresetMode, expe
     assert hidden == actions == expected
 
 
-def test_dm_env_environment_has_extras() -> None:
-    dm_env = pytest.importorskip("dm_env")
-
-    class Three(dm_env.Environment):  # type: ignore[misc, name-defined]  # dm_env has no types
-        def reset(self) -> Any:
-            self.t = 0
-            return dm_env.restart(np.float32(0))
-
-        def step(self, action: Any) -> Any:  # noqa: ARG002  # whatever is done
-            self.t += 1
-            return (dm_env.termination if self.t == 3 else dm_env.transition)(1.0, np.float32(self.t))
-
-        def observation_spec(self) -> Any:
-            return dm_env.specs.Array((), np.float32)
-
-        def action_spec(self) -> Any:
-            return dm_env.specs.Array((), np.int64)
-
-    steps: list[Any] = []
-    policy = Policy()
-    env = rw.environments.record(Three(), steps.append, extras=policy.thoughts)
-    env.reset()
-    for _ in range(3):
-        env.step(policy.act())
-    assert [float(step["extras"]["log_prob"]) for step in steps] == [-1.0, -2.0, -3.0, 0.0]
-
-
 def ignore(step: Any, *, env_mask: Any = None) -> None:
     """Take a step and do nothing."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_process import eventually
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.client.targets import Shard

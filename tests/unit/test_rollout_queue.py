@@ -10,7 +10,7 @@ import pytest
 from rollouts import DEVICES, add, arrays_of, plain
 
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.rollouts import QueueRolloutStorage, RolloutStorage
+from reverb_writer.rollouts import QueueRolloutStorage
 
 
 @pytest.mark.parametrize(
@@ -57,24 +57,6 @@ def queue_of_six(device: Any, **columns: Any) -> tuple[QueueRolloutStorage, Any]
         storage.clear()
         add(storage, make, **{name: column[part] for name, column in columns.items()})
     return storage, make
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("num_rewards", [1, 2])
-def test_returns_after_a_wrap_are_those_of_the_rows_in_the_order_of_time(device: Any, num_rewards: int) -> None:
-    rng = np.random.default_rng(0)
-    rewards, values = rng.normal(size=(2, 8, 2, num_rewards)).astype(np.float32)
-    dones, last = rng.random((8, 2)) < 0.3, rng.normal(size=(2, num_rewards)).astype(np.float32)
-    storage, make = queue_of_six(device, rewards=rewards, values=values, dones=dones)
-    storage.compute_returns(make(last), 0.9, 0.8)
-    straight = RolloutStorage(2, 6, (1,), None, (1,), num_rewards)
-    add(straight, rewards=rewards[2:], values=values[2:], dones=dones[2:])
-    straight.compute_returns(last, 0.9, 0.8)
-    storage_order = [4, 5, 0, 1, 2, 3]  # rows 6 and 7 have taken the place of rows 0 and 1
-    for name in ("rewards", "values", "returns", "advantages"):
-        expected = getattr(straight, name)[storage_order]
-        np.testing.assert_allclose(np.asarray(getattr(storage, name)), expected, rtol=1e-5, atol=1e-5)
-    assert storage.get_statistics() == pytest.approx(straight.get_statistics(), rel=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)

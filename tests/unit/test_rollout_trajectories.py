@@ -61,6 +61,7 @@ def test_recurrent_minibatches_are_those_of_the_seed(device: Any) -> None:
     first, second = storage.recurrent_mini_batch_generator(2, 1)
     assert plain(first.obs[..., 0].T) == [[1, 2, 0, 0], [3, 4, 0, 0]]
     assert plain(first.masks.T) == [[T, T, F, F], [T, T, F, F]]
+    assert first.is_real is None
     assert plain(first.hidden_states[..., 0]) == [[100, 102], [200, 202]]
     assert plain(first.actions[:, :, 0].T) == [[0, 1, 2, 3]]
     assert plain(second.obs[..., 0].T) == [[11, 12, 13, 14]]

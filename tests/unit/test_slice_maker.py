@@ -1,4 +1,4 @@
-"""Slices of a pool, drawn without a server."""
+"""Slices of a pool, drawn without a server; trajectories of items are found once, and remembered for each by itself."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import pytest
 
 from reverb_writer.decoding.sample_rows import SampleRows
 from reverb_writer.decoding.samples import BatchInfo, Column
+from reverb_writer.errors import StructureError
 from reverb_writer.reading.slice_maker import SliceOptions, SlicesOfPools
 from reverb_writer.slices import SliceSampler
+from reverb_writer.slices.boundaries import KnownTrajectories
 
 
 def rows_of(*columns: Any, lengths: list[int]) -> SampleRows:
@@ -96,3 +98,55 @@ def test_padding_is_in_no_slice(how: str) -> None:
     found = [part.tolist() for part in np.split(steps["number"], drawn.markers.slices.first_rows[1:])]
     assert found == [[1, 2, 3], [2, 3]] * 4
     assert drawn.markers.done.tolist() == [False, False, True, False, True] * 4
+
+
+# Known trajectories.
+
+
+# Item `a` has rows 0 to 2 and one end within it; item `b`, rows 3 and 4 and no end.
+DONE = {b"a": [0, 1, 0], b"b": [0, 0]}
+
+
+class Rows:
+    """Rows of items that lie end to end, and a record of which were read."""
+
+    def __init__(self, items: list[bytes]) -> None:
+        self.items, self.lengths = items, np.array([len(DONE[item]) for item in items])
+        self._done = np.concatenate([DONE[item] for item in items])
+        self.was_read: list[int] = []
+
+    def __call__(self, rows: Any) -> dict[str, Any]:
+        self.was_read += rows.tolist()
+        return {"done": self._done[rows]}
+
+    def found_by(self, known: KnownTrajectories) -> tuple[Any, ...]:
+        trajectories, item_of = known.find(self.items, self.lengths, self)
+        return trajectories.starts.tolist(), trajectories.lengths.tolist(), item_of.tolist(), trajectories.storage_shape
+
+
+def test_only_rows_of_items_that_are_new_are_read() -> None:
+    known = KnownTrajectories()
+    first = Rows([b"a"])
+    assert first.found_by(known) == ([0, 2], [2, 1], [0, 0], (3,))
+    second = Rows([b"b", b"a", b"b"])
+    assert second.found_by(known) == ([0, 2, 4, 5], [2, 2, 1, 2], [0, 1, 1, 2], (7,))
+    assert (first.was_read, second.was_read) == ([0, 1, 2], [0, 1, 5, 6])
+    third = Rows([b"b", b"a"])
+    assert third.found_by(known) == ([0, 2, 4], [2, 2, 1], [0, 1, 1], (5,))
+    assert third.was_read == []
+
+
+def test_items_are_forgotten_when_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reverb_writer.slices.boundaries._MAX_BYTES", 400)  # one item: 200 + 4 x 40
+    known = KnownTrajectories()
+    for items, was_read in [([b"a"], [0, 1, 2]), ([b"a"], []), ([b"b"], [0, 1]), ([b"a"], [0, 1, 2])]:
+        rows = Rows(items)
+        rows.found_by(known)
+        assert rows.was_read == was_read
+
+
+def test_item_whose_markers_contradict_each_other_is_not_remembered() -> None:
+    known = KnownTrajectories()
+    with pytest.raises(StructureError, match="markers must all have the shape of the rows"):
+        known.find([b"a"], np.array([3]), lambda _: {"done": np.zeros(3), "truncated": np.zeros((3, 2))})
+    assert Rows([b"a"]).found_by(known) == ([0, 2], [2, 1], [0, 0], (3,))

@@ -80,12 +80,6 @@ def test_short_trajectories_are_padded_with_their_last_row_if_so_asked() -> None
     assert true_rows(batch.markers.is_init) == [0, 5, 10]
 
 
-def test_padding_has_a_mask_even_if_nothing_is_padded() -> None:
-    batch = gather({"reward": np.arange(11)}, SliceSampler(3, 2, short="pad").each(THREE, rng()))
-    assert batch.markers.mask is not None
-    assert batch.markers.mask.all()
-
-
 def test_markers_are_not_repeated_on_padding() -> None:
     steps = {"is_init": np.array([1, 0, 1]), "terminated": np.array([0, 1, 1]), "reward": np.arange(3)}
     batch = gather(steps, SliceSampler(2, 4, short="pad").each(Trajectories.from_lengths([2, 1]), rng()))
@@ -97,13 +91,6 @@ def test_markers_are_not_repeated_on_padding() -> None:
         == [1, 4]
     )
     assert batch.data["is_init"].tolist() == [1, 0, 0, 0, 1, 1, 1, 1]  # as stored
-
-
-def test_of_lengths_two_and_ten_slices_of_four_have_two_or_four_rows() -> None:
-    two = Trajectories.from_lengths([2, 10])
-    sizes = {len(SliceSampler(2, 4).sample(two, rng(seed)).rows) for seed in range(50)}
-    assert sizes == {4, 6, 8}
-    assert {len(SliceSampler(2, 4, short="skip").sample(two, rng(seed)).rows) for seed in range(50)} == {8}
 
 
 def test_slices_run_on_at_the_rings_first_row() -> None:
@@ -144,13 +131,6 @@ def test_slices_hang_over_the_edges_as_far_as_the_span(span: Any, expected: set[
 )
 def test_a_short_trajectory_is_cut_only_by_a_span_that_reaches_it(span: Any, expected: set[tuple[int, ...]]) -> None:
     assert drawn(SliceSampler(4, 4, span=span), Trajectories.from_lengths([2])) == expected
-
-
-def test_slices_that_a_span_cut_short_are_padded_too() -> None:
-    slices = SliceSampler(8, 3, short="pad", span=2).sample(Trajectories.from_lengths([9]), rng())
-    assert len(slices.rows) == 24
-    assert slices.lengths.min() < 3
-    assert slices.cut_by_sampler[slices.rows[slices.first_rows + 2] < 8].all()
 
 
 # By trajectory, by row, by priority; with and without replacement.

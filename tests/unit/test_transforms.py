@@ -39,16 +39,10 @@ def test_stack_has_the_newest_frame_last_and_repeats_the_oldest_known() -> None:
     ]
 
 
-def test_stack_does_not_cross_the_start_of_an_episode_inside_a_window() -> None:
-    batch = rw.frame_stack(3, "observation/rgb")(windows([[10, 11, 30, 31, 32]], [[0, 0, 1, 0, 0]]))
-    assert batch.data["observation"]["rgb"].tolist() == [
-        [[10, 10, 10], [10, 10, 11], [30, 30, 30], [30, 30, 31], [30, 31, 32]]
-    ]
-
-
 @pytest.mark.parametrize(
     "flags",
     [
+        {"is_first": [[0, 0, 1, 0, 0]]},
         {"is_last": [[0, 1, 0, 0, 0]]},
         {"done": [[0, 1, 0, 0, 0]]},
         {"terminated": [[0, 1, 0, 0, 0]], "truncated": [[0, 0, 0, 0, 0]]},
@@ -58,7 +52,7 @@ def test_stack_does_not_cross_the_start_of_an_episode_inside_a_window() -> None:
         {"step_type": [[1, 2, 0, 1, 1]]},
     ],
 )
-def test_stack_does_not_cross_the_end_of_an_episode_inside_a_window(flags: Any) -> None:
+def test_stack_does_not_cross_episodes_inside_a_window(flags: Any) -> None:
     leaves = {
         name: {"done": np.array(flag["done"])} if isinstance(flag, dict) else np.array(flag)
         for name, flag in flags.items()
