@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import click
 
 from reverb_writer.cli.server_options import connection_options, new_client, report_errors
-from reverb_writer.cli.transfer import TransferResult, run_transfer
+from reverb_writer.cli.transfer import run_transfer
 from reverb_writer.errors import SpecError
-from reverb_writer.files.exporting import check_exportable, export_items, export_saved, exported_keys
+from reverb_writer.files.exporting import export_items, export_saved
 from reverb_writer.files.rollout_writer import RolloutWriter
+from reverb_writer.files.trajectory_file import list_trajectories
 
 
 @click.command("export", short_help="Write the items of a table to disk.")
@@ -47,29 +49,18 @@ def command(table: str, saved: Path | None, directory: Path, **connection: Any) 
       3    all items except those named in the output, such as those whose columns have different lengths
       130  stopped by Ctrl-C or SIGTERM; the same command continues
     """  # noqa: D301  # \b is click's mark for lines to keep
-    with report_errors():
-        done = exported_keys(directory, table)
+    with report_errors(), RolloutWriter(directory) as writer, contextlib.ExitStack() as stack:
         if saved is not None:
-            with RolloutWriter(directory) as writer:
-                result = run_transfer(export_saved(saved, table, writer, skip=done), "exporting", None)
+            items = export_saved(saved, table, writer)
         else:
-            result = _export_live(table, directory, done, connection)
+            items = export_items(stack.enter_context(new_client(**connection)), table, writer)
+        try:
+            result = run_transfer(items, "exporting", None)
+        except SpecError as error:  # a table that cannot be read
+            raise click.UsageError(str(error)) from error
         click.echo(
             f"{result.num_done} items, {result.num_steps} steps in {result.seconds:.1f} s "
-            f"({result.num_done / result.seconds:,.0f} items/s); already on disk: {len(done)}, "
-            f"left out: {result.num_left_out}."
+            f"({result.num_done / result.seconds:,.0f} items/s); left out: {result.num_left_out}. "
+            f"{directory} has {len(list_trajectories(directory))} trajectories."
         )
     raise SystemExit(result.exit_code)
-
-
-def _export_live(table: str, directory: Path, done: set[int], connection: dict[str, Any]) -> TransferResult:
-    with new_client(**connection) as client:
-        found = client.server_info().get(table)
-        if found is not None:
-            try:
-                check_exportable(found)
-            except SpecError as error:
-                raise click.UsageError(str(error)) from error
-        todo = max(found.current_size - len(done), 0) if found is not None else 0
-        with RolloutWriter(directory) as writer:
-            return run_transfer(export_items(client, table, writer, skip=done), "exporting", todo)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import click
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -21,8 +21,6 @@ from reverb_writer.client.on_shards import on_each
 from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, explain_side, figures, rates
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 
-_HEADINGS = ("table", "size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample")
-_ANY_WIDTH = 10_000
 HEALTHY, BLOCKED, UNREACHABLE, CANNOT_ASK = 0, 1, 2, 3
 
 
@@ -94,16 +92,15 @@ def command(
       3    not asked: wrong arguments, certificates or token
     """  # noqa: D301  # \b is click's mark for lines to keep
     code = HEALTHY
-    show = _json_lines if as_json else _screen
     with (
         report_errors(CANNOT_ASK),
         new_client(addresses[0] if len(addresses) == 1 else list(addresses), timeout, **security) as client,
-        show(why=why, watch=watch) as tell,
+        contextlib.nullcontext(_print_json) if as_json else _screen(why=why, watch=watch) as show,
         contextlib.suppress(KeyboardInterrupt),
     ):
         for states in _states(client, interval, endless=watch):
             code = max(_code(state) for state in states.values())
-            tell(states)
+            show(states)
     raise SystemExit(code)
 
 
@@ -134,58 +131,38 @@ def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[_St
         time.sleep(interval_s)
 
 
-@contextlib.contextmanager
-def _json_lines(*, why: bool, watch: bool) -> Iterator[Any]:  # noqa: ARG001  # as _screen
-    def tell(states: _States) -> None:
-        for address, state in states.items():
-            tell_one(address, state)
-
-    def tell_one(address: str, state: ServerState | NoAnswer) -> None:
+def _print_json(states: _States) -> None:
+    for address, state in states.items():
         if isinstance(state, NoAnswer):
             click.echo(json.dumps({"address": address, "health": "unreachable", "reason": state.reason}))
-            return
+            continue
         tables = {}
         for name, table in state.now.tables.items():
             inserts, samples = state.rates(name)
             tables[name] = {**figures(table), "inserts_per_s": inserts, "samples_per_s": samples}
-        click.echo(
-            json.dumps(
-                {
-                    "address": address,
-                    "health": "blocked" if state.standstills else "healthy",
-                    "state_id": f"{state.now.state_id:032x}",
-                    "blocked": [asdict(standstill) for standstill in state.standstills],
-                    "tables": tables,
-                }
-            )
-        )
-
-    yield tell
+        health = {
+            "address": address,
+            "health": "blocked" if state.standstills else "healthy",
+            "state_id": f"{state.now.state_id:032x}",
+            "blocked": [asdict(standstill) for standstill in state.standstills],
+            "tables": tables,
+        }
+        click.echo(json.dumps(health))
 
 
 @contextlib.contextmanager
-def _screen(*, why: bool, watch: bool) -> Iterator[Any]:
+def _screen(*, why: bool, watch: bool) -> Iterator[Callable[[_States], None]]:
     console = Console()
-    if not watch or not console.is_terminal:
+    if watch and console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda states: live.update(_report(states, why=why), refresh=True)
+    else:
+        yield lambda states: console.print(_report(states, why=why))
 
-        def tell(states: _States) -> None:
-            for address, state in states.items():
-                if isinstance(state, NoAnswer):
-                    click.echo(f"{state}" if len(states) == 1 else f"{address}: {state}", err=True)
-                else:
-                    console.print(_page(address, state, why=why))
-            for line in _summary(states):
-                console.print(line)
 
-        yield tell
-        return
-    with Live(console=console, auto_refresh=False) as live:
-
-        def show(states: _States) -> None:
-            pages = [_page(address, state, why=why) for address, state in states.items()]
-            live.update(Group(*pages, *_summary(states)), refresh=True)
-
-        yield show
+def _report(states: _States, *, why: bool) -> RenderableType:
+    pages = [_page(address, state, why=why) for address, state in states.items()]
+    return Group(*pages, *_summary(states))
 
 
 def _summary(states: _States) -> Iterator[Text]:
@@ -203,59 +180,36 @@ def _summary(states: _States) -> Iterator[Text]:
         yield Text(f"healthy: none of {len(states)} shards is blocked", style="green")
 
 
-@dataclass(frozen=True)
-class _Figures:
-    """The figures of all tables, a row each; a list of figures per table if rows are too wide for the terminal."""
-
-    state: ServerState  # the state to show
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        rows = [self._row(table) for table in self.state.now.tables.values()]
-        grid = _grid()
-        for heading in _HEADINGS:
-            grid.add_column(heading, justify="left" if heading == "table" else "right", no_wrap=True)
-        for row in rows:
-            grid.add_row(*row)
-        if console.measure(grid, options=options.update(width=_ANY_WIDTH)).maximum <= options.max_width:
-            yield grid
-            return
-        for name, *figures_of_it in rows:
-            yield Text(name)
-            below = _grid(show_header=False)
-            for heading, figure in zip(_HEADINGS[1:], figures_of_it, strict=True):
-                below.add_row(Text(f"  {heading}", style="dim"), figure)
-            yield below
-
-    def _row(self, table: TableInfo) -> tuple[str, ...]:
-        shown = figures(table)
-        inserts, samples = self.state.rates(table.name)
-        return (
-            table.name,
-            f"{shown['size']:,} / {shown['max_size']:,}",
-            f"{shown['fill']:.0%}",
-            f"{inserts:,.0f}",
-            f"{samples:,.0f}",
-            _or_dash(shown["ratio_reached"], "{:.2f}"),
-            _or_dash(shown["ratio_wanted"], "{:g}"),
-            _or_dash(shown["insert_room"], "{:,.0f}", "any"),
-            _or_dash(shown["sample_room"], "{:,.0f}", "any"),
-        )
-
-
-def _grid(**options: Any) -> Table:
-    return Table(header_style="dim", box=None, pad_edge=False, **options)
-
-
 def _page(address: str, state: ServerState | NoAnswer, *, why: bool) -> RenderableType:
     if isinstance(state, NoAnswer):
         return Group(Text(address, style="bold"), Text(), Text(str(state), style="bold red"))
-    lines: list[RenderableType] = [Text(address, style="bold"), _Figures(state), Text()]
+    lines: list[RenderableType] = [Text(address, style="bold")]
+    for table in state.now.tables.values():
+        lines += [Text(table.name), _figures(table, *state.rates(table.name))]
+    lines.append(Text())
     lines += [Text(str(standstill), style="bold red") for standstill in state.standstills]
     if not state.standstills:
         lines.append(Text("healthy: no inserts or samples are blocked", style="green"))
     if why:
         lines += [Text(f"table `{table.name}`: {_rooms(table)}") for table in state.now.tables.values()]
     return Group(*lines)
+
+
+def _figures(table: TableInfo, inserts: float, samples: float) -> Table:
+    """Return the figures of a table, one below the other: so they fit into any terminal."""
+    shown = figures(table)
+    grid = Table(box=None, pad_edge=False, show_header=False)
+    grid.add_column(style="dim")
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_row("  size", f"{shown['size']:,} / {shown['max_size']:,}")
+    grid.add_row("  fill", f"{shown['fill']:.0%}")
+    grid.add_row("  inserts/s", f"{inserts:,.0f}")
+    grid.add_row("  samples/s", f"{samples:,.0f}")
+    grid.add_row("  ratio", _or_dash(shown["ratio_reached"], "{:.2f}"))
+    grid.add_row("  wanted", _or_dash(shown["ratio_wanted"], "{:g}"))
+    grid.add_row("  may insert", _or_dash(shown["insert_room"], "{:,.0f}", "any"))
+    grid.add_row("  may sample", _or_dash(shown["sample_room"], "{:,.0f}", "any"))
+    return grid
 
 
 def _rooms(table: TableInfo) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +38,10 @@ _PATIENCE = 7.0  # a chance of e^-7, or 1 in 1000, that one of the items of a un
 _CACHE_BYTES = 64 << 20  # of decoded chunks, which items that follow each other share
 
 
-def exported_keys(data_dir: Any, table: str) -> set[int]:
-    """Return the keys of a table's items that a directory has already."""
-    keys = set()
-    for path in list_trajectories(data_dir):
-        try:
-            item = StoredTrajectory(path).manifest.metadata.get("reverb", {})
-        except FormatError:
-            continue
-        if item.get("table") == table:
-            keys.add(int(item["key"]))
-    return keys
-
-
 def export_saved(
-    folder: str | os.PathLike[str], table: str, writer: RolloutWriter, *, skip: Collection[int] | None = None
+    folder: str | os.PathLike[str], table: str, writer: RolloutWriter
 ) -> Generator[Transferred, None, None]:
-    """Write each item of a table that a server has saved as a trajectory.
+    """Write each item of a table that a server has saved as a trajectory, unless the writer's directory has it.
 
     Key and priority are in the trajectory's metadata. Takes the memory of the table's data, compressed.
 
@@ -63,23 +50,22 @@ def export_saved(
             written.
         table: its name.
         writer: where items go.
-        skip: keys of items to leave out; None for those of the items that the writer's directory has.
 
     Yields:
         The outcome of each item, oldest first.
 
     Raises:
         FormatError: what was saved is damaged.
-        SpecError: it has no such table.
+        StructureError: it has no such table.
         OSError: the disk failed, for example because it is full.
     """
     saved = open_saved(Path(folder))
     signatures = saved.signatures()
     if table not in signatures:
-        raise SpecError(
+        raise StructureError(
             f"{saved.path}: no table `{table}` was saved; there are {', '.join(sorted(signatures)) or 'none'}."
         )
-    done = exported_keys(writer.data_dir, table) if skip is None else skip
+    done = _keys_on_disk(writer.data_dir, table)
     found = saved.parsed_items(messages.StoredItem)
     items = [(item, _chunk_keys(item)) for item in found if item.table == table and item.key not in done]
     wanted = {key for _, keys in items for key in keys}
@@ -94,30 +80,10 @@ def export_saved(
             yield _save(writer, table, sample)
 
 
-def check_exportable(table: TableInfo) -> None:
-    """Check that all items of a live table can be seen without removing one.
-
-    Raises:
-        SpecError: they cannot.
-    """
-    if table.sampler not in _RANDOM or table.max_times_sampled:
-        limit = f", `max_times_sampled` {table.max_times_sampled}" if table.max_times_sampled else ""
-        raise SpecError(
-            f"table `{table.name}` ({table.sampler} sampler{limit}) can only be read by removing its items. An export "
-            "needs a uniform or prioritized sampler without `max_times_sampled`. Have the server save a checkpoint, "
-            "and export that: `export_saved`, or `reverb-writer export --saved`."
-        )
-
-
 def export_items(
-    client: Client,
-    table: str,
-    writer: RolloutWriter,
-    *,
-    timeout_s: float | None = None,
-    skip: Collection[int] | None = None,
+    client: Client, table: str, writer: RolloutWriter, *, timeout_s: float | None = None
 ) -> Generator[Transferred, None, None]:
-    """Write each item that a table holds now as a trajectory.
+    """Write each item that a table holds now as a trajectory, unless the writer's directory has it.
 
     Key and priority are in the trajectory's metadata. An item is complete on disk before the next one is asked for.
 
@@ -126,7 +92,6 @@ def export_items(
         table: its name.
         writer: where items go.
         timeout_s: how long to wait for a sample, seconds; None for the client's.
-        skip: as for `export_saved`.
 
     Yields:
         The outcome of each item.
@@ -139,12 +104,31 @@ def export_items(
     info = only_server(client).request_info(timeout_s)
     check_tables_exist([table], info, client.address)
     found = info.tables[table]
-    check_exportable(found)
-    seen = set(exported_keys(writer.data_dir, table) if skip is None else skip)
+    if found.sampler not in _RANDOM or found.max_times_sampled:
+        limit = f", `max_times_sampled` {found.max_times_sampled}" if found.max_times_sampled else ""
+        raise SpecError(
+            f"table `{table}` ({found.sampler} sampler{limit}) can only be read by removing its items. An export "
+            "needs a uniform or prioritized sampler without `max_times_sampled`. Have the server save a checkpoint, "
+            "and export that: `export_saved`, or `reverb-writer export --saved`."
+        )
+    seen = _keys_on_disk(writer.data_dir, table)
     for sample in _until_all_are_seen(client, found, timeout_s):
         if sample.info.key not in seen:
             seen.add(sample.info.key)
             yield _save(writer, table, sample)
+
+
+def _keys_on_disk(data_dir: Path, table: str) -> set[int]:
+    """Return the keys of a table's items that a directory has already."""
+    keys = set()
+    for path in list_trajectories(data_dir):
+        try:
+            item = StoredTrajectory(path).manifest.metadata.get("reverb", {})
+        except FormatError:
+            continue
+        if item.get("table") == table:
+            keys.add(int(item["key"]))
+    return keys
 
 
 def _save(writer: RolloutWriter, table: str, sample: Sample) -> Transferred:

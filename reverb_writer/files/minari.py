@@ -92,10 +92,12 @@ def to_minari(
     """
     with needs("`to_minari`", "reverb-writer[minari]"):
         import minari  # noqa: PLC0415  # an extra
+        from minari.data_collector.episode_buffer import EpisodeBuffer  # noqa: PLC0415  # an extra
         from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415  # an extra
 
     files = list(paths)
-    episodes = (_episode(StoredTrajectory(path), TransitionFields(fields)) for path in files)
+    names = TransitionFields(fields)
+    episodes = (EpisodeBuffer(**_episode(StoredTrajectory(path), names)) for path in files)
     first = next(episodes, None)
     if first is None:
         raise SpecError("`paths` has no trajectories; `list_trajectories` finds those of a directory.")
@@ -119,10 +121,8 @@ def to_minari(
     return minari.MinariDataset(storage)
 
 
-def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> Any:
-    with needs("`to_minari`", "reverb-writer[minari]"):
-        from minari.data_collector.episode_buffer import EpisodeBuffer  # noqa: PLC0415  # an extra
-
+def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> dict[str, Any]:
+    """Return the columns of a trajectory by Minari's names."""
     manifest, steps = trajectory.manifest, trajectory.load()
     num_transitions = manifest.num_transitions
     values = fields.read(steps, manifest)
@@ -130,13 +130,13 @@ def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> Any:
     if not manifest.boundary_step:  # the observation after the last step was not stored
         observation = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observation)
     done, truncated = values["done"][:num_transitions], values["truncated"][:num_transitions]
-    return EpisodeBuffer(
-        observations=observation,
-        actions=tree.map_structure(lambda leaf: leaf[:num_transitions], values["action"]),
-        rewards=values["reward"][:num_transitions],
-        terminations=done & ~truncated,
-        truncations=done & truncated,
-    )
+    return {
+        "observations": observation,
+        "actions": tree.map_structure(lambda leaf: leaf[:num_transitions], values["action"]),
+        "rewards": values["reward"][:num_transitions],
+        "terminations": done & ~truncated,
+        "truncations": done & truncated,
+    }
 
 
 def _space_of_columns(nest: Any) -> Any:

@@ -24,7 +24,6 @@ import tree
 from reverb_writer.arguments import check_wait, integer
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
 from reverb_writer.files.rollout_file_base import RolloutFileBase
-from reverb_writer.files.row_layout import RowLayout
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
 from reverb_writer.leaves import zeros
@@ -159,7 +158,6 @@ class RolloutDataset(RolloutFileBase):
         self._skipped: dict[str, str] = {}
         self._cursors: list[Cursor | None] = []
         self._layout: TransitionBatch | None = None
-        self._step_layout: RowLayout | None = None  # of the first trajectory
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -295,12 +293,9 @@ class RolloutDataset(RolloutFileBase):
             raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
         start = start if start < num_transitions else 0
         cursor = Cursor(stored, self._fields, start, first_frame_done=self._first_frame_done)
-        steps = stored.manifest.layout
-        if steps == self._step_layout:
-            return cursor
         layout = cursor.layout()
         if self._layout is None:
-            self._layout, self._step_layout = layout, steps
+            self._layout = layout
         elif layout != self._layout:
             raise StructureError(
                 f"trajectory `{path.name}` has {layout}, but those before it have {self._layout}. "

@@ -58,7 +58,6 @@ class RolloutWriter:
         data_dir: str | os.PathLike[str],
         *,
         num_envs: int | None = None,
-        spec: Any = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Make the directory if it does not exist, and remove what killed writers have left unfinished there.
@@ -66,8 +65,6 @@ class RolloutWriter:
         Args:
             data_dir: the directory of the trajectories.
             num_envs: N if steps have leaves [N, ...], one row per environment, as for `TrajectoryObserver`.
-            spec: nest of array specs or arrays that steps must look like, without N; None to learn them from the first
-                step.
             metadata: JSON to store with each trajectory, such as the environment's name.
 
         Raises:
@@ -91,16 +88,9 @@ class RolloutWriter:
         self._all_envs = np.arange(self.num_envs or 1)
         self._blocks: list[Array] = []  # [N, capacity, ...] for each leaf: the steps of the current episodes
         self._lengths = np.zeros(self.num_envs or 1, np.intp)  # and how many steps each has
-        if spec is not None:
-            self._start(self._learn(spec, is_spec=True))
 
     def __repr__(self) -> str:
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
-
-    @property
-    def num_trajectories(self) -> int:
-        """The number of trajectories that are complete on disk."""
-        return self._num_written
 
     def __call__(
         self,
@@ -157,8 +147,7 @@ class RolloutWriter:
         outcomes: dict[int, _Outcome] = {
             env: {name: bool(flag[env]) for name, flag in given.items() if name != "end_of_episode"} for env in ended
         }
-        if self._steps is None:
-            self._start(known)
+        self._steps = known
         self._put(leaves, env_ids)
         self._num_steps += 1
         if not ended:
@@ -238,15 +227,10 @@ class RolloutWriter:
         found, expected = _leaves(structure), _leaves(known.structure)
         if found != expected:
             raise StructureError(f"`steps` has leaves {found}, this writer's are {expected}.")
-        if self._steps is None:
-            self._start(known)
+        self._steps = known
         columns = [np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)]
         self._num_steps += num_steps
         return self._write_columns(columns, end, outcome, metadata, has_boundary=has_boundary)
-
-    def open(self) -> None:
-        """Open the writer again after `close()`; does nothing if it is open."""
-        self._is_open = True
 
     def close(self) -> None:
         """Write the unfinished episodes, marked as cut, and close. Idempotent."""
@@ -262,7 +246,7 @@ class RolloutWriter:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ClosedError("the writer is closed. Call `open()` to write again.")
+            raise ClosedError("the writer is closed. Make another one for the same directory to go on.")
 
     def _learn(self, example: Any, *, is_spec: bool = False) -> _Steps:
         """Return what all steps have in common with `example`: the first step, or a spec without N."""
@@ -270,35 +254,29 @@ class RolloutWriter:
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
         return _Steps(structure, RowLayout.of(structure.pack(specs)))
 
-    def _start(self, steps: _Steps) -> None:
-        """Set what all steps have in common, and make room for the first ones."""
-        room = (self.num_envs or 1, _FIRST_LENGTH)
-        of_leaves = zip(steps.structure.dtypes, steps.structure.shapes, strict=True)
-        self._blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]
-        self._steps = steps
-
     def _put(self, leaves: Sequence[Any], env_ids: Array) -> None:
         """Copy a step of some environments, leaves [N, ...], behind those that they have, without counting it."""
-        if self.num_envs is None:
+        if self.num_envs is None:  # an index of integers is faster than one of arrays
             at = int(self._lengths[0])
             self._make_room(at)
             for block, leaf in zip(self._blocks, leaves, strict=True):
                 block[0, at] = leaf
             return
-        ends = self._lengths[env_ids]
         self._make_room(int(self._lengths.max()))
-        is_all = len(env_ids) == len(self._lengths)
+        ends, is_all = self._lengths[env_ids], len(env_ids) == len(self._lengths)
         for block, leaf in zip(self._blocks, leaves, strict=True):
             block[env_ids, ends] = leaf if is_all else leaf[env_ids]
 
     def _make_room(self, length: int) -> None:
-        """Double the blocks if they are full."""
-        if length < self._blocks[0].shape[1]:
+        """Make room for the first steps, or double it if it is full."""
+        assert self._steps is not None  # noqa: S101  # because there is a step
+        if self._blocks and length < self._blocks[0].shape[1]:
             return
-        blocks = []
-        for block in self._blocks:
-            blocks.append(np.zeros((len(block), 2 * length, *block.shape[2:]), block.dtype))
-            blocks[-1][:, :length] = block
+        of_leaves = zip(self._steps.structure.dtypes, self._steps.structure.shapes, strict=True)
+        room = (len(self._lengths), max(2 * length, _FIRST_LENGTH))
+        blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]
+        for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
+            block[:, :length] = former
         self._blocks = blocks
 
     def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:

@@ -100,19 +100,9 @@ class Trajectories:
         which = np.arange(len(self)) if which is None else which
         begin = np.zeros_like(which) if begin is None else begin
         lengths = self.lengths[which] - begin if lengths is None else lengths
-        stops = np.cumsum(lengths)
-        total = int(stops[-1]) if len(stops) else 0
-        steps = np.arange(total) + np.repeat(self.starts[which] + begin - stops + lengths, lengths)
-        if len(self.storage_shape) == 1:
-            return steps % self.num_steps
+        steps = (np.repeat(self.starts[which] + begin, lengths) + positions(lengths)) % self.num_steps
         num_envs = math.prod(self.storage_shape[1:])
-        return steps % self.num_steps * num_envs + np.repeat(self.env_ids[which], lengths)
-
-    def row_at(self, which: Integers, step: Integers) -> Integers:
-        """Return [m] flat indices of one row of each of the trajectories `which` [m]: row `step` [m] of it."""
-        steps = (self.starts[which] + step) % self.num_steps
-        num_envs = math.prod(self.storage_shape[1:])
-        return steps if len(self.storage_shape) == 1 else steps * num_envs + self.env_ids[which]
+        return steps if num_envs == 1 else steps * num_envs + np.repeat(self.env_ids[which], lengths)
 
     def preview(self) -> str:
         """Draw the trajectory of each row of a storage of one environment; `>` and `<` mark first and last rows.

@@ -285,7 +285,7 @@ class SliceSampler:
             if list_slices:
                 which, number = np.repeat(which, counts), positions(counts)
                 begin, _ = self._parts(trajectories.lengths[which], number)
-                weights = weights[trajectories.row_at(which, begin)]
+                weights = weights[trajectories.rows(which, begin, np.ones_like(begin))]
             else:
                 weights = counts * 1.0
         if not weights.any():
@@ -317,7 +317,7 @@ class SliceSampler:
             probabilities,
             self.short is Short.PAD,
             trajectories.storage_shape,
-            trajectories.row_at(which, begin + lengths - ~cut_by_sampler),
+            trajectories.rows(which, begin + lengths - ~cut_by_sampler, np.ones_like(begin)),
         )
 
 
