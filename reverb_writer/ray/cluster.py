@@ -72,7 +72,6 @@ class ReplayCluster:
         memory_bytes: int | None = None,
         port: int | None = None,
         bind: str | None = None,
-        environment: Mapping[str, str] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         timeout_s: float = 300.0,
         placement_timeout_s: float = 30.0,
@@ -94,8 +93,8 @@ class ReplayCluster:
             port: of the first shard, the next one has the next; None for free ones.
             bind: address that the servers accept connections on: 127.0.0.1 for those of this machine; None for all,
                 unless nodes know each other by 127.0.0.1.
-            environment: variables for the servers.
-            runtime_env: of the actors, if the cluster's own does not have this package.
+            runtime_env: Ray's, of the actors, as for this package if the cluster does not have it. The servers get its
+                `env_vars`.
             timeout_s: how long all of it may take, seconds.
             placement_timeout_s: how much of it may pass until there is room, seconds.
 
@@ -121,7 +120,6 @@ class ReplayCluster:
             float(checkpoint_every_s),
             None if port is None else integer("port", port, minimum=1, maximum=65536 - num_shards),
             bind,
-            dict(environment or {}),
         )
         for number in range(num_shards):
             server_configuration(spec, number, 1, 1, "127.0.0.1")  # refuses tables that cannot be split

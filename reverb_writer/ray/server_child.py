@@ -64,7 +64,6 @@ class ServerChild:
         *,
         host: str = "localhost",
         port: int | None = None,
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the thread.
 
@@ -74,12 +73,10 @@ class ServerChild:
             ended: called from the thread when the server has ended.
             host: name of this machine for clients: the server writes it beside its checkpoints.
             port: of the server; None for a free one.
-            environment: variables for the server, beside those of this process.
         """
         self._python, self._configuration, self._ended = python, configuration, ended
         self._host = host
         self._fixed_port = port
-        self._environment = environment or {}
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._http_port = 0
@@ -168,8 +165,7 @@ class ServerChild:
                 text=True,
                 errors="replace",
                 cwd="/",
-                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS}
-                | dict(self._environment),
+                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS},
                 start_new_session=True,
             )
         finally:

@@ -49,7 +49,6 @@ class ReplayShard:
             self._server_has_ended,
             host=self._host,
             port=None if spec.port is None else spec.port + number,
-            environment=spec.environment,
         )
 
     def __repr__(self) -> str:

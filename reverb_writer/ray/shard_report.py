@@ -58,7 +58,6 @@ class ClusterSpec:
     checkpoint_every_s: float = 600.0  # seconds between checkpoints
     port: int | None = None  # of the first shard, the next one has the next; None for free ones
     bind: str | None = None  # address that servers accept on; None for all, unless nodes know each other by 127.0.0.1
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables for the servers, beside those of the node
 
     def shard_folder(self, number: int) -> Path | None:
         """Return the folder of a shard, which is the same after each start; None without checkpoints."""

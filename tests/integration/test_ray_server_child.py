@@ -79,9 +79,8 @@ def test_variables_for_this_interpreter_are_not_for_that_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONHOME", "/no/python")
-    with child(
-        tmp_path, script(tmp_path, 'echo "home is $PYTHONHOME, $MORE"; exit 3'), environment={"MORE": "1"}
-    ) as one:
+    monkeypatch.setenv("MORE", "1")
+    with child(tmp_path, script(tmp_path, 'echo "home is $PYTHONHOME, $MORE"; exit 3')) as one:
         end = eventually(lambda: one.end, "it has ended")
     assert end.detail == "the server has ended with code 3:\nhome is , 1"
 
