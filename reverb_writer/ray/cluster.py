@@ -21,7 +21,7 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
 from reverb_writer.memory_estimate import estimate, need
 from reverb_writer.ray.actor_target import ActorTarget
-from reverb_writer.ray.actors import ask_actors, ask_shards, connect_ray, named_shards, stop_shards
+from reverb_writer.ray.actors import ask_actors, connect_ray, named_shards, stop_shards
 from reverb_writer.ray.cluster_start import start_shards
 from reverb_writer.ray.shard_actor import server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
@@ -151,7 +151,7 @@ class ReplayCluster:
         if name not in found:
             raise _unknown(name, found)
         while True:
-            answers = ask_actors(map(str, found[name]), "describe", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
+            answers = ask_actors(found[name], "describe", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
             for spec, _ in answers.values():
                 return cls(spec, started=False)
             deadline.left_s(f"`reverb-writer ray down {name}` ends the cluster all the same. No actor of it answered")
@@ -171,7 +171,7 @@ class ReplayCluster:
         found = named_shards()
         if name not in found:
             raise _unknown(name, found)
-        return stop_shards(name, map(str, found[name]), check_timeout(timeout_s))
+        return stop_shards(name, found[name], check_timeout(timeout_s))
 
     @staticmethod
     def names() -> list[str]:
@@ -187,7 +187,7 @@ class ReplayCluster:
 
     def status(self, timeout_s: float = 5.0) -> ClusterStatus:
         """Return what the shards tell within `timeout_s` seconds; what is silent has the state "no answer"."""
-        answers = ask_shards(self.spec.shard_names(), check_timeout(timeout_s))
+        answers = ask_actors(self.spec.shard_names(), "report", check_timeout(timeout_s))
         shards = []
         for name in self.spec.shard_names():
             before = self._target.known[name]

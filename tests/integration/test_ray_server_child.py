@@ -90,7 +90,7 @@ def test_server_that_must_have_a_port_says_that_it_is_taken(tmp_path: Path) -> N
         taken = other.getsockname()[1]
         with child(tmp_path / "checkpoints", port=taken) as made:
             end = eventually(lambda: made.end, "the start has failed")
-            assert (end.state, end.has_served) == ("failed", False)
+            assert (end.state, made.has_served) == ("failed", False)
             assert f"port {taken} is in use" in end.detail
             assert made.port == taken
 
