@@ -87,7 +87,7 @@ def named_shards() -> dict[str, list[str]]:
 
     found: dict[str, list[str]] = {}
     for one in ray.util.list_named_actors(all_namespaces=True):
-        if one["namespace"] == NAMESPACE:
+        if one["namespace"] == NAMESPACE and one["name"].startswith("replay:"):
             found.setdefault(one["name"].split(":")[1], []).append(one["name"])
     return found
 
