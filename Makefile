@@ -2,10 +2,9 @@
 #
 #   .venv            CPython 3.11: client and server, editable, and the tools
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
-#   .venv-client     any CPython: the client alone, editable, where dm-reverb cannot be installed
+#   .venv-client     newest CPython here: the client alone, editable, with the newest numpy, protobuf and grpcio
 #   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
 #   .venv-ray        CPython 3.11: the client beside Ray; its shards run on the servers of .venv
-#   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
 #   .venv-docs       any CPython: what builds the documentation and the distributions
 #   .venv-frameworks CPython 3.11: the client beside PyTorch, JAX, Minari, and the peers of the returns
 #   .venv-oldest     CPython 3.10: the built client alone, with the oldest releases that it promises to work with
@@ -30,7 +29,8 @@ RLLIB := --editable . --group $(PEERS):rllib
 RAY := --editable '.[gymnasium,ray]' --group test
 DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group notebook \
 	--group test
-CLIENT := --upgrade --upgrade-strategy eager '.[$(CLIENT_EXTRAS)]' --group test
+CLIENT := --upgrade --upgrade-strategy eager --editable '.[$(CLIENT_EXTRAS),demo,dm-env]' --group test
+OLDEST := '.[$(CLIENT_EXTRAS)]' --group test
 
 PROJECTS := pyproject.toml server/pyproject.toml $(PEERS) scripts/make-venv
 CLIENT_TESTS := tests/unit tests/properties tests/integration
@@ -112,13 +112,13 @@ ray: .venv/.made .venv-ray/.made  ## shards that Ray places: fake nodes on this 
 	REVERB_WRITER_SERVER_PYTHON=$(CURDIR)/.venv/bin/python .venv-ray/bin/pytest tests/ray_shards
 
 .PHONY: newest
-newest: .venv-newest/.made  ## the client's tests on the newest CPython here, on the server in pure Python
-	$(install-client)
-	.venv-newest/bin/pytest $(PARALLEL) -m 'not slow' $(CLIENT_TESTS)
+newest: .venv-client/.made  ## the client's tests on the newest CPython here, on the server in pure Python
+	.venv-client/bin/pytest $(PARALLEL) -m 'not slow' $(CLIENT_TESTS)
 
 .PHONY: oldest
-oldest: .venv/.made .venv-oldest/.made  ## the client's tests on CPython 3.10 with its oldest dependencies
-	$(test-client)
+oldest: .venv/.made .venv-oldest/.made  ## the client's tests, built and installed, on CPython 3.10 with its oldest dependencies
+	.venv-oldest/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
+	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-oldest/bin/pytest $(PARALLEL) $(CLIENT_TESTS)
 
 .PHONY: frameworks
 frameworks: .venv/.made .venv-frameworks/.made  ## what works with PyTorch, JAX and Minari, which are too big for `make test`
@@ -126,14 +126,6 @@ frameworks: .venv/.made .venv-frameworks/.made  ## what works with PyTorch, JAX 
 	$(test-frameworks) -k 'jax or rlax'  # by itself: JAX has threads, so a process with it must not be forked
 
 test-frameworks = REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest $(PARALLEL) $(FRAMEWORK_TESTS)
-
-# The client as it ships: built, installed, and tested against a server of .venv.
-install-client = .venv-$@/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
-	--force-reinstall .
-define test-client
-	$(install-client)
-	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-$@/bin/pytest $(PARALLEL) $(CLIENT_TESTS)
-endef
 
 .PHONY: docker
 docker: .venv/.made  ## the images and the compose file, with a real engine
@@ -172,17 +164,18 @@ endif
 .PHONY: lock
 lock:  ## write constraints/ anew from what the registry has today
 	$(require-311)
-	rm -rf .venv-lock
-	scripts/make-venv .venv-lock '$(PYTHON311)' /dev/null $(DEV)
-	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/dev.txt
-	rm -rf .venv-lock
-	scripts/make-venv .venv-lock '$(PYTHON311)' /dev/null $(TF_AGENTS)
-	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/tf-agents.txt
-	rm -rf .venv-lock
-	scripts/make-venv .venv-lock '$(PYTHON_DOCS)' /dev/null $(DOCS)
-	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/docs.txt
-	rm -rf .venv-lock
+	$(call lock-environment,$(PYTHON311),$(DEV),dev)
+	$(call lock-environment,$(PYTHON311),$(TF_AGENTS),tf-agents)
+	$(call lock-environment,$(PYTHON311),$(RAY),ray-tests)
+	$(call lock-environment,$(PYTHON_DOCS),$(DOCS),docs)
 	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
+
+define lock-environment
+	rm -rf .venv-lock
+	scripts/make-venv .venv-lock '$(1)' /dev/null $(2)
+	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/$(3).txt
+	rm -rf .venv-lock
+endef
 
 .PHONY: pin
 pin:  ## write the digests of the base images, as the registry has them today, into Dockerfiles and docker-compose.yml
@@ -217,19 +210,14 @@ clean:  ## remove environments, caches and builds
 	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RLLIB)
 	@touch $@
 
-.venv-ray/.made: $(PROJECTS)
+.venv-ray/.made: $(PROJECTS) constraints/ray-tests.txt
 	$(require-311)
-	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RAY)
-	@touch $@
-
-.venv-newest/.made: $(PROJECTS)
-	@test -n '$(PYTHON_NEWEST)' || { echo 'make newest needs CPython 3.12 or newer: make PYTHON_NEWEST=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON_NEWEST)' /dev/null $(CLIENT)
+	scripts/make-venv $(@D) '$(PYTHON311)' constraints/ray-tests.txt $(RAY)
 	@touch $@
 
 .venv-client/.made: $(PROJECTS)
 	@test -n '$(PYTHON_ANY)' || { echo 'This needs CPython 3.10 to 3.14: make PYTHON_ANY=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null --editable '.[$(CLIENT_EXTRAS),demo,dm-env]' --group test
+	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null $(CLIENT)
 	@touch $@
 
 .PHONY: pictures
@@ -243,7 +231,7 @@ pictures: .venv-docs/.made  ## draw the pictures of the documentation anew
 
 .venv-oldest/.made: $(PROJECTS) constraints/oldest.txt
 	@test -n '$(PYTHON310)' || { echo 'make oldest needs CPython 3.10: make PYTHON310=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON310)' constraints/oldest.txt $(CLIENT)
+	scripts/make-venv $(@D) '$(PYTHON310)' constraints/oldest.txt $(OLDEST)
 	@touch $@
 
 define NO_PYTHON311

@@ -10,7 +10,6 @@ from typing import Any
 
 from reverb_writer.background import in_background
 from reverb_writer.lazy import needs
-from reverb_writer.ray.shard_report import ShardName, ShardReport
 
 _logger = logging.getLogger(__name__)
 NAMESPACE = "reverb-writer"  # of all actors, so that every job finds them
@@ -39,16 +38,13 @@ def connect_ray(address: str | None = None) -> None:
         ray.init(address)
 
 
-def ask_shards(names: Iterable[str], timeout_s: float, method: str = "report") -> dict[str, ShardReport]:
-    """Return what those shards tell that answer within `timeout_s` seconds, by name. Raises nothing."""
-    answers: dict[str, ShardReport] = {}
-    asked = in_background(lambda: answers.update(ask_actors(names, method, timeout_s)))
-    asked.wait(timeout_s + 1.0)  # Ray may not come back at all
-    return dict(answers)
-
-
 def ask_actors(names: Iterable[str], method: str, timeout_s: float) -> dict[str, Any]:
     """Return what a method of actors returns, of those that answer within `timeout_s` seconds; by name."""
+    asked = in_background(lambda: _ask(list(names), method, timeout_s))
+    return asked.result() if asked.wait(timeout_s + 1.0) else {}  # Ray may not come back at all
+
+
+def _ask(names: list[str], method: str, timeout_s: float) -> dict[str, Any]:
     import ray  # noqa: PLC0415  # of the extra
 
     if not ray.is_initialized():
@@ -85,16 +81,15 @@ def actor_of(name: str) -> Any:
     return handle
 
 
-def named_shards() -> dict[str, list[ShardName]]:
-    """Return the names of the shards' actors that are there, by cluster and in order."""
+def named_shards() -> dict[str, list[str]]:
+    """Return the names of the shards' actors that are there, by cluster."""
     import ray  # noqa: PLC0415  # of the extra
 
-    found: dict[str, list[ShardName]] = {}
+    found: dict[str, list[str]] = {}
     for one in ray.util.list_named_actors(all_namespaces=True):
-        shard = ShardName.parse(one["name"]) if one["namespace"] == NAMESPACE else None
-        if shard:
-            found.setdefault(shard.cluster, []).append(shard)
-    return {cluster: sorted(shards) for cluster, shards in found.items()}
+        if one["namespace"] == NAMESPACE and one["name"].startswith("replay:"):
+            found.setdefault(one["name"].split(":")[1], []).append(one["name"])
+    return found
 
 
 def end_actors(cluster: str, names: Iterable[str]) -> None:
@@ -132,7 +127,7 @@ def stop_shards(
     heard_at = {name: now for name in names if actor_of(name) is not None}  # of those that have not ended
     unsaved: dict[str, str] = {}
     while heard_at and now < end:
-        answers = ask_shards(list(heard_at), min(_STOP_ANSWER_TIMEOUT_S, end - now), "stop")
+        answers = ask_actors(heard_at, "stop", min(_STOP_ANSWER_TIMEOUT_S, end - now))
         now = time.monotonic()
         heard_at |= dict.fromkeys(answers, now)
         for name, at in list(heard_at.items()):

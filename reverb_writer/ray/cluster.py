@@ -21,7 +21,7 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
 from reverb_writer.memory_estimate import estimate, need
 from reverb_writer.ray.actor_target import ActorTarget
-from reverb_writer.ray.actors import ask_actors, ask_shards, connect_ray, named_shards, stop_shards
+from reverb_writer.ray.actors import ask_actors, connect_ray, named_shards, stop_shards
 from reverb_writer.ray.cluster_start import start_shards
 from reverb_writer.ray.shard_actor import server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
@@ -72,7 +72,6 @@ class ReplayCluster:
         memory_bytes: int | None = None,
         port: int | None = None,
         bind: str | None = None,
-        environment: Mapping[str, str] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         timeout_s: float = 300.0,
         placement_timeout_s: float = 30.0,
@@ -94,8 +93,8 @@ class ReplayCluster:
             port: of the first shard, the next one has the next; None for free ones.
             bind: address that the servers accept connections on: 127.0.0.1 for those of this machine; None for all,
                 unless nodes know each other by 127.0.0.1.
-            environment: variables for the servers.
-            runtime_env: of the actors, if the cluster's own does not have this package.
+            runtime_env: Ray's, of the actors, as for this package if the cluster does not have it. The servers get its
+                `env_vars`.
             timeout_s: how long all of it may take, seconds.
             placement_timeout_s: how much of it may pass until there is room, seconds.
 
@@ -121,7 +120,6 @@ class ReplayCluster:
             float(checkpoint_every_s),
             None if port is None else integer("port", port, minimum=1, maximum=65536 - num_shards),
             bind,
-            dict(environment or {}),
         )
         for number in range(num_shards):
             server_configuration(spec, number, 1, 1, "127.0.0.1")  # refuses tables that cannot be split
@@ -153,7 +151,7 @@ class ReplayCluster:
         if name not in found:
             raise _unknown(name, found)
         while True:
-            answers = ask_actors(map(str, found[name]), "describe", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
+            answers = ask_actors(found[name], "describe", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
             for spec, _ in answers.values():
                 return cls(spec, started=False)
             deadline.left_s(f"`reverb-writer ray down {name}` ends the cluster all the same. No actor of it answered")
@@ -173,7 +171,7 @@ class ReplayCluster:
         found = named_shards()
         if name not in found:
             raise _unknown(name, found)
-        return stop_shards(name, map(str, found[name]), check_timeout(timeout_s))
+        return stop_shards(name, found[name], check_timeout(timeout_s))
 
     @staticmethod
     def names() -> list[str]:
@@ -189,7 +187,7 @@ class ReplayCluster:
 
     def status(self, timeout_s: float = 5.0) -> ClusterStatus:
         """Return what the shards tell within `timeout_s` seconds; what is silent has the state "no answer"."""
-        answers = ask_shards(self.spec.shard_names(), check_timeout(timeout_s))
+        answers = ask_actors(self.spec.shard_names(), "report", check_timeout(timeout_s))
         shards = []
         for name in self.spec.shard_names():
             before = self._target.known[name]

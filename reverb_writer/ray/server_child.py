@@ -16,8 +16,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from reverb_writer.background import start_thread
 
@@ -29,21 +28,11 @@ _NOT_FOR_OTHERS = ("PYTHONBREAKPOINT", "PYTHONHOME", "PYTHONSTARTUP")  # meant f
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy does not reach this machine
 
 
-@dataclass(frozen=True)
-class ChildEnd:
-    """How a server has ended.
+class ChildEnd(NamedTuple):
+    """How a server has ended."""
 
-    Attributes:
-        state: "stopped" if it was told to end, by this program or another one, else "failed".
-        detail: the last lines of its log, if they matter.
-        has_served: whether it has served.
-        is_asked: whether `ServerChild.stop` was called before.
-    """
-
-    state: str
-    detail: str
-    has_served: bool = False
-    is_asked: bool = False
+    state: str  # "stopped" if it was told to end, by this program or another one, else "failed"
+    detail: str  # the last lines of its log, if they matter
 
 
 class ServerChild:
@@ -53,6 +42,7 @@ class ServerChild:
         port: of the server.
         pid: of its process; None if none runs.
         is_asked: whether `stop` was called.
+        has_served: whether it has served.
         end: how it has ended; None while it runs.
     """
 
@@ -64,7 +54,6 @@ class ServerChild:
         *,
         host: str = "localhost",
         port: int | None = None,
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the thread.
 
@@ -74,16 +63,14 @@ class ServerChild:
             ended: called from the thread when the server has ended.
             host: name of this machine for clients: the server writes it beside its checkpoints.
             port: of the server; None for a free one.
-            environment: variables for the server, beside those of this process.
         """
         self._python, self._configuration, self._ended = python, configuration, ended
         self._host = host
         self._fixed_port = port
-        self._environment = environment or {}
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._http_port = 0
-        self._has_served = False
+        self.has_served = False
         self.port = port
         self.is_asked = False
         self.end: ChildEnd | None = None
@@ -116,7 +103,7 @@ class ServerChild:
             code = self._serve()
             for _ in range(_MAX_PORTS):
                 # Another process was faster than the server.
-                if code and not self._has_served and self._fixed_port is None and "in use" in "".join(self._lines):
+                if code and not self.has_served and self._fixed_port is None and "in use" in "".join(self._lines):
                     code = self._serve()
             end = self._describe(code)
         except OSError as error:
@@ -140,7 +127,7 @@ class ServerChild:
         with self._process.stdout as log:
             for line in log:
                 self._lines.append(line.rstrip())
-                self._has_served = self._has_served or line.startswith(_READY)
+                self.has_served = self.has_served or line.startswith(_READY)
                 with contextlib.suppress(OSError, ValueError):  # nothing about a log may end a server
                     print(line.rstrip(), file=sys.stderr, flush=True)  # noqa: T201  # Ray shows it
         return self._process.wait()
@@ -148,10 +135,10 @@ class ServerChild:
     def _describe(self, code: int) -> ChildEnd:
         detail = f"the server has ended with code {code}:\n" + "\n".join(self._lines)
         if self.is_asked:
-            return ChildEnd("stopped", detail if code and self._has_served else "", self._has_served, is_asked=True)
+            return ChildEnd("stopped", detail if code and self.has_served else "")
         if code == 0:
-            return ChildEnd("stopped", "another program has told the server to end", self._has_served)
-        return ChildEnd("failed", detail, self._has_served)
+            return ChildEnd("stopped", "another program has told the server to end")
+        return ChildEnd("failed", detail)
 
     def _start(self, configuration: str) -> subprocess.Popen[str]:
         file = os.memfd_create("server.json")
@@ -168,8 +155,7 @@ class ServerChild:
                 text=True,
                 errors="replace",
                 cwd="/",
-                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS}
-                | dict(self._environment),
+                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS},
                 start_new_session=True,
             )
         finally:

@@ -49,7 +49,6 @@ class ReplayShard:
             self._server_has_ended,
             host=self._host,
             port=None if spec.port is None else spec.port + number,
-            environment=spec.environment,
         )
 
     def __repr__(self) -> str:
@@ -103,11 +102,11 @@ class ReplayShard:
         """End the actor, for good if that was asked for; in the thread that has started the server."""
         import ray  # noqa: PLC0415  # of the extra
 
-        if end.is_asked:
+        if self._child.is_asked:
             time.sleep(_STOPPED_S)
         elif end.state == "stopped":
             time.sleep(_SENT_AWAY_S)
-        elif not end.has_served:
+        elif not self._child.has_served:
             time.sleep(_FAILED_S)
         if not self._child.is_asked:  # meanwhile
             os._exit(1)  # so Ray starts it again, here or elsewhere

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import TableConfig
-
-_SHARD = re.compile(r"replay:(?P<cluster>[^:]+):shard-(?P<number>\d+)-of-(?P<num_shards>\d+)")
 
 
 class PlacementError(ReverbWriterError, RuntimeError):
@@ -20,30 +16,6 @@ class PlacementError(ReverbWriterError, RuntimeError):
 
 class ShardStartError(ReverbWriterError, RuntimeError):
     """The server of a shard does not start; the message has its last log lines."""
-
-
-class ShardName(NamedTuple):
-    """What the name of a shard, which is that of its actor, too, tells.
-
-    >>> str(ShardName("experiment", 3, 4))
-    'replay:experiment:shard-3-of-4'
-    >>> ShardName.parse("replay:experiment:shard-3-of-4"), ShardName.parse("replay:experiment:other")
-    (ShardName(cluster='experiment', number=3, num_shards=4), None)
-    """
-
-    cluster: str
-    number: int  # in the cluster, from 0
-    num_shards: int  # of the cluster
-
-    def __str__(self) -> str:
-        """Return the name."""
-        return f"replay:{self.cluster}:shard-{self.number}-of-{self.num_shards}"
-
-    @classmethod
-    def parse(cls, name: str) -> ShardName | None:
-        """Return what a name tells; None if it is not a shard's."""
-        match = _SHARD.fullmatch(name)
-        return cls(match["cluster"], int(match["number"]), int(match["num_shards"])) if match else None
 
 
 @dataclass(frozen=True)
@@ -58,7 +30,6 @@ class ClusterSpec:
     checkpoint_every_s: float = 600.0  # seconds between checkpoints
     port: int | None = None  # of the first shard, the next one has the next; None for free ones
     bind: str | None = None  # address that servers accept on; None for all, unless nodes know each other by 127.0.0.1
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables for the servers, beside those of the node
 
     def shard_folder(self, number: int) -> Path | None:
         """Return the folder of a shard, which is the same after each start; None without checkpoints."""
@@ -67,8 +38,12 @@ class ClusterSpec:
         return Path(self.checkpoints) / self.name / f"shard-{number}-of-{self.num_shards}"
 
     def shard_names(self) -> tuple[str, ...]:
-        """Return the names of the shards, which are those of their actors, too."""
-        return tuple(str(ShardName(self.name, number, self.num_shards)) for number in range(self.num_shards))
+        """Return the names of the shards, which are those of their actors, too.
+
+        >>> ClusterSpec("experiment", (), 2, "python").shard_names()
+        ('replay:experiment:shard-0-of-2', 'replay:experiment:shard-1-of-2')
+        """
+        return tuple(f"replay:{self.name}:shard-{number}-of-{self.num_shards}" for number in range(self.num_shards))
 
 
 @dataclass(frozen=True)
@@ -124,9 +99,7 @@ class ShardReport:
     @property
     def number(self) -> int:
         """The shard's number in its cluster, from 0."""
-        parsed = ShardName.parse(self.name)
-        assert parsed is not None  # noqa: S101  # names are made by `ShardName`
-        return parsed.number
+        return int(self.name.rpartition("shard-")[2].partition("-of-")[0])
 
 
 @dataclass(frozen=True)
@@ -151,11 +124,8 @@ class ClusterStatus:
     def tables(self) -> dict[str, TableFigures]:
         """Return the tables of all shards together."""
         names = dict.fromkeys(name for shard in self.shards for name in shard.tables)
-        return {name: _sum([shard.tables[name] for shard in self.shards if name in shard.tables]) for name in names}
+        return {name: _sum(shard.tables[name] for shard in self.shards if name in shard.tables) for name in names}
 
 
-def _sum(figures: list[TableFigures]) -> TableFigures:
-    def total(name: str) -> Any:
-        return sum(getattr(one, name) for one in figures)
-
-    return TableFigures(total("size"), total("max_size"), total("inserts"), total("samples"))
+def _sum(figures: Iterable[TableFigures]) -> TableFigures:
+    return TableFigures(*map(sum, zip(*map(astuple, figures), strict=True)))

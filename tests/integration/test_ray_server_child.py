@@ -79,9 +79,8 @@ def test_variables_for_this_interpreter_are_not_for_that_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONHOME", "/no/python")
-    with child(
-        tmp_path, script(tmp_path, 'echo "home is $PYTHONHOME, $MORE"; exit 3'), environment={"MORE": "1"}
-    ) as one:
+    monkeypatch.setenv("MORE", "1")
+    with child(tmp_path, script(tmp_path, 'echo "home is $PYTHONHOME, $MORE"; exit 3')) as one:
         end = eventually(lambda: one.end, "it has ended")
     assert end.detail == "the server has ended with code 3:\nhome is , 1"
 
@@ -91,7 +90,7 @@ def test_server_that_must_have_a_port_says_that_it_is_taken(tmp_path: Path) -> N
         taken = other.getsockname()[1]
         with child(tmp_path / "checkpoints", port=taken) as made:
             end = eventually(lambda: made.end, "the start has failed")
-            assert (end.state, end.has_served) == ("failed", False)
+            assert (end.state, made.has_served) == ("failed", False)
             assert f"port {taken} is in use" in end.detail
             assert made.port == taken
 

@@ -90,7 +90,8 @@ def parent_of(pid: int) -> int:
 def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
     free = ray.available_resources()["memory"]
     outcomes: list[rwr.ReplayCluster] = []
-    both = [threading.Thread(target=lambda: outcomes.append(start("one", TABLES, memory_bytes=None))) for _ in "ab"]
+    options: Any = {"memory_bytes": None, "runtime_env": {"env_vars": {"ONE_MORE": "1"}}}
+    both = [threading.Thread(target=lambda: outcomes.append(start("one", TABLES, **options))) for _ in "ab"]
     for one in both:
         one.start()
     for one in both:
@@ -99,6 +100,9 @@ def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
     assert (attached.started, cluster.started) == (False, True)
     # Of each shard 0.6 GB for two processes, 38 MB for streams, and little for 500 items: docs/deploy/sizing.md.
     assert 2 * 600e6 <= free - ray.available_resources()["memory"] < 2 * 650e6
+
+    for shard in cluster.status().shards:
+        assert b"ONE_MORE=1" in Path(f"/proc/{shard.pid}/environ").read_bytes().split(b"\0")
 
     insert(cluster.target(), range(20))
     with rw.ReplayDataset(cluster.target(), "replay", 8, timeout_s=60) as dataset:
