@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -153,6 +154,6 @@ def test_every_public_class_says_its_state_in_a_line() -> None:
 
 
 def test_every_example_is_shown() -> None:
-    page = (ROOT / "docs/project/examples.md").read_text("utf-8")
+    shown = runpy.run_path(str(ROOT / "docs/conf.py"))["_examples"]()
     examples = {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.py")}
-    assert set(re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", page)) == examples
+    assert set(re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", shown)) == examples
