@@ -3,7 +3,7 @@
 #   docker build --file docker/client.Dockerfile --tag reverb-writer-client .
 #
 # The packages and their hashes are in constraints/client.txt, which `make lock` writes for CPython 3.12 or newer.
-# For a build that can be repeated, name the base by its digest: docs/deploy/docker.md.
+# For a build that can be repeated, name the base by its digest: docs/deploy/clusters.md.
 
 ARG BASE=python:3.13-slim-bookworm
 FROM ${BASE} AS build

@@ -1,5 +1,5 @@
 # The gateway of the profile `tls`: Debian's nginx, on the base that the server has, so that one base is kept up to date.
-# For a build that can be repeated, name the base by its digest: docs/deploy/docker.md.
+# For a build that can be repeated, name the base by its digest: docs/deploy/clusters.md.
 
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}

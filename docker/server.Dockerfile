@@ -3,7 +3,7 @@
 #   docker build --file docker/server.Dockerfile --tag reverb-writer-server .
 #
 # CPython 3.11 is the newest that dm-reverb has wheels for. The packages and their hashes are in constraints/server.txt.
-# For a build that can be repeated, name the base by its digest: docs/deploy/docker.md.
+# For a build that can be repeated, name the base by its digest: docs/deploy/clusters.md.
 
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS build

@@ -60,7 +60,7 @@ copybutton_prompt_is_regexp = True
 
 # Files outside this folder that pages link to, and the pages that show them on the site.
 _SHOWN_AS = {
-    "CHANGELOG.md": "project/changelog.md",
+    "CHANGELOG.md": "project/contributing.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "deploy/tls.md",
     "README.md": "index.md",
@@ -82,6 +82,22 @@ def _relink(source: list[str], folder: str) -> None:
         return f"](/{target.removeprefix('docs/')}{match[2] or ''})" if inside else match[0]
 
     source[0] = _LINK.sub(relinked, source[0])
+
+
+def _examples() -> str:
+    """Return a section for each program of `examples/`, as Markdown."""
+    folder = Path(__file__).parents[1] / "examples"
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
+    return "".join(
+        f"\n## {name}\n\n```{{literalinclude}} ../../examples/{name}\n:language: python\n```\n" for name in names
+    )
+
+
+def _read(_app: Any, page: str, source: list[str]) -> None:
+    """Complete the text of a page before it is parsed."""
+    if page == "project/examples":
+        source[0] += _examples()
+    _relink(source, posixpath.dirname(f"docs/{page}"))
 
 
 def _drawings(_app: Any, _what: str, _name: str, _of: Any, _options: Any, lines: list[str]) -> None:
@@ -113,7 +129,7 @@ def _is_field_of_a_tuple(_app: Any, _what: str, _name: str, member: Any, _skip: 
 
 def setup(app: Any) -> None:
     """Register what this site adds to Sphinx."""
-    app.connect("source-read", lambda _, page, source: _relink(source, posixpath.dirname(f"docs/{page}")))
+    app.connect("source-read", _read)
     app.connect(
         "include-read",
         lambda _, path, __, source: _relink(source, "examples" if "examples" in path.parts else ""),

@@ -9,7 +9,7 @@
 
 Loads no gRPC until `insert` is called.
 
-Source: Echo 0.1.1, `TrajectoryAccumulator`; docs/how-to/from-echo.md lists the differences.
+Source: Echo 0.1.1, `TrajectoryAccumulator`; docs/how-to/several-data-rates.md lists the differences.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ _COLUMNS = ("table", "items", "max_size", "inserts", "samples", "sampler", "remo
 
 @dataclass(frozen=True)
 class TableStats(Scalars):
-    """Counters of a table, of all servers together.
+    """Counters of a table, summed over all servers.
 
     Attributes:
-        items: items that it holds.
-        max_size: items that it holds at most.
-        episodes: episodes that its items come from.
+        items: items in the table.
+        max_size: maximum number of items.
+        episodes: episodes that the items come from.
         inserts: items inserted since the server started or the table was reset.
-        samples: items handed to samplers since then.
-        unique_samples: items sampled at least once.
+        samples: samples sent since the server started or the table was reset.
+        unique_samples: items that were sampled at least once.
     """
 
     items: int
@@ -34,7 +34,7 @@ class TableStats(Scalars):
 
     @classmethod
     def of(cls, info: TableInfo) -> TableStats:
-        """Return the counters of a table."""
+        """Return the counters in `info`, one table of `Client.server_info()`."""
         limiter = info.rate_limiter
         return cls(
             info.current_size,
@@ -51,7 +51,7 @@ class ClientStats(Scalars):
     """Counters of all tables.
 
     Attributes:
-        tables: by name.
+        tables: a `TableStats` per table, by name.
     """
 
     tables: dict[str, TableStats]

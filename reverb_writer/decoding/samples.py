@@ -42,9 +42,9 @@ class SampleInfo(NamedTuple):
     """The server's information about one sample.
 
     Attributes:
-        key: of the item, for `mutate_priorities`.
-        priority: of the item when it was sampled.
-        probability: with which the item was chosen.
+        key: key of the item, for `mutate_priorities`.
+        priority: priority of the item when it was sampled.
+        probability: probability of the item among the items of the table.
         table_size: number of items in the table when the item was sampled.
         times_sampled: how often the item has been sampled, this time included.
     """
@@ -58,23 +58,22 @@ class SampleInfo(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class BatchInfo:
-    """What is known of the B samples of a batch: the fields of `SampleInfo` as arrays, and more.
+    """Information about the B samples of a batch: the fields of `SampleInfo` as arrays, and others.
 
-    Printed, it shows shapes instead of numbers. From `as_torch`, the arrays are tensors on its device: keys int64 with
+    Its `repr` shows shapes instead of numbers. From `as_torch`, the arrays are tensors on the device: keys int64 with
     the same bits, numbers float32.
 
     Attributes:
-        keys: [B] uint64, of the items, for `update_priorities`.
-        priorities: [B] float64, of the items when they were sampled.
-        probabilities: [B] float64, with which the items were chosen; of all items of several servers that are sampled
-            as one.
-        table_sizes: [B] int64, number of items in the table when each item was sampled; likewise.
-        times_sampled: [B] int32, how often each item has been sampled, this time included.
-        lengths: [B] int64, rows of each sample; of its longest leaf if its leaves differ.
-        received_at: `time.monotonic()` when the first of the samples arrived.
-        server: address of the server that they come from; "" if they come from several.
-        mask: [B, T] bool, True for rows that are real; with `collate="pad"` only, else None.
-        members: [B] int64, number of the dataset that each sample is from; of a `MixedDataset`, else None.
+        keys: [B] uint64, keys of the items, for `update_priorities`.
+        priorities: [B] float64, priorities when the items were sampled.
+        probabilities: [B] float64, probability of each item among the items of all servers.
+        table_sizes: [B] int64, items in the table, on all servers, when the item was sampled.
+        times_sampled: [B] int32, how often the item has been sampled, this time included.
+        lengths: [B] int64, rows of the sample; rows of the longest leaf if leaves differ.
+        received_at: `time.monotonic()` in seconds, when the first of the samples arrived.
+        server: address of the server; "" if the samples come from several servers.
+        mask: [B, T] bool, True for real rows; with `collate="pad"` only, else None.
+        members: [B] int64, number of the dataset that the sample is from; with a `MixedDataset` only, else None.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -119,7 +118,7 @@ class BatchInfo:
         return weights
 
     def map_arrays(self, convert: Callable[[Any], Any]) -> BatchInfo:
-        """Return the same with each array converted, as for a framework."""
+        """Return this information with `convert` applied to each array, such as a conversion to tensors."""
         arrays = {name: value for name, value in vars(self).items() if hasattr(value, "shape")}
         return dataclasses.replace(self, **{name: convert(array) for name, array in arrays.items()})
 
@@ -130,7 +129,7 @@ class BatchInfo:
 
     @classmethod
     def concatenate(cls, infos: Sequence[BatchInfo]) -> BatchInfo:
-        """Return the information about the samples of several batches, in order; masks must be of one length."""
+        """Return the information about the samples of several batches, `infos`, in order; masks have equal lengths."""
         servers = {info.server for info in infos}
         arrays: dict[str, Any] = {
             name: np.concatenate([getattr(info, name) for info in infos])

@@ -18,29 +18,28 @@ _GAUGES = {
 
 @dataclass
 class FetchStats(Scalars):
-    """Counters of fetching, since the start except for the first three and `left_out_servers`.
+    """Counters of fetching since the dataset was opened. The first three and `left_out_servers` are present values.
 
     Attributes:
-        in_flight_samples: samples that were asked for and have not arrived.
+        in_flight_samples: samples that were requested and have not arrived.
         ready_samples: samples that have arrived and were not returned yet.
-        cache_bytes: size of the decoded chunks in the cache.
+        cache_bytes: size of the decoded chunks in the cache, bytes.
         received_samples: samples that have arrived.
-        received_bytes: bytes of their messages.
-        decoded_chunks: chunks that were decoded; all others were in the cache.
-        skipped_samples: samples skipped because of `skip_unsafe`.
-        foreign_items: samples that were left out because their item carries another spec than the dataset's first; the
-            log names both once.
-        unasked_samples: samples that a server sent although they were not requested; they are left out.
-        dropped_samples: samples of several servers that were dropped unread: for newer ones that tell how much a server
-            holds, because their connection was lost, or because their server has left the target.
-        forgiven_samples: samples of several servers that were drawn of one, and given by others in its place, because
-            it was left out then or has left the target.
+        received_bytes: size of their messages, bytes.
+        decoded_chunks: chunks that were decoded because the cache did not have them.
+        skipped_samples: unsafe or damaged samples that `skip_unsafe` left out.
+        foreign_items: samples that were left out because their item has another spec than the dataset's first item; the
+            log names both specs once.
+        unasked_samples: samples that a server sent without a request; they are left out.
+        dropped_samples: unread samples that a dataset of several servers dropped, because newer samples show how many
+            items a server holds, because the connection was lost, or because the server has left the target.
+        forgiven_samples: samples that other servers gave in place of a server that was left out or has left the target.
         left_out_servers: servers whose items are left out now: no connection, no answer, or a rate limiter that has
             blocked samples for a second.
-        lost_samples: samples that were in flight when a connection was lost, or a message could not be read. The server
-            may have sampled all of them, or none.
-        reconnects: how often a lost connection was made again.
-        server_restarts: reconnects that found the server restarted.
+        lost_samples: samples that were in flight when a connection was lost or a message could not be read. The server
+            may have sampled all of these samples, or none.
+        reconnects: lost connections that were made again.
+        server_restarts: reconnections to a server that was restarted.
     """
 
     in_flight_samples: int = 0
@@ -60,23 +59,23 @@ class FetchStats(Scalars):
     server_restarts: int = 0
 
     def add(self, other: FetchStats) -> None:
-        """Add other counters."""
+        """Add the counters of `other`."""
         for name, count in vars(other).items():
             setattr(self, name, getattr(self, name) + count)
 
 
 @dataclass
 class DatasetStats(FetchStats):
-    """Counters of a dataset: the sums of `FetchStats` over its servers, and more.
+    """Counters of a dataset: the sums of `FetchStats` over its servers, and the dataset's own counters.
 
     Attributes:
-        batches: batches returned.
-        samples: samples in them.
+        batches: batches that `next` and `take` returned.
+        samples: samples in these batches.
         wait_s: seconds that the learner has waited for batches.
-        last_age_s: seconds between the arrival of the first sample of the last batch and its return.
-        priority_updates: priorities sent to the server; to all, if it is not known which one has the item.
-        failed_priority_updates: priorities that a server which should get them did not take.
-        gone_priority_updates: priorities of items whose server is gone, or all are; they were not sent.
+        last_age_s: seconds between the arrival of the first sample of the last batch and the return of that batch.
+        priority_updates: priorities sent to the item's server, or to all servers if the item's server is unknown.
+        failed_priority_updates: priorities that the item's server did not take.
+        gone_priority_updates: priorities that were not sent because the item's server, or every server, is gone.
     """
 
     batches: int = 0

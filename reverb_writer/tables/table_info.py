@@ -17,15 +17,15 @@ _COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "
 
 @dataclass(frozen=True)
 class RateLimiterInfo:
-    """A table's rate limiter and where it stands.
+    """A table's rate limiter and its counters.
 
     Attributes:
-        samples_per_insert: the ratio that it keeps.
-        min_diff: sampling waits while `diff` would fall below.
-        max_diff: inserting waits while `diff` would rise above.
-        min_size_to_sample: items that must be there before anything is sampled.
+        samples_per_insert: ratio that the rate limiter keeps.
+        min_diff: smallest `diff`; sampling waits if `diff` would fall below it.
+        max_diff: largest `diff`; inserting waits if `diff` would rise above it.
+        min_size_to_sample: number of items that the table needs before items are sampled.
         num_inserts: items inserted since the server started or the table was reset.
-        num_samples: items handed to samplers, those fetched ahead included.
+        num_samples: samples sent, including samples that learners fetched ahead.
     """
 
     samples_per_insert: float
@@ -37,35 +37,35 @@ class RateLimiterInfo:
 
     @property
     def diff(self) -> float:
-        """Inserts x samples_per_insert - samples, which the limiter keeps between `min_diff` and `max_diff`."""
+        """Inserts x samples_per_insert - samples, which the rate limiter keeps from `min_diff` to `max_diff`."""
         return self.num_inserts * self.samples_per_insert - self.num_samples
 
     @property
     def balance(self) -> Balance:
-        """The rule that it keeps."""
+        """The rule of the rate limiter."""
         return Balance(self.samples_per_insert, self.min_size_to_sample, self.min_diff, self.max_diff)
 
 
 @dataclass(frozen=True)
 class TableInfo:
-    """One table of a server.
+    """One table of a server, or of several servers together.
 
     Attributes:
-        name: its name.
-        sampler: how items are chosen to be sampled: "uniform", "fifo", "lifo", "prioritized", "max_heap", "min_heap".
-        remover: how they are chosen to be removed.
-        max_size: items it holds at most.
+        name: name of the table.
+        sampler: rule that chooses items to sample: "uniform", "fifo", "lifo", "prioritized", "max_heap", "min_heap".
+        remover: rule that chooses items to remove, by the same names.
+        max_size: maximum number of items.
         max_times_sampled: samples after which an item is removed; 0 for no limit.
-        current_size: items it holds.
-        num_episodes: episodes that its items come from.
+        current_size: number of items.
+        num_episodes: episodes that the items come from.
         num_deleted_episodes: episodes of which no item is left.
-        num_unique_samples: items sampled at least once.
-        rate_limiter: its rate limiter.
-        signature: nest of `ArraySpec`, with the time dimension; None if it has none or one that cannot be read.
-        worker_time_ms: cumulative time of its worker thread in each state.
-        sampler_exponent: to what power a "prioritized" sampler raises priorities; None for any other.
-        remover_exponent: the same of the remover.
-        servers: the table on each of several servers, if this is what they hold together, see `merge_tables`.
+        num_unique_samples: items that were sampled at least once.
+        rate_limiter: the table's rate limiter, a `RateLimiterInfo`.
+        signature: nest of `ArraySpec`, with the time dimension; None without a signature that can be read.
+        worker_time_ms: cumulative time of the table's thread in each state, milliseconds.
+        sampler_exponent: exponent of priorities of a "prioritized" sampler; None for other samplers.
+        remover_exponent: exponent of priorities of a "prioritized" remover; None for other removers.
+        servers: the table on each server, if the client has several servers; else empty.
     """
 
     name: str
@@ -85,22 +85,22 @@ class TableInfo:
     servers: tuple[TableInfo, ...] = ()
 
     def blocks_inserts(self) -> bool:
-        """Return whether the rate limiter lets no further item in; of several servers, none does."""
+        """Return whether the rate limiter blocks the next insert; with several servers, on each server."""
         if self.servers:
             return all(table.blocks_inserts() for table in self.servers)
         return self.rate_limiter.balance.blocks_inserts(self.current_size, self.rate_limiter.diff)
 
     def blocks_samples(self) -> bool:
-        """Return whether the rate limiter lets no further item out; of several servers, none does."""
+        """Return whether the rate limiter blocks the next sample; with several servers, on each server."""
         if self.servers:
             return all(table.blocks_samples() for table in self.servers)
         return self.rate_limiter.balance.blocks_samples(self.current_size, self.rate_limiter.diff)
 
     def num_ready(self) -> int:
-        """Return how many samples the server would hand out at once, each item once.
+        """Return the number of samples that the server would send now, each item once.
 
-        A request for more, of a table with `max_times_sampled`, stays at the server when its client leaves and takes an
-        item that no client receives.
+        If a table has `max_times_sampled`, a request for more samples remains at the server when the client
+        disconnects, and consumes an item that no client receives.
         """
         if self.servers:
             return sum(table.num_ready() for table in self.servers)

@@ -10,27 +10,27 @@ from reverb_writer.scalars import Scalars
 
 @dataclass(frozen=True)
 class ObserverStats(Scalars):
-    """What an observer has done so far; cumulative but for the pending ones.
+    """Counters of an observer since it was made. `pending_items` and `pending_bytes` are present values.
 
     Attributes:
-        steps: steps taken, boundary steps included, padding not.
+        steps: steps taken, including boundary steps, without padding.
         episodes: episodes ended.
         items: windows completed, counted once for each table.
-        acknowledged_items: of them, those that the server has confirmed.
-        pending_items: of them, those that it has not confirmed yet.
-        pending_bytes: bytes that the encoded ones occupy here.
-        dropped_items: of them, those given up: under `on_block="drop_oldest"`, with a shard that was lost, at a close
-            that ran out of time, or because their priority function failed.
+        acknowledged_items: items that the server has confirmed.
+        pending_items: items that the server has not confirmed yet.
+        pending_bytes: memory of pending items that are encoded, bytes.
+        dropped_items: items that were given up: by `on_block="drop_oldest"`, with a lost shard, by a close that ran out
+            of time, or because a priority function failed.
         dropped_steps: steps that are in no window, by reason; with several kinds of windows, summed over the kinds.
             Steps appended = steps in a window + steps dropped, for each kind, once its episode has ended.
         blocked_s: seconds that calls have waited.
-        reconnects: connections made again after a loss.
-        server_restarts: of them, those that found the server restarted.
-        resent_items: items sent again after a lost connection; a server keeps each once.
-        lost_shards: how often one of several servers was given up.
-        unconfirmed_items: of the dropped items, those that a lost shard had not confirmed; some may be stored there.
-        failed_priorities: of the dropped items, those whose priority function failed.
-        unmarked_steps: steps since the last mark of an episode's end, if there never was one for 10,000 steps.
+        reconnects: lost connections that were made again.
+        server_restarts: reconnections to a server that was restarted.
+        resent_items: items sent again after a lost connection; a server stores each item once.
+        lost_shards: number of times that one of several servers was given up.
+        unconfirmed_items: dropped items that a lost shard had not confirmed; the shard may have stored some.
+        failed_priorities: dropped items whose priority function failed.
+        unmarked_steps: steps since the last mark of an episode's end, once 10,000 steps have come without a mark.
     """
 
     steps: int = 0

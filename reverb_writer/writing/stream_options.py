@@ -31,29 +31,35 @@ class StreamKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How an observer's stream behaves. Every observer takes these as keyword arguments.
+    """Options of an observer's stream. Every observer takes these options as keyword arguments.
 
     Attributes:
-        timeout_s: time-out of a call, seconds; None for the client's. A step's time-out starts again whenever the
-            server makes progress, with these items or with those of others.
+        timeout_s: time-out of a call, seconds; None for the client's, which is 30. A step's time-out starts again
+            whenever the server makes progress with this observer's items or with other actors' items.
         connect_timeout_s: time-out of opening, which waits for the server, seconds; None for `timeout_s`.
         max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
-        max_in_flight_items: items that may be complete and unconfirmed, sent or not, for each server; steps wait while
-            as many are. One call is never split, so it may exceed this by what it completes. None for 400, or
-            what 32 calls complete if that is more; and for more while a server confirms more in a tenth of a second.
-        max_in_flight_bytes: bytes of unconfirmed items and chunks at which steps wait; also bounds the ring of steps.
-        on_block: what a step does then: "wait" while there is progress, "raise" at once, or "drop_oldest" items.
-        max_item_bytes: bytes of an item, all steps and leaves together, uncompressed, above which it is refused before
-            anything of it is sent; None for no limit. Windows of a fixed length without strings are checked at the
-            first step; of strings, and of whole episodes, each step is.
-        chunk_length: steps in a chunk; None for a length that suits the windows.
-        actor_id: name of the writer, which no other one has. Of several servers, actor and episode decide which one
-            gets the episode. None for a name of machine, process and count.
-        patience_s: of several servers: seconds without a confirmation and without an answer after which one is given
-            up: its unconfirmed items are dropped and counted, and the next episodes go to others. Infinity for never.
-        until: function without arguments that tells whether the run has ended, such as `lambda: variables.finished`.
-            The observer's thread asks it often while a call waits, so it must be quick; when it returns true, the call
-            raises `FinishedError`. None to wait for the time-out.
+        max_in_flight_items: number of complete and unconfirmed items per server, sent or not, at which steps wait. One
+            call is never split, so it may exceed the limit. None for a limit that adapts: 400, or the items that 32
+            calls complete if that is more, and up to 16,384 while the server confirms more in a tenth of a second.
+        max_in_flight_bytes: bytes of unconfirmed items and chunks at which steps wait; also bounds the memory of steps
+            that are not encoded yet.
+        on_block: action of a step without room: "wait" while there is progress, "raise" at once, or "drop_oldest" to
+            drop the oldest items that are not sent.
+        max_item_bytes: bytes of an item, all steps and leaves together, uncompressed, above which the item is refused
+            before any part of it is sent; None for no limit. The first step is checked for windows of a fixed length
+            without strings; each step is checked for strings and for whole episodes.
+        chunk_length: steps in a chunk, at most 16,383; None for a length that suits the windows.
+        actor_id: unique name of the writer. With several servers, this name and the number of the episode decide which
+            server gets the episode. None for a name of machine, process and count.
+        patience_s: seconds without a confirmation and without an answer after which the observer gives up one of
+            several servers: it drops and counts the unconfirmed items, and sends the next episodes to other servers.
+            Infinity for never.
+        until: function without arguments that returns whether the run has ended, such as `lambda: variables.finished`.
+            The observer's thread calls it often while a call waits, so it must be quick. When it returns true, the
+            waiting call raises `FinishedError` within about a second. None to wait for the time-out.
+
+    Raises:
+        SpecError: an option is out of range; the message names the option.
     """
 
     timeout_s: float | None = None
