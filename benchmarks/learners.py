@@ -19,8 +19,8 @@ from typing import Any
 import reverb_writer as rw
 from benchmarks.processes import TABLE
 from reverb_writer.protocol import messages
-from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.pipes import ByteStream
 
 _SAMPLES_A_CALL = 2000
 

@@ -15,8 +15,8 @@ from benchmarks.report import Table
 from benchmarks.workloads import EPISODE_LENGTH, Workload, small_steps
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.protocol import messages
-from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.pipes import ByteStream
 
 _MAX_IN_FLIGHT_ITEMS = 16_384  # the most that an observer has by default
 _MOST_STEPS_PER_S = 400_000  # that a server here takes

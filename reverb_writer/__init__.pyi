@@ -33,7 +33,7 @@ from reverb_writer.transitions import NStepTransitions as NStepTransitions
 from reverb_writer.transitions import Transitions as Transitions
 from reverb_writer.transitions import n_step as n_step
 from reverb_writer.transitions import to_transitions as to_transitions
-from reverb_writer.transport.tls import TLS as TLS
+from reverb_writer.transport.wire import TLS as TLS
 from reverb_writer.windows import EndOfEpisode as EndOfEpisode
 from reverb_writer.windows import WindowSpec as WindowSpec
 from reverb_writer.writing.observer_stats import ObserverStats as ObserverStats

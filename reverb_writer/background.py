@@ -73,7 +73,7 @@ class Outcome(Generic[_T]):
         """Begin without one."""
         self._ended = Flag()
         self._value: Any = None
-        self._error: BaseException | None = None
+        self._error: Any = None
 
     def done(self) -> bool:
         """Return whether the work has come to its end."""

@@ -98,7 +98,7 @@ def new_client(
 ) -> Client:
     """Return the client that the options describe."""
     from reverb_writer.client.client import Client  # noqa: PLC0415  # loads gRPC, which other commands do not need
-    from reverb_writer.transport.tls import TLS  # noqa: PLC0415  # as above
+    from reverb_writer.transport.wire import TLS  # noqa: PLC0415  # as above
 
     certificates = TLS(ca, cert, key) if ca or cert or key else tls or None
     return Client(address, certificates, token, timeout)

@@ -25,7 +25,7 @@ from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import ReverbWriterError, SpecError
 from reverb_writer.tables.table_info import TableInfo, merge_tables
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.tls import TLS
+from reverb_writer.transport.wire import TLS
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,7 +15,6 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.tables.table_info import ServerInfo
-from reverb_writer.transport.server_info import ask_server_info
 
 _T = TypeVar("_T")
 
@@ -98,7 +97,7 @@ def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
 
 
 def _ask(shard: Server, timeout_s: float) -> ServerInfo:
-    return ask_server_info(shard.channel, timeout_s)
+    return shard.channel.start_info(timeout_s).result()
 
 
 @contextlib.contextmanager

@@ -33,9 +33,8 @@ from reverb_writer.protocol.specs import check_signature, packer, packer_of, spe
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.sample_stream import Limit, SampleStream
-from reverb_writer.transport.server_info import request_server_info
+from reverb_writer.transport.waits import insert_items
 
 _LOG = logging.getLogger(__package__)
 
@@ -85,7 +84,7 @@ class Server:
 
     def request_info(self, timeout_s: float | None = None) -> ServerInfo:
         """Return the tables together with the identity of the server's process."""
-        return request_server_info(self.channel, self._timeout(timeout_s))
+        return self.channel.server_info(self._timeout(timeout_s))
 
     def insert(
         self,

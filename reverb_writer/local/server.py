@@ -142,7 +142,7 @@ class LocalServer:
         self._server.start()
         # It also ends without `close`: at garbage collection, or when the interpreter ends.
         endpoint = LocalEndpoint(store)
-        endpoints.register(self.address, endpoint)
+        endpoints.BY_ADDRESS[self.address] = endpoint
         self._end = functools.partial(_end, self._server, self._threads, self.address, endpoint, os.getpid())
         self._stop = weakref.finalize(self, _stop, self._end)
 
@@ -209,7 +209,8 @@ def _bind(server: Any, port: int) -> int:
 
 def _end(server: Any, threads: DaemonThreads, address: str, endpoint: LocalEndpoint, process: int) -> None:
     if os.getpid() == process:
-        endpoints.forget(address, endpoint)
+        if endpoints.BY_ADDRESS.get(address) is endpoint:  # not another server that has the address since
+            del endpoints.BY_ADDRESS[address]
         endpoint.close()
         server.stop(None).wait(_STOP_S)
         threads.shutdown()

@@ -60,7 +60,7 @@ class Source:
     def is_lost(self) -> bool:
         """Whether there is no connection to the server, or its target says that it is lost."""
         stream = self.stream
-        return stream.disconnected_at is not None or self.server.shard.state == "lost" or stream.is_closed
+        return stream.loss is not None or self.server.shard.state == "lost" or stream.is_closed
 
 
 _SourceT = TypeVar("_SourceT", bound=Source)

@@ -14,8 +14,9 @@ from typing import Any
 
 import tree
 
-from reverb_writer.errors import SpecError
-from reverb_writer.protocol import signatures
+from reverb_writer.errors import FormatError, SpecError
+from reverb_writer.protocol import messages, signatures
+from reverb_writer.protocol.responses import parse
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables.table_config import (
     Balance,
@@ -28,7 +29,9 @@ from reverb_writer.tables.table_config import (
     Stack,
     TableConfig,
 )
+from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo
 
+_MAX_TABLES = 10_000
 _HUGE = sys.float_info.max / 2  # Reverb writes the largest float for no bound
 
 
@@ -127,6 +130,16 @@ def encode_signature(signature: Any) -> Any:
     return None if signature is None else signatures.encode(tree.map_structure(_spec, signature))
 
 
+def read_server_info(reply: bytes, at: float) -> ServerInfo:
+    """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`."""
+    response = parse("ServerInfoResponse", messages.ServerInfoResponse, reply)
+    if len(response.table_info) > _MAX_TABLES:
+        raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected {_MAX_TABLES} at most.")
+    tables = {table.name: _table_info(table) for table in response.table_info}
+    state = response.tables_state_id
+    return ServerInfo((state.high << 64) | state.low, tables, at)
+
+
 def _read_rate_limiter(message: Any, sampler: Selector) -> RateLimiter:
     limiter = message.rate_limiter
     ratio, min_size = limiter.samples_per_insert, limiter.min_size_to_sample
@@ -154,3 +167,39 @@ def _spec(leaf: Any) -> ArraySpec | None:
     except (AttributeError, TypeError, ValueError) as error:
         expected = "an object with `shape` and `dtype`, such as ArraySpec"
         raise SpecError(f"a leaf of `signature` must be {expected}, got {leaf!r}.") from error
+
+
+def _table_info(table: Any) -> TableInfo:
+    limiter = table.rate_limiter_info
+    balance = read_balance(limiter)
+    work = table.table_worker_time
+    return TableInfo(
+        name=table.name,
+        sampler=selector_name(table.sampler_options),
+        remover=selector_name(table.remover_options),
+        max_size=table.max_size,
+        max_times_sampled=table.max_times_sampled,
+        current_size=table.current_size,
+        num_episodes=table.num_episodes,
+        num_deleted_episodes=table.num_deleted_episodes,
+        num_unique_samples=table.num_unique_samples,
+        rate_limiter=RateLimiterInfo(
+            samples_per_insert=balance.samples_per_insert,
+            min_diff=balance.min_diff,
+            max_diff=balance.max_diff,
+            min_size_to_sample=balance.min_size,
+            num_inserts=limiter.insert_stats.completed,
+            num_samples=limiter.sample_stats.completed,
+        ),
+        signature=signatures.decode(table.signature),
+        sampler_exponent=_exponent(table.sampler_options),
+        remover_exponent=_exponent(table.remover_options),
+        worker_time_ms={
+            state: getattr(work, f"{state}_ms")
+            for state in ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
+        },
+    )
+
+
+def _exponent(options: Any) -> float | None:
+    return float(options.prioritized.priority_exponent) if options.WhichOneof("distribution") == "prioritized" else None

@@ -13,25 +13,23 @@ import contextlib
 import functools
 import os
 import queue
-import random
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import grpc.aio
 
 from reverb_writer.arguments import check_address
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.messages import SERVER_INFO
+from reverb_writer.tables.table_info import ServerInfo
+from reverb_writer.tables.table_messages import read_server_info
 from reverb_writer.transport import endpoints, loop, process_hooks
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
-from reverb_writer.transport.pending_call import Outcome, PendingCall
-from reverb_writer.transport.tls import TLS, credentials_of
-from reverb_writer.transport.wire import OPTIONS, PERMANENT, Wire, WireClosedError
-
-if TYPE_CHECKING:
-    from reverb_writer.transport.local_pipe import LocalPipe
+from reverb_writer.transport.loop import PendingCall
+from reverb_writer.transport.wire import OPTIONS, PERMANENT, TLS, Wire, WireClosedError, credentials_of
 
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
@@ -39,7 +37,10 @@ _RECENT_S, _MAX_CONNECT_ERRORS = 10.0, 200  # at the pace of `_PAUSE_S`
 _ANSWER_WITHIN_S, _AGAIN_WITHIN_S = 2.0, 3.0
 _CLOSE_S = 1.0  # how long `close` waits until the connection is closed
 _NOT_BEFORE_S = 10.0  # from an examination without a finding to the next one
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
+
+
+class _LocalPipe(Protocol):
+    def lose(self, fault: str) -> None: ...
 
 
 class Channel:
@@ -98,7 +99,7 @@ class Channel:
             self._dial = functools.partial(grpc.aio.secure_channel, credentials=credentials_of(tls))
             self._advice = "the certificates; the server may ask for one of the client, too"
         self._is_direct = not tls and not use_proxy
-        self.local_pipes: set[LocalPipe] = set()
+        self.local_pipes: set[_LocalPipe] = set()
         self._pid = os.getpid()
         self._connect_errors: list[tuple[str, float]] = []
         self._closed = False
@@ -125,7 +126,7 @@ class Channel:
     @property
     def endpoint(self) -> endpoints.Endpoint | None:
         """The server of the address, if it is in this process, and is to be reached without TLS or a proxy."""
-        return endpoints.find(self.address) if self._is_direct else None
+        return endpoints.BY_ADDRESS.get(self.address) if self._is_direct else None
 
     def loss(self, reason: str) -> ReverbWriterError:
         """Return the error of a stream whose connection is lost, or closed."""
@@ -180,49 +181,47 @@ class Channel:
         """
         self.check_usable()
         started = time.monotonic()
-        pending = PendingCall(lambda pending: self._call(pending, method, request, timeout_s), self.address, timeout_s)
         try:
-            return pending.result()
+            return PendingCall(lambda: self._call(method, request, timeout_s), self.address, timeout_s).result()
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             if self.last_response_at < started:
                 self.examine()
             reasons = self.recent_connect_errors(time.monotonic() - started)
             raise self._explain(reasons, timeout_s) from error.__cause__
-        finally:
-            pending.cancel()
 
     def call_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a `call` when the server answers, and never make it again."""
         deadline = time.monotonic() + timeout_s
         self.call(SERVER_INFO, b"", timeout_s)
-        pending = self.start(method, request, max(deadline - time.monotonic(), 0.0))
-        try:
-            return pending.result()
-        finally:
-            pending.cancel()
+        return self.start(method, request, max(deadline - time.monotonic(), 0.0)).result()
 
-    def start(
-        self,
-        method: str,
-        request: bytes,
-        timeout_s: float,
-        deliver: Callable[[Outcome], object] | None = None,
-    ) -> PendingCall:
-        """Start a unary call, made once; if there is no server, it fails at once.
+    def start(self, method: str, request: bytes, timeout_s: float) -> PendingCall[bytes]:
+        """Start a unary call, made once; if there is no server, it fails at once."""
+        self.check_usable()
+        return PendingCall(lambda: self._ask(method, request, timeout_s), self.address, timeout_s)
 
-        `deliver` gets the reply or the error, in the loop's thread; it must not wait.
+    def server_info(self, timeout_s: float) -> ServerInfo:
+        """Ask the server for its tables, by `call`.
+
+        Raises:
+            FormatError: the answer cannot be read, or names too many tables.
+            ReverbWriterError: as of `call`.
+        """
+        return read_server_info(self.call(SERVER_INFO, b"", timeout_s), time.monotonic())
+
+    def start_info(
+        self, timeout_s: float, deliver: Callable[[ServerInfo | ReverbWriterError], object] = lambda _: None
+    ) -> PendingCall[ServerInfo]:
+        """Ask the server for its tables once, without waiting for it to come up; never waits.
+
+        `deliver` gets the answer, or the error that came instead, in the loop's thread; it must not wait.
         """
 
-        async def work(_: PendingCall) -> bytes:
-            try:
-                return await self._ask(method, request, timeout_s)
-            except WireClosedError as error:
-                if self._closed:
-                    raise self._closed_error() from error
-                raise ReplayTimeoutError(f"the server at {self.address} did not answer ({error}).") from error
+        async def ask() -> ServerInfo:
+            return read_server_info(await self._ask(SERVER_INFO, b"", timeout_s), time.monotonic())
 
         self.check_usable()
-        return PendingCall(work, self.address, timeout_s, deliver)
+        return PendingCall(ask, self.address, timeout_s, deliver)
 
     def recent_connect_errors(self, seconds: float = _RECENT_S) -> list[str]:
         """Return the errors of attempts to connect in the last seconds, in gRPC's words."""
@@ -259,24 +258,21 @@ class Channel:
     def _make_wire(self, options: dict[str, Any]) -> Wire:
         return Wire(self._dial, self.address, {**self._options, **options}, self._metadata)
 
-    def _give_up(self, fault: str) -> None:
-        """End all calls over the connection; the next one makes a new one."""
+    def _give_up(self, fault: str) -> Wire | None:
+        """End all calls over the connection, and return it; the next call makes a new one."""
         wire, self._wire = self._wire, None
         self._num_given_up += 1
         if wire is not None:
             wire.close(fault)
         for pipe in [*self.local_pipes]:
             pipe.lose(fault)
+        return wire
 
     async def _close(self, done: queue.SimpleQueue[None]) -> None:
-        wire = self._wire
-        self._give_up("the client was closed")
-        if wire is not None:
-            await wire.closed()
+        wire = self._give_up("the client was closed")
+        if wire is not None and wire.closing is not None:
+            await asyncio.wait([wire.closing])
         done.put(None)
-
-    def _closed_error(self) -> ClosedError:
-        return ClosedError(f"the client of {self.address} was closed during a call.")
 
     async def _ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
         self.check_usable()
@@ -290,21 +286,23 @@ class Channel:
             if error.code() not in NO_ANSWER:
                 self.note_response()
             raise translate_error(error, self.address) from error
+        except WireClosedError as error:
+            if self._closed or loop.is_ending():
+                raise ClosedError(f"the client of {self.address} was closed during a call.") from error
+            raise
         self.note_response()
         return reply
 
-    async def _call(self, pending: PendingCall, method: str, request: bytes, timeout_s: float) -> bytes:
+    async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make attempts that fail at once, and tell why, until one does not; gRPC connects again meanwhile."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
             try:
                 return await self._ask(method, request, left_s)
-            except WireClosedError as error:
-                if self._closed or loop.is_ending():
-                    raise self._closed_error() from error
-                if left_s <= 0 or pending.is_cancelled:
-                    raise ReplayTimeoutError(str(error)) from None
+            except WireClosedError:
+                if left_s <= 0:
+                    raise
                 await asyncio.sleep(0.0)
             except (ReplayTimeoutError, ServerUnavailableError) as error:
                 cause = error.__cause__
@@ -360,7 +358,31 @@ class Channel:
                     loop.submit(self._wire.close, "the client was forgotten")
 
 
-def backoff_s(failures: int) -> float:
-    """Return a random time that doubles with each failure in a row, seconds, so that clients come back one by one."""
-    longest = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 16))
-    return random.uniform(longest / 2, longest)  # noqa: S311  # jitter, no secret
+@dataclass(frozen=True)
+class ConnectionLoss:
+    """A connection was lost, and there is no new one yet."""
+
+    channel: Channel
+    error: Exception  # what ended the last connection, or what the last attempt to make one met
+    reason: str  # the same in words
+    since: float  # `time.monotonic()`
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server is there and does not answer, by all attempts to connect in the last seconds."""
+        seen = self._seen
+        is_late = isinstance(self.error, ReplayTimeoutError) or is_silence(seen)
+        return is_late or (is_refusal(seen) and is_listening(self.channel.address))
+
+    def explain(self, silence_s: float) -> str:
+        """Say what was seen. Only a refused connection advises a start: a paused server would lose its tables by it."""
+        address, heard = self.channel.address, f"last heard of {silence_s:.1f} s ago ({self._seen})"
+        if self.is_silent:
+            return f"The server at {address} does not answer, {heard}. It may be paused: look at its process."
+        if is_refusal(self._seen):
+            return f"The server at {address} is gone, {heard}. Start it again."
+        return f"There is no connection to the server at {address}, {heard}. It is tried again and again."
+
+    @property
+    def _seen(self) -> str:
+        return "; ".join([self.reason.rstrip("."), *self.channel.recent_connect_errors()])

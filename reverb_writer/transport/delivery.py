@@ -14,6 +14,7 @@ import collections
 import functools
 import logging
 import math
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +26,9 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import parse
 from reverb_writer.tables.rate_limits import explain_inserts, explain_limiter, inserts_progress
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
-from reverb_writer.transport.channel import Channel, backoff_s
-from reverb_writer.transport.connection_loss import ConnectionLoss
+from reverb_writer.transport.channel import Channel, ConnectionLoss
 from reverb_writer.transport.in_flight import InFlight
-from reverb_writer.transport.local_pipe import LocalPipe, open_pipe
-from reverb_writer.transport.pipe import Event, Pipe
-from reverb_writer.transport.server_info import start_server_info
+from reverb_writer.transport.pipes import Event, LocalPipe, Pipe, open_pipe
 
 _LOG = logging.getLogger(__package__)
 
@@ -39,6 +37,7 @@ Post = Callable[[Callable[[], None]], None]
 _MESSAGE_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 5.0
 _QUESTION_TIMEOUT_S = 2.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _SILENCE_S = 10.0  # after which the connection is examined, if a confirmation is due
 
 
@@ -141,7 +140,7 @@ class Delivery:
 
     def _question(self, timeout_s: float, handle: Callable[[Any], None]) -> None:
         try:
-            start_server_info(self.channel, timeout_s, self._posting(handle))
+            self.channel.start_info(timeout_s, self._posting(handle))
         except ClosedError as error:
             handle(error)
 
@@ -210,9 +209,9 @@ class Delivery:
         if self.loss is None:
             self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
-        self.loss = ConnectionLoss(self.channel, error, reason)
+        self.loss = ConnectionLoss(self.channel, error, reason, time.monotonic())
         self._counts["resent_items"] += self.flight.requeue()
-        self._retry_at = time.monotonic() + backoff_s(self._failures)
+        self._retry_at = time.monotonic() + _backoff_s(self._failures)
         self._failures += 1
 
     # --------------------------------------------------------------------------------------------- why nothing moves
@@ -260,3 +259,9 @@ class Delivery:
             f"The server at {address} is slow: last confirmation {time.monotonic() - self.flight.progress_at:.1f} s "
             "ago. Raise `timeout_s`."
         )
+
+
+def _backoff_s(failures: int) -> float:
+    """Return a random time that doubles with each failure in a row, seconds, so that clients come back one by one."""
+    longest = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 16))
+    return random.uniform(longest / 2, longest)  # noqa: S311  # jitter, no secret

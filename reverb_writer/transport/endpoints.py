@@ -1,7 +1,7 @@
 """Servers of this process, by address: their clients here call functions, and need no socket.
 
-    LocalServer --register--> find() --> Channel: calls
-                                     --> LocalPipe: streams
+    LocalServer --> BY_ADDRESS --> Channel: calls
+                               --> LocalPipe: streams
 
 Nothing of a server's package is imported. The functions take locks and change tables, so the main thread, which an
 interrupt may meet anywhere, never calls them: the loop does so for it.
@@ -10,7 +10,7 @@ interrupt may meet anywhere, never calls them: the loop does so for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import grpc
 
@@ -52,20 +52,5 @@ class Endpoint(Protocol):
         """Return a new stream; `deliver` gets its answers, and once the error that ends it. It must not wait."""
 
 
-_endpoints: dict[str, Endpoint] = {}
-
-
-def register(address: str, endpoint: Endpoint) -> None:
-    """Have the calls and streams of this process to an address end at `endpoint`."""
-    _endpoints[address] = endpoint
-
-
-def forget(address: str, endpoint: Endpoint) -> None:
-    """Take back `register`; another endpoint that has the address since stays."""
-    if _endpoints.get(address) is endpoint:
-        del _endpoints[address]
-
-
-def find(address: str) -> Endpoint | None:
-    """Return the server of this process that has the address; None if there is none."""
-    return _endpoints.get(address)
+BY_ADDRESS: Final[dict[str, Endpoint]] = {}
+"""The servers of this process. Who starts or stops one changes it."""

@@ -1,6 +1,6 @@
 """One asyncio loop for all calls and streams of this process, in a daemon thread that starts with the first of them.
 
-    any thread --submit--> the loop's thread: grpc.aio, timers, time-outs --> a queue or a function of the caller
+    any thread --submit, PendingCall--> the loop's thread: grpc.aio, timers, time-outs --> a queue or a function
 
 The loop carries bytes: nothing that it calls waits or takes long. Callers wait at a `queue.SimpleQueue`, which Ctrl-C
 cannot leave locked. When the interpreter ends, all calls end before any object of gRPC is deleted. A forked child uses
@@ -12,18 +12,24 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from reverb_writer.background import LateThread
-from reverb_writer.errors import ClosedError
+from reverb_writer.background import LateThread, Outcome
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.transport import process_hooks
+
+_T = TypeVar("_T")
+
+_LOG = logging.getLogger(__package__)
 
 THREAD_NAME: Final = "reverb-writer-loop"
 _END_S = 2.0  # for all calls to end when the interpreter does
+_SHORT_S = 30.0  # for the loop to say that a call's time is over: milliseconds, unless the machine has no time for us
 
 
 class _Loop:
@@ -95,7 +101,70 @@ def is_here() -> bool:
     return loop is not None and loop.thread == threading.get_ident()
 
 
-def spawn(work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+class PendingCall(Outcome[_T]):
+    """A call that is under way on the loop. Thread-safe."""
+
+    def __init__(
+        self,
+        work: Callable[[], Coroutine[Any, Any, _T]],
+        address: str,
+        timeout_s: float,
+        deliver: Callable[[_T | ReverbWriterError], object] = lambda _: None,
+    ) -> None:
+        """Have the loop do the work.
+
+        Args:
+            work: returns the reply, or raises ReverbWriterError; ends after `timeout_s` seconds by itself.
+            address: of the server, for errors.
+            timeout_s: how long it may take.
+            deliver: gets the reply, or the error, in the loop's thread; must not wait.
+
+        Raises:
+            ClosedError: the interpreter ends, or a parent process has used gRPC.
+        """
+        super().__init__()
+        self._address, self._timeout_s, self._deliver = address, timeout_s, deliver
+        self._task: asyncio.Task[_T] | None = None
+        submit(self._start, work)
+
+    def cancel(self) -> None:
+        """End the call; `result` raises ReplayTimeoutError. Idempotent; never waits."""
+        if not self.done():
+            with contextlib.suppress(ClosedError):
+                submit(lambda: self._task and self._task.cancel())
+
+    def result(self) -> _T:
+        """Wait for the reply, or raise what has come instead; an interrupt of the wait ends the call."""
+        assert not is_here(), "the loop's thread would wait for itself"  # noqa: S101
+        try:
+            if not self.wait(self._timeout_s + _SHORT_S):
+                raise ReplayTimeoutError(f"the server at {self._address}: gRPC did not end a call at its deadline.")
+            return super().result()
+        finally:
+            self.cancel()
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> None:
+        self._task = spawn(work())
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[_T]) -> None:
+        def reply() -> _T:
+            try:
+                return task.result()
+            except asyncio.CancelledError:
+                text = f"the server at {self._address} did not answer before the call ended."
+                raise ReplayTimeoutError(text) from None
+            except ReverbWriterError:
+                raise
+            except Exception as error:  # whatever it is, the caller must hear of it
+                _LOG.exception("A call to %s has failed.", self._address)
+                raise ReverbWriterError(f"the call to {self._address} failed: {error!r}.") from error
+
+        self.settle(reply)
+        self._deliver(self._value if self._error is None else self._error)
+
+
+def spawn(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
     """Start a task. For the loop's thread only, as all below."""
     loop = _loops[""]
     task = loop.asyncio.create_task(work)

@@ -35,11 +35,9 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import NO_SAMPLES, SampleReassembler, Samples
 from reverb_writer.tables.rate_limits import explain_samples
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
-from reverb_writer.transport.byte_stream import ByteStream
-from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.connection_loss import ConnectionLoss
-from reverb_writer.transport.pending_call import PendingCall
-from reverb_writer.transport.server_info import start_server_info
+from reverb_writer.transport.channel import Channel, ConnectionLoss
+from reverb_writer.transport.loop import PendingCall
+from reverb_writer.transport.pipes import ByteStream
 
 _LOG = logging.getLogger(__package__)
 
@@ -70,7 +68,6 @@ class SampleStream:
         info: the server's tables when it was last connected to; None if it has not answered yet.
         answer: its tables as it has told them last; None before that.
         loss: how the connection was lost; None while there is one.
-        disconnected_at: `time.monotonic()` then; None while there is one.
         unanswered_since: since when a question is not answered, and no sample has come; None if all are.
         num_bytes: bytes of all messages so far.
         num_lost: samples that were in flight when a connection was lost, or a message could not be read.
@@ -105,8 +102,9 @@ class SampleStream:
             needs_table: whether a server without the table counts as lost; if not, that is an error.
         """
         self.info = self.answer = info
-        self.loss = None if info else ConnectionLoss(channel, ServerUnavailableError(""), "no answer yet")
-        self.disconnected_at: float | None = None if info else time.monotonic()
+        self.loss: ConnectionLoss | None = None
+        if info is None:
+            self.loss = ConnectionLoss(channel, ServerUnavailableError(""), "no answer yet", time.monotonic())
         self.unanswered_since: float | None = None
         self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = self.server_restarts = 0
         self._channel, self._name, self._changed = channel, table, changed
@@ -116,7 +114,7 @@ class SampleStream:
         self._stream: ByteStream | None = None
         self._reassembler = SampleReassembler()
         self._num_requested = self._num_come = 0  # over the connection
-        self._question: PendingCall | None = None
+        self._question: PendingCall[ServerInfo] | None = None
         self._answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
         self._earlier = collections.deque([info] if info else [])  # answers of the last seconds, one a second
         self._refusal = ""  # what came in the place of the newest answer
@@ -239,7 +237,7 @@ class SampleStream:
             if self.unanswered_since is None:
                 self.unanswered_since = now
             timeout_s = _ANSWER_WITHIN_S if self.loss is None else _RECONNECT_WITHIN_S
-            self._question = start_server_info(self._channel, timeout_s, self._put_answer)
+            self._question = self._channel.start_info(timeout_s, self._put_answer)
 
     def look(self, now: float, since: float) -> None:
         """Have the owner ask why nothing comes, for a wait that began at `since`; for any thread.
@@ -252,12 +250,12 @@ class SampleStream:
 
     def explain(self, since: float) -> str:
         """Say what has kept samples from coming since a wait began, as far as it shows; for any thread."""
-        answer, loss, lost_at, asked_at = self.answer, self.loss, self.disconnected_at, self.unanswered_since
+        answer, loss, asked_at = self.answer, self.loss, self.unanswered_since
         server, now = f"The server at {self._channel.address}", time.monotonic()
         if answer is None:
             return f"{server} has not answered yet."
-        if loss is not None and lost_at is not None:
-            return loss.explain(now - lost_at)
+        if loss is not None:
+            return loss.explain(now - loss.since)
         unanswered_s = 0.0 if asked_at is None else now - asked_at
         if answer.at >= since and unanswered_s < _OLD_S:
             return explain_samples(answer, self._name, self._earlier[0])
@@ -272,9 +270,8 @@ class SampleStream:
         if self.info is not None and self.loss is None:
             _LOG.warning("Samples of `%s`: %s Looking for it.", self._name, error)
         self._end_stream()
-        if self.disconnected_at is None:
-            self.disconnected_at = time.monotonic()
-        self.loss = ConnectionLoss(self._channel, error, str(error))
+        since = time.monotonic() if self.loss is None else self.loss.since
+        self.loss = ConnectionLoss(self._channel, error, str(error), since)
         self._ask_at = time.monotonic() + _RETRY_S
 
     def stop_requests(self) -> None:
@@ -380,7 +377,7 @@ class SampleStream:
                 self.reconnects += 1
                 self.server_restarts += info.state_id != self.info.state_id
             self.info = info
-            self.loss = self.disconnected_at = None
+            self.loss = None
             self._ask_at = self._found_at = now
         if not self._removes_items or self.table is None:
             return

@@ -1,14 +1,19 @@
-"""One channel of gRPC and the calls that it carries. For the loop's thread only."""
+"""One channel of gRPC: its certificates, its options, and the calls that it carries."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc.aio
 
+from reverb_writer.errors import ReplayTimeoutError, SpecError
 from reverb_writer.protocol import messages
 from reverb_writer.transport import loop
 from reverb_writer.transport.grpc_errors import NO_ANSWER
@@ -45,12 +50,66 @@ PERMANENT: Final[dict[str, Any]] = {"grpc.keepalive_time_ms": _NEVER_MS, "grpc.c
 """Options of a connection that gRPC does not end however long it is silent."""
 
 
-class WireClosedError(Exception):
-    """The wire was closed during a call; its `fault` says why."""
+@dataclass(frozen=True)
+class TLS:
+    """Certificates for an encrypted connection, as paths to PEM files.
+
+    Attributes:
+        root_certificates: certificates that may have signed the server's; None for those of the system.
+        certificate: this client's own certificate chain, for mutual TLS.
+        private_key: its key; given together with `certificate`.
+        server_name: the name that the server's certificate must carry, if it is not the address's.
+
+    Raises:
+        SpecError: one of `certificate` and `private_key` is given without the other.
+    """
+
+    root_certificates: str | os.PathLike[str] | None = None
+    certificate: str | os.PathLike[str] | None = None
+    private_key: str | os.PathLike[str] | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.private_key is None):
+            raise SpecError("`certificate` and `private_key` must be given together: each is useless alone.")
+
+
+def credentials_of(tls: TLS) -> grpc.ChannelCredentials:
+    """Read the PEM files; gRPC itself would say only at the first call, and in its log, that it cannot use them."""
+    import ssl  # noqa: PLC0415  # not needed for plain text, and it takes time
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if tls.root_certificates is not None:
+        with _readable("root_certificates", tls.root_certificates):
+            context.load_verify_locations(tls.root_certificates)
+    if tls.certificate is not None:
+        with _readable("certificate` and `private_key", tls.certificate, tls.private_key):
+            context.load_cert_chain(tls.certificate, tls.private_key, password=lambda: "")
+    return grpc.ssl_channel_credentials(*map(_read, (tls.root_certificates, tls.private_key, tls.certificate)))
+
+
+@contextlib.contextmanager
+def _readable(name: str, *paths: str | os.PathLike[str] | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one, too
+        files = ", ".join(os.fspath(path) for path in paths if path is not None)
+        raise SpecError(f"`{name}`: cannot use the PEM files {files} ({error.strerror or error}).") from error
+
+
+def _read(path: str | os.PathLike[str] | None) -> bytes | None:
+    return None if path is None else pathlib.Path(path).read_bytes()
+
+
+class WireClosedError(ReplayTimeoutError):
+    """The wire was closed during a call."""
 
 
 class Wire:
-    """A channel of gRPC to one address, and its calls. Channels of one process share connections, unless `alone`."""
+    """A channel of gRPC to one address, and its calls; for the loop's thread only.
+
+    Channels of one process with the same address and options share a connection.
+    """
 
     _held = False  # whether grpc.aio is kept from ending with its last channel, and beginning anew with the next
 
@@ -66,10 +125,10 @@ class Wire:
             grpc.aio.init_grpc_aio()
             Wire._held = True
         self.fault: str | None = None  # why it was closed
-        self._metadata = metadata
+        self.closing: asyncio.Task[None] | None = None  # ends when the connection is given back
+        self._address, self._metadata = address, metadata
         self._channel: Any = dial(address, options=[*options.items()])
         self._calls: set[Any] = set()
-        self._closing: asyncio.Task[Any] | None = None
         loop.close_at_end(self.close)
 
     async def ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
@@ -118,12 +177,7 @@ class Wire:
             self.fault = fault
             for call in [*self._calls]:
                 call.cancel()
-            self._closing = loop.spawn(self._close())
-
-    async def closed(self) -> None:
-        """Return when the connection is given back."""
-        if self._closing is not None:
-            await asyncio.wait([self._closing])
+            self.closing = loop.spawn(self._close())
 
     async def _close(self) -> None:
         await self._channel.close()
@@ -131,7 +185,7 @@ class Wire:
 
     def _check(self) -> None:
         if self.fault is not None:
-            raise WireClosedError(self.fault)
+            raise WireClosedError(f"the server at {self._address} did not answer ({self.fault}).")
 
     def _keep(self, call: Any) -> None:
         self._calls.add(call)

@@ -16,9 +16,8 @@ from store_messages import chunk, item
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
-from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.server_info import request_server_info
+from reverb_writer.transport.pipes import ByteStream
 
 pytestmark = pytest.mark.only_server("reverb", "it compares dm-reverb with a local server of its own")
 
@@ -51,7 +50,7 @@ class Ends:
 
     def counts(self) -> Counts:
         """Return inserts, samples and size."""
-        table = request_server_info(self._channel, TIMEOUT_S).tables[self._table]
+        table = self._channel.server_info(TIMEOUT_S).tables[self._table]
         return table.rate_limiter.num_inserts, table.rate_limiter.num_samples, table.current_size
 
     def close(self) -> None:

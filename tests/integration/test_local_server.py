@@ -23,9 +23,9 @@ import reverb_writer as rw
 from reverb_writer.files.tfrecord import FILES
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.loop import THREAD_NAME
+from reverb_writer.transport.pipes import ByteStream
 
 TABLES = [
     rw.TableConfig("replay", 100, rw.Prioritized(0.5), rate_limiter=rw.SampleToInsertRatio(2.0, 2, (-100.0, 500.0))),

@@ -19,11 +19,9 @@ from waiting import eventually
 import reverb_writer as rw
 from reverb_writer.protocol import messages, responses
 from reverb_writer.transport import loop
-from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.pipe import Pipe
+from reverb_writer.transport.pipes import ByteStream, Pipe
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import request_server_info
 
 
 @pytest.fixture
@@ -116,7 +114,7 @@ def test_answer_to_a_checkpoint_that_is_none_is_named(server: MisbehavingServer)
 def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer, num_asked: int) -> None:
     server.sample = lambda _: itertools.repeat(sample())
     with Channel(server.address) as channel:
-        info = request_server_info(channel, 60.0)
+        info = channel.server_info(60.0)
         stream = SampleStream(channel, "replay", info, changed=lambda: None, removes_items=False)
         stream.proceed(time.monotonic(), 0, num_asked)
         for _ in range(num_asked):

@@ -26,9 +26,8 @@ import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.transport import channel, delivery
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.pipe import Pipe
+from reverb_writer.transport.pipes import Pipe
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import request_server_info
 
 pytestmark = by_socket
 
@@ -182,7 +181,7 @@ def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(
     with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
         write(observer, range(1))
     with CallForwarder(server.port) as gateway, Channel(gateway.address) as channel:
-        info = request_server_info(channel, 60.0)
+        info = channel.server_info(60.0)
         stream = SampleStream(channel, "replay", info, changed=lambda: None, removes_items=False)
         gateway.lose = gateway.refuse = lambda _: grpc.StatusCode.DEADLINE_EXCEEDED
         stream.proceed(time.monotonic(), 0, 1)

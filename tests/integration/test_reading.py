@@ -21,7 +21,6 @@ import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import request_server_info
 
 # What comes.
 
@@ -77,7 +76,7 @@ def read_all(stream: SampleStream) -> list[int]:
 
 
 def open_stream(channel: Channel, table: str) -> SampleStream:
-    info = request_server_info(channel, 60.0)
+    info = channel.server_info(60.0)
     return SampleStream(channel, table, info, changed=lambda: None, removes_items=False)
 
 

@@ -17,8 +17,8 @@ from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
-from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.pipes import ByteStream
 
 
 @pytest.fixture

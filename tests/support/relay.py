@@ -12,8 +12,8 @@ import grpc
 
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.protocol import messages
-from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.pipes import ByteStream
 
 
 class Relay:
