@@ -5,9 +5,9 @@ from reverb_writer import errors as errors
 from reverb_writer import files as files
 from reverb_writer import returns as returns
 from reverb_writer import rollouts as rollouts
-from reverb_writer import shards as shards
 from reverb_writer import slices as slices
 from reverb_writer.accumulator.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
+from reverb_writer.client import shards as shards
 from reverb_writer.client.client import Client as Client
 from reverb_writer.client.server_calls import Sample as Sample
 from reverb_writer.client.variables import Variables as Variables

@@ -46,9 +46,9 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = module_of[name]
         with _loading:
-            if module == package:  # a package in this package, which is a name by itself
-                return importlib.import_module(f"{package}.{name}")
-            value = getattr(importlib.import_module(module), name)
+            value = vars(importlib.import_module(module)).get(name)
+            if value is None:  # a module, which is a name by itself
+                value = importlib.import_module(f"{module}.{name}")
         setattr(sys.modules[package], name, value)
         return value
 

@@ -19,7 +19,6 @@ from typing import Any
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
-from reverb_writer.memory_estimate import estimate, need
 from reverb_writer.ray.actor_target import ActorTarget
 from reverb_writer.ray.actors import ask_actors, connect_ray, named_shards, stop_shards
 from reverb_writer.ray.cluster_start import start_shards
@@ -27,6 +26,7 @@ from reverb_writer.ray.shard_actor import server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
 from reverb_writer.tables import TableConfig, check_tables
 from reverb_writer.tables.shares import share_of
+from reverb_writer.writing.memory_estimate import estimate, need
 
 _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # also that of a folder, which is not above it

@@ -9,8 +9,8 @@ import platform
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
-from reverb_writer.memory_estimate import PROCESS_BYTES, Estimate, need
 from reverb_writer.tables.rate_limits import rates
+from reverb_writer.writing.memory_estimate import PROCESS_BYTES, Estimate, need
 from reverb_writer_server.config.bind import ALL
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.observability.describe import describe, format_bytes

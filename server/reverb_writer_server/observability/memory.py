@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from reverb_writer.memory_estimate import Estimate
-from reverb_writer.memory_estimate import estimate as estimate_table
+from reverb_writer.writing.memory_estimate import Estimate
+from reverb_writer.writing.memory_estimate import estimate as estimate_table
 from reverb_writer_server.config.schema import ServedTable
 
 _CGROUP = Path("/sys/fs/cgroup")
