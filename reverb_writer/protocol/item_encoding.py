@@ -55,16 +55,13 @@ def encode_slices(
     offsets: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
 ) -> npt.NDArray[Any]:
-    """Encode the chunk slices of n windows, m slices each, of c chunks.
+    """Encode the chunk slices of n windows, m slices each, of c chunks: [n, m], for `encode_items`.
 
     Args:
         chunk_keys: [c] keys of the chunks, below `KEY_LIMIT`.
         touched: [n, m] indices into `chunk_keys`, in the order of the chunks' steps.
         offsets: [n, m] first step used of each chunk.
         lengths: [n, m] number of steps used of each chunk, >= 1; `offsets + lengths` is at most `MAX_CHUNK_LENGTH`.
-
-    Returns:
-        [n, m] slices for `encode_items`. Owned by the caller.
     """
     whole = np.zeros(len(chunk_keys), _SLICE)
     whole["key"] = _varints(chunk_keys, _KEY_WIDTH).view(_SLICE["key"])[:, 0]
@@ -86,18 +83,16 @@ def encode_items(
 ) -> npt.NDArray[np.uint8]:
     """Encode n items of one table whose windows touch m chunks each.
 
-    Every item has `num_columns` columns; column i consists of slices of the chunks' tensors at index i.
-
     Args:
         table: the table's name.
         keys: [n] item keys, below `KEY_LIMIT`.
         priorities: [n], finite and >= 0.
         slices: [n, m], from `encode_slices`.
-        num_columns: leaves of the step, >= 1.
+        num_columns: leaves of the step, >= 1. Column i consists of slices of the chunks' tensors at index i.
 
     Returns:
-        [n, size] bytes: each row is one `items` field of an InsertStreamRequest. Owned by the caller. A
-        concatenation of rows and of the bytes of `encode_chunk` and `encode_keep_keys`, in any order, is a request.
+        [n, size] bytes: each row is one `items` field of an InsertStreamRequest. A concatenation of rows and of the
+        bytes of `encode_chunk` and `encode_keep_keys`, in any order, is a request.
     """
     n, m = slices.shape
     template = _item_template(table, m, num_columns)
@@ -120,7 +115,7 @@ def encode_chunk(
     encoders: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
     spec: bytes = b"",
 ) -> bytes:
-    """Encode a chunk that holds the same steps of every column.
+    """Encode a chunk of the same steps of every column, as one `chunks` field of an InsertStreamRequest.
 
     Args:
         key: the chunk's key, below `KEY_LIMIT`.
@@ -129,9 +124,6 @@ def encode_chunk(
         columns: arrays [length, ...], one for each leaf; not referenced after the call returns.
         encoders: `tensors.encoder` of each column, if the caller keeps them for many chunks; None to look them up.
         spec: a `specs.spec_tensor`, which becomes the last tensor and is not counted as data; empty for none.
-
-    Returns:
-        One `chunks` field of an InsertStreamRequest.
     """
     parts: list[bytes] = []
     size = 0
@@ -150,7 +142,7 @@ def encode_chunk(
     encoded_key = varint.__wrapped__(key)  # random keys would evict the lengths from the cache
     head = b"".join((_CHUNK_KEY, encoded_key, _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(len(data))))
     tail = b"".join((_CHUNK_NUM_TENSORS, varint(len(columns) + bool(spec)), _CHUNK_UNCOMPRESSED_SIZE, varint(size)))
-    return b"".join((_REQUEST_CHUNKS, varint(len(head) + len(data) + len(tail)), head, data, tail))
+    return _delimited(_REQUEST_CHUNKS, head, data, tail)
 
 
 def encode_keep_keys(keys: Sequence[int]) -> bytes:
@@ -160,8 +152,8 @@ def encode_keep_keys(keys: Sequence[int]) -> bytes:
     return _delimited(_REQUEST_KEEP_KEYS, _varints(np.array(keys, np.uint64), _KEY_WIDTH).tobytes())
 
 
-def _delimited(tag: bytes, body: bytes) -> bytes:
-    return b"".join((tag, varint(len(body)), body))
+def _delimited(tag: bytes, *body: bytes) -> bytes:
+    return b"".join((tag, varint(sum(map(len, body))), *body))
 
 
 def _varints(numbers: npt.NDArray[np.integer[Any]], width: int) -> npt.NDArray[np.uint8]:
@@ -186,17 +178,17 @@ def _column(index: int, num_slices: int) -> tuple[bytes, int, int]:
 
 
 class _Block(NamedTuple):
-    """Columns of equal size: their offset in the item, and the offset of the numbers in a column."""
+    """Columns of equal size."""
 
-    start: int
+    start: int  # in the item
     num_columns: int
     column_size: int
-    numbers_at: int
+    numbers_at: int  # in a column
     slice_size: int
 
 
 class _ItemTemplate(NamedTuple):
-    """The encoding of items of one table with equally many slices; offsets are in the item."""
+    """The encoding of items of one table with equally many slices, and offsets in it."""
 
     item: npt.NDArray[np.uint8]
     key_at: int

@@ -25,11 +25,7 @@ _MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, even a
 
 
 def parse(name: str, message_class: Any, reply: bytes) -> Any:
-    """Return a message of a server; the name is for the error.
-
-    Raises:
-        FormatError: the bytes are not such a message.
-    """
+    """Return a message of a server; a FormatError with its name if the bytes are none."""
     try:
         return message_class.FromString(reply)
     except DecodeError as error:
@@ -37,11 +33,9 @@ def parse(name: str, message_class: Any, reply: bytes) -> Any:
 
 
 class Samples:
-    """Whole samples in the server's order: their numbers, each kind in an array, and where the rest of each is.
+    """Whole samples in the server's order: their numbers, each kind in an array [n] as in `BatchInfo`, and `entries`.
 
-    Attributes:
-        entries: [n] `reverb_writer.sampled.Entry`; of a server of this process its items, which have these attributes.
-        keys, priorities, probabilities, table_sizes, times_sampled: [n], as in `BatchInfo`.
+    Entries are `reverb_writer.sampled.Entry`; of a server of this process its items, which have these attributes.
     """
 
     __slots__ = ("entries", "keys", "priorities", "probabilities", "table_sizes", "times_sampled")

@@ -64,16 +64,10 @@ class ArraySpec:
 
 
 def decode(value: Any) -> Any:
-    """Return the nest that a signature describes.
+    """Return the nest of `ArraySpec` that a `messages.StructuredValue`, possibly of an untrusted writer, describes.
 
-    Args:
-        value: a `messages.StructuredValue`, possibly of an untrusted writer.
-
-    Returns:
-        A nest of `ArraySpec`, or None if the signature is not set or cannot be read; the log names the unreadable part.
-        Within a process, named tuples of one name with the same fields have one class.
-
-    Thread safety: any thread.
+    None if it is not set or cannot be read; the log names the unreadable part. Within a process, named tuples of one
+    name with the same fields have one class.
     """
     try:
         return _decode(value, ()) if value.ByteSize() else None

@@ -73,13 +73,7 @@ def _warn_once(reason: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def read_spec(dtype: int, encoded_shape: bytes, content: bytes) -> bytes:
-    """Return the encoded spec that is a chunk's last tensor; empty if that tensor is no spec, or cannot be read.
-
-    Args:
-        dtype: the tensor's `messages.DataType`, possibly of an untrusted writer.
-        encoded_shape: its encoded TensorShapeProto.
-        content: its encoded content.
-    """
+    """Return the encoded spec that is a chunk's last tensor; empty if that tensor is no spec, or cannot be read."""
     if len(content) > _MAX_BYTES:
         return b""
     try:
@@ -122,13 +116,8 @@ def check_signature(
 ) -> None:
     """Check that a table's signature describes the columns.
 
-    Args:
-        table: its name.
-        signature: nest of `ArraySpec`, with the time dimension.
-        paths: of the leaves, in the order of the columns.
-        dtypes: of each; `object` for strings.
-        shapes: of each, without time.
-        times: of each the size that stands before it: (T,), () where there is no time. None for windows of any length.
+    `signature` is a nest of `ArraySpec` with the time dimension. `times` has the size that stands before the shape of
+    each column: (T,), () where there is no time; None for windows of any length.
     """
     expected = [(path, spec) for path, spec in zip(*named_leaves(signature, "signature"), strict=True) if spec]
     if len(expected) != len(paths):

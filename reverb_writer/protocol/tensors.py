@@ -73,13 +73,10 @@ _ALLOWED: Final = ", ".join([dtype.name for dtype in _NUMBERS if dtype.kind != "
 
 
 def dtype_number(dtype: np.dtype[Any]) -> int:
-    """Return the number that a dtype has in Reverb's protocol.
+    """Return the number of a dtype of any byte order; `S`, `U`, `StringDType` and object all mean strings.
 
     >>> int(dtype_number(np.dtype(">f4")))
     1
-
-    Args:
-        dtype: of any byte order. `S`, `U`, `StringDType` and object all mean strings.
     """
     if dtype.kind in _STRING_KINDS:
         return DataType.DT_STRING
@@ -92,13 +89,10 @@ def dtype_number(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_of(number: int) -> np.dtype[Any]:
-    """Return the dtype, of native byte order, that has this number in Reverb's protocol.
+    """Return the dtype, of native byte order, that has this number; strings are object, to be filled with `bytes`.
 
     >>> dtype_of(19)
     dtype('float16')
-
-    Returns:
-        The dtype. Strings are object, to be filled with `bytes`.
 
     Raises:
         UnsafeDataError: the dtype is not on the allow-list.
@@ -108,20 +102,15 @@ def dtype_of(number: int) -> np.dtype[Any]:
     if dtype is not None:
         return dtype
     if number == DataType.DT_BFLOAT16:
-        return _bfloat16()
+        try:
+            import ml_dtypes  # noqa: PLC0415  # an optional dependency: few users need it
+        except ImportError:
+            raise FormatError("tensor of dtype bfloat16, which NumPy does not know. Install `ml_dtypes`.") from None
+        return np.dtype(ml_dtypes.bfloat16)
     raise UnsafeDataError(
         f"tensor of dtype {_name_of(number)} ({number}), which is never decoded, expected one of {_ALLOWED}. "
         "Find the writer that stores it."
     )
-
-
-def _bfloat16() -> np.dtype[Any]:
-    try:
-        import ml_dtypes  # noqa: PLC0415  (an optional dependency: few users need it)
-    except ImportError:
-        raise FormatError("tensor of dtype bfloat16, which NumPy does not know. Install `ml_dtypes`.") from None
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return dtype
 
 
 def _name_of(number: int) -> str:
@@ -139,12 +128,9 @@ def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callab
     The first bytes, the length of the content as a varint, and the content together are a TensorProto, which Reverb's
     own client decodes to an array of equal dtype, shape and values.
 
-    Returns:
-        The bytes, and a function of an array of any memory layout, which it only reads. It encodes `str` as UTF-8, and
-        raises a StructureError if an element of an object array is neither `str` nor `bytes`. NumPy drops trailing zero
-        bytes of `S` and `U` elements: use an object array to keep them.
-
-    Thread safety: any thread; compression releases the GIL.
+    The function only reads the array, which may have any memory layout. It encodes `str` as UTF-8, and raises a
+    StructureError if an element of an object array is neither `str` nor `bytes`. NumPy drops trailing zero bytes of `S`
+    and `U` elements: use an object array to keep them. Any thread may call it; compression releases the GIL.
     """
     number = dtype_number(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -269,19 +255,13 @@ class EncodedTensor(NamedTuple):
             )
 
     def decode_into(self, array: Array, *, delta_encoded: bool = False) -> None:
-        """Decode into an array of this dtype and shape, in C order.
+        """Decode into an array of this dtype and shape, in C order; decompression releases the GIL.
 
-        Strings become `bytes` in an object array. Booleans become 0 or 1, whatever byte is stored.
-
-        Args:
-            array: is overwritten.
-            delta_encoded: whether integers of two or more dimensions are stored as differences along axis 0, as the
-                chunk says.
+        Strings become `bytes` in an object array. Booleans become 0 or 1, whatever byte is stored. If `delta_encoded`,
+        integers of two or more dimensions are stored as differences along axis 0.
 
         Raises:
             FormatError: the content is damaged. The values of the array are undefined then.
-
-        Thread safety: any thread; decompression releases the GIL.
         """
         kind = self.header.dtype.kind
         if kind == "O":
@@ -301,11 +281,7 @@ class EncodedTensor(NamedTuple):
 
 
 def decompress_into(content: bytes | memoryview, array: Array) -> None:
-    """Decompress a snappy block, whose size was checked, into a uint8 array of that size, in C order.
-
-    Raises:
-        FormatError: the block is damaged. The values of the array are undefined then.
-    """
+    """Decompress a snappy block, whose size was checked, into a uint8 array of that size, in C order."""
     decompress: Callable[[Any, Any], int] = cramjam.snappy.decompress_raw_into  # NumPy 1 types no array as a buffer
     try:
         decompress(content, array)

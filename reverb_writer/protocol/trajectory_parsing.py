@@ -49,11 +49,7 @@ Parsed = tuple[ItemLayout, Sequence[Sequence[Slice]]]
 
 
 def parse_trajectory(flat_trajectory: bytes) -> Parsed:
-    """Return an encoded FlatTrajectory's layout, and the slices of each of its groups.
-
-    Raises:
-        FormatError: the bytes are not a FlatTrajectory, or the item has no columns, or a column has no rows.
-    """
+    """Parse an encoded FlatTrajectory; a FormatError if it is none, or has no columns, or a column has no rows."""
     return _parse_one_slice(flat_trajectory) or _parse_uniform(flat_trajectory) or _parse_any(flat_trajectory)
 
 

@@ -29,9 +29,6 @@ _QUEUED: dict[Side, str] = {
 _LEAST_S = 1.0  # between two answers of a server, for a sentence on what happened in between
 
 
-# ------------------------------------------------------------------------------------------------ arithmetic
-
-
 def insert_room(table: TableInfo) -> float:
     """Return how many items the rate limiter lets in before something must be sampled; infinity without a bound."""
     limiter = table.rate_limiter
@@ -111,13 +108,6 @@ def figures(table: TableInfo) -> dict[str, Any]:
     }
 
 
-def _is_queue(table: TableInfo) -> bool:
-    """Return whether a table is a queue or a stack, whose rate limiter has no key but the table's size."""
-    limiter = table.rate_limiter
-    rule = (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff, table.max_times_sampled)
-    return rule == (1, 0, table.max_size, 1)
-
-
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -132,11 +122,6 @@ def _inserts_until_sample(table: TableInfo) -> int:
     return max(1, math.ceil((limiter.min_diff + 1 - limiter.diff) / limiter.samples_per_insert))
 
 
-def _samples_until_insert(table: TableInfo) -> int:
-    limiter = table.rate_limiter
-    return max(1, math.ceil(limiter.diff + limiter.samples_per_insert - limiter.max_diff))
-
-
 # ------------------------------------------------------------------------------------------------- sentences
 
 
@@ -147,11 +132,14 @@ def explain_side(table: TableInfo, side: Side) -> tuple[str, str]:
         direction = "in" if side == "inserts" else "out"
         why = f"The rate limiter of table `{table.name}` lets {side} {direction}: the server is slow or busy"
         return f"{why}.", "Ask again."
+    limiter = table.rate_limiter
     if side == "inserts":
-        wider = "larger `max_size`" if _is_queue(table) else "larger `error_buffer`"
-        remedy = f"{_count(_samples_until_insert(table), 'sample')} the next insert in; so does a {wider}."
+        rule = (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff, table.max_times_sampled)
+        wider = "larger `max_size`" if rule == (1, 0, table.max_size, 1) else "larger `error_buffer`"
+        number = max(1, math.ceil(limiter.diff + limiter.samples_per_insert - limiter.max_diff))
+        remedy = f"{_count(number, 'sample')} the next insert in; so does a {wider}."
     elif _missing(table) > 0:
-        lower = "; so does a lower `min_size`" if table.rate_limiter.min_size_to_sample > 1 else ""
+        lower = "; so does a lower `min_size`" if limiter.min_size_to_sample > 1 else ""
         remedy = f"{_count(_missing(table), 'insert')} sampling start{lower}."
     else:
         remedy = (
@@ -276,24 +264,16 @@ class StandstillDetector:
         before, self._last = self._last, info
         since: dict[tuple[str, Side], float] = {}
         found: list[Standstill] = []
-        if before is not None and before.state_id == info.state_id:
-            for name in info.tables.keys() & before.tables.keys():
-                for side in _WAITING:
-                    if _stood_still(before.tables[name], info.tables[name], side):
-                        since[name, side] = self._since.get((name, side), before.at)
-            found = [
-                _standstill(table, side, info.at - since[name, side])
-                for name, table in info.tables.items()
-                for side in _WAITING
-                if (name, side) in since
-            ]
+        for name, table in info.tables.items():
+            if before is None or before.state_id != info.state_id or name not in before.tables:
+                continue
+            for side in _WAITING:
+                if _stood_still(before.tables[name], table, side):
+                    since[name, side] = self._since.get((name, side), before.at)
+                    why, remedy = explain_side(table, side)
+                    found.append(Standstill(name, side, info.at - since[name, side], f"{_QUEUED[side]} {why}", remedy))
         self._since = since
         return found
-
-
-def _standstill(table: TableInfo, side: Side, seconds: float) -> Standstill:
-    why, remedy = explain_side(table, side)
-    return Standstill(table.name, side, seconds, f"{_QUEUED[side]} {why}", remedy)
 
 
 def _stood_still(before: TableInfo, now: TableInfo, side: Side) -> bool:

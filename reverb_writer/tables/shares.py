@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
@@ -39,7 +38,8 @@ max_times_sampled=0, signature=None)
             f"{num_shards}, got {table.max_size}."
         )
     try:
-        return replace(table, **_share(table, shard, num_shards))
+        limiter = _limiter(table.rate_limiter, shard, num_shards)
+        return replace(table, max_size=_part(table.max_size, shard, num_shards), rate_limiter=limiter)
     except SpecError as error:
         raise SpecError(
             f"table `{table.name}`: sizes and bounds are of all {num_shards} shards together, and one shard's share "
@@ -47,21 +47,16 @@ max_times_sampled=0, signature=None)
         ) from error
 
 
-def _share(table: TableConfig, shard: int, num_shards: int) -> dict[str, Any]:
-    limiter: RateLimiter = table.rate_limiter
-    max_size = _part(table.max_size, shard, num_shards)
+def _limiter(limiter: RateLimiter, shard: int, num_shards: int) -> RateLimiter:
     if isinstance(limiter, Queue):
-        return {"max_size": max_size, "rate_limiter": type(limiter)(_part(limiter.size, shard, num_shards))}
+        return type(limiter)(_part(limiter.size, shard, num_shards))
     min_size = -(-limiter.balance.min_size // num_shards)
     if isinstance(limiter, MinSize):
-        return {"max_size": max_size, "rate_limiter": MinSize(min_size)}
+        return MinSize(min_size)
     if isinstance(limiter.error_buffer, tuple):
         low, high = limiter.error_buffer
-        buffer: Any = (low / num_shards, high / num_shards)
-    else:
-        buffer = limiter.error_buffer / num_shards
-    ratio = SampleToInsertRatio(limiter.samples_per_insert, min_size, buffer)
-    return {"max_size": max_size, "rate_limiter": ratio}
+        return SampleToInsertRatio(limiter.samples_per_insert, min_size, (low / num_shards, high / num_shards))
+    return SampleToInsertRatio(limiter.samples_per_insert, min_size, limiter.error_buffer / num_shards)
 
 
 def _part(total: int, shard: int, num_shards: int) -> int:

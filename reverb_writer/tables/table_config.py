@@ -223,9 +223,12 @@ class TableConfig:
         if not isinstance(self.name, str) or not self.name:
             raise SpecError(f"`name` must be a string that is not empty, got {self.name!r}.")
         for role in ("sampler", "remover"):
-            if getattr(self, role) == "prioritized":
+            selector, names = getattr(self, role), get_args(SelectorName)
+            if selector == "prioritized":
                 object.__setattr__(self, role, Prioritized(1.0))
-            _check_selector(role, getattr(self, role))
+            elif not isinstance(selector, Prioritized) and selector not in names:
+                expected = ", ".join(map(repr, names))
+                raise SpecError(f"`{role}` must be one of {expected} or Prioritized(exponent), got {selector!r}.")
         if not isinstance(self.rate_limiter, RateLimiter):
             expected = "MinSize, SampleToInsertRatio, Queue or Stack"
             raise SpecError(f"`rate_limiter` must be a {expected}, got {self.rate_limiter!r}.")
@@ -270,13 +273,13 @@ class TableConfig:
         frequency = number("train_frequency", train_frequency)
         if frequency <= 0:
             raise SpecError(f"`train_frequency` must be > 0 items per batch, got {frequency:g}.")
-        min_size = integer("learning_starts", learning_starts, minimum=1)
-        ratio = batch_size / frequency
-        buffer = max(_BATCHES_AHEAD * batch_size, ratio)
-        limiter = SampleToInsertRatio(ratio, min_size, buffer)
-        return cls(
-            name, integer("buffer_size", buffer_size, minimum=1), sampler, rate_limiter=limiter, signature=signature
+        min_size, size = (
+            integer("learning_starts", learning_starts, minimum=1),
+            integer("buffer_size", buffer_size, minimum=1),
         )
+        ratio = batch_size / frequency
+        limiter = SampleToInsertRatio(ratio, min_size, max(_BATCHES_AHEAD * batch_size, ratio))
+        return cls(name, size, sampler, rate_limiter=limiter, signature=signature)
 
     @classmethod
     def variables(cls, name: str) -> TableConfig:
@@ -319,10 +322,7 @@ class TableConfig:
 
 
 def check_tables(tables: Sequence[TableConfig]) -> None:
-    """Refuse tables that no server can serve.
-
-    Args:
-        tables: of a server.
+    """Refuse `tables` that no server can serve.
 
     Raises:
         SpecError: There are no tables, two of one name or something else among them.
@@ -381,10 +381,3 @@ def _check_room(ratio: float, min_size: int, buffer: float | tuple[float, float]
             f"until a learner has sampled. A process that does both in turn would wait for ever.",
             stacklevel=4,  # past __post_init__ and the generated __init__: the call of SampleToInsertRatio()
         )
-
-
-def _check_selector(role: str, selector: object) -> None:
-    names = get_args(SelectorName)
-    if not isinstance(selector, Prioritized) and selector not in names:
-        expected = ", ".join(map(repr, names))
-        raise SpecError(f"`{role}` must be one of {expected} or Prioritized(exponent), got {selector!r}.")

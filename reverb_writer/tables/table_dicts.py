@@ -31,20 +31,14 @@ from reverb_writer.tables.table_config import (
 )
 
 _LEAF = re.compile(r"(?P<dtype>\w+)\s*(?:\[(?P<shape>[\d?,\s]*)\])?")
-_STRINGS = ("string", "object")
 _SET_BY_QUEUE = ("sampler", "remover", "max_times_sampled", "min_size", "samples_per_insert", "error_buffer")
 
 
 class TableKeyError(SpecError):
-    """A key of a table that is missing, or has no effect beside the others.
-
-    Attributes:
-        key: its name.
-        fault: what it has, and what is allowed.
-    """
+    """A key of a table that is missing, or has no effect beside the others."""
 
     def __init__(self, key: str, fault: str) -> None:
-        """Take the key and what is wrong with it."""
+        """Take its name, and what it has and what is allowed."""
         super().__init__(f"`{key}`: {fault}")
         self.key, self.fault = key, fault
 
@@ -56,8 +50,7 @@ def table_from_dict(name: str, values: Mapping[str, Any]) -> TableConfig:
     Prioritized(exponent=0.5)
 
     Raises:
-        TableKeyError: a key is missing, or has no effect.
-        SpecError: a value is not allowed, or the table would always block.
+        SpecError: a value is not allowed, or the table would always block; a TableKeyError names the key.
     """
     kind = values.get("rate_limiter", "min_size")
     max_size = values.get("max_size", TableConfig.max_size)
@@ -98,12 +91,15 @@ def table_to_dict(table: TableConfig) -> dict[str, Any]:
                 f"TableConfig.{values['rate_limiter']}."
             )
     else:
-        values |= _selector_to("sampler", table.sampler) | _selector_to("remover", table.remover)
+        for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
+            if isinstance(selector, Prioritized):
+                values |= {role: "prioritized", f"{role}_exponent": selector.exponent}
+            else:
+                values[role] = selector
+        values |= {"rate_limiter": "min_size", "min_size": limiter.min_size}
         if isinstance(limiter, SampleToInsertRatio):
-            values |= {"rate_limiter": "ratio", "min_size": limiter.min_size}
-            values |= {"samples_per_insert": limiter.samples_per_insert, "error_buffer": limiter.error_buffer}
-        else:
-            values |= {"rate_limiter": "min_size", "min_size": limiter.min_size}
+            values |= {"rate_limiter": "ratio", "samples_per_insert": limiter.samples_per_insert}
+            values["error_buffer"] = limiter.error_buffer
         values["max_times_sampled"] = table.max_times_sampled
     if table.signature is not None:
         lengths: set[int | None] = set()
@@ -116,13 +112,8 @@ def table_to_dict(table: TableConfig) -> dict[str, Any]:
 def read_signature(nest: Any, sequence_length: int | None, path: str = "signature") -> Any:
     """Return the nest of `ArraySpec` that a nest of descriptions describes.
 
-    Args:
-        nest: dicts and lists of strings.
-        sequence_length: steps of an item; None if unknown or not the same for all items.
-        path: the path of the nest, for errors.
-
-    Raises:
-        SpecError: a leaf does not describe an array; the message names the leaf.
+    `sequence_length` is the number of steps of an item; None if it is unknown, or not the same for all items. A
+    SpecError names the leaf that describes no array by `path`.
 
     >>> read_signature({"rgb": "uint8[84, 84]", "reward": "float32"}, 20)
     {'rgb': ArraySpec(shape=(20, 84, 84), dtype=dtype('uint8'), name='rgb'), \
@@ -151,22 +142,17 @@ def _selector_from(values: Mapping[str, Any], role: str, default: Selector) -> S
     return chosen
 
 
-def _selector_to(role: str, selector: Selector) -> dict[str, Any]:
-    if isinstance(selector, Prioritized):
-        return {role: "prioritized", f"{role}_exponent": selector.exponent}
-    return {role: selector}
-
-
 def _rate_limiter_from(values: Mapping[str, Any], kind: str) -> RateLimiter:
-    ratio = ("samples_per_insert", "error_buffer")
+    allowed_of = {
+        "samples_per_insert": "a number >= 0, samples",
+        "error_buffer": "a number, or an array [min_diff, max_diff]",
+    }
     min_size = values.get("min_size", 1)
     if kind == "min_size":
-        for key in ratio:
+        for key in allowed_of:
             _refuse_unused(values, key, 'set rate_limiter = "ratio" to keep a ratio')
         return MinSize(min_size)
-    for key, allowed in zip(
-        ratio, ("a number >= 0, samples", "a number, or an array [min_diff, max_diff]"), strict=True
-    ):
+    for key, allowed in allowed_of.items():
         if key not in values:
             raise TableKeyError(key, f'got nothing, allowed: {allowed}; rate_limiter = "ratio" needs it.')
     return SampleToInsertRatio(values["samples_per_insert"], min_size, values["error_buffer"])
@@ -201,11 +187,9 @@ def _describe(nest: Any, table: str, lengths: set[int | None]) -> Any:
 
 
 def _dtype(name: str) -> np.dtype[Any] | None:
-    if name in _STRINGS:
-        return np.dtype(object)
     try:
-        dtype = np.dtype(name)
+        dtype = np.dtype("object" if name == "string" else name)
         dtype_number(dtype)
     except (TypeError, StructureError):
         return None
-    return dtype if dtype.kind in "biufc" else None
+    return dtype if dtype.kind in "biufcO" else None

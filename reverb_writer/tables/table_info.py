@@ -12,7 +12,7 @@ from typing import Any
 from reverb_writer.errors import StructureError
 from reverb_writer.tables.table_config import Balance
 
-_COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
+COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _merged(tables: Sequence[TableInfo]) -> TableInfo:
     limits = [table.max_times_sampled for table in tables]
     return replace(
         first,
-        **{count: sum(getattr(table, count) for table in tables) for count in _COUNTS},
+        **{count: sum(getattr(table, count) for table in tables) for count in COUNTS},
         sampler=", ".join(dict.fromkeys(table.sampler for table in tables)),
         remover=", ".join(dict.fromkeys(table.remover for table in tables)),
         sampler_exponent=_common([table.sampler_exponent for table in tables]),

@@ -29,18 +29,14 @@ from reverb_writer.tables.table_config import (
     Stack,
     TableConfig,
 )
-from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo
+from reverb_writer.tables.table_info import COUNTS, RateLimiterInfo, ServerInfo, TableInfo
 
 _MAX_TABLES = 10_000
 _HUGE = sys.float_info.max / 2  # Reverb writes the largest float for no bound
 
 
 def read_table(message: Any) -> TableConfig:
-    """Return the configuration that a PriorityTableCheckpoint has.
-
-    Raises:
-        SpecError: no `TableConfig` has such rules; names the table.
-    """
+    """Return the configuration that a PriorityTableCheckpoint has; a SpecError if no `TableConfig` has such rules."""
     try:
         sampler, remover = read_selector(message.sampler), read_selector(message.remover)
         limiter = _read_rate_limiter(message, sampler)
@@ -74,11 +70,7 @@ def write_table(table: TableConfig, message: Any) -> None:
 
 
 def read_selector(options: Any) -> Selector:
-    """Return the selector of a KeyDistributionOptions.
-
-    Raises:
-        SpecError: it sets no selector.
-    """
+    """Return the selector of a KeyDistributionOptions; a SpecError if it sets none."""
     name = selector_name(options)
     if name == "prioritized":
         return Prioritized(options.prioritized.priority_exponent)
@@ -109,16 +101,16 @@ def write_selector(selector: Selector, options: Any) -> None:
 
 def read_balance(limiter: Any) -> Balance:
     """Return the numbers of a rate limiter; no bound is infinity."""
-    low, high = (
-        math.copysign(math.inf, diff) if abs(diff) >= _HUGE else diff for diff in (limiter.min_diff, limiter.max_diff)
-    )
+    low = -math.inf if limiter.min_diff <= -_HUGE else limiter.min_diff
+    high = math.inf if limiter.max_diff >= _HUGE else limiter.max_diff
     return Balance(limiter.samples_per_insert, limiter.min_size_to_sample, low, high)
 
 
 def write_balance(balance: Balance, limiter: Any) -> None:
     """Set the numbers of a rate limiter; its counters stay."""
     limiter.samples_per_insert, limiter.min_size_to_sample = balance.samples_per_insert, balance.min_size
-    limiter.min_diff, limiter.max_diff = _bounded(balance.min_diff), _bounded(balance.max_diff)
+    limiter.min_diff = max(balance.min_diff, -sys.float_info.max)
+    limiter.max_diff = min(balance.max_diff, sys.float_info.max)
 
 
 def encode_signature(signature: Any) -> Any:
@@ -151,10 +143,6 @@ def _read_rate_limiter(message: Any, sampler: Selector) -> RateLimiter:
     return SampleToInsertRatio(ratio, min_size, (limiter.min_diff, limiter.max_diff))
 
 
-def _bounded(diff: float) -> float:
-    return max(-sys.float_info.max, min(diff, sys.float_info.max))
-
-
 def _spec(leaf: Any) -> ArraySpec | None:
     if leaf is None or isinstance(leaf, ArraySpec):
         return leaf
@@ -170,34 +158,24 @@ def _spec(leaf: Any) -> ArraySpec | None:
 
 
 def _table_info(table: Any) -> TableInfo:
-    limiter = table.rate_limiter_info
-    balance = read_balance(limiter)
-    work = table.table_worker_time
+    limiter, balance, work = table.rate_limiter_info, read_balance(table.rate_limiter_info), table.table_worker_time
+    states = ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
     return TableInfo(
-        name=table.name,
+        **{name: getattr(table, name) for name in ("name", "max_times_sampled", *COUNTS)},
         sampler=selector_name(table.sampler_options),
         remover=selector_name(table.remover_options),
-        max_size=table.max_size,
-        max_times_sampled=table.max_times_sampled,
-        current_size=table.current_size,
-        num_episodes=table.num_episodes,
-        num_deleted_episodes=table.num_deleted_episodes,
-        num_unique_samples=table.num_unique_samples,
         rate_limiter=RateLimiterInfo(
-            samples_per_insert=balance.samples_per_insert,
-            min_diff=balance.min_diff,
-            max_diff=balance.max_diff,
-            min_size_to_sample=balance.min_size,
+            balance.samples_per_insert,
+            balance.min_diff,
+            balance.max_diff,
+            balance.min_size,
             num_inserts=limiter.insert_stats.completed,
             num_samples=limiter.sample_stats.completed,
         ),
         signature=signatures.decode(table.signature),
+        worker_time_ms={state: getattr(work, f"{state}_ms") for state in states},
         sampler_exponent=_exponent(table.sampler_options),
         remover_exponent=_exponent(table.remover_options),
-        worker_time_ms={
-            state: getattr(work, f"{state}_ms")
-            for state in ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
-        },
     )
 
 

@@ -1,7 +1,7 @@
 """The channel to one Reverb server: address, TLS, token, time-outs, calls, and whether its connection is dead.
 
-gRPC notices only after minutes that a connection is dead. A late call does not prove it: the server may be paused or
-busy. So a connection is given up only after these observations, and only its own calls end then:
+gRPC notices only after minutes that a connection is dead. A late call does not prove it: a server that is paused or
+busy answers over no connection. So a connection is given up, and its calls end, only after these observations:
 
     no response -> a probe over it is not answered -> one over a new connection is, one over the old one is not
 """
@@ -137,11 +137,7 @@ class Channel:
         return ServerUnavailableError(f"there is no connection to the server at {self.address} ({reason}).")
 
     def redirect(self, address: str) -> None:
-        """Connect to the server at its new address; streams end as if the connection were lost, calls are made again.
-
-        Raises:
-            SpecError: the address cannot be one.
-        """
+        """Connect to the server's new address: streams end as if the connection were lost, calls are made again."""
         check_address(address)
         self.check_usable()
         self.address = address
@@ -201,12 +197,7 @@ class Channel:
         return PendingCall(lambda: self._ask(method, request, timeout_s), self.address, timeout_s)
 
     def server_info(self, timeout_s: float) -> ServerInfo:
-        """Ask the server for its tables, by `call`.
-
-        Raises:
-            FormatError: the answer cannot be read, or names too many tables.
-            ReverbWriterError: as of `call`.
-        """
+        """Ask the server for its tables, by `call`; a FormatError if the answer cannot be read."""
         return read_server_info(self.call(SERVER_INFO, b"", timeout_s), time.monotonic())
 
     def start_info(
@@ -229,10 +220,7 @@ class Channel:
         return list(dict.fromkeys(reason for reason, at in self._connect_errors if now - at < seconds))
 
     def examine(self) -> None:
-        """Find out in the background whether the connection is dead, and end its calls if it is; never waits.
-
-        A server that is paused or busy answers over no connection: nothing is given up for that.
-        """
+        """Find out in the background whether the connection is dead, and end its calls if it is; never waits."""
         self.check_usable()
         loop.submit(self._begin_examination)
 

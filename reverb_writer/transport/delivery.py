@@ -46,8 +46,8 @@ class Delivery:
 
     Attributes:
         channel: the connection; not closed by this.
-        flight: what is not confirmed, and counters.
-        fault: the kind and text of the error with which the server has refused last, until it no longer does; or None.
+        flight: items that are not confirmed, and counters.
+        fault: kind and text of the error with which the server refuses; None if it does not.
         loss: why there is no connection; None while there is one, or none was needed yet.
         heard_at: `time.monotonic()` of the server's last word.
         has_asked: whether a question was asked since the wait began.
@@ -67,9 +67,9 @@ class Delivery:
         Args:
             channel: the connection to the server.
             post: has the owner's thread call a function soon; callable from any thread, never waits.
-            counts: is raised by the items that were confirmed and sent again, and new connections and servers.
-            max_sent_items: items that may be sent and unconfirmed; what is sent cannot be dropped.
-            is_checked: whether the caller has just asked for the tables: then the first connection is opened at once.
+            counts: counters to raise.
+            max_sent_items: items that may be sent and unconfirmed; sent items cannot be dropped.
+            is_checked: whether the caller has just asked for the tables: the first connection does not ask again.
         """
         self.channel = channel
         self.flight = InFlight()
@@ -89,11 +89,7 @@ class Delivery:
     # --------------------------------------------------------------------------------------------------- what to send
 
     def proceed(self) -> float:
-        """Connect, and send what was added to `flight`, as far as possible without waiting.
-
-        Returns:
-            In how many seconds something else is due, infinity for never.
-        """
+        """Connect and send, without waiting; return in how many seconds something else is due, infinity for never."""
         if self._is_closed or self._is_orphaned:
             return math.inf
         if self._pipe is not None:
@@ -106,15 +102,17 @@ class Delivery:
         if self._is_checked:
             self._is_checked = False
             self._open()
-        else:
-            self._connect()
+        else:  # ask the server for its tables, and open a stream when it has answered
+            self._is_connecting = True
+            self._attempt += 1
+            self._question(_PROBE_TIMEOUT_S, functools.partial(self._on_info, self._attempt))
         return math.inf
 
     def _send(self, pipe: Pipe | LocalPipe) -> float:
-        """Send what is queued, and see whether the server is silent; return as `proceed`."""
+        """Send what is queued, and have a silent connection examined; return as `proceed`."""
         while self.flight.has_queued and self.flight.sent_items < self._max_sent_items:
             pipe.send(self.flight.take_message(_MESSAGE_BYTES))
-        if not self.flight.has_sent:
+        if not self.flight.sent_items:
             return math.inf
         silent_s = time.monotonic() - max(self.heard_at, self.channel.last_response_at)
         if silent_s < _SILENCE_S:
@@ -131,12 +129,6 @@ class Delivery:
         return self.flight.drop_all()
 
     # ------------------------------------------------------------------------------------------------- the connection
-
-    def _connect(self) -> None:
-        """Ask the server for its tables, and open a stream when it has answered."""
-        self._is_connecting = True
-        self._attempt += 1
-        self._question(_PROBE_TIMEOUT_S, functools.partial(self._on_info, self._attempt))
 
     def _question(self, timeout_s: float, handle: Callable[[Any], None]) -> None:
         try:
@@ -235,7 +227,7 @@ class Delivery:
             self._refusal = str(reply)
 
     def limiter_text(self) -> str | None:
-        """Say which rate limiter blocks, by the newest answer, and what would end that; None if none is known to."""
+        """Say which rate limiter blocks, by the newest answer, and what would end that; None if none does."""
         return None if self._last_answer is None else explain_limiter(self._last_answer, self.flight.tables())
 
     def others_progress(self) -> bool:

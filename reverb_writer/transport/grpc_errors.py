@@ -39,14 +39,10 @@ _CONNECTION_ENDED = "Stream removed"
 def translate_error(
     error: grpc.RpcError, address: str, *, is_stream: bool = False, reason: str | None = None
 ) -> ReverbWriterError:
-    """Return our error for one of gRPC's.
+    """Return our error for one of gRPC's; `reason` says what ended the call, if that is better known than by gRPC.
 
-    Args:
-        error: what the call ended with.
-        address: of the server.
-        is_stream: whether the call was a stream, which a lost connection may end with any state. It has no time-out: a
-            gateway has ended it if that is its state.
-        reason: what ended it, if that is better known than by gRPC.
+    A lost connection may end a stream with any state. A stream has no time-out: if that is its state, a gateway has
+    ended it.
 
     Returns:
         StructureError: the server has no such table.

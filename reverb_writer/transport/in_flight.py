@@ -31,26 +31,15 @@ Keys = npt.NDArray[np.uint64]
 
 @dataclass(eq=False)
 class InsertRequest:
-    """Items that were encoded together, and the chunks that they need.
+    """Items that were encoded together, and the chunks that they need."""
 
-    Attributes:
-        tables: names of the tables that the items go to.
-        first_key: of the items; the other keys follow it, in the order of the rows.
-        rows: the items, as `encode_items` makes them, in the order of their insertion: blocks of one item a row.
-        chunks: encoded chunks by key, all that the items name, in the order of their steps.
-        num_bytes: memory that the request adds: its rows, and the chunks that no earlier request had.
-        num_items: how many there are.
-        num_pending: of them, those that are not acknowledged.
-    """
-
-    tables: frozenset[str]
-    first_key: int
-    rows: list[npt.NDArray[np.uint8]]
-    chunks: dict[int, bytes]
-    num_bytes: int
+    tables: frozenset[str]  # that the items go to
+    first_key: int  # of the items; the other keys follow it, in the order of the rows
+    rows: list[npt.NDArray[np.uint8]]  # as `encode_items` makes them, in the order of their insertion: one item per row
+    chunks: dict[int, bytes]  # encoded, by key, all that the items name, in the order of their steps
+    num_bytes: int  # memory that the request adds: its rows, and the chunks that no earlier request had
 
     def __post_init__(self) -> None:
-        """Start with nothing acknowledged."""
         self.num_items = self.num_pending = sum(map(len, self.rows))
         self._is_pending = np.ones(self.num_items, bool)
 
@@ -62,7 +51,7 @@ class InsertRequest:
         return before - self.num_pending
 
     def remaining_rows(self) -> list[npt.NDArray[np.uint8]]:
-        """Return the items that are not acknowledged, one encoded item a row."""
+        """Return the items that are not acknowledged."""
         if self.num_pending == self.num_items:
             return self.rows
         stops = list(itertools.accumulate(map(len, self.rows)))
@@ -86,9 +75,7 @@ class InFlight:
         self.progress_at = 0.0
         self._queued: collections.deque[InsertRequest] = collections.deque()
         self._sent: collections.deque[InsertRequest] = collections.deque()
-        self._references: dict[
-            int, set[InsertRequest | None]
-        ] = {}  # owners of the references to a chunk; None for its writer
+        self._owners: dict[int, set[InsertRequest | None]] = {}  # of references to a chunk; None is its writer
         self._on_server: set[int] = set()
 
     @property
@@ -106,11 +93,6 @@ class InFlight:
         """Items whose acknowledgements are to come."""
         return sum(request.num_pending for request in self._sent)
 
-    @property
-    def has_sent(self) -> bool:
-        """Whether acknowledgements are to come."""
-        return bool(self._sent)
-
     def tables(self) -> set[str]:
         """Return the tables that pending items go to."""
         return {table for request in (*self._sent, *self._queued) for table in request.tables}
@@ -118,24 +100,18 @@ class InFlight:
     def hold(self, chunk_keys: Iterable[int], owner: InsertRequest | None = None) -> None:
         """Have the server keep these chunks, once it has them, until `release`."""
         for key in chunk_keys:
-            self._references.setdefault(key, set()).add(owner)
+            self._owners.setdefault(key, set()).add(owner)
 
     def release(self, chunk_keys: Iterable[int], owner: InsertRequest | None = None) -> None:
         """Take back `hold`."""
         for key in chunk_keys:
-            owners = self._references.get(key, set())
+            owners = self._owners.get(key, set())
             owners.discard(owner)
             if not owners:
-                self._references.pop(key, None)
+                self._owners.pop(key, None)
 
     def add(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
-        """Queue a request.
-
-        Args:
-            request: items; None to change holds only.
-            hold: keys of chunks that the server shall keep for items still to come.
-            release: keys of chunks of an earlier `hold`.
-        """
+        """Queue a request, or None to change holds only; `hold` and `release` are keys of chunks."""
         self.hold(hold)
         if request is not None:
             self.hold(request.chunks, request)
@@ -165,7 +141,7 @@ class InFlight:
                 size += rows.nbytes
             self.release(request.chunks, request)
             self._sent.append(request)
-        self._on_server.intersection_update(self._references)
+        self._on_server.intersection_update(self._owners)
         parts.append(encode_keep_keys(list(self._on_server)))
         return b"".join(parts)
 
@@ -186,11 +162,7 @@ class InFlight:
         return self.acknowledged - before
 
     def requeue(self) -> int:
-        """Put all that is sent and not acknowledged back at the head of the queue, in order, for a new connection.
-
-        Returns:
-            The number of items that will be sent again.
-        """
+        """Put what is not acknowledged back at the head of the queue, in order; return how many items that is."""
         num_items = self.sent_items
         for request in reversed(self._sent):
             self.hold(request.chunks, request)
@@ -200,10 +172,7 @@ class InFlight:
         return num_items
 
     def drop_oldest(self) -> bool:
-        """Give up the oldest request in the queue, but not the newest; return whether there was one.
-
-        What is sent cannot be taken back.
-        """
+        """Give up the oldest request in the queue, but not the newest; return whether there was one."""
         if len(self._queued) <= 1:
             return False
         request = self._queued.popleft()

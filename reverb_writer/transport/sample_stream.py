@@ -95,7 +95,7 @@ class SampleStream:
             channel: the connection; not closed by this.
             table: its name.
             info: the server's tables; None if it has not answered yet.
-            changed: called in the loop's thread when `read` or `proceed` has something to do; must not wait.
+            changed: called in any thread when `read` or `proceed` has something to do; must not wait.
             removes_items: whether sampling removes items from the table.
             limits: of samples to request; each is lowered by every request.
             single_pass: a further limit, which is lowered to the items that are in the table when nothing is in flight.
@@ -161,56 +161,45 @@ class SampleStream:
             When to call this again, if `changed` is not called before.
 
         Raises:
-            ClosedError: the channel is closed, or belongs to a parent process.
-            StructureError: there is no such table any more.
-            PermissionDeniedError: a gateway does not permit it.
+            ClosedError, StructureError, PermissionDeniedError: the server will give no samples.
         """
         self._read_answers(now)
         if self.is_closed:
             return math.inf
         if self.loss is not None:
-            self._ask_when_due(now)
-            return self._ask_at if self._question is None else math.inf
+            return self._ask_when_due(now)
         if now < self._open_at:
             return self._open_at
         if self._stream is None and not self.is_done:
             self._stream = ByteStream(self._channel, messages.SAMPLE_STREAM, self._changed)
         room = max_samples - self.num_in_flight - num_held
-        if not self._removes_items:
-            if room >= max_samples / _REQUEST_SHARE or (room > 0 and self.num_in_flight == 0):
-                self._request(room)
-            may_have_more = False
-        else:
+        may_have_more = False
+        if self._removes_items:
             num_ready, self._num_ready = self._num_ready, 0  # it does not stay true
             self._request(min(room, num_ready))
             may_have_more = room > max(num_ready, 0) and self._max_request() > 0
+        elif room >= max_samples / _REQUEST_SHARE or (room > 0 and self.num_in_flight == 0):
+            self._request(room)
         if self._is_asked:
             self._is_asked = False
             self.ask(now)
-        if not may_have_more:
-            return math.inf
-        self._ask_when_due(now)
-        return self._ask_at if self._question is None else math.inf
+        return self._ask_when_due(now) if may_have_more else math.inf
 
     def read(self) -> Samples:
-        """Return the samples that the next message completes, see `SampleReassembler`; maybe none.
+        """Return the samples that the next message completes, maybe none.
 
         Raises:
-            StructureError: there is no such table.
-            PermissionDeniedError: a gateway does not permit it.
-            FormatError: a message is not a response of Reverb's, or has more than was requested. The stream is opened
-                again soon.
+            ClosedError, StructureError, PermissionDeniedError: the server will give no samples.
+            FormatError: a message is damaged, or has more than was requested. The stream is opened again soon.
         """
         stream = self._stream
         if stream is None or not stream.has_unread:
             return NO_SAMPLES
         try:
             message = stream.read()
-        except StructureError as error:
+        except StructureError:
             self._end_stream()
-            self._refuse(
-                StructureError(f"table `{self._name}` is not on the server at {self._channel.address}."), error
-            )
+            self._refuse(StructureError(f"table `{self._name}` is not on the server at {self._channel.address}."))
             return NO_SAMPLES
         except (PermissionDeniedError, ClosedError):
             self._end_stream()
@@ -222,7 +211,7 @@ class SampleStream:
         self.unanswered_since = None
         try:
             samples = self._reassembler.feed(message)
-            self._refuse_unasked(len(samples))
+            self._refuse_unasked(len(samples) - self.num_in_flight)
         except FormatError:
             self._end_stream()
             self._open_at = time.monotonic() + _RETRY_S  # endless damage costs little
@@ -237,7 +226,7 @@ class SampleStream:
             if self.unanswered_since is None:
                 self.unanswered_since = now
             timeout_s = _ANSWER_WITHIN_S if self.loss is None else _RECONNECT_WITHIN_S
-            self._question = self._channel.start_info(timeout_s, self._put_answer)
+            self._question = self._channel.start_info(timeout_s, self._on_answer)
 
     def look(self, now: float, since: float) -> None:
         """Have the owner ask why nothing comes, for a wait that began at `since`; for any thread.
@@ -307,9 +296,8 @@ class SampleStream:
         request = messages.SampleStreamRequest(table=self._name, num_samples=num_samples)
         self._stream.send(request.SerializeToString())
 
-    def _refuse_unasked(self, num_samples: int) -> None:
-        num_unasked = max(num_samples - self.num_in_flight, 0)
-        if num_unasked:
+    def _refuse_unasked(self, num_unasked: int) -> None:
+        if num_unasked > 0:
             self.num_unasked += num_unasked
             raise FormatError(
                 f"table `{self._name}`: the server at {self._channel.address} sent {num_unasked} samples without being "
@@ -328,17 +316,19 @@ class SampleStream:
         self._num_requested = self._num_come = self._num_ready = 0
         self._reassembler = SampleReassembler()
 
-    def _refuse(self, error: StructureError, cause: Exception | None = None) -> None:
+    def _refuse(self, error: StructureError) -> None:
         """Take a server without the table for a lost one if it may come back, or raise."""
         if not self._needs_table:
-            raise error from cause
+            raise error
         self.lose(error)
 
-    def _ask_when_due(self, now: float) -> None:
+    def _ask_when_due(self, now: float) -> float:
+        """Ask if it is time; return when to call this again."""
         if now >= self._ask_at:
             self.ask(now)
+        return self._ask_at if self._question is None else math.inf
 
-    def _put_answer(self, answer: ServerInfo | ReverbWriterError) -> None:
+    def _on_answer(self, answer: ServerInfo | ReverbWriterError) -> None:
         self._answers.append(answer)
         self._changed()
 

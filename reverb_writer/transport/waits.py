@@ -57,12 +57,9 @@ class Wait:
         self._confirmed = 0
 
     def proceed(self, delivery: Delivery, acknowledged: int, num_pending: int) -> Exception | None:
-        """Ask the server what is to be asked by now, log every ten seconds; return the error when the time is up.
+        """Ask the server when it is time, log every ten seconds; return the error when the time is up.
 
-        Args:
-            delivery: what the wait is for.
-            acknowledged: items confirmed so far: if it has grown, the time-out may begin again.
-            num_pending: items that are not confirmed.
+        `acknowledged` items are confirmed so far: if there are more than before, the time-out may begin again.
         """
         if acknowledged != self._acknowledged:
             if self._acknowledged >= 0:
@@ -71,7 +68,11 @@ class Wait:
                     self._restart()
             self._acknowledged = acknowledged
         if self._is_over(delivery):
-            return self._error(delivery, num_pending)
+            tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
+            spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
+            text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {self._why(delivery)}"
+            is_there = delivery.loss is None or delivery.loss.is_silent
+            return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
         now = time.monotonic()
         if self._ask_at and now >= self._ask_at[0]:
             if len(self._ask_at) > 1:
@@ -118,13 +119,6 @@ class Wait:
         times = (self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S, self._look_at, *self._ask_at)
         return max(min(times) - now, 0.0)
 
-    def _error(self, delivery: Delivery, num_pending: int) -> Exception:
-        tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
-        spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
-        text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {self._why(delivery)}"
-        is_there = delivery.loss is None or delivery.loss.is_silent
-        return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
-
     def _why(self, delivery: Delivery) -> str:
         """Say why it takes so long, as far as it shows."""
         if self._confirmed and not delivery.has_asked and math.isfinite(self.timeout_s):
@@ -139,11 +133,7 @@ def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, *, 
     that have nothing to do with each other do not share a stream. After an error, the server may still insert what it
     has got.
 
-    Args:
-        channel: the connection to the server.
-        request: the items.
-        timeout_s: seconds to wait at most.
-        is_checked: that of `Delivery`.
+    `is_checked` is that of `Delivery`.
 
     Raises:
         ReplayTimeoutError, ServerUnavailableError: not in time; says why.

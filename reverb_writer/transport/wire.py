@@ -85,7 +85,8 @@ def credentials_of(tls: TLS) -> grpc.ChannelCredentials:
     if tls.certificate is not None:
         with _readable("certificate` and `private_key", tls.certificate, tls.private_key):
             context.load_cert_chain(tls.certificate, tls.private_key, password=lambda: "")
-    return grpc.ssl_channel_credentials(*map(_read, (tls.root_certificates, tls.private_key, tls.certificate)))
+    paths = (tls.root_certificates, tls.private_key, tls.certificate)
+    return grpc.ssl_channel_credentials(*(None if path is None else pathlib.Path(path).read_bytes() for path in paths))
 
 
 @contextlib.contextmanager
@@ -95,10 +96,6 @@ def _readable(name: str, *paths: str | os.PathLike[str] | None) -> Iterator[None
     except OSError as error:  # ssl.SSLError is one, too
         files = ", ".join(os.fspath(path) for path in paths if path is not None)
         raise SpecError(f"`{name}`: cannot use the PEM files {files} ({error.strerror or error}).") from error
-
-
-def _read(path: str | os.PathLike[str] | None) -> bytes | None:
-    return None if path is None else pathlib.Path(path).read_bytes()
 
 
 class WireClosedError(ReplayTimeoutError):
@@ -132,12 +129,7 @@ class Wire:
         loop.close_at_end(self.close)
 
     async def ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make one attempt at a unary call.
-
-        Raises:
-            grpc.RpcError: as gRPC raises it.
-            WireClosedError: the wire is or was closed.
-        """
+        """Make one attempt at a unary call; raises what gRPC raises, or WireClosedError."""
         self._check()
         call: Any = self._channel.unary_unary(method)(
             request, timeout=min(timeout_s, _FOR_EVER_S), metadata=self._metadata
@@ -151,18 +143,14 @@ class Wire:
         return reply
 
     def open(self, method: str) -> Any:
-        """Open a bidirectional stream of bytes; return gRPC's call, which is cancelled when the wire is closed.
-
-        Raises:
-            WireClosedError: the wire is closed.
-        """
+        """Open a bidirectional stream of bytes; return gRPC's call, which is cancelled when the wire is closed."""
         self._check()
         call: Any = self._channel.stream_stream(method)(metadata=self._metadata)
         self._keep(call)
         return call
 
     async def answers(self, timeout_s: float) -> bool:
-        """Return whether the server answers a question over this wire, be it by an error."""
+        """Return whether the server answers over this wire, be it by an error."""
         try:
             await self.ask(messages.SERVER_INFO, b"", timeout_s)
         except grpc.RpcError as error:

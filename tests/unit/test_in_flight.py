@@ -56,7 +56,7 @@ def test_lost_connection_sends_what_was_not_acknowledged_again_with_its_chunks_a
     flight.requeue()
     assert sent(flight) == ([10, 12, 30], [7, 9], [])
     flight.acknowledge(keys([30, 12, 10]))
-    assert (flight.pending, flight.pending_bytes, flight.has_sent) == (0, 0, False)
+    assert (flight.pending, flight.pending_bytes, flight.sent_items) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("unknown", [[0], [9], [13], [2**63], [2**64 - 1]])
