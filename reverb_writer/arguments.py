@@ -14,14 +14,9 @@ _ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
-    """Return `value` as an int between `minimum` and `maximum`.
+    """Return an int, or anything with `__index__` but a bool, as an int between `minimum` and `maximum`.
 
-    Args:
-        name: The argument's name, for the message.
-        value: An int or anything with `__index__`, such as NumPy's integers; not a bool.
-        minimum: The smallest number allowed.
-        maximum: The largest number allowed; None for no bound.
-        hint: What to do about it, appended to the message.
+    The argument's `name` and the `hint`, what to do about it, are for the message.
 
     >>> integer("stride_length", 0, minimum=1)
     Traceback (most recent call last):
@@ -43,11 +38,7 @@ def integer(name: str, value: object, *, minimum: int, maximum: int | None = Non
 
 
 def number(name: str, value: object) -> float:
-    """Return `value` as a finite float.
-
-    Args:
-        name: The argument's name, for the message.
-        value: An int, a float or anything with `__float__`; not a bool, a string, NaN or infinity.
+    """Return anything with `__float__`, but no bool, string, NaN or infinity, as a float.
 
     >>> number("exponent", float("nan"))
     Traceback (most recent call last):
@@ -60,11 +51,7 @@ def number(name: str, value: object) -> float:
 
 
 def check_address(address: object) -> str:
-    """Return the address of a server.
-
-    Raises:
-        SpecError: it cannot be one.
-    """
+    """Return the address of a server, or raise SpecError."""
     if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
         raise SpecError(f"`address` must be `host:port`, `unix:path` or `dns:host:port`, got {address!r}.")
     return address

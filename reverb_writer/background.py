@@ -24,11 +24,7 @@ _T = TypeVar("_T")
 
 
 class Flag:
-    """As `threading.Event`, but without a lock: the main thread may be interrupted in any of its methods.
-
-    `threading.Event` has its lock taken by a function of Python's. When `KeyboardInterrupt` comes at its end, the lock
-    stays taken, and every thread that sets, clears or awaits the event hangs for ever.
-    """
+    """As `threading.Event`, but without a lock: the main thread may be interrupted in any of its methods."""
 
     def __init__(self) -> None:
         """Start unset."""
@@ -66,22 +62,18 @@ class Flag:
         return True
 
 
-class Outcome(Generic[_T]):
-    """What work in another thread comes to. Thread-safe."""
+class Outcome(Flag, Generic[_T]):
+    """What work in another thread comes to; set when the work has come to its end. Thread-safe."""
 
     def __init__(self) -> None:
         """Begin without one."""
-        self._ended = Flag()
+        super().__init__()
         self._value: Any = None
         self._error: Any = None
 
     def done(self) -> bool:
         """Return whether the work has come to its end."""
-        return self._ended.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the work, `timeout_s` seconds at most, None for ever; return whether it has come."""
-        return self._ended.wait(timeout_s)
+        return self.is_set()
 
     def result(self) -> _T:
         """Wait for the end of the work; return what it has returned, or raise what it has raised."""
@@ -99,7 +91,7 @@ class Outcome(Generic[_T]):
             self._value = work()
         except BaseException as error:  # noqa: BLE001  # raised in the thread that asks for the result
             self._error = error
-        self._ended.set()
+        self.set()
 
 
 def may_be_interrupted() -> bool:
@@ -114,13 +106,13 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
     Does it here if there is no thread to be had, as when the interpreter ends.
     """
     outcome: Outcome[_T] = Outcome()
-    if sys.is_finalizing():
-        outcome.settle(work)
-        return outcome
     try:
-        _thread.start_new_thread(_begin, (lambda: outcome.settle(work),))  # `Thread.start` takes locks of Python's
+        if not sys.is_finalizing():
+            _thread.start_new_thread(_begin, (lambda: outcome.settle(work),))  # `Thread.start` takes locks of Python's
+            return outcome
     except RuntimeError:
-        outcome.settle(work)
+        pass
+    outcome.settle(work)
     return outcome
 
 

@@ -22,10 +22,7 @@ _loading = threading.RLock()
 
 
 def module_of_names(stub: Path) -> dict[str, str]:
-    """Return the full name of the module that each public name of a stub is imported from.
-
-    The stub has `from package.module import Name as Name` lines; everything else in it is ignored.
-    """
+    """Return the full name of the module that each public name of a stub is imported from, by `as Name`."""
     statements = ast.parse(stub.read_text(encoding="utf-8")).body
     return {
         alias.name: node.module
@@ -61,10 +58,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
 
 @contextlib.contextmanager
 def needs(what: str, install: str) -> Iterator[None]:
-    """Turn a failed import in the block into an error that says what to install.
-
-    `what` is the feature that needs it, `install` the argument of `pip install`, such as "reverb-writer[torch]".
-    """
+    """Turn a failed import in the block into an error: `what` needs it, `install` is the argument of `pip install`."""
     try:
         yield
     except MissingExtraError:

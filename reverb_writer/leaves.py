@@ -72,29 +72,18 @@ def padded_rows(leaf: Array, num_rows: int) -> Array:
 def mismatch(
     where: str, got: Any, got_shape: Any, dtype: Any, shape: Any, like: str, action: str = ""
 ) -> StructureError:
-    """Return the error of a value that does not fit.
+    """Return the error of a value that does not fit, which `where` holds, such as `step 3, leaf `reward``.
 
-    Args:
-        where: what holds the value, such as `step 3, leaf `reward``.
-        got: dtype or type of the value.
-        got_shape: its shape.
-        dtype: dtype that it must have.
-        shape: shape that it must have.
-        like: why, such as `as in the first step`.
-        action: a sentence on what to do, if there is more to say.
+    `like` says why it must, such as `as in the first step`; `action` is a sentence on what to do, if there is one.
     """
     expected = "strings" if dtype == np.dtype(object) else dtype
     return StructureError(f"{where}: {got} {got_shape}, expected {expected} {shape} {like}.{action and ' ' + action}")
 
 
 def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Array:
-    """Return an array, number or string as an array; strings have dtype `object`.
+    """Return an array, number or string as an array, which shares no memory with it if `copy`; strings are `object`.
 
-    Args:
-        value: what may be one of these.
-        where: begins the message.
-        action: ends the message.
-        copy: whether the array must not share memory with the value.
+    `where` begins the message of the error, `action` ends it.
     """
     # NumPy's fixed-width strings drop NUL characters at the end.
     array = (
@@ -108,11 +97,7 @@ def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Arra
 
 
 def env_flags(name: str, flags: Any, num_envs: int | None) -> npt.NDArray[np.bool_]:
-    """Return a flag for each of N environments, [N]; [1] of a single flag if `num_envs` is None.
-
-    Raises:
-        StructureError: there are more flags, or fewer; calls them `name`.
-    """
+    """Return a flag for each of N environments, [N]; [1] of a single flag if `num_envs` is None."""
     array = np.asarray(flags, bool)
     shape = () if num_envs is None else (num_envs,)
     if array.shape != shape:
@@ -135,16 +120,10 @@ def as_bytes(strings: Array, where: str, like: str) -> Any:
 
 
 def fit(value: Any, dtype: np.dtype[Any], shape: Shape, where: str, like: str, policy: Fit, advice: str = "") -> Any:
-    """Return a value as an array of this dtype and shape.
+    """Return anything that NumPy makes an array of as an array of this dtype, `object` for strings, and shape.
 
-    Args:
-        value: an array, or anything that NumPy makes one of.
-        dtype: of the leaf; `object` for strings.
-        shape: of the leaf.
-        where: what holds the value, such as `step 3, leaf `reward``; begins the message.
-        like: why it must fit, such as `as in the first step`.
-        policy: which conversions of dtype are accepted.
-        advice: what to do about a number that the dtype cannot hold.
+    `policy` says which conversions of dtype are accepted; `advice`, what to do about a number that the dtype cannot
+    hold. `where` and `like` are for the message, as of `mismatch`.
     """
     array = np.array(value, object) if isinstance(value, str | bytes) else np.asarray(value)
     if array.shape == shape:
@@ -161,8 +140,7 @@ def fit(value: Any, dtype: np.dtype[Any], shape: Shape, where: str, like: str, p
 def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice: str = "") -> Array | None:
     """Return an array in this dtype, or None if the policy does not accept its dtype; arguments as of `fit`.
 
-    Raises:
-        StructureError: a number that the dtype cannot hold; only with `LOSSLESS`.
+    With `LOSSLESS`, a number that the dtype cannot hold raises StructureError.
     """
     if array.dtype == dtype:
         return array

@@ -34,8 +34,7 @@ def join_paths(paths: Sequence[str]) -> str:
 def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     """Return the names of a nest's leaves, such as `observation/rgb`, and the leaves. An array alone has the name "".
 
-    Raises:
-        StructureError: the keys of a dict cannot be sorted; `where` begins the message.
+    `where` begins the message of the StructureError if the keys of a dict cannot be sorted.
     """
     try:
         with_paths = tree.flatten_with_path(nest)
@@ -45,13 +44,7 @@ def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str], like: str) -> None:
-    """Check that a nest has the leaves that it must have, in their order.
-
-    Args:
-        where: what has the leaves; begins the message.
-        paths: names of its leaves.
-        expected: names of the leaves that it must have.
-        like: what has those.
+    """Check that a nest has the leaves that it must have, those of `like`, in their order; `where` says what has them.
 
     >>> check_same_leaves("step 3", ("a", "b"), ("b", "c"), "the spec")
     Traceback (most recent call last):
@@ -73,11 +66,7 @@ def fields_of(nest: Any) -> Mapping[Any, Any] | None:
 
 
 def common_length(nest: Any, what: str) -> int:
-    """Return T of a nest with leaves [T, ...].
-
-    Raises:
-        StructureError: there is no leaf, one has no dimension, or their first dimensions differ.
-    """
+    """Return T of a nest with leaves [T, ...], or raise StructureError."""
     shapes = [np.shape(leaf) for leaf in tree.flatten(nest)]
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or () in lengths:

@@ -27,19 +27,13 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[..
         yield lambda said="": None  # noqa: ARG005  # the same as below
         return
 
+    from rich import progress as rich  # noqa: PLC0415  # likewise
     from rich.console import Console  # noqa: PLC0415  # not loaded where nobody would see a bar
-    from rich.progress import (  # noqa: PLC0415  # likewise
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    counts = (MofNCompleteColumn(), TextColumn("{task.fields[said]}")) if total is not None else ()
-    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True))
+    counts = (rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[said]}")) if total is not None else ()
+    times = rich.TimeElapsedColumn(), rich.TimeRemainingColumn()
+    columns = rich.TextColumn("{task.description}"), rich.BarColumn(), *counts, *times
+    bar = rich.Progress(*columns, console=Console(stderr=True))
     task = bar.add_task(description, total=total, said="")
     starting = threading.Timer(_QUIET_S, bar.start)
     starting.daemon = True

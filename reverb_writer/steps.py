@@ -111,9 +111,7 @@ def find_flags(steps: Any, names: Mapping[str, Sequence[str]] = FLAG_NAMES) -> d
 
 
 class StepStructure:
-    """The structure, dtypes and shapes that every step must have.
-
-    Immutable; safe to share between threads.
+    """The structure, dtypes and shapes that every step must have. Immutable; safe to share between threads.
 
     Attributes:
         example: a nest of the same structure, with None for leaves.
@@ -160,11 +158,9 @@ class StepStructure:
         self._boundary = self._find_boundary()
 
     def flatten(self, step: Any, index: int) -> Sequence[Any]:
-        """Return the leaves of a step, checked.
+        """Return the leaves of a step, checked, in the order of `paths`: the arrays of the step, if they fit.
 
-        Returns:
-            Arrays, or scalars that NumPy assigns to one, with the expected dtypes and shapes, in the order of `paths`.
-            They may be the arrays of the step itself. Strings are `bytes`.
+        Else arrays, or scalars that NumPy assigns to one, with the expected dtypes and shapes. Strings are `bytes`.
 
         Raises:
             StructureError: a leaf differs from the first step; names it, what it is and what is expected.
@@ -178,10 +174,7 @@ class StepStructure:
         return self._convert(step, index)
 
     def ends_episode(self, leaves: Sequence[Any]) -> Any:
-        """Return whether this is a boundary step: `step_type` is LAST, or `is_last` is true.
-
-        [N] booleans if `batch_size` is given. False if the step has neither of the two leaves.
-        """
+        """Return whether this is a boundary step, [N] if `batch_size` is given; False if no leaf tells."""
         if self._boundary is None:
             return False if self.batch_size is None else np.zeros(self.batch_size, bool)
         index, last = self._boundary
@@ -195,10 +188,7 @@ class StepStructure:
         return self._boundary is not None
 
     def padding_step(self) -> list[Any]:
-        """Return the leaves of a padding step: zeros; in a trajectory, `step_type` LAST and `next_step_type` FIRST.
-
-        So do the observers of TF-Agents, which pad with `trajectory.boundary`.
-        """
+        """Return the leaves of a padding step: zeros; in a trajectory, `step_type` LAST, as TF-Agents pads."""
         leaves = list(map(zeros, self.dtypes, self.shapes))
         if "next_step_type" in self.paths and "step_type" in self.paths:
             leaves[self.paths.index("step_type")][...] = LAST
@@ -234,11 +224,7 @@ def step_bytes(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]
 
 
 def leaf_spec(leaf: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the dtype as which a leaf is stored, and its shape; the leaf may be a spec: `dtype` and `shape` alone.
-
-    Raises:
-        StructureError: it is none of these, or a spec of unknown sizes; `where` begins the message.
-    """
+    """Return the dtype as which a leaf is stored, and its shape; the leaf may be a spec: `dtype` and `shape` alone."""
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape") and not hasattr(leaf, "__array__"):
         dtype, sizes = leaf.dtype, leaf.shape
         if sizes is None or None in tuple(sizes):

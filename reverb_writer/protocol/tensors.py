@@ -49,16 +49,9 @@ _MORE: Final = 0x80  # marks a byte of a varint that is not its last
 _MAX_CACHED_SHAPE_BYTES: Final = 512  # 32 dimensions take fewer, but dimensions may have names
 _CONTENT_TAG: Final = b"\x22"  # field 4, length-delimited: the last field we write
 
+_INTEGERS: Final = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {
-    DataType.DT_BOOL: np.dtype(np.bool_),
-    DataType.DT_INT8: np.dtype(np.int8),
-    DataType.DT_INT16: np.dtype(np.int16),
-    DataType.DT_INT32: np.dtype(np.int32),
-    DataType.DT_INT64: np.dtype(np.int64),
-    DataType.DT_UINT8: np.dtype(np.uint8),
-    DataType.DT_UINT16: np.dtype(np.uint16),
-    DataType.DT_UINT32: np.dtype(np.uint32),
-    DataType.DT_UINT64: np.dtype(np.uint64),
+    **{DataType[f"DT_{name.upper()}"]: np.dtype(name) for name in ("bool", *_INTEGERS)},
     DataType.DT_HALF: np.dtype(np.float16),
     DataType.DT_FLOAT: np.dtype(np.float32),
     DataType.DT_DOUBLE: np.dtype(np.float64),
