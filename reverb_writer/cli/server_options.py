@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from reverb_writer.errors import ReverbWriterError
-from reverb_writer.tables import Prioritized, TableConfig
-from reverb_writer.tables.table_config import SelectorName
+from reverb_writer.tables import Prioritized, SelectorName, TableConfig
 
 if TYPE_CHECKING:
     from reverb_writer.client.client import Client

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
-from reverb_writer.tables.table_config import MinSize, Queue, RateLimiter, SampleToInsertRatio, TableConfig
+from reverb_writer.tables import MinSize, Queue, RateLimiter, SampleToInsertRatio, TableConfig
 
 
 def share_of(table: TableConfig, shard: int, num_shards: int) -> TableConfig:

@@ -19,7 +19,7 @@ import numpy as np
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.tensors import dtype_number
-from reverb_writer.tables.table_config import (
+from reverb_writer.tables import (
     MinSize,
     Prioritized,
     Queue,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reverb_writer.errors import StructureError
-from reverb_writer.tables.table_config import Balance
+from reverb_writer.tables import Balance
 
 COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 

@@ -18,7 +18,7 @@ from reverb_writer.errors import FormatError, SpecError
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.responses import parse
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.tables.table_config import (
+from reverb_writer.tables import (
     Balance,
     MinSize,
     Prioritized,

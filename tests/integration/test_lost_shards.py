@@ -15,8 +15,7 @@ from threads import our_threads
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.tables import Selector
-from reverb_writer.tables.table_config import SelectorName
+from reverb_writer.tables import Selector, SelectorName
 
 TABLE = rw.TableConfig("replay", 1000, rw.Prioritized(1.0))
 FIFO = rw.TableConfig("replay", 1000, "fifo")  # its servers are read in turns, each by a thread of its own
