@@ -142,7 +142,7 @@ def encode_chunk(
     encoded_key = varint.__wrapped__(key)  # random keys would evict the lengths from the cache
     head = b"".join((_CHUNK_KEY, encoded_key, _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(len(data))))
     tail = b"".join((_CHUNK_NUM_TENSORS, varint(len(columns) + bool(spec)), _CHUNK_UNCOMPRESSED_SIZE, varint(size)))
-    return _delimited(_REQUEST_CHUNKS, head, data, tail)
+    return b"".join((_REQUEST_CHUNKS, varint(len(head) + len(data) + len(tail)), head, data, tail))
 
 
 def encode_keep_keys(keys: Sequence[int]) -> bytes:
@@ -152,8 +152,8 @@ def encode_keep_keys(keys: Sequence[int]) -> bytes:
     return _delimited(_REQUEST_KEEP_KEYS, _varints(np.array(keys, np.uint64), _KEY_WIDTH).tobytes())
 
 
-def _delimited(tag: bytes, *body: bytes) -> bytes:
-    return b"".join((tag, varint(sum(map(len, body))), *body))
+def _delimited(tag: bytes, body: bytes) -> bytes:
+    return b"".join((tag, varint(len(body)), body))
 
 
 def _varints(numbers: npt.NDArray[np.integer[Any]], width: int) -> npt.NDArray[np.uint8]:
