@@ -120,9 +120,10 @@ class ReplayBuffer:
         is_cut = np.zeros(self._n_envs, bool)
         if self._handles_time_limits:
             is_cut[: len(infos)] = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        narrow = np.float32 if actions.dtype == np.float64 else actions.dtype  # as Stable-Baselines3 stores actions
         step = {
             "observation": self._stored(obs, observations),
-            "action": np.asarray(action, _narrow(actions.dtype)).reshape(self._n_envs, -1),
+            "action": np.asarray(action, narrow).reshape(self._n_envs, -1),
             "next_observation": self._stored(next_obs, observations),
             "reward": np.asarray(reward, np.float32).reshape(self._n_envs, 1),
             "done": (ends & ~is_cut).astype(np.float32)[:, None],
@@ -187,8 +188,3 @@ class ReplayBuffer:
             return {str(name): self._stored(observation[name], space[name]) for name in observation}
         shape = space.shape if space.shape or not hasattr(space, "n") else (1,)
         return np.asarray(observation, space.dtype).reshape(self._n_envs, *shape)
-
-
-def _narrow(dtype: Any) -> Any:
-    """Return float32 for float64, as Stable-Baselines3 stores actions."""
-    return np.float32 if dtype == np.float64 else dtype

@@ -91,8 +91,7 @@ def _index_bytes(num_columns: int) -> list[bytes]:
 def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
     """Parse a trajectory whose columns differ only in the index, as those of our writers do; None if they do not.
 
-    Only the first column is parsed. The bytes that the other columns must have are then computed and compared, which is
-    ten times as fast as parsing them.
+    The bytes of all columns but the first are computed and compared, which is ten times as fast as parsing them.
     """
     if len(flat) < 4 or flat[0] != 0x0A or flat[1] & flat[2] > 0x7F:  # noqa: PLR2004  # not a tag and a length of two bytes or fewer
         return None

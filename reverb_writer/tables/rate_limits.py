@@ -122,9 +122,6 @@ def _inserts_until_sample(table: TableInfo) -> int:
     return max(1, math.ceil((limiter.min_diff + 1 - limiter.diff) / limiter.samples_per_insert))
 
 
-# ------------------------------------------------------------------------------------------------- sentences
-
-
 def explain_side(table: TableInfo, side: Side) -> tuple[str, str]:
     """Say why a side of a table has to wait, with the numbers, and what would end that: two sentences."""
     why = _explain_block(table, side)
@@ -180,7 +177,7 @@ def explain_limiter(now: ServerInfo, tables: set[str]) -> str | None:
 def explain_samples(now: ServerInfo, table: str, before: ServerInfo) -> str:
     """Say what keeps samples of a table from coming, with the numbers, and what to do.
 
-    `before` is an earlier answer, which tells whether actors write.
+    An earlier answer, `before`, shows whether actors write.
     """
     if table not in now.tables:
         return f"The server has no table `{table}` any more."
@@ -225,26 +222,15 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun} lets" if number == 1 else f"{number} {noun}s let"
 
 
-# ------------------------------------------------------------------------------------------------ standstill
-
-
 @dataclass(frozen=True)
 class Standstill:
-    """One side of a table, blocked by its rate limiter.
-
-    Attributes:
-        table: its name.
-        side: "inserts" or "samples".
-        seconds: for how long at least: since the first answer that showed it.
-        why: what is in the server's queue, and the limiter's rule with its numbers: two sentences.
-        remedy: what would end it, a sentence.
-    """
+    """One side of a table, blocked by its rate limiter."""
 
     table: str
     side: Side
-    seconds: float
-    why: str
-    remedy: str
+    seconds: float  # at least: since the first answer that showed it
+    why: str  # what is in the server's queue, and the limiter's rule with its numbers: two sentences
+    remedy: str  # what would end it, a sentence
 
     def __str__(self) -> str:
         what = f"table `{self.table}`: {self.side} have stood still for {self.seconds:.0f} s or more."

@@ -203,7 +203,9 @@ class Delivery:
             _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
         self.loss = ConnectionLoss(self.channel, error, reason, time.monotonic())
         self._counts["resent_items"] += self.flight.requeue()
-        self._retry_at = time.monotonic() + _backoff_s(self._failures)
+        # Twice as late with each failure in a row, and at random, so that clients come back one by one.
+        longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
+        self._retry_at = time.monotonic() + random.uniform(longest_s / 2, longest_s)  # noqa: S311  # no secret
         self._failures += 1
 
     # --------------------------------------------------------------------------------------------- why nothing moves
@@ -251,9 +253,3 @@ class Delivery:
             f"The server at {address} is slow: last confirmation {time.monotonic() - self.flight.progress_at:.1f} s "
             "ago. Raise `timeout_s`."
         )
-
-
-def _backoff_s(failures: int) -> float:
-    """Return a random time that doubles with each failure in a row, seconds, so that clients come back one by one."""
-    longest = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 16))
-    return random.uniform(longest / 2, longest)  # noqa: S311  # jitter, no secret

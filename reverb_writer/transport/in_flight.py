@@ -123,10 +123,7 @@ class InFlight:
         self.release(release)
 
     def take_message(self, num_bytes: int) -> bytes:
-        """Take requests from the queue until they make `num_bytes` or it is empty; return them as one message.
-
-        Chunks that the server has on this connection are left out.
-        """
+        """Take requests of about `num_bytes` from the queue, as one message without the chunks that the server has."""
         parts: list[bytes | memoryview] = []
         size = 0
         while self._queued and size < num_bytes:

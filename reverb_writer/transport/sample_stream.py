@@ -69,12 +69,8 @@ class SampleStream:
         answer: its tables as it has told them last; None before that.
         loss: how the connection was lost; None while there is one.
         unanswered_since: since when a question is not answered, and no sample has come; None if all are.
-        num_bytes: bytes of all messages so far.
-        num_lost: samples that were in flight when a connection was lost, or a message could not be read.
-        num_unasked: samples that came although they were not requested; they were left out.
+        num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples left out, not requested.
         is_closed: whether no more samples will come, because it was closed.
-        reconnects: how often a lost connection was made again.
-        server_restarts: reconnects that found the server restarted.
     """
 
     def __init__(
@@ -98,7 +94,7 @@ class SampleStream:
             changed: called in any thread when `read` or `proceed` has something to do; must not wait.
             removes_items: whether sampling removes items from the table.
             limits: of samples to request; each is lowered by every request.
-            single_pass: a further limit, which is lowered to the items that are in the table when nothing is in flight.
+            single_pass: a further limit, lowered to the number of items in the table when nothing is in flight.
             needs_table: whether a server without the table counts as lost; if not, that is an error.
         """
         self.info = self.answer = info
@@ -229,10 +225,7 @@ class SampleStream:
             self._question = self._channel.start_info(timeout_s, self._on_answer)
 
     def look(self, now: float, since: float) -> None:
-        """Have the owner ask why nothing comes, for a wait that began at `since`; for any thread.
-
-        An answer is asked for that is newer than the wait, and than a second.
-        """
+        """Have the owner ask why nothing comes, unless an answer is recent and newer than `since`; for any thread."""
         if self.answer is None or self.answer.at < max(since, now - _OLD_S):
             self._is_asked = True
             self._changed()
@@ -282,11 +275,7 @@ class SampleStream:
         return 0 if self._is_ending else min((limit.remaining for limit in self._limits), default=1 << 62)
 
     def _request(self, num_samples: int) -> None:
-        """Request samples, as far as the limits allow.
-
-        Each call makes a request of its own, and the server answers requests one by one. If two were joined, the first
-        samples would arrive with the last, and the reader would be idle until then.
-        """
+        """Request samples, as far as the limits allow. Requests are not joined: the first samples would come late."""
         num_samples = min(num_samples, self._max_request())
         if num_samples <= 0 or self._stream is None:
             return

@@ -34,8 +34,7 @@ class Wait:
     time is nearly up. The difference of the answers says who stands still.
 
     Attributes:
-        kind: "room" for a step, "flush", or "close".
-        row: the row that has to be granted; for "room".
+        kind: "room" for a step, which needs `row` to be granted, "flush", or "close".
         answer: gets the outcome: None, or the error to raise.
         is_abandoned: whether the caller has left, because it was interrupted.
 
