@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import queue
 import re
 import time
@@ -100,7 +99,6 @@ class Channel:
             self._advice = "the certificates; the server may ask for one of the client, too"
         self._is_direct = not tls and not use_proxy
         self.local_pipes: set[_LocalPipe] = set()
-        self._pid = os.getpid()
         self._connect_errors: list[tuple[str, float]] = []
         self._closed = False
         # The rest belongs to the loop's thread.
@@ -110,18 +108,14 @@ class Channel:
 
     def check_usable(self) -> None:
         """Raise ClosedError if the channel is closed or belongs to a parent process."""
-        if self.is_forked:
-            raise ClosedError(
-                f"this client of {self.address} was made in process {self._pid} and is used in its forked child "
-                f"{os.getpid()}. {process_hooks.AFTER_FORK}"
-            )
+        process_hooks.claim()
         if self._closed:
             raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
 
     @property
     def is_forked(self) -> bool:
         """Whether this process is a forked child of the one that made the channel."""
-        return self._pid != os.getpid()
+        return not process_hooks.is_first()
 
     @property
     def endpoint(self) -> endpoints.Endpoint | None:

@@ -11,10 +11,6 @@ import os
 
 from reverb_writer.errors import ClosedError
 
-AFTER_FORK = (
-    "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client or server."
-)
-
 _pid: int | None = None  # of the process that uses gRPC
 
 
@@ -27,7 +23,10 @@ def claim() -> None:
     global _pid  # noqa: PLW0603  # one for each process
     own = os.getpid()
     if _pid not in (None, own):
-        raise ClosedError(f"process {_pid} had a client or a server when it forked this child {own}. {AFTER_FORK}")
+        raise ClosedError(
+            f"process {_pid} had a client or a server when it forked this child {own}. gRPC does not survive a fork: "
+            "start the child with `spawn`, or fork before you make the first client or server."
+        )
     _pid = own
 
 

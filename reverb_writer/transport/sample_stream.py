@@ -69,7 +69,7 @@ class SampleStream:
         answer: its tables as it has told them last; None before that.
         loss: how the connection was lost; None while there is one.
         unanswered_since: since when a question is not answered, and no sample has come; None if all are.
-        num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples left out, not requested.
+        num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples not requested.
         is_closed: whether no more samples will come, because it was closed.
     """
 
