@@ -16,7 +16,7 @@ from reverb_writer import Trajectory, WindowSpec
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.pipes import ByteStream
-from reverb_writer.writing.window_targets import chunk_length_for
+from reverb_writer.writing.window_kinds import chunk_length_for
 
 _LENGTH = 20
 _STRIDES = (1, 5, 10, 20)

@@ -31,7 +31,7 @@ from reverb_writer.nests import named_leaves, packer
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observer import Observer, TooFewStepsError
 from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver, WindowObserver
-from reverb_writer.writing.priorities import Priority
+from reverb_writer.writing.window_kinds import Priority
 
 __all__ = [
     "FlattenedTrajectoryError",
@@ -72,7 +72,7 @@ class _ReverbObserver(Observer):
             if not hasattr(client, "server_info"):
                 client = own.enter_context(as_client(client)[0])
             # The time-out is the first argument of both methods, by different names; dm-reverb wants an integer.
-            tables = client.server_info(math.ceil(self._open_session.timeout_s))
+            tables = client.server_info(math.ceil(self._timeout_s))
             return tables[self._targets[0].tables[0]].signature
 
     def flush(self, timeout_s: float | None = None) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from reverb_writer.cli.server_options import new_client, report_errors, security_options, timeout_option
 from reverb_writer.client.client import Client
-from reverb_writer.client.on_shards import on_each
+from reverb_writer.client.server_set import on_each
 from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, explain_side, figures, rates
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 

@@ -12,17 +12,17 @@ import html
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
-from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
-from reverb_writer.client.on_shards import first_that_answers, on_all
 from reverb_writer.client.server_calls import Sample, Server
-from reverb_writer.client.server_set import ServerSet, first_target
+from reverb_writer.client.server_set import ServerSet, first_target, first_that_answers, on_all
 from reverb_writer.client.targets import Shard, Target, source_of
 from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import ReverbWriterError, SpecError
+from reverb_writer.scalars import Scalars
 from reverb_writer.tables.table_info import TableInfo, merge_tables
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.wire import TLS
@@ -32,6 +32,52 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _SHOW_TIMEOUT_S = 2.0
+_COLUMNS = ("table", "items", "max_size", "inserts", "samples", "sampler", "remover")
+
+
+@dataclass(frozen=True)
+class TableStats(Scalars):
+    """Counters of a table, summed over all servers.
+
+    Attributes:
+        items: items in the table.
+        max_size: maximum number of items.
+        episodes: episodes that the items come from.
+        inserts: items inserted since the server started or the table was reset.
+        samples: samples sent since the server started or the table was reset.
+        unique_samples: items that were sampled at least once.
+    """
+
+    items: int
+    max_size: int
+    episodes: int
+    inserts: int
+    samples: int
+    unique_samples: int
+
+    @classmethod
+    def of(cls, info: TableInfo) -> TableStats:
+        """Return the counters in `info`, one table of `Client.server_info()`."""
+        limiter = info.rate_limiter
+        return cls(
+            info.current_size,
+            info.max_size,
+            info.num_episodes,
+            limiter.num_inserts,
+            limiter.num_samples,
+            info.num_unique_samples,
+        )
+
+
+@dataclass(frozen=True)
+class ClientStats(Scalars):
+    """Counters of all tables.
+
+    Attributes:
+        tables: a `TableStats` per table, by name.
+    """
+
+    tables: dict[str, TableStats]
 
 
 class Client:
@@ -82,7 +128,7 @@ class Client:
         source, timeout_s = source_of(address), check_timeout(timeout_s)
         first_s = timeout_s if connect_timeout_s is None else check_timeout(connect_timeout_s, "connect_timeout_s")
         deadline = Deadline(first_s)
-        self._connect((source, tls, token, timeout_s, use_proxy), first_target(source, deadline))
+        self.__setstate__(((source, tls, token, timeout_s, use_proxy), first_target(source, deadline)))
         if connect_timeout_s is not None:
             try:
                 self.server_info(max(first_s - deadline.spent_s, LEAST_S))
@@ -90,8 +136,17 @@ class Client:
                 self.close()
                 raise
 
-    def _connect(self, arguments: tuple[Any, ...], target: Target) -> None:
-        source, tls, token, timeout_s, use_proxy = arguments
+    def __getstate__(self) -> tuple[tuple[Any, ...], Target]:
+        """Return how to make a client of the same servers in another process; certificates are read there again.
+
+        It begins with the target of this client, so that it can be made while the source is gone.
+        """
+        return self._arguments, self.target
+
+    def __setstate__(self, state: tuple[tuple[Any, ...], Target]) -> None:
+        """Prepare the connections."""
+        self._arguments, target = state
+        source, tls, token, timeout_s, use_proxy = self._arguments
 
         def connect(shard: Shard) -> Server:
             channel = Channel(shard.address, tls=tls, token=token, use_proxy=use_proxy)
@@ -99,7 +154,6 @@ class Client:
 
         self.connections = ServerSet(source, target, connect)
         self.timeout_s = timeout_s
-        self._arguments = arguments
         self._turns = itertools.count()
 
     @property
@@ -121,13 +175,6 @@ class Client:
     def server_address(self) -> str:
         """The same, by the name that `reverb.Client` has for it."""
         return self.address
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make a client of the same servers in another process; certificates are read there again.
-
-        It begins with the target of this client, so that it can be made while the source is gone.
-        """
-        return _remade, (self._arguments, self.target)
 
     def server_info(self, timeout_s: float | None = None) -> dict[str, TableInfo]:
         """Return the server's tables by name.
@@ -155,9 +202,15 @@ class Client:
     def _repr_html_(self) -> str:
         """Return the tables for a notebook, or why they cannot be shown; waits two seconds at most."""
         try:
-            return tables_html(self.address, self.server_info(_SHOW_TIMEOUT_S))
+            tables = self.server_info(_SHOW_TIMEOUT_S)
         except ReverbWriterError as error:
             return f"<pre>{html.escape(f'{self!r}: {error}')}</pre>"
+        rows = [_row("th", _COLUMNS)]
+        for name, info in tables.items():
+            stats = TableStats.of(info)
+            numbers = (stats.items, stats.max_size, stats.inserts, stats.samples)
+            rows.append(_row("td", (name, *(f"{number:,}" for number in numbers), info.sampler, info.remover)))
+        return f"<table><caption>{html.escape(self.address)}</caption>{''.join(rows)}</table>"
 
     def insert(
         self,
@@ -218,7 +271,6 @@ class Client:
         """
         num_samples = integer("num_samples", num_samples, minimum=1)
         deadline = self._deadline(timeout_s)
-        self.connections.check_usable()
         (first, *others) = shards = self.connections.in_state("up", "draining")
         if others:
             samples = sample_shards(shards, next(self._turns), table, num_samples, deadline)
@@ -272,7 +324,6 @@ class Client:
 
     def _all(self, verb: Callable[[Server, Deadline], _T], timeout_s: float | None) -> list[_T]:
         """Ask all servers at once and return the answers in their order; raises as `on_all`."""
-        self.connections.check_usable()
         deadline = self._deadline(timeout_s)
         return on_all(self.connections.in_state("up", "draining"), lambda shard: verb(shard, deadline))
 
@@ -281,7 +332,6 @@ class Client:
 
     def _next(self, deadline: Deadline) -> Server:
         """Return the server whose turn it is, or the first after it that answers; if none does, that one."""
-        self.connections.check_usable()
         shards, turn = self.connections.in_state("up"), next(self._turns)
         return first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))], deadline)
 
@@ -299,11 +349,7 @@ def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool
 
 
 def only_server(client: Client) -> Server:
-    """Return the server of a client that must not have several.
-
-    Raises:
-        SpecError: it has.
-    """
+    """Return the server of a client that must not have several; raise `SpecError` if it has."""
     client.connections.check_usable()
     if len(client.shards) > 1:
         raise SpecError(f"this is for a client of one server, got {client.address}. Make a client of one of them.")
@@ -319,7 +365,5 @@ def _without_callers_time(samples: Iterator[Sample], deadline: Deadline, left_at
         deadline.extend(time.monotonic() - left_at)
 
 
-def _remade(arguments: tuple[Any, ...], target: Target) -> Client:
-    client: Client = object.__new__(Client)
-    client._connect(arguments, target)  # noqa: SLF001
-    return client
+def _row(tag: str, cells: tuple[str, ...]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"

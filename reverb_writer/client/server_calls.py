@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,7 +84,7 @@ class Server:
 
     def request_info(self, timeout_s: float | None = None) -> ServerInfo:
         """Return the tables together with the identity of the server's process."""
-        return self.channel.server_info(self._timeout(timeout_s))
+        return self.channel.server_info(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
     def insert(
         self,
@@ -113,7 +113,12 @@ class Server:
             raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
         info = self.request_info(deadline.left_s())
         check_tables_exist(checked, info, self.address)
-        _check_signatures(info, checked, paths, columns, is_scalar)
+        dtypes = [stored_dtype(column.dtype) for column in columns]
+        shapes = [column.shape[1:] for column in columns]
+        times = [() if single else column.shape[:1] for column, single in zip(columns, is_scalar, strict=True)]
+        for table in checked:
+            if (signature := info.tables[table].signature) is not None:
+                check_signature(table, signature, paths, dtypes, shapes, times)
         tensor = b"" if spec is None else spec_tensor(spec)
         request = one_item(columns, is_scalar, checked, tensor)
         insert_items(self.channel, request, deadline.left_s(), is_checked=True)
@@ -137,14 +142,9 @@ class Server:
         signature = info.tables[table].signature
         pack = None if signature is None else packer(signature)
         removes_items = info.tables[table].max_times_sampled > 0
-        changed = Flag()
+        changed, limits = Flag(), [Limit(num_samples)]
         stream = SampleStream(
-            self.channel,
-            table,
-            info,
-            changed=changed.set,
-            removes_items=removes_items,
-            limits=[Limit(num_samples)],
+            self.channel, table, info, changed=changed.set, removes_items=removes_items, limits=limits
         )
         assembler = self._assemblers.pop(table, None) or BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
         is_whole = False  # an interrupt may leave the assembler half changed
@@ -204,31 +204,12 @@ class Server:
         """Close the connection. Idempotent; does nothing in a forked child."""
         self.channel.close()
 
-    def _timeout(self, timeout_s: float | None) -> float:
-        return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
-
     def _call(self, method: str, request: Any, deadline: Deadline) -> bytes:
         try:
             return self.channel.call(method, request.SerializeToString(), deadline.left_s())
         except StructureError:  # there is no such table: this error names those that there are
             check_tables_exist([request.table], self.request_info(deadline.left_s()), self.address)
             raise
-
-
-def _check_signatures(
-    info: ServerInfo, tables: Iterable[str], paths: Sequence[str], columns: Sequence[Any], is_scalar: Sequence[bool]
-) -> None:
-    for table in tables:
-        signature = info.tables[table].signature
-        if signature is not None:
-            check_signature(
-                table,
-                signature,
-                paths,
-                [stored_dtype(column.dtype) for column in columns],
-                [column.shape[1:] for column in columns],
-                [() if single else column.shape[:1] for column, single in zip(columns, is_scalar, strict=True)],
-            )
 
 
 def one_item(

@@ -144,7 +144,16 @@ class TargetFile:
             raise ServerUnavailableError(
                 f"the file of shards {self.path} cannot be read ({error.strerror}). Write it, one address a line."
             ) from None
-        return Target(0, tuple(_shards_of(text, self.path)))
+        shards = []
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                if words := line.partition("#")[0].split():
+                    shards.append(_shard_of(*words))
+            except SpecError as error:
+                raise SpecError(f"{self.path}, line {number}: {error}") from None
+        if not shards:
+            raise SpecError(f"{self.path} names no shard. Write one address a line.")
+        return Target(0, tuple(shards))
 
 
 def source_of(address: Any) -> TargetSource:
@@ -188,26 +197,17 @@ def rank_shards(writer: str, names: Iterable[str]) -> list[str]:
     >>> rank_shards("actor-7", ["a", "b", "c"]), rank_shards("actor-7", ["c", "a"])
     (['a', 'c', 'b'], ['a', 'c'])
     """
-    return sorted(names, key=lambda name: (_score(writer, name), name), reverse=True)
+
+    def score(name: str) -> tuple[bytes, str]:
+        # The length of the first name keeps "a" + "bc" and "ab" + "c" apart.
+        return hashlib.blake2b(f"{len(writer)}:{writer}{name}".encode(), digest_size=8).digest(), name
+
+    return sorted(names, key=score, reverse=True)
 
 
 def default_actor_id() -> str:
     """Return an id that no other writer has: this machine, this process, and how many had one before in it."""
     return f"{socket.gethostname()}:{os.getpid()}:{next(_numbers)}"
-
-
-def _shards_of(text: str, path: str) -> list[Shard]:
-    shards = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        try:
-            if words:
-                shards.append(_shard_of(*words))
-        except SpecError as error:
-            raise SpecError(f"{path}, line {number}: {error}") from None
-    if not shards:
-        raise SpecError(f"{path} names no shard. Write one address a line.")
-    return shards
 
 
 def _shard_of(name: str, address: str | None = None, state: Any = "up", *more: str) -> Shard:
@@ -216,9 +216,3 @@ def _shard_of(name: str, address: str | None = None, state: Any = "up", *more: s
             f"a shard is `address`, `name address` or `name address state`, got {more[0]!r} after {state!r}."
         )
     return Shard(name, name if address is None else address, state)
-
-
-def _score(writer: str, name: str) -> int:
-    # The length of the first name keeps "a" + "bc" and "ab" + "c" apart.
-    pair = f"{len(writer)}:{writer}{name}".encode()
-    return int.from_bytes(hashlib.blake2b(pair, digest_size=8).digest(), "big")

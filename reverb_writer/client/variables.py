@@ -18,7 +18,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,9 +27,9 @@ import tree
 from reverb_writer.arguments import check_timeout, check_wait, integer
 from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.client import as_client
-from reverb_writer.client.on_shards import answering, first_that_answers, logged, on_each
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.targets import ShardState, rank_shards
+from reverb_writer.client.server_set import answering, first_that_answers, logged, on_each
+from reverb_writer.client.targets import rank_shards
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import (
     FinishedError,
@@ -41,32 +41,25 @@ from reverb_writer.errors import (
 from reverb_writer.leaves import host_array
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.specs import decode_spec, encode_spec
-from reverb_writer.tables.table_info import TableInfo, check_tables_exist
+from reverb_writer.tables.table_info import check_tables_exist
 
 _LOG = logging.getLogger(__package__)
 _PAUSE_S = (0.05, 0.5)  # between two questions of a call that waits: at first, and at most
 _LAST = b"last"  # marks the version after which there is none
 
-MAX_BYTES = 1_000_000_000
-"""Size of the largest nest that can be published, in bytes."""
-
+_MAX_BYTES = 1_000_000_000  # of a nest
 
 _Count = tuple[int, int]
 """A server's state id and its number of inserts: it differs after each publication, and after a restart."""
 
 
 class _News(NamedTuple):
-    """What a look at the servers has brought."""
+    """The newest version that a look at the servers has brought."""
 
     seen: dict[str, _Count]  # by server: the count at which its version was read
-    version: int  # of the newest version that was read; 0 if none was
-    nest: Any
-    is_last: bool
-
-    @property
-    def has_no_weights(self) -> bool:
-        """Whether it tells only that the run has ended, because `finish` has found no version."""
-        return self.is_last and not tree.flatten(self.nest)
+    version: int = 0  # 0 if there was none
+    nest: Any = None  # None if there are no weights
+    is_last: bool = False
 
 
 class Variables:
@@ -138,9 +131,16 @@ class Variables:
         self.version = 0
         self._lock = threading.Lock()
         try:
-            for shard, info in answering(self._shards(), connect_timeout_s or self._timeout_s).items():
+            shards = self._client.connections.in_state("up", "draining")
+            for shard, info in answering(shards, connect_timeout_s or self._timeout_s).items():
                 check_tables_exist([table], info, shard.address)
-                _check_table(info.tables[table])
+                found = info.tables[table]
+                if found.max_size != 1 or found.max_times_sampled > 0:
+                    text = (
+                        f"table `{table}`: max_size {found.max_size}, max_times_sampled {found.max_times_sampled}, "
+                        "expected 1 and 0 because it holds one version, which many actors read."
+                    )
+                    raise StructureError(text)  # noqa: TRY301  # as all other errors of the block
         except BaseException:
             self.close()
             raise
@@ -179,34 +179,29 @@ class Variables:
         """
         news = self._look({}, Deadline(self._timeout_s))
         newest = max(news.version, self.version)
-        self._publish(news.nest if news.version else (), newest + 1 if newest else None, is_last=True)
+        self._publish(() if news.nest is None else news.nest, newest + 1 if newest else None, is_last=True)
 
     def _publish(self, nest: Any, version: int | None, *, is_last: bool = False) -> int:
         leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
         num_bytes = sum(leaf.nbytes for leaf in leaves)
-        if num_bytes > MAX_BYTES:
-            raise StructureError(f"a nest of {num_bytes} bytes, expected at most {MAX_BYTES}. Publish it in parts.")
-        spec = tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves])
-        encoded = encode_spec(spec)
+        if num_bytes > _MAX_BYTES:
+            raise StructureError(f"a nest of {num_bytes} bytes, expected at most {_MAX_BYTES}. Publish it in parts.")
+        encoded = encode_spec(tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves]))
         with self._lock:  # taken for good, also if this fails: a server may have the version all the same
             if version is None:
                 first = 0 if self._last_number else time.time_ns() // 1_000_000
                 version = self._last_number = max(self._last_number + 1, self.version + 1, first)
         structure = np.array([encoded, str(version).encode(), *([_LAST] if is_last else [])], object)
-        self._insert([structure, *(leaf[None] for leaf in leaves)])
-        with self._lock:
-            self.version, self._is_finished = max(self.version, version), is_last
-        return version
-
-    def _insert(self, data: list[Any]) -> None:
-        """Insert an item on the first server that answers, in the order of the table's name."""
         deadline = Deadline(self._timeout_s)
-        shards = {shard.name: shard for shard in self._shards("up")}
+        shards = {shard.name: shard for shard in self._client.connections.in_state("up")}
         chosen = first_that_answers([shards[name] for name in rank_shards(self._table, shards)], deadline)
         if self._publishes_to not in (None, chosen.name):
             _LOG.warning("table `%s`: publications now go to %s.", self._table, chosen.name)
         self._publishes_to = chosen.name
-        chosen.insert(data, {self._table: 1.0}, deadline)
+        chosen.insert([structure, *(leaf[None] for leaf in leaves)], {self._table: 1.0}, deadline)
+        with self._lock:
+            self.version, self._is_finished = max(self.version, version), is_last
+        return version
 
     def latest(self, timeout_s: float | None = None) -> Any:
         """Return the newest version; wait for the first one.
@@ -223,10 +218,10 @@ class Variables:
             FinishedError: the run has ended, and nothing was published in it.
             FormatError: what is in the table was not written by `publish`.
         """
-        news = self._await(timeout_s, 0)
-        if news.has_no_weights:
+        nest = self._await(timeout_s, 0).nest
+        if nest is None:
             raise FinishedError(f"table `{self._table}`: the run has ended, and nothing was published in it.")
-        return news.nest
+        return nest
 
     def wait(self, *, newer_than: int | None = None, timeout_s: float | None = None) -> Any:
         """Return the newest version when its number is larger than `newer_than`; wait for that.
@@ -314,7 +309,7 @@ class Variables:
             if news is None or news.version <= self.version:
                 return default
             self.version = news.version
-            return default if news.has_no_weights else news.nest
+            return default if news.nest is None else news.nest
 
     @property
     def finished(self) -> bool:
@@ -342,7 +337,8 @@ class Variables:
     def _look(self, seen: Mapping[str, _Count], deadline: Deadline) -> _News:
         """Read the servers that answer and whose counts are not those that were `seen`."""
         changed: dict[Server, _Count] = {}
-        for shard, info in answering(self._shards(), deadline.left_s()).items():
+        shards = self._client.connections.in_state("up", "draining")
+        for shard, info in answering(shards, deadline.left_s()).items():
             check_tables_exist([self._table], info, shard.address)
             table = info.tables[self._table]
             count = info.state_id, table.rate_limiter.num_inserts
@@ -352,14 +348,10 @@ class Variables:
         if failed and not read:
             raise next(iter(failed.values()))
         now_seen = {**seen, **{shard.name: changed[shard] for shard in read}}
-        return _News(now_seen, *max(read.values(), key=lambda one: one[0], default=(0, None, False)))
+        return max(read.values(), key=lambda news: news.version, default=_News({}))._replace(seen=now_seen)
 
-    def _shards(self, *states: ShardState) -> Sequence[Server]:
-        self._client.connections.check_usable()
-        return self._client.connections.in_state(*(states or ("up", "draining")))
-
-    def _read(self, shard: Server, deadline: Deadline) -> tuple[int, Any, bool]:
-        """Return the version that a server has, its nest, and whether it is the last."""
+    def _read(self, shard: Server, deadline: Deadline) -> _News:
+        """Return the version that a server has."""
         (sample,) = shard.sample(self._table, 1, deadline)
         structure, *leaves = tree.flatten(sample.data)
         encoded, number, *mark = structure.tolist() if structure.shape in ((2,), (3,)) else (b"", b"")
@@ -370,7 +362,9 @@ class Variables:
         spec = decode_spec(encoded)
         if len(tree.flatten(spec)) != len(leaves):
             raise FormatError(f"table `{self._table}`: {len(leaves)} arrays, expected {len(tree.flatten(spec))}.")
-        return int(number), tree.unflatten_as(spec, [leaf[0] for leaf in leaves]), mark == [_LAST]
+        is_last = mark == [_LAST]
+        nest = None if is_last and not leaves else tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
+        return _News({}, int(number), nest, is_last)
 
     def close(self) -> None:
         """Close the client, if it is this object's own. Idempotent."""
@@ -382,11 +376,3 @@ class Variables:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_table(table: TableInfo) -> None:
-    if table.max_size != 1 or table.max_times_sampled > 0:
-        raise StructureError(
-            f"table `{table.name}`: max_size {table.max_size}, max_times_sampled {table.max_times_sampled}, expected 1 "
-            "and 0 because it holds one version, which many actors read."
-        )

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from reverb_writer.client.on_shards import answering, on_all
 from reverb_writer.client.server_calls import Sample, Server
+from reverb_writer.client.server_set import answering, on_all
 from reverb_writer.deadline import Deadline
 from reverb_writer.tables.table_info import check_tables_exist
 

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from reverb_writer.client.client import Client
-from reverb_writer.client.on_shards import answering, logged, on_all
+from reverb_writer.client.server_set import answering, logged, on_all
 from reverb_writer.client.weights import EXACT
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.by_mass import ByMass

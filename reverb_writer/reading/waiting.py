@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from reverb_writer.client import on_shards
+from reverb_writer.client import server_set
 from reverb_writer.reading.mixer import Source
 
 _LOG = logging.getLogger(__package__)
@@ -21,7 +21,7 @@ class Wait:
         """Begin to wait, `timeout_s` seconds from `began_at`, for samples of `table` from these servers."""
         self._table, self._sources = table, sources
         self._began_at = began_at
-        self._log_at = began_at + on_shards.LOG_EVERY_S
+        self._log_at = began_at + server_set.LOG_EVERY_S
         self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
         self.look_at = time.monotonic() + self._pause_s  # when `look` is to be called next
 
@@ -32,7 +32,7 @@ class Wait:
         for source in self._sources():
             source.stream.look(now, self._began_at)
         if now >= self._log_at:
-            self._log_at = now + on_shards.LOG_EVERY_S
+            self._log_at = now + server_set.LOG_EVERY_S
             _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - self._began_at, self.why())
 
     def why(self) -> str:

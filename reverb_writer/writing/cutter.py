@@ -17,16 +17,14 @@ import numpy.typing as npt
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.chunk_encoder import ChunkEncoder
 from reverb_writer.writing.observer_stats import Books
-from reverb_writer.writing.open_episode import OpenEpisode, Ready
-from reverb_writer.writing.ring import NewPriority, Reset, StepRing
-from reverb_writer.writing.window_kinds import WindowKinds
+from reverb_writer.writing.ring import NewPriority, StepRing
+from reverb_writer.writing.window_items import OpenEpisode, Ready
+from reverb_writer.writing.window_kinds import NEVER, Integers, WindowKinds
 
 if TYPE_CHECKING:
-    from reverb_writer.writing.destinations import Destination
+    from reverb_writer.writing.outbox import Destination
 
 _LOG = logging.getLogger(__package__)
-
-_Integers = npt.NDArray[np.int64]
 
 
 class Cutter:
@@ -37,7 +35,8 @@ class Cutter:
         num_items: items that were complete so far.
         num_unencoded: of them, those that are not encoded yet.
         unsent_bytes: bytes of chunks that no request has taken yet.
-        has_ended: whether an episode has ended whose windows are not encoded.
+        has_new: set when rows or marks are taken; the sender takes it back.
+        episodes: the episode under way of each environment.
     """
 
     def __init__(
@@ -46,40 +45,27 @@ class Cutter:
         kinds: WindowKinds,
         encoder: ChunkEncoder,
         chunk_size: Callable[[int], int],
-        num_envs: int | None,
         books: Books,
         max_steps: float = math.inf,
     ) -> None:
-        """Begin an episode in each environment.
+        """Begin an episode in each environment; nothing is written of one that is longer than `max_steps`.
 
-        Args:
-            ring: the rows.
-            kinds: of windows.
-            encoder: of their chunks.
-            chunk_size: steps of the chunk that begins at a step count; see `chunk_grid`.
-            num_envs: environments that step together; None for one without a batch dimension.
-            books: count items, episodes, and steps that are in no window.
-            max_steps: of a whole episode; nothing is written of a longer one.
+        `chunk_size` gives the steps of the chunk that begins at a step count, see `chunk_grid`.
         """
         self._ring, self._kinds, self._encoder, self._chunk_size, self._books = ring, kinds, encoder, chunk_size, books
         self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = 0
-        self.has_ended = False
+        self.has_new = False
         self._max_steps = max_steps
         self._num_marks = 0  # marks taken so far
         self._num_ended_items = 0  # of ended episodes
         self._ended: list[Ready] = []
-        count = 1 if num_envs is None else num_envs
-        self._episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
+        count = ring.num_envs
+        self.episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
         # Of each environment: steps of its episode, those that no chunk has, the first row of them, steps of its next
         # chunk, and the step count up to which its windows are encoded.
         self._steps, self._open, self._first, self._encoded = (np.zeros(count, np.int64) for _ in range(4))
         self._capacity = np.full(count, chunk_size(0), np.int64)
         self._has_boundary = np.zeros(count, bool)  # whether an episode has ended in the open rows, and goes on
-
-    @property
-    def episodes(self) -> Sequence[OpenEpisode]:
-        """The episode under way of each environment."""
-        return self._episodes
 
     @property
     def first_needed(self) -> int:
@@ -89,41 +75,38 @@ class Cutter:
 
     # ------------------------------------------------------------------------------------------------- rows to steps
 
-    def take(self) -> bool:
-        """Take the rows and marks that were written since the last time; return whether there were any."""
+    def take(self) -> None:
+        """Take the rows and marks that were written since the last time."""
         written, _, num_marks = self._ring.head
         if written == self.taken and num_marks == self._num_marks:
-            return False
+            return
+        self.has_new = True
         while self._num_marks < num_marks:
             row, mark = self._ring.marks.pop(self._num_marks)
             self._num_marks += 1
             self._take_steps(row)
-            self._apply(mark)
+            if isinstance(mark, NewPriority):
+                self._kinds = self._kinds.with_priority(mark.priority)
+            else:
+                for env in mark.env_ids:
+                    self.end(env, align=mark.align, discard=mark.discard)
         self._take_steps(written)
         self._tally()
         if written - self.first_needed > self._ring.size // 2:
             # The ring needs the room.
-            self._seal_open((self._open > 0) & (self._first < written - self._ring.size // 2))
-        return True
+            self._seal_where((self._open > 0) & (self._first < written - self._ring.size // 2))
 
     def _take_steps(self, stop: int) -> None:
         start, self.taken = self.taken, stop
         if start == stop:
             return
-        is_last = self._ring.last_of(start, stop)
-        if self._ring.envs is None:
-            new = np.array([stop - start])
-            if not self._open[0]:
-                self._first[0] = start
-            has_end = is_last.any(keepdims=True)
-        else:
-            envs = self._ring.envs_of(start, stop)
-            new = np.bincount(envs, minlength=len(self._episodes))
-            firsts = np.zeros(len(new), np.int64)
-            firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # of several assignments, the last one counts
-            np.copyto(self._first, firsts, where=(self._open == 0) & (new > 0))
-            has_end = np.zeros(len(new), bool)
-            has_end[envs[is_last]] = True
+        is_last, envs = self._ring.last_of(start, stop), self._ring.envs_of(start, stop)
+        new = np.bincount(envs, minlength=len(self.episodes))
+        firsts = np.zeros(len(new), np.int64)
+        firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # of several assignments, the last one counts
+        np.copyto(self._first, firsts, where=(self._open == 0) & (new > 0))
+        has_end = np.zeros(len(new), bool)
+        has_end[envs[is_last]] = True
         self._count(slice(None), np.where(has_end, 0, new))
         for env, rows in self._open_rows((has_end | (self._open >= self._capacity)).nonzero()[0]):
             start = self._advance(env, rows, int(self._open[env])) if has_end[env] else 0
@@ -143,16 +126,16 @@ class Cutter:
         self._books.counts["items"] += num_items - self.num_items
         self.num_items = num_items
 
-    def _open_rows(self, env_ids: _Integers) -> list[tuple[int, _Integers]]:
+    def _open_rows(self, env_ids: Integers) -> list[tuple[int, Integers]]:
         """Return the rows of some environments that are in no chunk, each in the order of its steps."""
         if not len(env_ids):
             return []
         first = int(self._first[env_ids].min())
-        if self._ring.envs is None:
+        if len(self.episodes) == 1:
             return [(0, np.arange(first, self.taken))]
         envs = self._ring.envs_of(first, self.taken)
         # Few of many environments have a full chunk at a time, so only their rows are sorted.
-        is_wanted = np.zeros(len(self._episodes), bool)
+        is_wanted = np.zeros(len(self.episodes), bool)
         is_wanted[env_ids] = True
         offsets = is_wanted[envs].nonzero()[0]
         rows, envs = first + offsets, envs[offsets]
@@ -162,25 +145,17 @@ class Cutter:
         rows, stops = rows[order], np.searchsorted(envs[order], env_ids[1:])
         return list(zip(env_ids.tolist(), np.split(rows, stops), strict=True))
 
-    def _rows(self, env: int) -> _Integers:
-        """Return the rows of an environment that are in no chunk."""
-        return self._open_rows(np.array([env]))[0][1] if self._open[env] else np.zeros(0, np.int64)
-
-    def _advance(self, env: int, rows: _Integers, num_counted: int) -> int:
-        """Count the open rows but the first `num_counted`, and end the episodes that end in them.
-
-        Returns:
-            How many of the rows are sealed.
-        """
+    def _advance(self, env: int, rows: Integers, num_counted: int) -> int:
+        """Count the open rows but the first `num_counted`, end their episodes; return how many rows are sealed."""
         is_last = self._ring.last_of(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]]
         sealed, known = 0, num_counted
         for stop in (is_last[known:].nonzero()[0] + known + 1).tolist():
             self._count(env, stop - known)
             sealed = self._seal_full(env, rows[:stop], sealed)
             if self._kinds.spans_episodes:
-                self._episodes[env].boundary = int(self._steps[env])
+                self.episodes[env].boundary = int(self._steps[env])
                 self._books.counts["episodes"] += 1
-                self.has_ended = self._has_boundary[env] = True
+                self._has_boundary[env] = True
             else:
                 self._end(env, rows[sealed:stop])
                 sealed = stop
@@ -190,7 +165,7 @@ class Cutter:
 
     # ------------------------------------------------------------------------------------------------ steps to chunks
 
-    def _seal_full(self, env: int, rows: _Integers, start: int) -> int:
+    def _seal_full(self, env: int, rows: Integers, start: int) -> int:
         """Make chunks of the rows from `start` on as long as they fill them; return where the open rows begin."""
         while len(rows) - start >= self._capacity[env]:
             stop = start + int(self._capacity[env])
@@ -198,8 +173,8 @@ class Cutter:
             start = stop
         return start
 
-    def _seal(self, env: int, rows: _Integers, num_padding: int = 0) -> None:
-        episode = self._episodes[env]
+    def _seal(self, env: int, rows: Integers, num_padding: int = 0) -> None:
+        episode = self.episodes[env]
         index: Any = None
         if len(rows):
             is_run = rows[-1] - rows[0] == len(rows) - 1
@@ -215,48 +190,41 @@ class Cutter:
         self._has_boundary[env] = False
         self._capacity[env] = self._chunk_size(episode.num_sealed)
 
-    def seal_complete(self) -> None:
-        """Seal the open rows of each environment in which an item is complete."""
-        self._seal_open(self._num_open_items() > 0)
+    def seal_open(self, before: int = NEVER) -> None:
+        """Seal the open rows of each environment in which an item is complete.
 
-    def seal_late(self, row: int) -> None:
-        """Do as `seal_complete` where the open rows begin before `row`, or an episode has ended in them."""
-        self._seal_open((self._num_open_items() > 0) & ((self._first < row) | self._has_boundary))
+        Only where the open rows begin before row `before`, or an episode has ended in them.
+        """
+        self._seal_where((self._num_open_items() > 0) & ((self._first < before) | self._has_boundary))
 
     def seal_fullest(self, keep: int) -> None:
-        """Do as `seal_complete`, the fullest ones first, until at most `keep` complete items are in open rows."""
+        """Do as `seal_open`, the fullest ones first, until at most `keep` complete items are in open rows."""
         num_items = self._num_open_items()
         fullest_first = np.argsort(-num_items, kind="stable")
         num_left = np.empty(len(num_items), np.int64)  # before each environment is sealed
         num_left[fullest_first] = np.cumsum(num_items[fullest_first][::-1])[::-1]
-        self._seal_open((num_items > 0) & (num_left > keep))
+        self._seal_where((num_items > 0) & (num_left > keep))
 
-    def _num_open_items(self) -> _Integers:
+    def _num_open_items(self) -> Integers:
         """Return how many items of each environment are complete only with its open rows."""
-        num_items: _Integers = self._kinds.num_items(self._steps) - self._kinds.num_items(self._steps - self._open)
+        num_items: Integers = self._kinds.num_items(self._steps) - self._kinds.num_items(self._steps - self._open)
         return num_items
 
-    def _seal_open(self, is_chosen: npt.NDArray[np.bool_]) -> None:
+    def _seal_where(self, is_chosen: npt.NDArray[np.bool_]) -> None:
         for env, rows in self._open_rows(is_chosen.nonzero()[0]):
             self._seal(env, rows)
 
     # ---------------------------------------------------------------------------------------------- ends of episodes
 
-    def _apply(self, mark: Reset | NewPriority) -> None:
-        if isinstance(mark, NewPriority):
-            self._kinds = self._kinds.with_priority(mark.priority)
-            return
-        for env in mark.env_ids:
-            self.end(env, align=mark.align, discard=mark.discard)
-
     def end(self, env: int, *, align: bool = False, discard: bool = False) -> None:
         """End the episode of an environment here, if one is under way."""
         if self._steps[env]:
-            self._end(env, self._rows(env), align, discard)
+            rows = self._open_rows(np.array([env]))[0][1] if self._open[env] else np.zeros(0, np.int64)
+            self._end(env, rows, align, discard)
             self._tally()
 
-    def _end(self, env: int, rows: _Integers, align: bool = False, discard: bool = False) -> None:
-        episode, num_steps = self._episodes[env], int(self._steps[env])
+    def _end(self, env: int, rows: Integers, align: bool = False, discard: bool = False) -> None:
+        episode, num_steps = self.episodes[env], int(self._steps[env])
         reason = "overflow" if num_steps > self._max_steps else "reset" if discard else None
         end = self._kinds.episode_end(num_steps, align=align, discard=reason)
         while episode.num_sealed < end.last:
@@ -269,13 +237,12 @@ class Cutter:
         num_items = end.num_items - self._kinds.num_items(encoded)
         if num_items or any(chunk.held for chunk in episode.chunks):
             self._ended.append(Ready(self._kinds, episode, encoded, num_steps, end, num_items))
-            self.has_ended = True
         self._books.counts["episodes"] += num_steps > episode.boundary
         self._note_dropped(end.dropped)
         self._begin(env)
 
     def _begin(self, env: int) -> None:
-        self._episodes[env] = OpenEpisode(self._encoder.new_key())
+        self.episodes[env] = OpenEpisode(self._encoder.new_key())
         self._steps[env] = self._open[env] = self._encoded[env] = 0
         self._capacity[env] = self._chunk_size(0)
 
@@ -311,7 +278,7 @@ class Cutter:
         for ready in self._ended:
             if ready.episode.destination in destinations:
                 ready.episode.destination = None
-        for env, episode in enumerate(self._episodes):
+        for env, episode in enumerate(self.episodes):
             if episode.destination in destinations:
                 self._drop(env, reason)
 
@@ -319,13 +286,13 @@ class Cutter:
 
     def take_ready(self) -> list[Ready]:
         """Return the windows that are complete in chunks, of ended episodes first; the caller encodes them now."""
-        ready, self._ended, self.has_ended = self._ended, [], False
+        ready, self._ended = self._ended, []
         sealed = self._steps - self._open
         num_items = self._kinds.num_items(sealed) - self._kinds.num_items(self._encoded)
         env_ids = num_items.nonzero()[0]
         columns = (column[env_ids].tolist() for column in (self._encoded, sealed, num_items))
         for env, after, num_steps, count in zip(env_ids.tolist(), *columns, strict=True):
-            ready.append(Ready(self._kinds, self._episodes[env], after, num_steps, None, count))
+            ready.append(Ready(self._kinds, self.episodes[env], after, num_steps, None, count))
         self._encoded[env_ids] = sealed[env_ids]
         return ready
 

@@ -21,7 +21,7 @@ import tree
 
 from reverb_writer.tables import TableConfig
 from reverb_writer.windows import WindowSpec
-from reverb_writer.writing.window_targets import chunk_length_for
+from reverb_writer.writing.window_kinds import chunk_length_for
 
 PROCESS_BYTES = 600_000_000  # of both processes with empty tables, and of streams
 _ITEM_BYTES = 600

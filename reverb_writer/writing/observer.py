@@ -25,12 +25,15 @@ from reverb_writer.transport.waits import Wait
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import NewPriority, Reset
 from reverb_writer.writing.sender import Sender
-from reverb_writer.writing.step_layout import matches
 from reverb_writer.writing.window_kinds import can_align
 
 _LOG = logging.getLogger(__package__)
 
 _UNMARKED_STEPS = 10_000
+
+
+class EpisodeTooLongError(SpecError):
+    """An episode has become too long for its observer, which drops it: this step, those before and those to come."""
 
 
 class TooFewStepsError(SpecError):
@@ -158,9 +161,8 @@ class Observer(ObserverLife):
     def _wait_for_room(self, sender: Sender, written: int) -> None:
         """Return when the next row is granted."""
         self._check(sender)
-        timeout_s = self._open_session.timeout_s
         is_patient = self._options.on_block != "raise"
-        self._wait(sender, Wait("room", timeout_s if is_patient else 0.0, extends=is_patient, row=written))
+        self._wait(sender, Wait("room", self._timeout_s if is_patient else 0.0, extends=is_patient, row=written))
 
     # ------------------------------------------------------------------------------------------------- many steps
 
@@ -203,15 +205,17 @@ class Observer(ObserverLife):
 
     def _fits_at_once(self, sender: Sender, steps: Any, leaves: Sequence[Any]) -> bool:
         """Return whether these steps need not be checked one by one."""
-        if self._structure is None or self._sizes is not None:
+        structure = self._structure
+        if structure is None or self._sizes is not None or np.dtype(object) in structure.dtypes:
             return False
         if self._max_steps is not None and sender.ring.head[1] + len(leaves[0]) > self._max_steps:
             return False
         try:
-            tree.assert_same_structure(steps, self._structure.example)
+            tree.assert_same_structure(steps, structure.example)
         except (TypeError, ValueError):
             return False
-        return matches(self._structure, leaves, len(leaves[0]))
+        expected = list(zip(structure.dtypes, structure.shapes, strict=True))
+        return [(leaf.dtype, leaf.shape[1:]) for leaf in leaves] == expected
 
     def write_episode(self, episode: Episode) -> None:
         """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
@@ -229,9 +233,15 @@ class Observer(ObserverLife):
                 then stay written, the rest of the episode is not.
         """
         self._refuse_envs("write_episode")
-        steps = episode.steps()
-        self.check_episode(episode)
-        written = 0 if self._sender is None else self._sender.ring.head[0]
+        steps, num_steps = episode.steps(), len(episode) + 1
+        if self._max_steps is not None and num_steps > self._max_steps and not self._bypass:
+            raise SpecError(
+                f"the episode has {num_steps} steps, boundary step included, which is more than "
+                f"max_sequence_length={self._max_steps}. Raise `max_sequence_length`, or slice the episode."
+            )
+        written, open_steps, _ = (0, 0, 0) if self._sender is None else self._sender.ring.head
+        if open_steps and not self._spans_episodes:
+            raise SpecError(f"the observer is in the middle of an episode, at step {open_steps}. Call `reset` first.")
         try:
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
             self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
@@ -239,16 +249,6 @@ class Observer(ObserverLife):
             if self._sender is not None and not self._sender.is_forked and self._sender.ring.head[0] != written:
                 self._mark(self._sender, Reset([0], align=False, discard=True))
             raise
-
-    def check_episode(self, episode: Episode) -> None:  # noqa: ARG002  # of the subclasses
-        """Check whether `write_episode` could write `episode` now. Nothing is changed.
-
-        Raises:
-            SpecError: the observer is in the middle of another episode, or the episode is too long for it.
-        """
-        num_steps = self._sender.ring.head[1] if self._sender is not None else 0
-        if num_steps and not self._spans_episodes:
-            raise SpecError(f"the observer is in the middle of an episode, at step {num_steps}. Call `reset` first.")
 
     def _refuse_envs(self, method: str) -> None:
         if self._num_envs is not None:
@@ -293,4 +293,10 @@ class Observer(ObserverLife):
 
     def _on_overflow(self) -> None:
         """Say that an episode is too long."""
-        raise NotImplementedError
+        text = (
+            f"the episode is longer than max_sequence_length={self._max_steps} steps, boundary step included: it "
+            "is not written, and its steps up to the next episode are dropped. Raise `max_sequence_length`."
+        )
+        if not self._bypass:
+            raise EpisodeTooLongError(text)
+        _LOG.error("%s", text)

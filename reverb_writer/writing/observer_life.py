@@ -7,22 +7,24 @@ import logging
 import time
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.server_set import answering, logged
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
+from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.waits import Wait
 from reverb_writer.writing.observer_stats import Books, ObserverStats
 from reverb_writer.writing.sender import Sender
-from reverb_writer.writing.session import Session
-from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.step_layout import ItemSizes, StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
-from reverb_writer.writing.window_targets import WindowTarget
+from reverb_writer.writing.window_kinds import WindowTarget
 
 _LOG = logging.getLogger(__package__)
 
@@ -35,6 +37,7 @@ class ObserverLife:
 
     _spans_episodes = False
     _max_steps: int | None = None  # of an episode; None for no bound
+    _bypass = False  # whether a longer episode is dropped without an error
 
     def __init__(
         self,
@@ -51,8 +54,9 @@ class ObserverLife:
         self._num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
         self._all_envs = np.arange(1 if self._num_envs is None else self._num_envs)
         self._structure: StepStructure | None = None
+        self._sizes: list[ItemSizes] | None = None  # of each environment; None if steps need no check
         self._sender: Sender | None = None
-        self._session: Session | None = None
+        self._client: Client | None = None  # None while the observer is closed
         self._books, self._last_stats = Books(), ObserverStats()
         self._blocked_s = 0.0
         self._woken_for = -1
@@ -87,8 +91,24 @@ class ObserverLife:
             StructureError: a table is not there any more.
             ServerUnavailableError: no server answers.
         """
-        if self._session is None:
-            self._session = Session(self._replay, self._targets, self._options)
+        if self._client is not None:
+            return
+        options = self._options
+        client, owns_client = as_client(self._replay, options.timeout_s)
+        timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
+        tables = list(dict.fromkeys(table for target in self._targets for table in target.tables))
+        try:
+            wait_s = timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
+            with logged(lambda: f"an observer waits for the server at {client.address}"):
+                found = answering(client.connections.in_state("up"), wait_s)
+            server, info = next(iter(found.items()))
+            check_tables_exist(tables, info, server.address)
+        except BaseException:
+            if owns_client:
+                client.close()
+            raise
+        self._signatures = {table: info.tables[table].signature for table in tables}
+        self._timeout_s, self._owns_client, self._client = timeout_s, owns_client, client
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all windows that are complete are confirmed by the server.
@@ -102,7 +122,7 @@ class ObserverLife:
             ServerUnavailableError: not in time, because the server is gone.
         """
         self._check(self._sender)
-        seconds = self._open_session.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        seconds = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
         if self._sender is not None:
             self._wait(self._sender, Wait("flush", seconds, extends=timeout_s is None))
 
@@ -118,35 +138,31 @@ class ObserverLife:
             ReplayTimeoutError: items were left; says how many and why. The observer is closed nevertheless.
             ServerUnavailableError: items were left, because the server is gone.
         """
-        session, sender = self._session, self._sender
+        client, sender = self._client, self._sender
         timeout_s = None if timeout_s is None else check_timeout(timeout_s)
-        if session is None:
+        if client is None:
             return
         try:
             if sender is not None and not sender.is_forked:
-                self._wait(sender, Wait("close", session.timeout_s if timeout_s is None else timeout_s))
+                self._wait(sender, Wait("close", self._timeout_s if timeout_s is None else timeout_s))
         except Exception:
-            self._leave(session, sender)
+            self._leave(client, sender)
             raise
-        self._leave(session, sender)
+        self._leave(client, sender)
 
-    def _leave(self, session: Session, sender: Sender | None) -> None:
-        """Forget the sender and the session; a call that an interrupt ends may be made again."""
+    def _leave(self, client: Client, sender: Sender | None) -> None:
+        """Forget the sender and the client; a call that an interrupt ends may be made again."""
         if sender is not None:
             sender.end_soon()  # if it did not hear of the end
-            self._last_stats = self._stats_now()
+            stats = self._last_stats = self._stats_now()
             self._finalizer.detach()
-            if not sender.is_forked:  # those of a forked child are its parent's
-                self._say_what_was_dropped(self._last_stats)
-        session.close()
-        self._sender = self._session = None
-
-    def _say_what_was_dropped(self, stats: ObserverStats) -> None:
-        dropped = stats.dropped_steps
-        if dropped:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items()))
-            level = logging.INFO if stats.items else logging.WARNING
-            _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", stats.steps, reasons)
+            if stats.dropped_steps and not sender.is_forked:  # those of a forked child are its parent's
+                reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
+                level = logging.INFO if stats.items else logging.WARNING
+                _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", stats.steps, reasons)
+        if self._owns_client:
+            client.close()
+        self._sender = self._client = None
 
     def stats(self) -> ObserverStats:
         """Return the counters so far; callable from any thread."""
@@ -160,7 +176,7 @@ class ObserverLife:
 
     def __repr__(self) -> str:
         tables = ", ".join(dict.fromkeys(table for target in self._targets for table in target.tables))
-        stats, address = self.stats(), "" if self._session is None else f" at {self._session.address}"
+        stats, address = self.stats(), "" if self._client is None else f" at {self._client.address}"
         counts = f"{stats.steps} steps, {stats.items} items, {stats.pending_items} pending"
         return f"<{type(self).__name__} of {tables}{address}: {counts}>"
 
@@ -175,7 +191,7 @@ class ObserverLife:
             self.close()
             return
         try:
-            self.close(min(self._session.timeout_s, _LEAVE_S) if self._session is not None else None)
+            self.close(min(self._timeout_s, _LEAVE_S))
         except ReverbWriterError as left:
             if not isinstance(error, FinishedError):
                 _LOG.error("While another error was under way, the observer could not deliver all items: %s", left)
@@ -195,42 +211,46 @@ class ObserverLife:
         finally:
             self._blocked_s += time.monotonic() - began_at
 
-    @property
-    def _open_session(self) -> Session:
-        if self._session is None:
-            raise ClosedError("the observer is closed. Call `open()` to write again.")
-        return self._session
-
-    def _check(self, sender: Sender | None) -> None:
+    def _check(self, sender: Sender | None) -> Client:
         """Raise if nothing can be written: closed, forked, or the client is closed."""
-        self._open_session.client.connections.check_usable()
-        if sender is not None and sender.is_ended:
+        if self._client is None or (sender is not None and sender.is_ended):
             raise ClosedError("the observer is closed. Call `open()` to write again.")
+        self._client.connections.check_usable()
+        return self._client
 
     def _start(self, example: Any, *, is_spec: bool = False) -> Sender:
-        """Take the layout from the first step or a spec, and start what sends the steps."""
-        session = self._open_session
-        session.client.connections.check_usable()
+        """Take the layout from the first step or a spec, and start what sends the steps. Asks no server."""
+        client, options, targets = self._check(None), self._options, self._targets
         structure = self._structure
         if structure is None:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
         layout = StepLayout(structure, mask=self._mask)
-        sizes = session.sizes(layout, len(self._all_envs))
+        layout.check(self._signatures)
+        if (limit := options.max_item_bytes) is not None:
+            sizes = [ItemSizes(layout, targets, limit) for _ in self._all_envs]
+            self._sizes = sizes if sizes[0].counts_steps else None
         self._books = copy.deepcopy(self._books)  # a sender that has not heard of `close` may still change its own
-        sender = session.new_sender(
-            layout, self._num_envs, self._books, spans_episodes=self._spans_episodes, max_steps=self._max_steps
+        sender = Sender(
+            client,
+            layout,
+            targets,
+            options,
+            self._books,
+            num_envs=self._num_envs,
+            spans_episodes=self._spans_episodes,
+            max_steps=self._max_steps,
         )
         # A program that forgets `close` must not hang, neither at garbage collection nor when the interpreter ends.
-        self._finalizer = weakref.finalize(self, _forget, sender, session)
+        self._finalizer = weakref.finalize(self, _forget, sender, client.close if self._owns_client else lambda: None)
         self._finalizer.atexit = False
-        self._sizes, self._flatten, self._ends_episode = sizes, structure.flatten, structure.ends_episode
+        self._flatten, self._ends_episode = structure.flatten, structure.ends_episode
         self._is_marked = self._is_marked or structure.marks_ends
         self._num_before = self._last_stats.steps
         self._structure, self._woken_for, self._sender = structure, -1, sender
         return sender
 
 
-def _forget(sender: Sender, session: Session) -> None:
+def _forget(sender: Sender, close: Callable[[], None]) -> None:
     """Deliver in the background, for two seconds, what an observer has left that was not closed."""
     if not sender.is_forked:
-        sender.end_soon(session.close)
+        sender.end_soon(close)

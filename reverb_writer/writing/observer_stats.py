@@ -52,17 +52,12 @@ class ObserverStats(Scalars):
 
 
 class Books:
-    """The counters behind `ObserverStats`, of a sender and of those before it; only the sender's thread changes them.
-
-    Attributes:
-        counts: by the name of the field.
-        dropped_steps: by reason.
-    """
+    """The counters behind `ObserverStats`, of a sender and of the senders before it. Only their threads change them."""
 
     def __init__(self) -> None:
         """Begin with zeros."""
-        self.counts: collections.Counter[str] = collections.Counter()
-        self.dropped_steps: collections.Counter[str] = collections.Counter()
+        self.counts: collections.Counter[str] = collections.Counter()  # by the name of the field
+        self.dropped_steps: collections.Counter[str] = collections.Counter()  # by reason
 
     def stats(self, *, pending_items: int, pending_bytes: int) -> ObserverStats:
         """Return the counters now, without those of the observer's own thread; for the sender's thread."""

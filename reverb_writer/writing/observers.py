@@ -8,29 +8,20 @@ Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`; docs/how-to/
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_priority, integer
-from reverb_writer.episodes import Episode
 from reverb_writer.errors import SpecError
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.observer import Observer
-from reverb_writer.writing.priorities import Priority
 from reverb_writer.writing.ring import NewPriority
 from reverb_writer.writing.stream_options import StreamKeywords, StreamOptions
-from reverb_writer.writing.window_targets import WindowTarget, table_names, window_targets
+from reverb_writer.writing.window_kinds import Priority, WindowTarget, window_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_LOG = logging.getLogger(__package__)
-
-
-class EpisodeTooLongError(SpecError):
-    """An episode has become too long for its observer, which drops it: this step, those before and those to come."""
 
 
 class WindowObserver(Observer):
@@ -78,7 +69,15 @@ class WindowObserver(Observer):
             StructureError: a table is not there; names those that are.
             ServerUnavailableError: no server answers within the time-out.
         """
-        targets = window_targets(table, sequence_length, stride_length, end_of_episode, priority, windows)
+        spec_of_table = None
+        if table is not None or sequence_length is not None or not windows:
+            if table is None or sequence_length is None:
+                raise SpecError(
+                    f"`table` and `sequence_length` belong together, got {table!r} and {sequence_length!r}. Give both, "
+                    "or `windows` alone."
+                )
+            spec_of_table = WindowSpec(sequence_length, stride_length, end_of_episode)
+        targets = window_targets(table, spec_of_table, priority, windows)
         super().__init__(replay, targets, spec=spec, mask=mask, num_envs=num_envs, options=StreamOptions(**options))
 
 
@@ -110,9 +109,10 @@ class SequenceObserver(WindowObserver):
 
 
 class EpisodeObserver(Observer):
-    """Write each episode as one item of its own length.
+    """Write each episode as one item of its own length; its boundary step writes the item.
 
-    Successor of TF-Agents' `ReverbAddEpisodeObserver`.
+    A call also raises `SpecError` when the episode has become too long, once; its further steps are dropped and counted
+    until it ends. Successor of TF-Agents' `ReverbAddEpisodeObserver`.
     """
 
     def __init__(
@@ -143,44 +143,8 @@ class EpisodeObserver(Observer):
         """
         self._max_steps = integer("max_sequence_length", max_sequence_length, minimum=1)
         self._bypass = bypass_partial_episodes
-        targets = [WindowTarget(WindowSpec.whole_episode(), table_names(table), priority)]
+        targets = window_targets(table, WindowSpec.whole_episode(), priority)
         super().__init__(replay, targets, spec=spec, mask=False, num_envs=num_envs, options=StreamOptions(**options))
-
-    def __call__(self, step: Any, end_of_episode: Any = None, env_mask: Any = None) -> None:
-        """Write a step; the boundary step of an episode writes its item.
-
-        Args:
-            step: as for `TrajectoryObserver`.
-            end_of_episode: likewise.
-            env_mask: likewise.
-
-        Raises:
-            SpecError: the episode is too long, once; its further steps are dropped and counted until it ends.
-            StructureError, ReplayTimeoutError, ClosedError: as for `TrajectoryObserver`.
-        """
-        super().__call__(step, end_of_episode, env_mask)
-
-    def check_episode(self, episode: Episode) -> None:
-        """Check whether `write_episode` could write `episode` as an item now; see `TrajectoryObserver.check_episode`.
-
-        Raises:
-            SpecError: it is longer than `max_sequence_length`, or the observer is in the middle of another one.
-        """
-        if not self._bypass and len(episode) + 1 > (self._max_steps or 0):
-            raise SpecError(
-                f"the episode has {len(episode) + 1} steps, boundary step included, which is more than "
-                f"max_sequence_length={self._max_steps}. Raise `max_sequence_length`, or slice the episode."
-            )
-        super().check_episode(episode)
-
-    def _on_overflow(self) -> None:
-        text = (
-            f"the episode is longer than max_sequence_length={self._max_steps} steps, boundary step included: it "
-            "is not written, and its steps up to the next episode are dropped. Raise `max_sequence_length`."
-        )
-        if not self._bypass:
-            raise EpisodeTooLongError(text)
-        _LOG.error("%s", text)
 
     def update_priority(self, priority: float) -> None:
         """Set the priority of the episodes that have not ended yet.
@@ -194,5 +158,3 @@ class EpisodeObserver(Observer):
         self._targets = tuple(replace(target, priority=number) for target in self._targets)
         if self._sender is not None:
             self._mark(self._sender, NewPriority(number))
-        elif self._session is not None:
-            self._session.targets = self._targets

@@ -1,18 +1,29 @@
-"""Complete windows on their way: from rows of the ring to requests for servers, and the counters. No thread."""
+"""Complete windows on their way to servers: which episode goes to which, and how many items may be under way.
+
+    episode -> rendezvous hashing of actor and episode -> the first server that is there and has room
+    its windows -> a request -> the delivery to that server
+
+A server that is lost gets no more: its unconfirmed items are given up, counted, and the episodes that were under way
+there are cut. The next episodes go elsewhere. A server that answers is not lost, whatever its rate limiter does.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from reverb_writer.transport.delivery import Delivery
-from reverb_writer.writing.chunk_encoder import ChunkEncoder
+from reverb_writer.client.client import Client
+from reverb_writer.client.server_calls import Server
+from reverb_writer.client.targets import default_actor_id, rank_shards
+from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.destinations import Destination, Destinations
 from reverb_writer.writing.observer_stats import Books, ObserverStats
-from reverb_writer.writing.open_episode import Ready, ready_windows
-from reverb_writer.writing.priorities import WindowPriorities
 from reverb_writer.writing.ring import StepRing
-from reverb_writer.writing.window_items import stream_update
+from reverb_writer.writing.stream_options import StreamOptions
+from reverb_writer.writing.window_items import ItemEncoder, Ready
 from reverb_writer.writing.window_kinds import WindowKinds
 
 _LOG = logging.getLogger(__package__)
@@ -21,40 +32,88 @@ LOST_SHARD = "lost_shard"
 
 _REQUEST_ITEMS, _REQUEST_BYTES = 1024, 1 << 20  # at which complete windows are encoded, even if no call waits for them
 _SPANNING_ITEMS = 1000  # windows that cross episodes stay at one of several shards for so many items
+_LEAST_ITEMS, _LEAST_CALLS, _MOST_ITEMS = 400, 32, 16_384  # that may be unconfirmed at a server
+_AHEAD_S, _EPOCH_S = 0.1, 0.05
+_LONGEST_PAUSE_S = 1.0  # between two checks, while items are under way: the target may have changed
+
+
+class ItemLimit:
+    """How many items may be unconfirmed at a server: a fixed number, or more while it confirms more in 0.1 s.
+
+    An actor that does nothing but write would stand still half of the time with 400 items. One that a rate limiter
+    holds up gets few confirmations, so its limit is the smallest one again a tenth of a second later. A split DQN
+    learns with up to 2,000 items and not with 16,384; see docs/decisions.md#in-flight.
+
+    Attributes:
+        items: the limit now.
+    """
+
+    def __init__(self, fixed: int | None, items_per_call: float) -> None:
+        """Take the number; None for 400 at least, or what 32 calls complete in the long run.
+
+        >>> ItemLimit(None, 1).items, ItemLimit(None, 64).items
+        (400, 2048)
+        """
+        self._is_fixed = fixed is not None
+        self.items = self._least = fixed or max(_LEAST_ITEMS, math.ceil(_LEAST_CALLS * items_per_call))
+        self._since = time.monotonic()
+        self._before = 0  # items confirmed until then
+
+    def update(self, acknowledged: int) -> None:
+        """Follow the number of items confirmed so far."""
+        now = time.monotonic()
+        if self._is_fixed or now - self._since < _EPOCH_S:
+            return
+        rate = (acknowledged - self._before) / (now - self._since)
+        self.items = max(self._least, min(int(_AHEAD_S * rate), _MOST_ITEMS))
+        self._since, self._before = now, acknowledged
+
+
+@dataclass(eq=False, slots=True)
+class Destination:
+    """One server, and what is under way to it; for the sender alone."""
+
+    server: Server
+    delivery: Delivery
+    limit: ItemLimit
+    is_lost: bool = False  # whether it is out of use until it answers again
+    asked_at: float = 0.0  # when a silent server was asked last
+    num_reserved: int = 0  # items that it gets with the request that is under construction
 
 
 class Outbox:
-    """What follows the rows of one observer. Not thread-safe: only the sender uses it.
-
-    Attributes:
-        cutter: the episodes under way.
-        destinations: the servers.
-    """
+    """The windows of one observer on their way to its servers. Not thread-safe: only the sender uses it."""
 
     def __init__(
         self,
+        client: Client,
+        options: StreamOptions,
         ring: StepRing,
         kinds: WindowKinds,
-        encoder: ChunkEncoder,
         cutter: Cutter,
-        priorities: WindowPriorities,
-        destinations: Destinations,
+        items: ItemEncoder,
         books: Books,
-        *,
-        drops_oldest: bool,
+        post: Post,
     ) -> None:
-        """Begin with nothing under way."""
-        self.cutter, self.destinations, self._books = cutter, destinations, books
-        self._ring, self._kinds, self._encoder, self._priorities = ring, kinds, encoder, priorities
-        self._drops_oldest, self._dropping = drops_oldest, False
+        """Make a destination for each server of the client's target."""
+        self._client, self._options, self._actor_id = client, options, options.actor_id or default_actor_id()
+        self._ring, self._kinds, self._cutter, self._items = ring, kinds, cutter, items
+        self._books, self._post = books, post
+        self._drops_oldest, self._dropping = options.on_block == "drop_oldest", False
+        self._num_episodes = 0
+        self._check_at = 0.0
+        self._shards: Sequence[Server] = ()
+        self._destinations: dict[str, Destination] = {}  # by the shard's name
+        self._follow_target()
 
-    # ------------------------------------------------------------------------------------------- rows to requests
+    # ------------------------------------------------------------------------------------------ windows to requests
 
     @property
     def is_enough(self) -> bool:
         """Whether so much is complete that it is worth a message."""
-        enough = min(_REQUEST_ITEMS, max(self.destinations.least_limit // 2, 1))
-        return self.cutter.num_unencoded >= enough or self.cutter.unsent_bytes >= _REQUEST_BYTES
+        cutter = self._cutter
+        enough = min(_REQUEST_ITEMS, max(self._least_limit // 2, 1))
+        return cutter.num_unencoded >= enough or cutter.unsent_bytes >= _REQUEST_BYTES
 
     @property
     def is_half(self) -> bool:
@@ -62,109 +121,204 @@ class Outbox:
 
         If they waited for their chunks to be full, the server would run out of work.
         """
-        return self.cutter.num_unencoded >= max(self.destinations.least_limit // 2, 1)
+        return self._cutter.num_unencoded >= max(self._least_limit // 2, 1)
 
     def encode(self) -> None:
         """Encode the windows that are complete in chunks, and write them to their destinations."""
         groups: dict[tuple[Destination, WindowKinds], list[Ready]] = {}  # a new priority makes other kinds
-        for ready in self.cutter.take_ready():
+        for ready in self._cutter.take_ready():
             destination = ready.episode.destination
             if destination is None:
-                destination = ready.episode.destination = self.destinations.choose(ready.num_items)
+                destination = ready.episode.destination = self._choose(ready.num_items)
             destination.num_reserved += ready.num_items
             groups.setdefault((destination, ready.kinds), []).append(ready)
         for (destination, _), group in groups.items():
             destination.num_reserved = 0
             self._write(destination, group)
-        self.cutter.unsent_bytes = 0
-        if self._kinds.spans_episodes and self.destinations.has_choice:
-            self.cutter.cut_long_streams(_SPANNING_ITEMS)
+        self._cutter.unsent_bytes = 0
+        if self._kinds.spans_episodes and self._has_choice:
+            self._cutter.cut_long_streams(_SPANNING_ITEMS)
 
     def _write(self, destination: Destination, group: list[Ready]) -> None:
+        flight = destination.delivery.flight
         start = 0
         while start < len(group):
             stop, num_items = start, 0
             while stop < len(group) and num_items < _REQUEST_ITEMS:
                 num_items += group[stop].num_items
                 stop += 1
-            part = group[start:stop]
-            kept, update = stream_update(
-                ready_windows(part, self._priorities),
-                [ready.episode.chunks for ready in part],
-                [ready.needed_from for ready in part],
-                self._kinds.tables,
-                self._encoder.new_key(),
-                self._encoder.num_columns,
-            )
-            for ready, chunks in zip(part, kept, strict=True):
-                ready.episode.chunks = chunks
-            if update.request is not None or update.release:
-                destination.delivery.flight.add(update.request, hold=update.hold, release=update.release)
-            self.cutter.num_unencoded -= num_items
+            request, hold, release = self._items.encode(group[start:stop])
+            if request is not None or release:
+                flight.add(request, hold=hold, release=release)
+            self._cutter.num_unencoded -= num_items
             start = stop
-        while (
-            self._drops_oldest
-            and self.destinations.room(destination) == 0
-            and destination.delivery.flight.drop_oldest()
-        ):
+        while self._drops_oldest and self._room_of(destination) == 0 and flight.drop_oldest():
             if not self._dropping:
                 self._dropping = True
                 _LOG.warning("%s: in-flight window full, oldest items are dropped.", destination.server.address)
 
     # ------------------------------------------------------------------------------------------------ back pressure
 
-    def num_rows_granted(self, num_envs: int) -> int:
+    @property
+    def _least_limit(self) -> int:
+        return min(destination.limit.items for destination in self._destinations.values())
+
+    def num_rows_granted(self) -> int:
         """Return below which row steps may be written: there is room for them in the ring, and in flight."""
-        self.destinations.update_limits()
-        limit = self.cutter.first_needed + self._ring.size - num_envs + 1
+        num_envs = self._ring.num_envs
+        for destination in self._destinations.values():
+            destination.limit.update(destination.delivery.flight.acknowledged)
+        limit = self._cutter.first_needed + self._ring.size - num_envs + 1
         if self._drops_oldest:
             return limit
-        return min(limit, self.cutter.taken + self._kinds.rows_within(self._room(), num_envs))
+        return min(limit, self._cutter.taken + self._kinds.rows_within(self._room(), num_envs))
 
-    def num_rows_worth(self, num_envs: int) -> int:
-        """Return how many rows are granted at once: what completes a quarter of the items that may be in flight."""
-        rows = self._kinds.rows_within(max(self.destinations.least_limit // 4, 1), num_envs)
+    def num_rows_worth(self) -> int:
+        """Return for how many rows a waiting call is woken: what completes a quarter of the items in flight."""
+        rows = self._kinds.rows_within(max(self._least_limit // 4, 1), self._ring.num_envs)
         return max(min(rows, self._ring.size // 4), 1)
 
     def _room(self) -> int:
-        """Return how many further items may be complete: those of the destination with the least room."""
-        destinations = {episode.destination for episode in self.cutter.episodes}
-        rooms = [self.destinations.room(destination) for destination in destinations if destination is not None]
-        if None in destinations:
-            rooms.append(self.destinations.most_room)
-        return min(rooms) - self.cutter.num_unencoded
+        """Return how many further items may be complete: as many as the fullest destination of an episode takes.
+
+        One call has steps of all environments, and none of them may exceed the limit of its own destination.
+        """
+        in_use = {episode.destination for episode in self._cutter.episodes}
+        rooms = [self._room_of(destination) for destination in in_use if destination is not None]
+        if None in in_use:
+            rooms.append(max(map(self._room_of, self._usable())))
+        return min(rooms) - self._cutter.num_unencoded
+
+    def _room_of(self, destination: Destination) -> int:
+        """Return how many further items may be unconfirmed there; 0 also if too many bytes are."""
+        flight = destination.delivery.flight
+        if flight.pending_bytes >= self._options.max_in_flight_bytes:
+            return 0
+        return max(destination.limit.items - flight.pending - destination.num_reserved, 0)
 
     # ------------------------------------------------------------------------------------------------- the servers
 
-    def proceed(self) -> float:
-        """Do what is due at the destinations; return in how many seconds something else is."""
-        times = [destination.delivery.proceed() for destination in self.destinations]
-        return min(*times, self.destinations.check_in_s())
+    @property
+    def _has_choice(self) -> bool:
+        """Whether there are several servers, or may be."""
+        return len(self._destinations) > 1 or self._client.connections.may_have_several
+
+    def _usable(self) -> list[Destination]:
+        """Return the destinations that are not lost, or all if each is."""
+        every = [*self._destinations.values()]
+        return [destination for destination in every if not destination.is_lost] or every
+
+    def _choose(self, num_items: int) -> Destination:
+        """Return where the next episode goes: to the first in its order that is there and has room for its items."""
+        self._num_episodes += 1
+        if len(self._destinations) == 1:
+            return next(iter(self._destinations.values()))
+        in_use = self._destinations
+        up = {name: each for name, each in in_use.items() if each.server.shard.state == "up"} or in_use
+        ranked = [up[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", up)]
+        there = [destination for destination in ranked if not destination.is_lost] or ranked
+        free = (destination for destination in there if self._room_of(destination) >= max(num_items, 1))
+        return next(free, max(there, key=self._room_of))
+
+    def _follow_target(self) -> list[Destination]:
+        """Make destinations for new servers; return those whose server has left the target, and give them up."""
+        shards = self._client.shards
+        if shards is self._shards:
+            return []
+        self._shards = shards
+        names = {shard.name for shard in shards}
+        left = [destination for name, destination in self._destinations.items() if name not in names]
+        for destination in left:
+            del self._destinations[destination.server.name]
+            self._give_up(destination, "has left the target")
+        for shard in shards:
+            if shard.name not in self._destinations:
+                self._destinations[shard.name] = self._new_destination(shard)
+        return left
+
+    def _new_destination(self, server: Server) -> Destination:
+        limit = ItemLimit(self._options.max_in_flight_items, self._kinds.items_per_step * self._ring.num_envs)
+        max_sent = limit.items / 2 if self._drops_oldest else math.inf  # what is sent cannot be dropped
+        delivery = Delivery(server.channel, self._post, self._books.counts, max_sent_items=max_sent)
+        return Destination(server, delivery, limit)
 
     def check_shards(self) -> None:
-        """Cut the episodes of destinations that were lost."""
-        if lost := self.destinations.check():
-            self.cutter.leave(lost, LOST_SHARD)
+        """Ask silent servers if it is time; give up those that are lost, and cut the episodes under way there."""
+        now, patience_s = time.monotonic(), self._options.patience_s
+        if not self._has_choice or (now < self._check_at and self._client.shards is self._shards):
+            return
+        lost, again_s = self._follow_target(), min(patience_s, _LONGEST_PAUSE_S)
+        for name, destination in [*self._destinations.items()]:
+            delivery, is_told = destination.delivery, destination.server.shard.state == "lost"
+            # Silence begins with the server's last word, or when a word became due.
+            heard_at = max(delivery.heard_at, delivery.flight.progress_at)
+            silent_s = now - heard_at if delivery.flight.pending else 0.0
+            # It must be silent to a question, too, because this process may have been the slow one.
+            is_silent = silent_s >= patience_s and heard_at < destination.asked_at <= now - patience_s / 2
+            # Without another one that can take the next episodes, nothing is given up.
+            has_other = any(not each.is_lost for each in self._destinations.values() if each is not destination)
+            if destination.is_lost and not is_told and delivery.heard_at > destination.asked_at:
+                destination.is_lost = False
+                _LOG.info("Shard %s answers again.", destination.server.address)
+            elif not destination.is_lost and has_other and (is_told or is_silent):
+                silence = f"has neither confirmed nor answered anything for {silent_s:.1f} s"
+                self._give_up(destination, "is called lost by the target" if is_told else silence)
+                lost.append(destination)
+                another = self._destinations[name] = self._new_destination(destination.server)
+                another.is_lost, another.asked_at = True, time.monotonic()  # later than its delivery began
+            elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
+                destination.asked_at = now
+                delivery.ask()
+            again_s = min(again_s, max(patience_s / 2 - silent_s, patience_s / 8))
+        self._check_at = time.monotonic() + again_s
+        if lost:
+            self._cutter.leave(lost, LOST_SHARD)
+
+    def _give_up(self, destination: Destination, why: str) -> None:
+        num_items = destination.delivery.close()
+        self._books.counts["lost_shards"] += 1
+        self._books.counts["unconfirmed_items"] += num_items
+        text = "Shard %s %s: %d unconfirmed items are given up, and may be stored there nevertheless."
+        _LOG.warning(text, destination.server.address, why, num_items)
+        self._client.connections.refresh_soon()
+
+    def proceed(self) -> float:
+        """Do what is due at the destinations; return in how many seconds something else is."""
+        times = [delivery.proceed() for delivery in self._deliveries]
+        if self._has_choice and (self.num_written or any(each.is_lost for each in self._destinations.values())):
+            times.append(self._check_at - time.monotonic())  # of silent servers
+        return min(times)
+
+    @property
+    def _deliveries(self) -> list[Delivery]:
+        return [destination.delivery for destination in self._destinations.values()]
 
     @property
     def fault(self) -> tuple[type[Exception], str] | None:
         """Kind and text of the error with which a server refuses; None if none does."""
-        return next(
-            (destination.delivery.fault for destination in self.destinations if destination.delivery.fault is not None),
-            None,
-        )
+        return next((delivery.fault for delivery in self._deliveries if delivery.fault is not None), None)
 
     @property
     def slowest(self) -> Delivery:
         """The delivery that has most to deliver."""
-        return max(
-            (destination.delivery for destination in self.destinations), key=lambda delivery: delivery.flight.pending
-        )
+        return max(self._deliveries, key=lambda delivery: delivery.flight.pending)
+
+    @property
+    def addresses(self) -> str:
+        """The servers' addresses, with commas between them."""
+        return ", ".join(delivery.channel.address for delivery in self._deliveries)
+
+    # ------------------------------------------------------------------------------------------------- the counters
+
+    @property
+    def num_written(self) -> int:
+        """Items written to destinations and not confirmed."""
+        return sum(delivery.flight.pending for delivery in self._deliveries)
 
     @property
     def num_pending(self) -> int:
         """Items that are complete and not confirmed."""
-        return self.cutter.num_unencoded + self.destinations.num_pending
+        return self._cutter.num_unencoded + self.num_written
 
     @property
     def num_acknowledged(self) -> int:
@@ -173,11 +327,11 @@ class Outbox:
 
     def close(self) -> int:
         """Give up what is left; return how many items that is."""
-        num_left = self.cutter.num_unencoded + sum(destination.delivery.close() for destination in self.destinations)
-        self.cutter.num_unencoded = 0
+        num_left = self._cutter.num_unencoded + sum(delivery.close() for delivery in self._deliveries)
+        self._cutter.num_unencoded = 0
         return num_left
 
     def stats(self) -> ObserverStats:
         """Return the counters."""
-        num_bytes = sum(destination.delivery.flight.pending_bytes for destination in self.destinations)
+        num_bytes = sum(delivery.flight.pending_bytes for delivery in self._deliveries)
         return self._books.stats(pending_items=self.num_pending, pending_bytes=num_bytes)

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.writing.priorities import Priority
-
 _MAX_ROWS = 1024
 _MIN_ROWS = 4
 
@@ -35,7 +33,7 @@ class Reset(NamedTuple):
 class NewPriority(NamedTuple):
     """A mark: whole episodes that have not ended here have another priority."""
 
-    priority: Priority
+    priority: float
 
 
 def ring_rows(row_bytes: float, num_envs: int, chunk_length: int, max_bytes: int) -> int:
@@ -53,9 +51,10 @@ class StepRing:
 
     Attributes:
         size: number of rows.
+        num_envs: number of environments, 1 also for steps without a batch dimension.
         columns: arrays [size, ...], one for each leaf.
         last: whether each row is the last step of an episode, [size].
-        envs: number of the environment of each row, [size]; None for a single environment.
+        envs: number of the environment of each row, [size].
         marks: each mark by its number, with the row before which it stands; the sender takes them out.
         head: how far the observer is, assigned by it alone: the rows written so far; the steps so far of the episode
             under way, or of the stream where windows span them, an integer or an array [N] that is never changed in
@@ -74,12 +73,12 @@ class StepRing:
         spans_episodes: bool,
     ) -> None:
         """Allocate the rows; where windows span episodes, steps are counted across their ends."""
-        self.size = size
+        self.size, self.num_envs = size, num_envs or 1
         self.columns: list[npt.NDArray[Any]] = [
             np.zeros((size, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
         ]
         self.last = bytearray(size)
-        self.envs = None if num_envs is None else np.zeros(size, np.int32)
+        self.envs = np.zeros(size, np.int32)
         self.marks: dict[int, tuple[int, Reset | NewPriority]] = {}
         self.head: tuple[int, Any, int] = (0, 0 if num_envs is None else np.zeros(num_envs, np.int64), 0)
         self.granted = 0
@@ -128,7 +127,7 @@ class StepRing:
         if not self._spans_episodes:
             counts[env_ids[last]] = 0
         self._last[rows] = last
-        self.envs[rows] = env_ids  # type: ignore[index]  # a ring of several environments has them
+        self.envs[rows] = env_ids
         self.head = (written + len(env_ids), counts, num_marks)
 
     def mark(self, mark: Reset | NewPriority) -> None:
@@ -136,7 +135,7 @@ class StepRing:
         written, num_steps, num_marks = self.head
         self.marks[num_marks] = (written, mark)
         if isinstance(mark, Reset):
-            if self.envs is None:
+            if isinstance(num_steps, int):
                 num_steps = 0
             else:
                 num_steps = num_steps.copy()
@@ -159,6 +158,5 @@ class StepRing:
 
     def envs_of(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         """Return the environments of the rows `start` to `stop`, as `last_of`."""
-        assert self.envs is not None  # noqa: S101  # as in `write_envs`
         envs: npt.NDArray[np.int32] = self.envs[self.rows(start, stop)]
         return envs

@@ -17,24 +17,31 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from reverb_writer.background import LateThread
 from reverb_writer.client import same_process
+from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
+from reverb_writer.steps import step_bytes
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.waits import Wait
-from reverb_writer.writing import process_ends
-from reverb_writer.writing.observer_stats import ObserverStats
+from reverb_writer.writing.chunk_encoder import ChunkEncoder
+from reverb_writer.writing.cutter import Cutter
+from reverb_writer.writing.observer_stats import Books, ObserverStats
 from reverb_writer.writing.outbox import Outbox
-from reverb_writer.writing.ring import StepRing
+from reverb_writer.writing.ring import StepRing, ring_rows
+from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.stream_options import StreamOptions
+from reverb_writer.writing.window_items import ItemEncoder
+from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid, chunk_length_for
 
 _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
 _ROOM_S = 0.002
 _NOTICE_S = 0.2  # how long steps wait until the log says so
-_LOOK_S, _GATHER_S = 0.5, 0.025  # twice how long rows are not looked at; how long windows of ended episodes wait
+_LOOK_S = 0.25  # how often rows are looked at that have not woken the thread
 _HANDOVER_S = 5.0  # how much longer than its time-out a call waits for the sender to answer
 _EXIT_S = 2.0
 _UNTIL_S = 0.2  # how often a call that waits asks whether the run has ended
@@ -50,26 +57,24 @@ class Sender:
 
     def __init__(
         self,
-        ring: StepRing,
+        client: Client,
+        layout: StepLayout,
+        targets: Sequence[WindowTarget],
+        options: StreamOptions,
+        books: Books,
         *,
         num_envs: int | None,
-        max_delay_s: float,
-        until: Callable[[], object] | None = None,
+        spans_episodes: bool,
+        max_steps: int | None,
     ) -> None:
-        """Prepare the thread, which begins with the first work."""
-        self.ring = ring
+        """Make the ring, what follows it, and the thread, which begins with the first work; it counts in `books`."""
         self.is_ended = False
-        self._num_envs = 1 if num_envs is None else num_envs
-        self._wake_rows = max(_WAKE_ROWS, _WAKE_CALLS * self._num_envs)
-        self._max_delay_s, self._until = max_delay_s, until
+        self._options = options
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waits: list[Wait] = []
-        self._late_at = math.inf  # when complete windows in open rows must be looked at
-        self._late_row = 0  # open rows that begin before it were looked at before
-        self._ended_at = math.inf  # when windows of ended episodes must be encoded
-        self._limit = 0  # rows below it may be granted
-        self._worth = 1  # how many rows are granted at once
-        self._is_idle = True  # whether no row came for a while: the next one wakes the thread
+        self._look_at = math.inf  # when rows are looked at that do not wake the thread
+        self._late_at, self._late_row = 0.0, 0  # when a look seals the open rows of windows that begin before a row
+        self._is_idle = True  # whether the last look found no new rows: then the next one wakes the thread
         self._is_closing = False
         self._room_waited_s, self._ask_limiter_at_s = 0.0, _NOTICE_S
         self._pid = os.getpid()
@@ -79,11 +84,26 @@ class Sender:
         self._at_end: Callable[[], None] = lambda: None
         self._thread = LateThread(self._run, "reverb-writer_send")
 
-    def open(self, outbox: Outbox) -> None:
-        """Take what follows the rows; the ring grants rows from here on."""
-        self._outbox, self._stats = outbox, outbox.stats()
+        specs, count = [target.spec for target in targets], num_envs or 1
+        row_bytes = step_bytes(layout.dtypes, layout.shapes)
+        chunk_length = options.chunk_length or chunk_length_for(specs, row_bytes)
+        size = ring_rows(row_bytes, count, chunk_length, options.max_in_flight_bytes)
+        chunk_length = min(chunk_length, max(size // (2 * count), 1))
+        structure = layout.structure
+        self.ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, spans_episodes=spans_episodes)
+        kinds = WindowKinds(targets, spans_episodes=spans_episodes)
+        has_functions = any(callable(target.priority) for target in targets)
+        chunks = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
+        grid = chunk_grid(specs, chunk_length)
+        self._cutter = Cutter(self.ring, kinds, chunks, grid, books, max_steps or math.inf)
+
+        def largest_priority(tables: Sequence[str]) -> float:
+            return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)
+
+        items = ItemEncoder(chunks, largest_priority, books.counts)
+        self._outbox = Outbox(client, options, self.ring, kinds, self._cutter, items, books, self.post)
+        self._stats = self._outbox.stats()
         self._grant()
-        process_ends.watch()
         same_process.add_sender(self)
 
     # ------------------------------------------------------------------------------------------ from other threads
@@ -99,13 +119,7 @@ class Sender:
         self._thread.start()  # if it does not run yet: an interrupt may have come before
 
     def wait(self, wait: Wait) -> None:
-        """Wait until the sender answers.
-
-        Raises:
-            ReplayTimeoutError, ServerUnavailableError: not in time; says why.
-            ClosedError: the observer was closed meanwhile.
-            ReverbWriterError: a server refuses.
-        """
+        """Wait until the sender answers; raise the error that it answers with."""
         if threading.get_ident() == self._ident:
             raise ClosedError("a `priority` function called its own observer, which waits for the function.")
         self.post(lambda: self._waits.append(wait))
@@ -170,41 +184,33 @@ class Sender:
 
     def _turn(self) -> None:
         """Wait for something to do, and do all that there is."""
-        is_quiet = True
         with contextlib.suppress(queue.Empty):
-            work = self._inbox.get(timeout=self._pause_s())
-            is_quiet = False
-            work()
+            self._inbox.get(timeout=self._pause_s())()
             self._do_posted()
-        self._turned_at = time.monotonic()
+        now = self._turned_at = time.monotonic()
         self._outbox.check_shards()  # before new rows are taken: they are no part of an episode that is cut
-        is_late, is_due = self._late_at <= self._turned_at, self._ended_at <= self._turned_at
-        # A confirmation alone is no reason to look for rows: with few of them, a turn costs more than they do.
-        if is_quiet or is_late or is_due or self._waits or self._is_idle or self.ring.head[0] > self.ring.wake_at:
-            self._is_idle = not self._take() and is_quiet
+        is_look = now >= self._look_at
+        # A confirmation alone is no reason to take rows: with few of them, a turn costs more than they do.
+        if is_look or self._is_idle or self._waits or self.ring.head[0] > self.ring.wake_at:
+            self._cutter.take()
+        is_look = is_look or (self._is_idle and self._cutter.has_new)
+        if is_look:
+            self._look(now)
         if self._is_urgent():
             self._send_now()
-        elif is_late or is_due or self._outbox.is_enough:
-            # Open rows are sealed only if they stay open for long: short chunks cost more than all else.
-            if is_late or is_due:
-                self._outbox.cutter.seal_late(self._late_row if is_late else 0)
-            if is_late:
-                self._late_at, self._late_row = math.inf, self._outbox.cutter.taken
-            self._encode()
+        elif is_look or self._outbox.is_enough:
+            self._outbox.encode()
             if self._outbox.is_half:
-                self._outbox.cutter.seal_fullest(self._outbox.cutter.num_unencoded // 2)
-                self._encode()
+                self._cutter.seal_fullest(self._cutter.num_unencoded // 2)
+                self._outbox.encode()
         self._grant()
         self._answer_waits()
         self._watch_ring()
 
     def _pause_s(self) -> float | None:
         """Send what is queued, and return how long there is nothing else to do; None for as long as nothing comes."""
-        due_s = min(self._late_at, self._ended_at) - time.monotonic()
-        times = [due_s, self._outbox.proceed(), *(wait.left_s() for wait in self._waits)]
-        if not self._is_idle:
-            times.append(min(self._max_delay_s, _LOOK_S) / 2)
-        if self._waits and self._until is not None:
+        times = [self._look_at - time.monotonic(), self._outbox.proceed(), *(wait.left_s() for wait in self._waits)]
+        if self._waits and self._options.until is not None:
             times.append(_UNTIL_S)
         pause_s = min(times)
         return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
@@ -214,60 +220,51 @@ class Sender:
         while not self._inbox.empty():
             self._inbox.get()()
 
-    def _take(self) -> bool:
-        """Take the rows that were written; return whether there were any."""
-        has_rows = self._outbox.cutter.take()
-        self._note_due()
-        return has_rows
+    def _look(self, now: float) -> None:
+        """Seal the open rows in which windows wait, and plan the next look.
 
-    def _note_due(self) -> None:
-        """Say when what is complete must be encoded.
-
-        A row is taken after half of `max_delay_s`, unless it wakes the thread; then it is looked at twice.
+        Rows in which an episode has ended are sealed at once, others if they are as old as half of `max_delay_s`: short
+        chunks cost more than all else.
         """
-        cutter, now = self._outbox.cutter, time.monotonic()
-        self._ended_at = min(self._ended_at, now + _GATHER_S) if cutter.has_ended else math.inf
-        self._late_at = min(self._late_at, now + self._max_delay_s / 4) if cutter.num_unencoded else math.inf
-
-    def _is_urgent(self) -> bool:
-        """Whether someone waits for what is complete and not sent."""
-        if not self._outbox.cutter.num_unencoded or not self._waits:
-            return False
-        return not self._outbox.destinations.num_pending or any(wait.kind != "room" for wait in self._waits)
-
-    def _send_now(self) -> None:
-        if self.is_ended:
-            return
-        self._take()
-        self._outbox.cutter.seal_complete()
-        self._encode()
-
-    def _encode(self) -> None:
-        self._outbox.encode()
-        self._note_due()
-
-    def _grant(self) -> None:
-        """Say how many rows may be written.
-
-        Rows are granted many at a time, because to wake the caller's thread for each of them costs more than the rows.
-        """
-        if self._is_closing or self._fault is not None or self.is_ended:
-            self.ring.granted = -1
-            return
-        self._limit = self._outbox.num_rows_granted(self._num_envs)
-        self._worth = self._outbox.num_rows_worth(self._num_envs)
-        if self.ring.granted < 0 or self._limit - self.ring.granted >= self._worth:
-            self.ring.granted = max(self._limit, 0)
+        cutter, half_s = self._cutter, self._options.max_delay_s / 2
+        is_late = now >= self._late_at
+        cutter.seal_open(self._late_row if is_late else 0)
+        if is_late:
+            self._late_row, self._late_at = cutter.taken, now + half_s
+        self._is_idle, cutter.has_new = not cutter.has_new, False
+        self._look_at = self._late_at if cutter.num_unencoded else math.inf
+        if not self._is_idle:
+            self._look_at = min(self._late_at, now + _LOOK_S)
 
     def _watch_ring(self) -> None:
         """Say at which row the thread wants to be woken."""
-        taken = self._outbox.cutter.taken
+        taken = self._cutter.taken
         if self._is_idle:
             self.ring.wake_at = taken
             if self.ring.head[0] != taken:  # a row came before it could see this
-                self._is_idle = False
-        if not self._is_idle:
-            self.ring.wake_at = taken + min(self._wake_rows, 2 * self._worth) - 1
+                self._look_at = 0.0
+        else:
+            rows = max(_WAKE_ROWS, _WAKE_CALLS * self.ring.num_envs)
+            self.ring.wake_at = taken + min(rows, 2 * self._outbox.num_rows_worth()) - 1
+
+    def _is_urgent(self) -> bool:
+        """Whether someone waits for what is complete and not sent."""
+        if not self._cutter.num_unencoded or not self._waits:
+            return False
+        return not self._outbox.num_written or any(wait.kind != "room" for wait in self._waits)
+
+    def _send_now(self) -> None:
+        if not self.is_ended:
+            self._cutter.take()
+            self._cutter.seal_open()
+            self._outbox.encode()
+
+    def _grant(self) -> None:
+        """Say how many rows may be written; a number that a call may have read is never lowered."""
+        if self._is_closing or self._fault is not None or self.is_ended:
+            self.ring.granted = -1
+        else:
+            self.ring.granted = max(self.ring.granted, self._outbox.num_rows_granted())
 
     @property
     def _fault(self) -> tuple[type[Exception], str] | None:
@@ -288,48 +285,40 @@ class Sender:
                 self._waits.remove(wait)
                 continue
             try:
-                is_done = self._is_done(wait)
-                if not is_done:
-                    self._check_run(wait)
+                if self._is_done(wait):
+                    self._answer(wait, None)
+                elif late := wait.proceed(delivery, acknowledged, self._outbox.num_pending):
+                    self._answer(wait, late)
             except Exception as error:  # noqa: BLE001  # raised by the waiting call
                 self._answer(wait, error)
-                continue
-            if is_done:
-                self._answer(wait, None)
-            elif late := wait.proceed(delivery, acknowledged, self._outbox.num_pending):
-                self._answer(wait, late)
         self._note_limiter(delivery)
 
     def _is_done(self, wait: Wait) -> bool:
+        """Return whether a call need not wait any more; raise what it is to raise."""
         if wait.kind != "close" and self._is_closing:
             raise self._end_error()
         if wait.kind == "close" and not self._is_closing:
             self._begin_close()
-        if self._fault is not None and (wait.kind != "close" or self._outbox.num_pending):
+        num_pending, until = self._outbox.num_pending, self._options.until
+        if self._fault is not None and (wait.kind != "close" or num_pending):
             kind, text = self._fault
             raise kind(text)
-        if wait.kind == "room":
-            return self._has_room(wait)
-        return not self._outbox.num_pending
-
-    def _check_run(self, wait: Wait) -> None:
-        """Raise if the run has ended: a call then waits no longer."""
-        if self._until is not None and wait.waited_s >= _UNTIL_S and self._until():
-            text = f"the run has ended (`until` is true): {self._outbox.num_pending} items are not delivered."
-            raise FinishedError(text)
+        if self._has_room(wait) if wait.kind == "room" else not num_pending:
+            return True
+        if until is not None and wait.waited_s >= _UNTIL_S and until():
+            raise FinishedError(f"the run has ended (`until` is true): {num_pending} items are not delivered.")
+        return False
 
     def _has_room(self, wait: Wait) -> bool:
-        """Return whether a step may be written, and grant it.
+        """Return whether a step may be written.
 
-        A wait for a few rows goes on for two milliseconds, because confirmations may come that allow many.
+        A wait for a few rows goes on for two milliseconds, because confirmations may come that allow many: to wake the
+        caller's thread for each of them costs more than the rows.
         """
-        limit = max(self._limit, self.ring.granted)
-        num_rows = limit - wait.row
+        num_rows = self.ring.granted - wait.row
         has_waited = wait.had_room_for(min(_ROOM_S, wait.timeout_s), has_room=num_rows > 0)
-        if num_rows <= 0 or not (has_waited or num_rows >= self._worth or not self._outbox.destinations.num_pending):
-            return False
-        self.ring.granted = limit
-        return True
+        is_worth = has_waited or num_rows >= self._outbox.num_rows_worth() or not self._outbox.num_written
+        return num_rows > 0 and is_worth
 
     def _answer(self, wait: Wait, error: Exception | None) -> None:
         self._waits.remove(wait)
@@ -360,9 +349,9 @@ class Sender:
     def _begin_close(self) -> None:
         self._is_closing = True
         self.ring.granted = -1
-        self._take()
-        for env in range(self._num_envs):
-            self._outbox.cutter.end(env, discard=True)
+        self._cutter.take()
+        for env in range(self.ring.num_envs):
+            self._cutter.end(env, discard=True)
         self._send_now()
         self._outbox.proceed()
 
@@ -371,9 +360,9 @@ class Sender:
         self.ring.granted = -1
         num_left = self._outbox.close()
         if num_left:
-            addresses = ", ".join(destination.server.address for destination in self._outbox.destinations)
             text = "%s: closed with %d items undelivered. Call `close()` before the program ends: it waits for them."
-            _LOG.log(logging.INFO if isinstance(error, FinishedError) else logging.ERROR, text, addresses, num_left)
+            level = logging.INFO if isinstance(error, FinishedError) else logging.ERROR
+            _LOG.log(level, text, self._outbox.addresses, num_left)
         self._count()
         self.is_ended = True  # who posts something from here on sees it; what was posted before is answered here
         self._do_posted()
@@ -391,5 +380,5 @@ class Sender:
     def _count(self) -> None:
         """Assign the counters."""
         if not self.is_ended:
-            self._take()
+            self._cutter.take()
         self._stats = self._outbox.stats()

@@ -1,15 +1,24 @@
-"""The columns that are written of a step: its leaves, and the mask after them if there is one."""
+"""The columns that are written of a step: its leaves, and the mask after them if there is one; and how large items are.
+
+Windows of a fixed length without strings have a size that is known before the first step. Of whole episodes, and of
+strings, the bytes are counted step by step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from reverb_writer.errors import StructureError
+from reverb_writer.protocol import tensors
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.specs import spec_tensor
+from reverb_writer.protocol.specs import check_signature, spec_tensor
 from reverb_writer.steps import StepStructure
+from reverb_writer.writing.window_kinds import WindowTarget
 
 
 class StepLayout:
@@ -22,8 +31,7 @@ class StepLayout:
         mask: whether there is a mask.
         paths, dtypes, shapes: of each column, without time and without the environments.
         pack: a function that makes the nest of a step, or of a window, from its columns; without the mask.
-        spec: nest of array specs of what is written: the step, or a pair of the step and the mask.
-        encoded_spec: the same as a tensor, which each chunk carries.
+        encoded_spec: the spec of a step, or of a pair of the step and the mask, as the tensor that each chunk carries.
         padding_step: columns of a padding step.
     """
 
@@ -32,20 +40,92 @@ class StepLayout:
         self.structure, self.mask = structure, mask
         self.paths, self.dtypes, self.shapes = structure.paths, structure.dtypes, structure.shapes
         self.pack, self.padding_step = structure.pack, structure.padding_step()
-        self.spec = structure.pack(list(map(ArraySpec, self.shapes, self.dtypes)))
+        spec = structure.pack(list(map(ArraySpec, self.shapes, self.dtypes)))
         if mask:
             self.paths, self.dtypes, self.shapes = (
                 (*self.paths, "mask"), (*self.dtypes, np.dtype(bool)), (*self.shapes, ()),
             )  # fmt: skip
             self.pack = lambda leaves: structure.pack(leaves[:-1])
-            self.spec = (self.spec, ArraySpec((), np.dtype(bool)))
+            spec = (spec, ArraySpec((), np.dtype(bool)))
             self.padding_step = [*self.padding_step, np.False_]
-        self.encoded_spec = spec_tensor(self.spec)
+        self.encoded_spec = spec_tensor(spec)
+
+    def check(self, signatures: Mapping[str, Any]) -> None:
+        """Raise `StructureError` if Reverb cannot store a column, or it is not as in the signature of a table."""
+        for dtype, path in zip(self.dtypes, self.paths, strict=True):
+            try:
+                tensors.dtype_number(dtype)
+            except StructureError as error:
+                raise StructureError(f"leaf `{path}`: {error}") from None
+        for table, signature in signatures.items():
+            if signature is not None:
+                check_signature(table, signature, self.paths, self.dtypes, self.shapes)
 
 
-def matches(structure: StepStructure, leaves: Sequence[Any], num_steps: int) -> bool:
-    """Return whether arrays [num_steps, ...] have the dtypes and shapes of the steps; False if any are strings."""
-    if np.dtype(object) in structure.dtypes:
-        return False
-    expected = zip(structure.dtypes, structure.shapes, strict=True)
-    return [(leaf.dtype, leaf.shape) for leaf in leaves] == [(dtype, (num_steps, *shape)) for dtype, shape in expected]
+class ItemSizes:
+    """Counts the bytes of the steps of one environment's episode. Not thread-safe: the observer's caller uses it.
+
+    Attributes:
+        counts_steps: whether each step must be checked.
+    """
+
+    def __init__(self, layout: StepLayout, targets: Sequence[WindowTarget], limit: int) -> None:
+        """Check what is known before the first step against the limit in bytes; raises as `check`."""
+        self._paths, self._limit = layout.paths, limit
+        self._step_bytes = [  # of each leaf, 0 where they must be counted
+            0 if dtype == np.dtype(object) else dtype.itemsize * math.prod(shape)
+            for dtype, shape in zip(layout.dtypes, layout.shapes, strict=True)
+        ]
+        lengths = {target.spec.sequence_length for target in targets}
+        for length in lengths:
+            self._check(length or 1, [(length or 1) * size for size in self._step_bytes])
+        has_strings = np.dtype(object) in layout.dtypes
+        # Steps of the windows whose steps must be counted; None for the whole episode.
+        self._lengths = [length for length in lengths if length is None or has_strings]
+        self.counts_steps = bool(self._lengths)
+        longest = max((length or 0 for length in self._lengths), default=0)
+        # The bytes of each column up to a step, of the steps that a window of fixed length may begin at.
+        self._totals: collections.deque[tuple[int, list[int]]] = collections.deque(maxlen=longest + 2)
+
+    def check(self, leaves: Sequence[Any], num_steps: int) -> None:
+        """Count a step, which becomes step number `num_steps` of the episode unless this raises `StructureError`.
+
+        A step that is counted again replaces what was counted under its number before.
+        """
+        totals = self._totals
+        if num_steps == 1:
+            totals.clear()
+            totals.append((0, [0] * len(self._paths)))
+        while totals[-1][0] >= num_steps:
+            totals.pop()
+        total = [
+            before + (size or _column_bytes(leaf))
+            for before, size, leaf in zip(totals[-1][1], self._step_bytes, leaves, strict=True)
+        ]
+        for length in self._lengths:
+            begin = 0 if length is None else max(0, num_steps - length)
+            before = next((of_step for number, of_step in totals if number == begin), None)
+            sizes = total if before is None or not begin else [a - b for a, b in zip(total, before, strict=True)]
+            self._check(num_steps - begin, sizes)
+        totals.append((num_steps, total))
+
+    def _check(self, num_steps: int, sizes: Sequence[int]) -> None:
+        if sum(sizes) > self._limit:
+            size, path = max(zip(sizes, self._paths, strict=True))
+            raise StructureError(
+                f"an item of {num_steps} steps takes {sum(sizes)} bytes uncompressed, expected at most {self._limit}, "
+                f"the observer's `max_item_bytes`. Its largest leaf is `{path}` with {size} bytes. Write fewer steps "
+                "in an item, make that leaf smaller, or raise the limit."
+            )
+
+
+def _column_bytes(column: Any) -> int:
+    """Return the bytes of an array, uncompressed; of strings those of their text.
+
+    >>> _column_bytes(np.zeros((2, 3), np.float32)), _column_bytes(np.array(["ab", b"c"], object))
+    (24, 3)
+    """
+    if isinstance(column, str | bytes):
+        return len(column.encode() if isinstance(column, str) else column)
+    array = np.asarray(column)
+    return sum(map(_column_bytes, array.flat)) if array.dtype.kind in "OUS" else array.nbytes

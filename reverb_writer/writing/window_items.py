@@ -1,36 +1,60 @@
-"""Windows as items: slices of sealed chunks. Functions of integers and arrays."""
+"""Complete windows become items: each gets its priority, and the slices of the chunks that hold its steps.
+
+    Ready windows of many episodes -> priorities -> slices of chunks -> one request, and which chunks the server keeps
+
+A function of priority is asked here, in the sender's thread, under no lock, and never two at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import collections
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.errors import StructureError
-from reverb_writer.protocol import tensors
+from reverb_writer.arguments import check_priority
 from reverb_writer.protocol.item_encoding import encode_items, encode_slices
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.writing.chunk_encoder import Chunk
+from reverb_writer.writing.chunk_encoder import Chunk, ChunkEncoder
+from reverb_writer.writing.window_kinds import NEVER, EpisodeEnd, Integers, WindowKinds, WindowTarget
 
-Integers = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    from reverb_writer.writing.outbox import Destination
+
+_LOG = logging.getLogger(__package__)
 
 _EPISODE_BITS = 40
 """No episode has `1 << 40` steps."""
 
 
-class Windows(NamedTuple):
-    """Windows of one kind, of several episodes."""
+@dataclass(eq=False, slots=True)
+class OpenEpisode:
+    """An episode of one environment, or its stream of episodes where windows span them."""
 
-    tables: Sequence[str]  # each gets all of them, in the order given
-    of: Integers  # [n] number of the episode, in ascending order
-    starts: Integers  # [n] first step of each
-    ends: Integers  # [n] step after its last one, in ascending order of each episode
-    priorities: npt.NDArray[np.float64]  # [n]
+    key: int
+    destination: Destination | None = None  # the shard that it goes to; None until its first windows are encoded
+    chunks: list[Chunk] = field(default_factory=list)  # those that windows still need, in order, without gaps
+    num_sealed: int = 0  # steps that are in chunks, padding included
+    boundary: int = 0  # step count at the last boundary step, where windows span episodes
 
 
-class StreamUpdate(NamedTuple):
+class Ready(NamedTuple):
+    """Windows of one episode that are complete in its chunks."""
+
+    kinds: WindowKinds
+    episode: OpenEpisode
+    after: int  # windows that end at or before this step count were encoded before
+    num_steps: int  # real steps of the episode; while it goes on, those in chunks
+    end: EpisodeEnd | None  # None if the episode goes on
+    num_items: int  # the windows whose priority function will fail count, too
+
+
+class Update(NamedTuple):
     """Arguments of one call of `InFlight.add`."""
 
     request: InsertRequest | None
@@ -38,62 +62,109 @@ class StreamUpdate(NamedTuple):
     release: list[int]
 
 
-def stream_update(
-    kinds: Sequence[Windows],
-    chunks: Sequence[Sequence[Chunk]],
-    needed_from: Sequence[int],
-    tables: frozenset[str],
-    first_key: int,
-    num_columns: int,
-) -> tuple[list[list[Chunk]], StreamUpdate]:
-    """Put windows of several episodes into one request; marks the chunks that are held and counted from here on.
+class ItemEncoder:
+    """Encodes windows of any episode of an observer. Not thread-safe: only the sender uses it."""
 
-    Args:
-        kinds: the windows of each kind.
-        chunks: of each episode, in the order of their steps, without gaps; all that these and later windows need.
-        needed_from: of each episode; chunks that end at or before this step count are in no later window.
-        tables: all that the observer writes to.
-        first_key: key of the first item; the others follow it.
-        num_columns: columns of a step.
+    def __init__(
+        self, chunks: ChunkEncoder, largest: Callable[[Sequence[str]], float], counts: collections.Counter[str]
+    ) -> None:
+        """Prepare; `largest` returns the largest priority set in some tables, `counts` gets the functions' failures."""
+        self._chunks, self._largest, self._counts = chunks, largest, counts
 
-    Returns:
-        The chunks that later windows need, of each episode, and what to write to the stream.
-    """
-    in_order = [chunk for of_episode in chunks for chunk in of_episode]
-    # The steps of an episode follow those of the one before at a distance, so that one search finds any step's chunk.
-    shifts = np.arange(len(chunks), dtype=np.int64) << _EPISODE_BITS
-    chunk_shifts = np.repeat(shifts, [len(of_episode) for of_episode in chunks])
-    chunk_starts = np.array([chunk.start for chunk in in_order], np.int64) + chunk_shifts
-    chunk_stops = np.array([chunk.stop for chunk in in_order], np.int64) + chunk_shifts
-    chunk_keys = np.array([chunk.key for chunk in in_order], np.uint64)
-    rows: list[npt.NDArray[np.uint8]] = []
-    is_needed = np.zeros(len(in_order), bool)
-    key, num_bytes = first_key, 0
-    for windows in kinds:
-        if len(windows.ends):
-            starts, ends = windows.starts + shifts[windows.of], windows.ends + shifts[windows.of]
+    def encode(self, group: Sequence[Ready]) -> Update:
+        """Put the windows of several episodes of the same kinds into one request; take them out of the episodes.
+
+        The chunks that the request and later windows need are marked as counted and held from here on.
+        """
+        kinds = group[0].kinds
+        chunks = [chunk for ready in group for chunk in ready.episode.chunks]
+        # Steps of an episode follow those of the one before at a distance, so that one search finds any step's chunk.
+        shifts = np.arange(len(group), dtype=np.int64) << _EPISODE_BITS
+        chunk_shifts = np.repeat(shifts, [len(ready.episode.chunks) for ready in group])
+        chunk_starts = np.array([chunk.start for chunk in chunks], np.int64) + chunk_shifts
+        chunk_stops = np.array([chunk.stop for chunk in chunks], np.int64) + chunk_shifts
+        chunk_keys = np.array([chunk.key for chunk in chunks], np.uint64)
+        after = np.array([ready.after for ready in group], np.int64)
+        rows: list[npt.NDArray[np.uint8]] = []
+        is_needed = np.zeros(len(chunks), bool)
+        first_key = key = self._chunks.new_key()
+        for index, target in enumerate(kinds.targets):
+            limits = [ready.num_steps if ready.end is None else ready.end.limits[index] for ready in group]
+            closing = [None if ready.end is None else ready.end.closing[index] for ready in group]
+            of, starts, ends = kinds.windows(index, after, np.array(limits, np.int64), closing)
+            priorities = self._priorities(target, of, starts, ends, group)
+            if callable(target.priority):
+                is_good = ~np.isnan(priorities)
+                of, starts, ends, priorities = of[is_good], starts[is_good], ends[is_good], priorities[is_good]
+            if not len(of):
+                continue
+            starts, ends = starts + shifts[of], ends + shifts[of]
             touched, widths, slices = _slices(starts, ends, chunk_starts, chunk_stops, chunk_keys)
-            rows += _item_rows(windows, widths, slices, key, num_columns)
+            keys = np.arange(key, key + len(of) * len(target.tables), dtype=np.uint64).reshape(-1, len(of))
+            key += keys.size
+            rows += _item_rows(target.tables, keys, priorities, widths, slices, len(self._chunks.layout.dtypes))
             is_needed[touched] = True
-            key += len(windows.ends) * len(windows.tables)
-    kept, release = [], []
-    for of_episode, first in zip(chunks, needed_from, strict=True):
-        kept.append([chunk for chunk in of_episode if chunk.stop > first])
-        release += [chunk.key for chunk in of_episode if chunk.held and chunk.stop <= first]
-    if not rows:
-        return kept, StreamUpdate(None, [], release)
-    needed: dict[int, bytes] = {}
-    for number in is_needed.nonzero()[0].tolist():
-        chunk = in_order[number]
-        needed[chunk.key] = chunk.data
-        num_bytes += 0 if chunk.counted else len(chunk.data)
-        chunk.counted = True
-    num_bytes += sum(row.nbytes for row in rows)
-    hold = [chunk for of_episode in kept for chunk in of_episode if not chunk.held]
-    for chunk in hold:
-        chunk.held = True
-    request = InsertRequest(tables, first_key, rows, needed, num_bytes)
-    return kept, StreamUpdate(request, [chunk.key for chunk in hold], release)
+        needed: dict[int, bytes] = {}
+        num_bytes = sum(row.nbytes for row in rows)
+        for number in is_needed.nonzero()[0].tolist():
+            chunk = chunks[number]
+            needed[chunk.key] = chunk.data
+            num_bytes += 0 if chunk.counted else len(chunk.data)
+            chunk.counted = True
+        hold, release = [], []
+        for ready in group:
+            episode = ready.episode
+            # Chunks that end before are in no later window. A closing window may end where the last regular one did.
+            needed_from = NEVER if ready.end is not None else episode.num_sealed - kinds.longest
+            release += [chunk.key for chunk in episode.chunks if chunk.held and chunk.stop <= needed_from]
+            episode.chunks = [chunk for chunk in episode.chunks if chunk.stop > needed_from]
+            if rows:
+                hold += [chunk.key for chunk in episode.chunks if not chunk.held]
+                for chunk in episode.chunks:
+                    chunk.held = True
+        request = InsertRequest(kinds.tables, first_key, rows, needed, num_bytes) if rows else None
+        return Update(request, hold, release)
+
+    def _priorities(
+        self, target: WindowTarget, of: Integers, starts: Integers, ends: Integers, group: Sequence[Ready]
+    ) -> npt.NDArray[np.float64]:
+        """Return the priorities of windows of one kind; NaN for those whose function failed."""
+        if not callable(target.priority):
+            number = self._largest(target.tables) if target.priority == "max" else target.priority
+            return np.full(len(ends), number, np.float64)
+        takes_mask = _takes_mask(target.priority)
+        found = np.full(len(ends), np.nan)
+        for i, (number, start, end) in enumerate(zip(of.tolist(), starts.tolist(), ends.tolist(), strict=True)):
+            window = self._chunks.layout.pack(_columns(group[number].episode.chunks, start, end))
+            mask = {"mask": np.arange(start, end) < group[number].num_steps} if takes_mask else {}
+            try:
+                found[i] = check_priority(target.priority(window, **mask))
+            except Exception:  # noqa: BLE001  # a user's function may raise anything, and the sender goes on
+                self._counts["failed_priorities"] += len(target.tables)
+                if self._counts["failed_priorities"] == len(target.tables):
+                    _LOG.exception(
+                        "A window is lost because its `priority` function failed, or gave no finite number >= 0. "
+                        "Further ones are counted in stats().failed_priorities."
+                    )
+        return found
+
+
+def _columns(chunks: Sequence[Chunk], start: int, end: int) -> list[npt.NDArray[Any]]:
+    """Return the columns [end - start, ...] of some steps, owned by the caller."""
+    parts = [
+        [column[max(start - chunk.start, 0) : end - chunk.start] for column in chunk.columns or ()]
+        for chunk in chunks
+        if chunk.start < end and chunk.stop > start
+    ]
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def _takes_mask(function: Callable[..., Any]) -> bool:
+    """Return whether a function has a parameter `mask`; one that is written in C may hide its parameters."""
+    try:
+        return "mask" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _slices(
@@ -116,32 +187,25 @@ def _slices(
 
 
 def _item_rows(
-    windows: Windows, widths: Integers, slices: npt.NDArray[Any], first_key: int, num_columns: int
+    tables: Sequence[str],
+    keys: npt.NDArray[np.uint64],
+    priorities: npt.NDArray[np.float64],
+    widths: Integers,
+    slices: npt.NDArray[Any],
+    num_columns: int,
 ) -> list[npt.NDArray[np.uint8]]:
-    """Return the items of all tables, each table's in the order of the windows, and of their keys."""
-    tables, num_windows = windows.tables, len(windows.ends)
-    keys = np.arange(first_key, first_key + len(tables) * num_windows, dtype=np.uint64).reshape(len(tables), -1)
-
+    """Return the items of all tables, with `keys` [tables, n]; each table's in the order of the windows."""
     # Items are encoded in groups that touch equally many chunks: their bytes are alike.
     groups: dict[int, list[npt.NDArray[np.uint8]]] = {}
-    rank = np.empty(num_windows, np.int64)  # of each window in its group
+    rank = np.empty(len(widths), np.int64)  # of each window in its group
     for width in np.bincount(widths).nonzero()[0].tolist():
         of = (widths == width).nonzero()[0]
         rank[of] = np.arange(len(of))
         groups[width] = [
-            encode_items(table, keys[t, of], windows.priorities[of], slices[of, :width], num_columns)
-            for t, table in enumerate(tables)
+            encode_items(table, of_table[of], priorities[of], slices[of, :width], num_columns)
+            for table, of_table in zip(tables, keys, strict=True)
         ]
     # But a FIFO table must see windows in the order of their ends, so groups are cut into runs again.
-    cuts = [0, *((widths[1:] != widths[:-1]).nonzero()[0] + 1).tolist(), num_windows]
+    cuts = [0, *((widths[1:] != widths[:-1]).nonzero()[0] + 1).tolist(), len(widths)]
     runs = list(zip(cuts, cuts[1:], widths[cuts[:-1]].tolist(), rank[cuts[:-1]].tolist(), strict=False))
     return [groups[width][t][at : at + stop - start] for t in range(len(tables)) for start, stop, width, at in runs]
-
-
-def check_dtypes(dtypes: Sequence[np.dtype[Any]], paths: Sequence[str]) -> None:
-    """Refuse leaves that Reverb cannot store."""
-    for dtype, path in zip(dtypes, paths, strict=True):
-        try:
-            tensors.dtype_number(dtype)
-        except StructureError as error:
-            raise StructureError(f"leaf `{path}`: {error}") from None

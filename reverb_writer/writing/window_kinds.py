@@ -1,20 +1,145 @@
-"""The kinds of windows that an observer writes: which are complete, how many items they make. Integers only."""
+"""The kinds of windows that an observer writes: which chunks suit them, and which of their items are complete.
+
+Integers only. `WindowSpec` has the arithmetic of one kind and one episode.
+"""
 
 from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer.arguments import check_priority
+from reverb_writer.errors import SpecError
+from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
-from reverb_writer.writing.window_targets import NEVER, WindowTarget
+
+Priority = float | Callable[..., float] | Literal["max"]
+"""A number, finite and >= 0; a function that makes one of a window, a nest of arrays [L, ...]; or "max".
+
+A function with a parameter `mask` gets it by name: [L] bool, True for real steps and False for padding. "max" is the
+largest priority that this process has set so far in the tables, 1.0 before it has set any.
+"""
+
+NEVER = 1 << 62
+"""A step count that no episode comes to."""
 
 Integers = npt.NDArray[np.int64]
+
+_EPISODE_CHUNK_LENGTH = 100
+_TINY_CHUNK_BYTES = 2048
+_SHORT_CHUNK_LENGTH = 16
+
+
+@dataclass(frozen=True)
+class WindowTarget:
+    """One kind of window and where it goes.
+
+    Attributes:
+        spec: which windows.
+        tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
+        priority: of every item; a function of the window; or "max", the largest priority that this process has set in
+            the tables.
+
+    Raises:
+        SpecError: a name of a table is empty or stands twice, or the priority is not a finite number >= 0.
+    """
+
+    spec: WindowSpec
+    tables: tuple[str, ...] = ()
+    priority: Priority = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
+        if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
+            raise SpecError(f"`table` must be a name or several different ones, got {self.tables!r}.")
+        if not callable(self.priority) and self.priority != "max":
+            check_priority(self.priority)
+
+
+def window_targets(
+    table: str | Sequence[str] | None,
+    spec: WindowSpec | None,
+    priority: Priority,
+    windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
+) -> list[WindowTarget]:
+    """Turn an observer's arguments into the kinds of windows that it writes."""
+    targets = []
+    if spec is not None:
+        if not table:
+            raise SpecError("`table` must be a name or several different ones, got none.")
+        targets.append(WindowTarget(spec, table, priority))  # type: ignore[arg-type]  # it makes a tuple of it
+    for name, window in (windows or {}).items():
+        if isinstance(window, WindowSpec):
+            targets.append(WindowTarget(window, (name,), priority))
+        elif isinstance(window, WindowTarget):
+            targets.append(replace(window, tables=window.tables or (name,)))
+        else:
+            raise SpecError(f"`windows[{name!r}]` must be a WindowSpec or a WindowTarget, got {type(window).__name__}.")
+    return targets
+
+
+# ------------------------------------------------------------------------------------------------------------- chunks
+
+
+def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
+    """Return the chunk length that suits windows of these kinds; `step_bytes` is the size of a step, uncompressed.
+
+    A sampler gets whole chunks, so chunks should begin and end where windows do; but each chunk that a window touches
+    costs bytes in every item, and short ones compress worse. So: windows that do not overlap are a chunk each; others
+    get the common grid of all starts and ends, unless one would touch more than four chunks of it; then the shortest
+    window's length (twice as many steps sent as used, at most three chunks touched). Chunks that would be tiny are
+    twice as long, and have 16 steps if these are small: their headers outweigh the steps that are sent for nothing.
+    The figures are in `docs/decisions.md#chunk-length`.
+
+    >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
+    [20, 10, 20]
+    >>> [chunk_length_for([WindowSpec(20, stride)], step_bytes=52) for stride in (1, 10, 20)]
+    [40, 20, 20]
+    >>> chunk_length_for([WindowSpec(2)], step_bytes=52)
+    16
+    """
+    finite = {(spec.sequence_length, spec.stride_length) for spec in specs if spec.sequence_length is not None}
+    if not finite:
+        return _EPISODE_CHUNK_LENGTH
+    lengths = [length for length, _ in finite]
+    if len(finite) == 1 and all(stride >= length for length, stride in finite):
+        return min(lengths[0], MAX_CHUNK_LENGTH)
+    grid = math.gcd(*lengths, *(stride for _, stride in finite))
+    length = grid if grid * 4 >= max(lengths) else min(lengths)
+    if length * step_bytes < _TINY_CHUNK_BYTES:
+        length = max(2 * length, min(_SHORT_CHUNK_LENGTH, int(_TINY_CHUNK_BYTES / step_bytes)))
+    return min(length, MAX_CHUNK_LENGTH)
+
+
+def chunk_grid(specs: Sequence[WindowSpec], chunk_length: int) -> Callable[[int], int]:
+    """Return a function that gives the number of steps of the chunk that begins at a step count.
+
+    If windows do not overlap, each window is one chunk, and so is each gap between two.
+
+    >>> steps_of_chunk = chunk_grid([WindowSpec(2, 2)], 5)
+    >>> steps_of_chunk(0), steps_of_chunk(3)
+    (2, 1)
+    """
+    length, stride = specs[0].sequence_length, specs[0].stride_length
+    if len(set(specs)) != 1 or length is None or length > min(stride, chunk_length):
+        return lambda _: chunk_length
+    covered = length
+
+    def steps_of_chunk(start: int) -> int:
+        phase = start % stride
+        return min(chunk_length, (covered if phase < covered else stride) - phase)
+
+    return steps_of_chunk
+
+
+# -------------------------------------------------------------------------------------------------------------- items
 
 
 @dataclass(frozen=True)
@@ -62,7 +187,7 @@ class WindowKinds:
                     self._at_once += num_tables * (-(-(length - 1) // stride))
                     self._has_tail = True
 
-    def with_priority(self, priority: Any) -> WindowKinds:
+    def with_priority(self, priority: float) -> WindowKinds:
         """Return the same kinds with another priority."""
         targets = [replace(target, priority=priority) for target in self.targets]
         return WindowKinds(targets, spans_episodes=self.spans_episodes)
@@ -82,13 +207,9 @@ class WindowKinds:
     def windows(
         self, index: int, after: Integers, limits: Integers, closing: Sequence[tuple[int, int] | None]
     ) -> tuple[Integers, Integers, Integers]:
-        """Return the windows of a kind, of several episodes: number of the episode, first step and end of each.
+        """Return the windows of kind `index`, of several episodes: number of the episode, first step and end of each.
 
-        Args:
-            index: of the kind.
-            after: step count of each episode after which the windows end.
-            limits: step count of each episode up to which they do.
-            closing: the window that is added to each, after its others; None for none.
+        An episode's windows end at step counts above its `after` and up to its limit; its closing window follows them.
         """
         spec = self.targets[index].spec
         before, upto = _num_windows(spec, after), _num_windows(spec, limits)
@@ -125,27 +246,20 @@ class WindowKinds:
     def episode_end(self, n: int, *, align: bool = False, discard: str | None = None) -> EpisodeEnd:
         """Return what the end of an episode of `n` steps adds.
 
-        Args:
-            n: steps of the episode.
-            align: whether DROP's windows get the last L steps too, if they are in no window yet.
-            discard: the reason under which all steps without a window are counted, if nothing is added; None to add.
+        If `align`, DROP's windows get the last L steps, too, unless they are in a window already. With `discard`, a
+        reason, nothing is added, and all steps without a window are counted under it.
         """
         limits: list[int] = []
         all_closing: list[tuple[int, int] | None] = []
         dropped: collections.Counter[str] = collections.Counter()
         num_items = last = 0
         for target in self.targets:
-            spec = target.spec if discard is None else _without_end(target.spec)
+            spec, length, stride = target.spec, target.spec.sequence_length, target.spec.stride_length
+            if discard is not None:
+                spec = WindowSpec(length or NEVER, stride)
             closing, reasons = spec.closing_window(n), spec.num_dropped(n)
-            length = spec.sequence_length
             # By hand, not by ALIGN_END: that mode does not go with S > L, a reset does.
-            if (
-                align
-                and spec.end_of_episode is EndOfEpisode.DROP
-                and length
-                and n >= length
-                and (n - length) % spec.stride_length
-            ):
+            if align and spec.end_of_episode is EndOfEpisode.DROP and length and n >= length and (n - length) % stride:
                 closing = (n - length, n)
                 between = reasons.pop(UNALIGNED_TAIL) - length
                 if between > 0:
@@ -153,7 +267,7 @@ class WindowKinds:
             limit = n + spec.num_padding(n)
             num_windows = _num_windows(spec, limit)
             if num_windows:
-                last = max(last, (length or 0) + (num_windows - 1) * spec.stride_length)
+                last = max(last, (length or 0) + (num_windows - 1) * stride)
             if closing is not None:
                 last = max(last, closing[1])
             num_items += (num_windows + (closing is not None)) * len(target.tables)
@@ -170,14 +284,8 @@ def _num_windows(spec: WindowSpec, num_steps: Any) -> Any:
 
 
 def can_align(targets: Sequence[WindowTarget], n: int) -> bool:
-    """Whether a reset after `n` steps has something to write, or nothing that it could lose."""
+    """Return whether a reset after `n` steps has something to write, or nothing that it could lose."""
     return any(
         target.spec.end_of_episode is not EndOfEpisode.DROP or n >= (target.spec.sequence_length or 1)
         for target in targets
     )
-
-
-def _without_end(spec: WindowSpec) -> WindowSpec:
-    """Return the spec with nothing added at the end; a whole episode keeps nothing."""
-    length = spec.sequence_length
-    return WindowSpec(NEVER) if length is None else WindowSpec(length, spec.stride_length)

@@ -132,7 +132,7 @@ def test_options_that_cannot_work_are_refused_at_construction(
 def test_observer_that_waits_for_its_server_says_so_again_and_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("reverb_writer.client.on_shards.LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("reverb_writer.client.server_set.LOG_EVERY_S", 0.05)
     with pytest.raises(rw.errors.ServerUnavailableError):
         rw.TrajectoryObserver("localhost:1", "a", 1, timeout_s=1.5)
     told = [record.getMessage() for record in caplog.records]

@@ -17,7 +17,7 @@ from server_process import StartServer
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client import on_shards
+from reverb_writer.client import server_set
 from reverb_writer.transport import sample_stream
 
 # Time-outs name the cause.
@@ -79,7 +79,7 @@ def test_items_that_were_inserted_long_ago_do_not_show_that_actors_write(
 def test_what_is_waited_for_is_logged_again_and_again(
     replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(on_shards, "LOG_EVERY_S", 0.5)
+    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.5)
     server = replay_server(rw.TableConfig("replay"))
     with rw.ReplayDataset(server.address, "replay", 2, timeout_s=2.5) as dataset:
         with pytest.raises(rw.errors.ReplayTimeoutError):
@@ -94,7 +94,7 @@ def test_what_is_waited_for_is_logged_again_and_again(
 def test_constructor_logs_that_it_waits_for_the_server(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Any
 ) -> None:
-    monkeypatch.setattr(on_shards, "LOG_EVERY_S", 0.3)
+    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.3)
     server = lone_server(QUEUE)
     server.process.pause()
     with pytest.raises((rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -381,3 +382,23 @@ def test_shard_that_the_target_calls_lost_or_has_no_more_is_given_up_at_once(
         servers[first].process.resume()
     assert (stats.unconfirmed_items, stats.dropped_items) == (2, 2)
     assert numbers(servers[second]) == pairs(10)
+
+
+def test_shard_that_the_target_calls_lost_although_it_answers_is_given_up_once(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    servers = dict(zip("ab", [replay_server(fifo("replay")) for _ in range(2)], strict=True))
+    path = tmp_path / "shards"
+    path.write_text("\n".join(f"{name} {server.address}" for name, server in servers.items()))
+    with rw.Client(f"file:{path}") as client, observed(client, timeout_s=60) as observer:
+        episode(observer, 0)
+        path.write_text(f"a {servers['a'].address} lost\nb {servers['b'].address}")
+        client.connections.refresh()
+        eventually(lambda: observer.stats().lost_shards == 1)
+        until, first = time.monotonic() + 4 * PATIENCE_S, 10
+        while time.monotonic() < until:  # it is asked twice in `patience_s`, and answers
+            episode(observer, first)
+            observer.flush()
+            first += 10
+        assert observer.stats().lost_shards == 1
+        assert_balanced(observer.stats())

@@ -15,7 +15,7 @@ from server_process import StartServer
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client import on_shards
+from reverb_writer.client import server_set
 from reverb_writer.client.targets import rank_shards
 
 
@@ -39,7 +39,7 @@ def test_variables_come_as_they_were_published(replay_server: StartServer) -> No
 def test_latest_logs_that_it_waits(
     replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(on_shards, "LOG_EVERY_S", 0.2)
+    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.2)
     server = replay_server(rw.TableConfig("weights", 1))
     with rw.Variables(server.address, "weights") as actor, pytest.raises(rw.errors.ReplayTimeoutError):
         actor.latest(timeout_s=1.5)
@@ -50,7 +50,7 @@ def test_latest_logs_that_it_waits(
 def test_latest_logs_that_no_server_answers(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(on_shards, "LOG_EVERY_S", 0.2)
+    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.2)
     server = lone_server(rw.TableConfig("weights", 1))
     with rw.Variables(server.address, "weights") as actor:
         server.process.kill()

@@ -19,16 +19,13 @@ from reverb_writer.protocol.messages import InsertStreamRequest
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.windows import EndOfEpisode, WindowSpec
-from reverb_writer.writing.chunk_encoder import ChunkEncoder, chunk_grid
+from reverb_writer.writing.chunk_encoder import ChunkEncoder
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.observer_stats import Books
-from reverb_writer.writing.open_episode import Ready, ready_windows
-from reverb_writer.writing.priorities import WindowPriorities
 from reverb_writer.writing.ring import NewPriority, Reset, StepRing
 from reverb_writer.writing.step_layout import StepLayout
-from reverb_writer.writing.window_items import stream_update
-from reverb_writer.writing.window_kinds import WindowKinds
-from reverb_writer.writing.window_targets import WindowTarget
+from reverb_writer.writing.window_items import ItemEncoder
+from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`stride_length`"),
@@ -200,8 +197,8 @@ class Writer:
         )
         self.kinds = kinds = WindowKinds(config.targets, spans_episodes=config.spans_episodes)
         has_functions = any(callable(target.priority) for target in config.targets)
-        self.encoder = encoder = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
-        self.priorities = WindowPriorities(layout.pack, lambda _: 1.0, self.books.counts)
+        encoder = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
+        self.items = ItemEncoder(encoder, lambda _: 1.0, self.books.counts)
         length = min(config.chunk_length, max(config.ring_size // (2 * self.num_envs), 1))
         grid = chunk_grid([target.spec for target in config.targets], length)
         self.cutter = Cutter(
@@ -209,7 +206,6 @@ class Writer:
             kinds,
             encoder,
             grid,
-            config.num_envs,
             self.books,
             math.inf if config.max_steps is None else config.max_steps,
         )
@@ -287,34 +283,23 @@ class Writer:
 
     def encode(self) -> None:
         for _, group in itertools.groupby(self.cutter.take_ready(), lambda ready: ready.kinds):
-            self._encode(list(group))
+            ready = list(group)
+            request, hold, release = self.items.encode(ready)
+            self.cutter.num_unencoded -= sum(each.num_items for each in ready)
+            self.flight.add(request, hold=hold, release=release)
         while self.flight.has_queued:
             keys = self.server.receive(self.flight.take_message(1 << 10), mask=self.config.mask)
             self.flight.acknowledge(np.array(keys, np.uint64))
 
-    def _encode(self, ready: list[Ready]) -> None:
-        kept, update = stream_update(
-            ready_windows(ready, self.priorities),
-            [each.episode.chunks for each in ready],
-            [each.needed_from for each in ready],
-            self.kinds.tables,
-            self.encoder.new_key(),
-            self.encoder.num_columns,
-        )
-        for each, chunks in zip(ready, kept, strict=True):
-            each.episode.chunks = chunks
-            self.cutter.num_unencoded -= each.num_items
-        self.flight.add(update.request, hold=update.hold, release=update.release)
-
     def send(self) -> None:
         self.take()
-        self.cutter.seal_complete()
+        self.cutter.seal_open()
         self.encode()
 
     def send_late(self) -> None:
         """Send what is complete in rows of the first half, as the sender does when they are open for long."""
         self.take()
-        self.cutter.seal_late(self.cutter.taken // 2)
+        self.cutter.seal_open(self.cutter.taken // 2)
         self.encode()
 
     def send_fullest(self) -> None:

@@ -38,7 +38,7 @@ PACKAGES = (
 
 # Public calls take and return these records; no program needs to import them.
 RECORDS = {
-    "reverb_writer.client.client_stats": ("ClientStats", "TableStats"),
+    "reverb_writer.client.client": ("ClientStats", "TableStats"),
     "reverb_writer.decoding.samples": ("BatchInfo", "SampleInfo"),
     "reverb_writer.reading.stats": ("DatasetStats", "FetchStats"),
     "reverb_writer.tables.table_info": ("RateLimiterInfo", "TableInfo"),

@@ -8,9 +8,8 @@ import pytest
 
 import reverb_writer as rw
 from reverb_writer.steps import StepStructure
-from reverb_writer.writing.item_sizes import ItemSizes
-from reverb_writer.writing.step_layout import StepLayout
-from reverb_writer.writing.window_targets import WindowTarget
+from reverb_writer.writing.step_layout import ItemSizes, StepLayout
+from reverb_writer.writing.window_kinds import WindowTarget
 
 
 def sizes(limit: int, *lengths: int) -> ItemSizes:

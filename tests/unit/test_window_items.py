@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-import numpy as np
+import collections
+from collections.abc import Sequence
 
+import reverb_writer as rw
 from reverb_writer.protocol.messages import InsertStreamRequest
+from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
-from reverb_writer.writing.chunk_encoder import Chunk
-from reverb_writer.writing.window_items import StreamUpdate, Windows, stream_update
+from reverb_writer.writing.chunk_encoder import Chunk, ChunkEncoder
+from reverb_writer.writing.ring import StepRing
+from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.window_items import ItemEncoder, OpenEpisode, Ready, Update
+from reverb_writer.writing.window_kinds import EpisodeEnd, WindowKinds
 
 Slices = list[tuple[int, int, int]]
+
+LAYOUT = StepLayout(StepStructure({"a": 0.0, "b": 0.0}), mask=False)
 
 
 def chunk(key: int, start: int, stop: int, *, held: bool = False, counted: bool = False) -> Chunk:
     return Chunk(key, start, stop, b"c" * key, None, held, counted)
 
 
-def windows(tables: list[str], priority: float, *of: tuple[int, int], episode: int = 0) -> Windows:
-    starts, ends = (np.array([window[i] for window in of], np.int64) for i in (0, 1))
-    return Windows(tables, np.full(len(of), episode), starts, ends, np.full(len(of), priority))
+def kinds(*targets: tuple[str, int, float]) -> WindowKinds:
+    """Return kinds of windows: a letter for each table, length and priority."""
+    of = [rw.WindowTarget(rw.WindowSpec(length), tuple(tables), priority) for tables, length, priority in targets]
+    return WindowKinds(of, spans_episodes=False)
+
+
+def ready(of: WindowKinds, after: int, num_steps: int, *chunks: Chunk, end: EpisodeEnd | None = None) -> Ready:
+    """Return the windows of an episode that end at step counts above `after` and up to `num_steps`."""
+    episode = OpenEpisode(0, chunks=[*chunks], num_sealed=chunks[-1].stop)
+    return Ready(of, episode, after, num_steps, end, 0)
+
+
+def end_at(num_steps: int) -> EpisodeEnd:
+    return EpisodeEnd([num_steps], [None], {}, 0, num_steps)
+
+
+def encode(group: Sequence[Ready]) -> Update:
+    ring = StepRing(LAYOUT.dtypes, LAYOUT.shapes, None, 4, spans_episodes=False)
+    chunks = ChunkEncoder(ring, LAYOUT, keeps_columns=False)
+    return ItemEncoder(chunks, lambda _: 1.0, collections.Counter()).encode(group)
 
 
 def items(request: InsertRequest | None) -> list[tuple[str, int, float, Slices]]:
-    """Return table, key, priority and slices (chunk, offset, length) of the items, in their order."""
+    """Return table, number of the key, priority and slices (chunk, offset, length) of the items, in their order."""
     assert request is not None
     rows = b"".join(row.tobytes() for row in request.rows)
     parsed = InsertStreamRequest.FromString(rows).items
@@ -33,7 +58,7 @@ def items(request: InsertRequest | None) -> list[tuple[str, int, float, Slices]]
     return [
         (
             item.table,
-            item.key,
+            item.key - request.first_key,
             item.priority,
             [(piece.chunk_key, piece.offset, piece.length) for piece in item.flat_trajectory.columns[0].chunk_slices],
         )
@@ -41,49 +66,50 @@ def items(request: InsertRequest | None) -> list[tuple[str, int, float, Slices]]
     ]
 
 
-def update_of_three() -> tuple[list[list[Chunk]], StreamUpdate]:
-    """Encode windows of two episodes, and of one between them that has none."""
-    of_one, of_other = windows(["a"], 1.0, (0, 3), (2, 5)), windows(["a"], 0.5, (1, 4), episode=2)
-    joined = Windows(["a"], *(np.concatenate(parts) for parts in zip(of_one[1:], of_other[1:], strict=True)))
-    chunks = [
-        [chunk(11, 0, 4), chunk(12, 4, 8, held=True)],
-        [chunk(31, 0, 4)],
-        [chunk(21, 0, 4, held=True)],
+def three_episodes() -> list[Ready]:
+    """Return windows of two episodes, the second of which has ended, and an episode between them that has none."""
+    of = kinds(("a", 3, 0.5))
+    return [
+        ready(of, 2, 5, chunk(10, 0, 2, held=True), chunk(11, 2, 4), chunk(12, 4, 8, held=True)),
+        ready(of, 2, 2, chunk(31, 0, 4)),
+        ready(of, 4, 5, chunk(21, 0, 4, held=True), chunk(22, 4, 5), end=end_at(5)),
     ]
-    return stream_update([joined], chunks, [4, 0, 4], frozenset("a"), 100, 2)
 
 
 def test_windows_of_several_episodes_are_one_request_that_names_their_own_chunks() -> None:
-    _, (request, _, _) = update_of_three()
+    request, _, _ = encode(three_episodes())
     assert items(request) == [
-        ("a", 100, 1.0, [(11, 0, 3)]),
-        ("a", 101, 1.0, [(11, 2, 2), (12, 0, 1)]),
-        ("a", 102, 0.5, [(21, 1, 3)]),
+        ("a", 0, 0.5, [(10, 0, 2), (11, 0, 1)]),
+        ("a", 1, 0.5, [(10, 1, 1), (11, 0, 2)]),
+        ("a", 2, 0.5, [(11, 0, 2), (12, 0, 1)]),
+        ("a", 3, 0.5, [(21, 2, 2), (22, 0, 1)]),
     ]
     assert request is not None
-    assert list(request.chunks) == [11, 12, 21]
-    assert request.num_bytes == 11 + 12 + 21 + sum(row.nbytes for row in request.rows)
+    assert list(request.chunks) == [10, 11, 12, 21, 22]
+    assert request.num_bytes == 10 + 11 + 12 + 21 + 22 + sum(row.nbytes for row in request.rows)
 
 
 def test_each_episode_keeps_and_releases_its_own_chunks() -> None:
-    kept, (_, hold, release) = update_of_three()
-    assert kept == [[chunk(12, 4, 8, held=True, counted=True)], [chunk(31, 0, 4, held=True)], []]
+    group = three_episodes()
+    _, hold, release = encode(group)
+    # A window of 3 steps that ends later than step 8 begins in the last chunk of the first episode.
+    assert group[0].episode.chunks == [chunk(12, 4, 8, held=True, counted=True)]
+    assert group[1].episode.chunks == [chunk(31, 0, 4, held=True)]
+    assert group[2].episode.chunks == []
     assert hold == [31]
-    assert release == [21]
+    assert release == [10, 21]
 
 
 def test_request_counts_only_chunks_that_no_request_in_flight_has() -> None:
-    chunks = [[chunk(5, 0, 4, counted=True), chunk(6, 4, 8)]]
-    _, (request, _, _) = stream_update([windows(["a"], 1.0, (0, 6))], chunks, [0], frozenset("a"), 1, 1)
+    request, _, _ = encode([ready(kinds(("a", 6, 1.0)), 5, 6, chunk(5, 0, 4, counted=True), chunk(6, 4, 8))])
     assert request is not None
     assert request.num_bytes == 6 + sum(row.nbytes for row in request.rows)
 
 
 def test_items_of_several_kinds_and_tables_have_keys_that_follow_each_other() -> None:
-    kinds = [windows(["a", "b"], 1.0, (0, 2), (1, 3)), windows(["c"], 2.0, (0, 3))]
-    _, (request, _, _) = stream_update(kinds, [[chunk(9, 0, 4)]], [0], frozenset("abc"), 7, 1)
+    request, _, _ = encode([ready(kinds(("ab", 2, 1.0), ("c", 3, 2.0)), 0, 3, chunk(9, 0, 4))])
     assert [(table, key) for table, key, _, _ in items(request)] == [
-        ("a", 7), ("a", 8), ("b", 9), ("b", 10), ("c", 11),
+        ("a", 0), ("a", 1), ("b", 2), ("b", 3), ("c", 4),
     ]  # fmt: skip
     flight = InFlight()
     assert request is not None
@@ -92,7 +118,8 @@ def test_items_of_several_kinds_and_tables_have_keys_that_follow_each_other() ->
 
 
 def test_without_windows_only_held_chunks_are_released() -> None:
-    chunks = [[chunk(31, 0, 4)], [chunk(21, 0, 4, held=True)]]
-    kept, update = stream_update([windows(["a"], 1.0)], chunks, [0, 4], frozenset("a"), 7, 1)
-    assert kept == [[chunk(31, 0, 4)], []]
+    of = kinds(("a", 3, 1.0))
+    group = [ready(of, 2, 2, chunk(31, 0, 4)), ready(of, 4, 4, chunk(21, 0, 4, held=True), end=end_at(4))]
+    update = encode(group)
+    assert [each.episode.chunks for each in group] == [[chunk(31, 0, 4)], []]
     assert update == (None, [], [21])
