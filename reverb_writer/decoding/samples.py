@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.nests import shapes_text
+from reverb_writer.slices.axes import SAMPLES, joined
 
 Array = npt.NDArray[Any]
 
@@ -76,16 +76,16 @@ class BatchInfo:
         members: [B] int64, number of the dataset that the sample is from; with a `MixedDataset` only, else None.
     """
 
-    keys: npt.NDArray[np.uint64]
-    priorities: npt.NDArray[np.float64]
-    probabilities: npt.NDArray[np.float64]
-    table_sizes: npt.NDArray[np.int64]
-    times_sampled: npt.NDArray[np.int32]
-    lengths: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.uint64] = field(metadata=SAMPLES)
+    priorities: npt.NDArray[np.float64] = field(metadata=SAMPLES)
+    probabilities: npt.NDArray[np.float64] = field(metadata=SAMPLES)
+    table_sizes: npt.NDArray[np.int64] = field(metadata=SAMPLES)
+    times_sampled: npt.NDArray[np.int32] = field(metadata=SAMPLES)
+    lengths: npt.NDArray[np.int64] = field(metadata=SAMPLES)
     received_at: float
     server: str = ""
-    mask: npt.NDArray[np.bool_] | None = None
-    members: npt.NDArray[np.int64] | None = None
+    mask: npt.NDArray[np.bool_] | None = field(default=None, metadata=SAMPLES)
+    members: npt.NDArray[np.int64] | None = field(default=None, metadata=SAMPLES)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -117,27 +117,12 @@ class BatchInfo:
                 weights[chosen] = unscaled[chosen] / unscaled[chosen].max()
         return weights
 
-    def map_arrays(self, convert: Callable[[Any], Any]) -> BatchInfo:
-        """Return this information with `convert` applied to each array, such as a conversion to tensors."""
-        arrays = {name: value for name, value in vars(self).items() if hasattr(value, "shape")}
-        return dataclasses.replace(self, **{name: convert(array) for name, array in arrays.items()})
-
-    def choose(self, index: Any) -> BatchInfo:
-        """Return the information about some of the samples; `index` is any NumPy index of the first dimension."""
-        arrays = {name: value for name, value in vars(self).items() if hasattr(value, "shape")}
-        return dataclasses.replace(self, **{name: array[index] for name, array in arrays.items()})
-
     @classmethod
     def concatenate(cls, infos: Sequence[BatchInfo]) -> BatchInfo:
-        """Return the information about the samples of several batches, `infos`, in order; masks have equal lengths."""
+        """Return the information about the samples of several batches, in order; masks have equal lengths."""
         servers = {info.server for info in infos}
-        arrays: dict[str, Any] = {
-            name: np.concatenate([getattr(info, name) for info in infos])
-            for name, first in vars(infos[0]).items()
-            if isinstance(first, np.ndarray) and all(getattr(info, name) is not None for info in infos)
-        }
-        received_at = min(info.received_at for info in infos)
-        return BatchInfo(**arrays, received_at=received_at, server=servers.pop() if len(servers) == 1 else "")
+        server = servers.pop() if len(servers) == 1 else ""
+        return joined(infos, received_at=min(info.received_at for info in infos), server=server)
 
     def split(self) -> Iterator[SampleInfo]:
         """Yield the information about each sample."""

@@ -19,6 +19,7 @@ from reverb_writer.decoding.sample_rows import SampleRows
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.slices import By, Slices, SliceSampler, Trajectories, read_markers
+from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import KnownTrajectories
 from reverb_writer.slices.gather import mark_rows
@@ -124,7 +125,7 @@ class SlicesOfPools:
     def _copy(self, pool: _Pool, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1 of a pool, with copies of their rows."""
         options, pack, rows = self._options, self._structure.pack, pool.rows
-        slices = pool.slices.part(first, stop)
+        slices = taken(pool.slices, samples=slice(first, stop), rows=pool.slices.rows_of(first, stop))
         items = pool.items[first:stop]
         first_rows = slices.first_rows
         begin = slices.rows[first_rows]
@@ -138,7 +139,7 @@ class SlicesOfPools:
         ids = markers.traj_ids.copy()  # not the memory of `data`
         if stored.traj_ids is None:
             ids = ids + pool.num_before
-        return Batch(data, pool.info.choose(items), dataclasses.replace(markers, traj_ids=ids), after)
+        return Batch(data, taken(pool.info, samples=items), dataclasses.replace(markers, traj_ids=ids), after)
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:

@@ -23,6 +23,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import fields_of, named_leaves, shapes_text
 from reverb_writer.slices import read_markers
+from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import first_rows
 from reverb_writer.transitions.step_flags import split_mask
@@ -184,7 +185,7 @@ class SplitWindows:
         def split(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return leaf[:, : count * n].reshape(num_windows * count, n, *leaf.shape[2:])
 
-        info = batch.info.choose(np.repeat(np.arange(num_windows), count))
+        info = taken(batch.info, samples=np.repeat(np.arange(num_windows), count))
         begins = np.tile(np.arange(count) * n, num_windows)
         mask = None if batch.info.mask is None else split(batch.info.mask)
         info = dataclasses.replace(info, lengths=(info.lengths - begins).clip(0, n), mask=mask)

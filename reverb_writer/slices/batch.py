@@ -9,16 +9,17 @@ next       -                  S slices
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tree
 
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
+from reverb_writer.slices.axes import ROWS, SAMPLES, converted, joined, taken
 from reverb_writer.slices.slice_markers import SliceMarkers
 from reverb_writer.transitions.step_flags import split_mask
 
@@ -40,10 +41,10 @@ class Batch:
             trajectory. Where `markers.slices.cut_by_sampler` is False no row follows, and it is the slice's last row.
     """
 
-    data: Any
+    data: Any = field(metadata=ROWS)  # of slices; else its axis is that of the samples
     info: Any  # a `BatchInfo`, which is of a package above
     markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
-    next: Any = None
+    next: Any = field(default=None, metadata=SAMPLES)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""
@@ -63,21 +64,13 @@ class Batch:
 
         `convert_info` does the same for the arrays of the info, [B]; None for `convert`.
         """
-        markers = None if self.markers is None else self.markers.map_arrays(convert)
-        after = None if self.next is None else tree.map_structure(convert, self.next)
-        info = self.info if convert_info is None or self.info is None else self.info.map_arrays(convert_info)
-        return Batch(tree.map_structure(convert, self.data), info, markers, after)
+        info = self.info if self.info is None else converted(self.info, convert_info or convert)
+        markers = None if self.markers is None else converted(self.markers, convert)
+        return dataclasses.replace(converted(self, convert), info=info, markers=markers)
 
     def part(self, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1 of a batch of slices, as views."""
-        slices = slice(first, stop)
-        begin, end = np.append(0, np.cumsum(self.markers.slices.widths))[[first, stop]].tolist()
-        return Batch(
-            tree.map_structure(lambda leaf: leaf[begin:end], self.data),
-            None if self.info is None else self.info.choose(slices),
-            self.markers.part(first, stop),
-            None if self.next is None else tree.map_structure(lambda leaf: leaf[slices], self.next),
-        )
+        return taken(self, samples=slice(first, stop), rows=self.markers.slices.rows_of(first, stop))
 
     @classmethod
     def concatenate(
@@ -95,18 +88,17 @@ class Batch:
         """
         if not are_lists:
             _check_alike(batches)
-        first = batches[0]
-
-        def joined(nests: Sequence[Any]) -> Any:
-            return None if nests[0] is None else tree.map_structure(lambda *leaves: np.concatenate(leaves), *nests)
-
-        data, markers = [batch.data for batch in batches], [batch.markers for batch in batches]
-        return Batch(
-            [sample for samples in data for sample in samples] if are_lists else joined(data),
-            None if first.info is None else type(first.info).concatenate([batch.info for batch in batches]),
-            None if first.markers is None else SliceMarkers.concatenate(markers, numbers),
-            joined([batch.next for batch in batches]),
-        )
+        of_batches: dict[str, Any] = {}
+        if are_lists:
+            of_batches["data"] = [sample for batch in batches for sample in batch.data]
+        if (info := batches[0].info) is not None:
+            of_batches["info"] = type(info).concatenate([batch.info for batch in batches])
+        if batches[0].markers is not None:
+            markers = [batch.markers for batch in batches]
+            slices = joined([part.slices for part in markers], storage_shape=())
+            members = None if numbers is None else np.repeat(numbers, [len(part) for part in markers])
+            of_batches["markers"] = joined(markers, slices=slices, members=members)
+        return joined(batches, **of_batches)
 
     def pin_memory(self) -> Batch:
         """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""
