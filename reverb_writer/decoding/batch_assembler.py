@@ -9,7 +9,6 @@ or unsafe is left out, and changes nothing.
 
 from __future__ import annotations
 
-import collections
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from reverb_writer.decoding.chunk_schema import DtypesAndShapes
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.sample_rows import JoinedRows, SampleRows
-from reverb_writer.decoding.samples import BatchInfo, Column, ColumnBuilder
+from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, ColumnBuilder
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
@@ -56,7 +55,6 @@ class BatchAssembler:
         max_sample_bytes: int,
         *,
         batch_size: int = 1,
-        num_buffers: int = 0,
         structure: TableStructure | None = None,
     ) -> None:
         """Create an assembler without samples.
@@ -66,11 +64,9 @@ class BatchAssembler:
                 the limit for row ranges of items.
             max_sample_bytes: limit of the decoded size of one sample, and of the chunks that it needs.
             batch_size: how many samples are probably taken together.
-            num_buffers: how many batches later a batch may reuse the arrays of a batch; 0 for new arrays each time.
             structure: says which specs are the table's, others are left out; None to have batches of any one spec.
         """
-        self._batch_size, self._num_buffers = batch_size, num_buffers
-        self._used: collections.deque[list[ColumnBuilder]] = collections.deque()  # of the last batches
+        self._batch_size, self._memory = batch_size, ArrayMemory()
         self.num_decoded_chunks = self.num_foreign = 0
         self.held_back = NO_SAMPLES
         self._structure = structure
@@ -136,11 +132,9 @@ class BatchAssembler:
 
     def take(self) -> tuple[list[Column], BatchInfo]:
         """Return the columns of all samples added since the last call, and their info; begin the next batch."""
-        columns, info = self._copied()
-        if self._num_buffers:
-            self._used.append(self._builders)
+        found = self._copied()
         self.begin_next()
-        return columns, info
+        return found
 
     def _copied(self) -> tuple[list[Column], BatchInfo]:
         self._copy_rows()
@@ -156,7 +150,7 @@ class BatchAssembler:
         """
         cache = self._current
         self._find_places()
-        if cache and len(self._places) == 1 and all(builder.largest_array is None for builder in self._builders):
+        if cache and len(self._places) == 1 and all(builder.is_empty for builder in self._builders):
             (joined,) = self._places
             if all(np.array_equal(one.lengths, joined[0].lengths) for one in joined[1:]):
                 sources: dict[int, tuple[npt.NDArray[Any], JoinedRows | None]] = {}
@@ -180,11 +174,7 @@ class BatchAssembler:
         self._places: list[list[JoinedRows]] = []  # of the samples before these: rows in each partition's ring
         # How many of these were copied to the builders, by partition.
         self._num_copied = [0] * len(self._current.partitions) if self._current else []
-        reusable = self._used.popleft() if len(self._used) >= max(self._num_buffers, 1) else []
-        if len(reusable) == num_columns:
-            self._builders = [ColumnBuilder(builder.largest_array) for builder in reusable]
-        else:
-            self._builders = [ColumnBuilder() for _ in range(num_columns)]
+        self._builders = [ColumnBuilder(self._memory) for _ in range(num_columns)]
         self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # of the samples, see `Samples.numbers`
         self.num_samples = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from reverb_writer.slices.axes import SAMPLES, joined
 
 Array = npt.NDArray[Any]
 
+
+_MIN_REUSED_BYTES = 32 << 20  # the limit from which on glibc always does that
+_MAX_FREE = 4
 
 _MAX_GROWTH = 8  # limit of the first allocation, in times the rows at hand: the other samples may be shorter
 
@@ -139,17 +143,17 @@ def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[
 class ColumnBuilder:
     """Concatenates the rows of samples; in several arrays only if samples differ in dtype or in the shape of a row."""
 
-    def __init__(self, buffer: Array | None = None) -> None:
-        """Start without rows; `buffer` is overwritten with them if their dtype, shape and number fit."""
-        self._buffer = buffer
+    def __init__(self, memory: ArrayMemory) -> None:
+        """Start without rows; the arrays are of this memory."""
+        self._memory = memory
         self._arrays: list[Array] = []  # of different dtypes or shapes of rows
         self._num_rows: list[int] = []  # used of each array
         self._lengths: list[npt.NDArray[np.int64]] = []
 
     @property
-    def largest_array(self) -> Array | None:
-        """Return the largest array, which can be the buffer of another builder."""
-        return max(self._arrays, key=lambda array: array.nbytes, default=None)
+    def is_empty(self) -> bool:
+        """Whether there are no rows."""
+        return not self._arrays
 
     def append_rows(
         self, source: Array, rows: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64], batch_size: int
@@ -163,18 +167,14 @@ class ColumnBuilder:
             batch_size: how many samples the whole column probably has.
         """
         self._lengths.append(lengths)
-        if not self._arrays and self._buffer is None and len(lengths) >= batch_size:  # the whole column
-            self._arrays.append(source.take(rows, axis=0, mode="clip"))
-            self._num_rows.append(len(rows))
-            return
         if not self._arrays or (self._arrays[-1].dtype, self._arrays[-1].shape[1:]) != (source.dtype, source.shape[1:]):
             likely = min(len(rows) * batch_size // len(lengths), _MAX_GROWTH * len(rows))
-            self._arrays.append(self._allocate(source, max(len(rows), likely)))
+            self._arrays.append(self._memory.rows_like(source, max(len(rows), likely)))
             self._num_rows.append(0)
         start = self._num_rows[-1]
         stop = self._num_rows[-1] = start + len(rows)
         if stop > len(self._arrays[-1]):
-            larger = self._allocate(source, max(stop, 2 * len(self._arrays[-1])))
+            larger = self._memory.rows_like(source, max(stop, 2 * len(self._arrays[-1])))
             larger[:start] = self._arrays[-1][:start]
             self._arrays[-1] = larger
         source.take(rows, axis=0, mode="clip", out=self._arrays[-1][start:stop])
@@ -196,9 +196,39 @@ class ColumnBuilder:
                 at += length
         return Column(rows, lengths, is_scalar)
 
-    def _allocate(self, source: Array, num_rows: int) -> Array:
-        buffer, self._buffer = self._buffer, None
-        wanted = (source.dtype, source.shape[1:])
-        if buffer is not None and (buffer.dtype, buffer.shape[1:]) == wanted and len(buffer) >= num_rows:
-            return buffer
-        return np.empty((num_rows, *source.shape[1:]), source.dtype)
+
+class ArrayMemory:
+    """Memory of arrays; that of large ones is used again when nothing refers to them any more.
+
+    glibc gives the memory of a large array back to the system at once. To get it again takes as long as to copy the
+    rows.
+    """
+
+    def __init__(self) -> None:
+        """Start without memory."""
+        self._free: collections.deque[Array] = collections.deque(maxlen=_MAX_FREE)
+
+    def rows_like(self, source: Array, num_rows: int) -> Array:
+        """Return a new array [num_rows, ...] with the dtype and the row shape of another array."""
+        shape, num_bytes = (num_rows, *source.shape[1:]), num_rows * source.strides[0]
+        if num_bytes < _MIN_REUSED_BYTES or source.dtype.hasobject:
+            return np.empty(shape, source.dtype)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        if not num_bytes <= len(memory) <= 2 * num_bytes:
+            memory = np.empty(num_bytes, np.uint8)
+        lent: Array = np.asarray(_Lent(memory, self._free))
+        return lent[:num_bytes].view(source.dtype).reshape(shape)
+
+
+class _Lent:
+    """Memory that an array refers to, and that returns when none does."""
+
+    def __init__(self, memory: Array, free: collections.deque[Array]) -> None:
+        self.__array_interface__ = memory.__array_interface__
+        self._memory, self._free = memory, free
+
+    def __del__(self) -> None:
+        self._free.append(self._memory)

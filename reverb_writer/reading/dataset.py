@@ -109,11 +109,6 @@ class Dataset(Views):
             self._finalizer()
             raise
 
-    @property
-    def reuses_buffers(self) -> bool:
-        """Whether the arrays of a batch are overwritten when a later batch is asked for."""
-        return self._options.reuse_buffers
-
     def __iter__(self) -> Iterator[Batch]:
         """Begin to fetch, and return the dataset itself; it continues where the last iteration ended."""
         self._prefetcher.start()

@@ -61,8 +61,6 @@ class MixedDataset(Views):
         for dataset in datasets:
             if not isinstance(dataset, Dataset):
                 raise SpecError(f"`datasets` must be ReplayDatasets or SliceDatasets, got {type(dataset).__name__}.")
-            if dataset.reuses_buffers:
-                raise SpecError("`reuse_buffers` must be False for a dataset that is mixed: its samples are held back.")
             if dataset.gives_lists != datasets[0].gives_lists:
                 raise SpecError("`collate='list'` must be that of all datasets that are mixed, or of none.")
         self.datasets = tuple(datasets)

@@ -98,8 +98,6 @@ class Prefetcher:
             options.max_cache_bytes,
             options.max_sample_bytes,
             batch_size=batch_size,
-            # The reader holds one batch, and all those ahead have arrays, too.
-            num_buffers=options.max_in_flight_batches + 1 if options.reuse_buffers else 0,
             structure=structure,
         )
         self._changed, self._wake = changed, wake
