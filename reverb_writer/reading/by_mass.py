@@ -24,7 +24,7 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import mean_weight, shares
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.mixer import Mixer, Source
-from reverb_writer.tables.table_info import ServerInfo, TableInfo
+from reverb_writer.tables.table_info import TableInfo
 from reverb_writer.transport.sample_stream import SampleStream
 
 _ASK_AFTER_S = 0.5  # a server whose samples have told its size so long ago is asked for it
@@ -51,20 +51,25 @@ class _Shard(Source):
     def __init__(self, server: Server, stream: SampleStream, table: TableInfo, max_samples: int, now: float) -> None:
         """Start without samples; what the server has told is in `stream`."""
         super().__init__(server, stream)
-        self.size = 0 if stream.table is None else stream.table.current_size
+        self.size, self.due, self.max_samples = 0, 0, max_samples
         self.unknown_mean = None if table.sampler_exponent is not None else 1.0
         self.mean = self.unknown_mean
         self.told_at = self.asked_at = now
-        self.due = 0
         self.waits_since: float | None = None
-        self.max_samples = max_samples
         self.heard: TableInfo | None = None  # the answer that was read last
+        self.hear()
         self.state_id = None if stream.info is None else stream.info.state_id
 
     @property
     def lacks_mass(self) -> bool:
         """Whether its share is not known, although it has items."""
         return self.size > 0 and self.mean is None
+
+    def hear(self) -> None:
+        """Take the size that the server has told since the last call."""
+        if self.stream.table is not self.heard:
+            self.heard = self.stream.table
+            self.size = 0 if self.heard is None else self.heard.current_size
 
     def is_slow(self, now: float) -> bool:
         """Whether other servers are to give samples while this one owes some."""
@@ -76,7 +81,7 @@ class _Shard(Source):
         self.due, self.waits_since = 0, None
 
 
-class ByMass(Mixer[_Shard]):
+class ByMass(Mixer):
     """Samples of uniform and prioritized tables, each server as often as its share of the mass."""
 
     _makes_one_server = True
@@ -127,8 +132,8 @@ class ByMass(Mixer[_Shard]):
         """Whether no more samples will come: a batch waits for the servers that were drawn."""
         return self.is_done
 
-    def _source(self, server: Server, info: ServerInfo | None, now: float) -> _Shard:
-        return _Shard(server, self._stream(server, info), self._table, self._batch_size, now)
+    def _source(self, server: Server, stream: SampleStream, now: float) -> _Shard:
+        return _Shard(server, stream, self._table, self._batch_size, now)
 
     def _max_of(self, source: _Shard) -> int:
         return self._max_samples if len(self._sources) == 1 else source.max_samples
@@ -193,9 +198,7 @@ class ByMass(Mixer[_Shard]):
             if not self.removes_items and len(self._sources) > 1:
                 source.num_dropped += len(source.waiting)
                 source.waiting = NO_SAMPLES
-        if stream.table is not source.heard:
-            source.heard = stream.table
-            source.size = 0 if stream.table is None else stream.table.current_size
+        source.hear()
 
     def _leave(self, source: _Shard) -> None:
         source.forgive()

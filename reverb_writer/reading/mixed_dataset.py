@@ -19,8 +19,8 @@ from reverb_writer.deadline import LEAST_S
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
-from reverb_writer.reading.batches import transformed
 from reverb_writer.reading.dataset import Dataset
+from reverb_writer.reading.prefetcher import transformed
 from reverb_writer.reading.priority_updates import checked_updates
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views

@@ -44,7 +44,7 @@ class ReadOptions:
         max_samples: take exactly this many samples from the table, of all servers together, then stop, >= 1; samples
             that `skip_unsafe` skips count. None for no end. A dataset that is opened again, as in the worker processes
             of a `DataLoader`, takes as many again.
-        skip_unsafe: skip and count samples that raise UnsafeDataError or FormatError, instead of raising.
+        skip_unsafe: skip and count samples and messages that raise UnsafeDataError or FormatError, instead of raising.
         max_cache_bytes: memory limit of the cache of decoded chunks, in bytes. A quarter more is used for row ranges of
             items.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.

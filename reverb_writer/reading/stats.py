@@ -27,7 +27,7 @@ class FetchStats(Scalars):
         received_samples: samples that have arrived.
         received_bytes: size of their messages, bytes.
         decoded_chunks: chunks that were decoded because the cache did not have them.
-        skipped_samples: unsafe or damaged samples that `skip_unsafe` left out.
+        skipped_samples: unsafe or damaged samples, and messages that cannot be read, which `skip_unsafe` left out.
         foreign_items: samples that were left out because their item has another spec than the dataset's first item; the
             log names both specs once.
         unasked_samples: samples that a server sent without a request; they are left out.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from reverb_writer.lazy import needs
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -53,10 +55,21 @@ class Views:
         return replay_view(self, device)
 
     def as_jax(self, device: Any = None) -> Iterator[Batch]:
-        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default."""
-        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
+        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default. Strings stay NumPy arrays.
 
-        return jax_batches(self, device)
+        JAX makes 64-bit numbers 32-bit ones unless `jax_enable_x64` is set.
+        """
+        with needs("`as_jax`", "reverb-writer[jax]"):
+            import jax  # noqa: PLC0415
+
+        def put(array: Any) -> Any:
+            return array if array.dtype.kind == "O" else jax.device_put(array, device)
+
+        def batches() -> Iterator[Batch]:
+            for batch in iter(self):  # type: ignore[call-overload]  # every one of these is an iterator
+                yield batch.map_arrays(put)
+
+        return batches()
 
     def as_tf(self) -> Any:
         """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.
