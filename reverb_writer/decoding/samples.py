@@ -123,7 +123,7 @@ class BatchInfo:
 
     @classmethod
     def concatenate(cls, infos: Sequence[BatchInfo]) -> BatchInfo:
-        """Return the information about the samples of several batches, in order; masks have equal lengths."""
+        """Return the information about the samples of several batches, `infos`, in order; masks have equal lengths."""
         servers = {info.server for info in infos}
         server = servers.pop() if len(servers) == 1 else ""
         return joined(infos, received_at=min(info.received_at for info in infos), server=server)
