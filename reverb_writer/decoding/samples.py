@@ -12,15 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.nests import shapes_text
-from reverb_writer.slices.axes import SAMPLES, joined
+from reverb_writer.slices import axes
 
 Array = npt.NDArray[Any]
 
 
 _MIN_REUSED_BYTES = 32 << 20  # the limit from which on glibc always does that
 _MAX_FREE = 4
-
-_MAX_GROWTH = 8  # limit of the first allocation, in times the rows at hand: the other samples may be shorter
 
 
 class Column(NamedTuple):
@@ -32,14 +30,24 @@ class Column(NamedTuple):
     lengths: npt.NDArray[np.int64]  # [n] number of rows of each sample
     is_scalar: bool  # whether each sample has one row, which readers get without the time dimension
 
-    def split(self) -> list[Array]:
-        """Return each sample's rows as a view [T, ...], or [...] if the column is scalar."""
+    def split(self, *, keeps_time: bool = False) -> list[Array]:
+        """Return each sample's rows as a view [T, ...], or [...] if the column is scalar, unless it `keeps_time`."""
         if isinstance(self.rows, list):
             rows = self.rows
         else:
             ends = np.cumsum(self.lengths).tolist()
             rows = [self.rows[start:end] for start, end in itertools.pairwise([0, *ends])]
-        return [row[0] for row in rows] if self.is_scalar else rows
+        return [row[0] for row in rows] if self.is_scalar and not keeps_time else rows
+
+
+def joined(parts: Sequence[Column], memory: ArrayMemory) -> Column:
+    """Return the columns of several runs of samples as one; the rows of each part are one array."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    arrays: list[Any] = [part.rows for part in parts]
+    if len({(rows.dtype, rows.shape[1:]) for rows in arrays}) == 1:
+        rows = np.concatenate(arrays, out=memory.rows_like(arrays[0], sum(map(len, arrays))))
+        return Column(rows, lengths, parts[0].is_scalar)
+    return Column([row for part in parts for row in part.split(keeps_time=True)], lengths, parts[0].is_scalar)
 
 
 class SampleInfo(NamedTuple):
@@ -80,16 +88,16 @@ class BatchInfo:
         members: [B] int64, number of the dataset that the sample is from; with a `MixedDataset` only, else None.
     """
 
-    keys: npt.NDArray[np.uint64] = field(metadata=SAMPLES)
-    priorities: npt.NDArray[np.float64] = field(metadata=SAMPLES)
-    probabilities: npt.NDArray[np.float64] = field(metadata=SAMPLES)
-    table_sizes: npt.NDArray[np.int64] = field(metadata=SAMPLES)
-    times_sampled: npt.NDArray[np.int32] = field(metadata=SAMPLES)
-    lengths: npt.NDArray[np.int64] = field(metadata=SAMPLES)
+    keys: npt.NDArray[np.uint64] = field(metadata=axes.SAMPLES)
+    priorities: npt.NDArray[np.float64] = field(metadata=axes.SAMPLES)
+    probabilities: npt.NDArray[np.float64] = field(metadata=axes.SAMPLES)
+    table_sizes: npt.NDArray[np.int64] = field(metadata=axes.SAMPLES)
+    times_sampled: npt.NDArray[np.int32] = field(metadata=axes.SAMPLES)
+    lengths: npt.NDArray[np.int64] = field(metadata=axes.SAMPLES)
     received_at: float
     server: str = ""
-    mask: npt.NDArray[np.bool_] | None = field(default=None, metadata=SAMPLES)
-    members: npt.NDArray[np.int64] | None = field(default=None, metadata=SAMPLES)
+    mask: npt.NDArray[np.bool_] | None = field(default=None, metadata=axes.SAMPLES)
+    members: npt.NDArray[np.int64] | None = field(default=None, metadata=axes.SAMPLES)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -126,7 +134,7 @@ class BatchInfo:
         """Return the information about the samples of several batches, `infos`, in order; masks have equal lengths."""
         servers = {info.server for info in infos}
         server = servers.pop() if len(servers) == 1 else ""
-        return joined(infos, received_at=min(info.received_at for info in infos), server=server)
+        return axes.joined(infos, received_at=min(info.received_at for info in infos), server=server)
 
     def split(self) -> Iterator[SampleInfo]:
         """Yield the information about each sample."""
@@ -138,63 +146,6 @@ def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[
     """Yield each sample's columns, [T, ...] or [...] if the column is scalar, and its information."""
     leaves = map(list, zip(*[column.split() for column in columns], strict=True))
     yield from zip(leaves, info.split(), strict=True)
-
-
-class ColumnBuilder:
-    """Concatenates the rows of samples; in several arrays only if samples differ in dtype or in the shape of a row."""
-
-    def __init__(self, memory: ArrayMemory) -> None:
-        """Start without rows; the arrays are of this memory."""
-        self._memory = memory
-        self._arrays: list[Array] = []  # of different dtypes or shapes of rows
-        self._num_rows: list[int] = []  # used of each array
-        self._lengths: list[npt.NDArray[np.int64]] = []
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are no rows."""
-        return not self._arrays
-
-    def append_rows(
-        self, source: Array, rows: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64], batch_size: int
-    ) -> None:
-        """Append copies of rows.
-
-        Args:
-            source: [capacity, ...] rows of decoded chunks.
-            rows: [sum(lengths)] indices into `source`, those of several samples, concatenated.
-            lengths: [n] number of rows of each of these samples.
-            batch_size: how many samples the whole column probably has.
-        """
-        self._lengths.append(lengths)
-        if not self._arrays or (self._arrays[-1].dtype, self._arrays[-1].shape[1:]) != (source.dtype, source.shape[1:]):
-            likely = min(len(rows) * batch_size // len(lengths), _MAX_GROWTH * len(rows))
-            self._arrays.append(self._memory.rows_like(source, max(len(rows), likely)))
-            self._num_rows.append(0)
-        start = self._num_rows[-1]
-        stop = self._num_rows[-1] = start + len(rows)
-        if stop > len(self._arrays[-1]):
-            larger = self._memory.rows_like(source, max(stop, 2 * len(self._arrays[-1])))
-            larger[:start] = self._arrays[-1][:start]
-            self._arrays[-1] = larger
-        source.take(rows, axis=0, mode="clip", out=self._arrays[-1][start:stop])
-
-    def build(self, is_scalar: bool) -> Column:
-        """Return all rows as a column."""
-        arrays = [array[:num_rows] for array, num_rows in zip(self._arrays, self._num_rows, strict=True)]
-        lengths = self._lengths[0] if len(self._lengths) == 1 else np.concatenate(self._lengths)
-        if len(arrays) == 1:
-            return Column(arrays[0], lengths, is_scalar)
-        # Every array begins with the first row of a sample.
-        rows: list[Array] = []
-        remaining = iter(lengths.tolist())
-        for array in arrays:
-            at = 0
-            while at < len(array):
-                length = next(remaining)
-                rows.append(array[at : at + length])
-                at += length
-        return Column(rows, lengths, is_scalar)
 
 
 class ArrayMemory:

@@ -92,12 +92,7 @@ class Prefetcher:
         self._transform = options.transform
         self._calls_user = maker.calls_user or options.transform is not None
         self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
-        self._assembler = BatchAssembler(
-            options.max_cache_bytes,
-            options.max_sample_bytes,
-            batch_size=batch_size,
-            structure=structure,
-        )
+        self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
         self._changed, self.woken = changed, Flag()
         self._ready: collections.deque[_Entry] = collections.deque()
         self._making: _Entry | None = None  # samples of which batches are made
