@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
-from reverb_writer.decoding.chunk_schema import DtypesAndShapes
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.encoded_chunk import DtypesAndShapes, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.sample_rows import JoinedRows, SampleRows
 from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, joined
@@ -250,10 +249,8 @@ class BatchAssembler:
                 )
         for must_reset in (False, False, True):
             if must_reset or (missing and not cache.fits(missing)):
-                for number, of_item in cache.partitions_to_reset(slices_of, chunks):
-                    self._save_rows(cache)
-                    cache.clear_items()
-                    cache.partitions[number].ring.reset(of_item)
+                self._save_rows(cache)
+                cache.reset_for(slices_of, chunks)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
                 raise FormatError("the chunks of an item differ in dtype or shape.")
