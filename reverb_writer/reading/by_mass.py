@@ -35,34 +35,25 @@ _STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells th
 
 
 class _Shard(Source):
-    """A server with its share of the table.
-
-    Attributes:
-        size: items of its table, as it has told last; 0 before it has told anything.
-        mean: their mean weight, see `mean_weight`; None until a sample tells it.
-        told_at: `time.monotonic()` when a sample told both last.
-        asked_at: when the server was asked for its size last.
-        due: samples that were drawn of it and that it has not given.
-        waits_since: since when it owes samples, or its mass, and gives none; None if it owes nothing.
-        max_samples: how many samples may be in flight or wait.
-        state_id: of the server when `mean` was told.
-    """
+    """A server with its share of the table."""
 
     def __init__(self, server: Server, stream: SampleStream, table: TableInfo, max_samples: int, now: float) -> None:
         """Start without samples; what the server has told is in `stream`."""
         super().__init__(server, stream)
-        self.size, self.due, self.max_samples = 0, 0, max_samples
+        self.size = 0  # items of its table, as it has told last; 0 before that
         self.unknown_mean = None if table.sampler_exponent is not None else 1.0
-        self.mean = self.unknown_mean
-        self.told_at = self.asked_at = now
-        self.waits_since: float | None = None
+        self.mean = self.unknown_mean  # of their weights, see `mean_weight`; None until a sample tells it
+        self.told_at = now  # when a sample told both last
+        self.asked_at = now  # when the server was asked for its size last
+        self.due = 0  # samples that were drawn of it and that it has not given
+        self.waits_since: float | None = None  # since then it owes samples, or its mass, and gives none
+        self.max_samples = max_samples  # in flight or waiting
         self.heard: TableInfo | None = None  # the answer that was read last
         self.hear()
-        self.state_id = None if stream.info is None else stream.info.state_id
+        self.state_id = None if stream.info is None else stream.info.state_id  # when `mean` was told
 
-    @property
     def lacks_mass(self) -> bool:
-        """Whether its share is not known, although it has items."""
+        """Return whether its share is not known, although it has items."""
         return self.size > 0 and self.mean is None
 
     def hear(self) -> None:
@@ -140,10 +131,10 @@ class ByMass(Mixer):
 
     def _draw(self, shards: Sequence[_Shard], num_samples: int, now: float) -> bool:
         """Draw the servers of the next samples; return whether that can be done now, and one of them has samples."""
-        usable = [shard for shard in shards if self._is_usable(shard)]
-        if any(shard.lacks_mass and not shard.is_late for shard in usable):
+        usable = [shard for shard in shards if self._is_usable(shard) and not shard.is_late]
+        if any(shard.lacks_mass() for shard in usable):
             return False
-        usable = [shard for shard in usable if shard.mean is not None and not shard.is_late]
+        usable = [shard for shard in usable if shard.mean is not None]
         found = self._weigh(usable)
         if not any(found):
             return False
@@ -217,7 +208,7 @@ class ByMass(Mixer):
                 shard.asked_at = now
                 shard.stream.ask(now)
             shard.is_late = shard.is_late and not shard.waiting
-            if shard.waiting or not (shard.due or shard.lacks_mass):  # it is not waited for
+            if shard.waiting or not (shard.due or shard.lacks_mass()):  # it is not waited for
                 shard.waits_since = None
                 continue
             if shard.waits_since is None:

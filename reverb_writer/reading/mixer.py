@@ -27,21 +27,15 @@ from reverb_writer.transport.sample_stream import Limit, SampleStream
 
 
 class Source:
-    """One server of a mixer, and the samples of it that wait for their turn.
-
-    Attributes:
-        server: its connection.
-        stream: requests the samples.
-        waiting: samples that have come and were not taken, oldest first.
-        is_late: whether it is left out until it has samples again.
-        num_dropped: samples that were dropped unread.
-        num_forgiven: samples that were drawn of it and that it need not give any more.
-    """
+    """One server of a mixer, and the samples of it that wait for their turn."""
 
     def __init__(self, server: Server, stream: SampleStream) -> None:
         """Start without samples."""
-        self.server, self.stream, self.waiting, self.is_late = server, stream, NO_SAMPLES, False
-        self.num_dropped = self.num_forgiven = 0
+        self.server, self.stream = server, stream
+        self.waiting = NO_SAMPLES  # have come and were not taken, oldest first
+        self.is_late = False  # whether it is left out until it has samples again
+        self.num_dropped = 0  # samples that were dropped unread
+        self.num_forgiven = 0  # samples that were drawn of it and that it need not give any more
 
     def take(self, num_samples: int) -> Samples:
         """Remove and return the oldest samples that wait, at most so many."""

@@ -10,7 +10,7 @@ lists where they differ.
 from __future__ import annotations
 
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
-from reverb_writer.slices.gather import allot, gather, sample_members
+from reverb_writer.slices.gather import gather, sample_members
 from reverb_writer.slices.markers import Markers, read_markers
 from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
 from reverb_writer.slices.slice_markers import SliceMarkers
@@ -29,7 +29,6 @@ __all__ = [
     "SliceSampler",
     "Slices",
     "Trajectories",
-    "allot",
     "find_trajectories",
     "gather",
     "pad_trajectories",

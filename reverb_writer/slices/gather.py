@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import Trajectories
@@ -66,40 +65,6 @@ def mark_rows(slices: Slices, markers: Markers, *, emit_init: bool = True) -> Sl
     )
 
 
-def allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
-    """Divide a number in proportion to weights, into integers that add up to it.
-
-    Each share is rounded up or down at random, so that its average is exact. A share of 1 or more is never rounded to
-    0, and a weight of 0 gives 0.
-
-    Args:
-        number: the number to divide, >= 0.
-        weights: [m] finite numbers >= 0, not all 0; they need not add up to 1.
-        rng: source of randomness.
-
-    Returns:
-        [m] integers that add up to `number`.
-
-    Raises:
-        SpecError: the weights are not such numbers.
-
-    >>> allot(48, [1, 1, 1], np.random.default_rng(0)).tolist()
-    [16, 16, 16]
-    >>> allot(16, [0, 0.75, 0.25], np.random.default_rng(0)).tolist()
-    [0, 12, 4]
-    """
-    number = integer("number", number, minimum=0)
-    try:
-        shares = np.asarray(weights, np.float64)
-    except (TypeError, ValueError):
-        shares = np.empty(0)
-    if shares.ndim != 1 or not shares.size or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
-        raise SpecError(f"`weights` must be finite numbers >= 0, one for each member and not all 0, got {weights!r}.")
-    edges = np.cumsum(shares) * number / shares.sum()
-    edges[edges >= edges[-1]] = number  # the sum may be rounded differently from the last edge
-    return np.diff(np.floor(edges + rng.random()), prepend=0.0).astype(np.int64)
-
-
 def sample_members(
     members: Sequence[tuple[Any, Trajectories]],
     sampler: SliceSampler,
@@ -112,7 +77,8 @@ def sample_members(
         members: steps and trajectories of each. All steps have one structure.
         sampler: draws `num_slices` slices from all of them together.
         rng: source of randomness.
-        weights: as in `allot`; None for equal ones.
+        weights: finite numbers >= 0, one for each member, not all 0; None for equal ones. Each share is rounded up or
+            down at random, so that its average is exact.
 
     Returns:
         A batch with `members`. Rows, trajectories and probabilities of its `slices` are relative to the member; its
@@ -120,7 +86,7 @@ def sample_members(
 
     Raises:
         IncompleteError: a member with a share has no slice to draw.
-        SpecError: there are no members, or the number of weights differs.
+        SpecError: there are no members, or the weights are not such numbers.
         StructureError: the steps of the members differ in structure, dtype or shape.
 
     Source: TorchRL `ReplayBufferEnsemble`, which may skip a member by chance.
@@ -134,9 +100,26 @@ def sample_members(
     if len(weights) != len(members) or not members:
         raise SpecError(f"expected one weight for each member, got {len(weights)} weights and {len(members)} members.")
     drawn = []
-    for number, count in enumerate(allot(sampler.num_slices, weights, rng).tolist()):
+    for number, count in enumerate(_allot(sampler.num_slices, weights, rng).tolist()):
         if count:
             nest, trajectories = members[number]
             slices = dataclasses.replace(sampler, num_slices=count).sample(trajectories, rng)
             drawn.append((number, gather(nest, slices)))
     return Batch.concatenate([batch for _, batch in drawn], [number for number, _ in drawn])
+
+
+def _allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
+    """Divide a number in proportion to weights, into integers that add up to it.
+
+    Each share is rounded up or down at random, so that its average is exact. A share of 1 or more is never rounded to
+    0, and a weight of 0 gives 0.
+    """
+    try:
+        shares = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        shares = np.empty(0)
+    if shares.ndim != 1 or not shares.size or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
+        raise SpecError(f"`weights` must be finite numbers >= 0, one for each member and not all 0, got {weights!r}.")
+    edges = np.cumsum(shares) * number / shares.sum()
+    edges[edges >= edges[-1]] = number  # the sum may be rounded differently from the last edge
+    return np.diff(np.floor(edges + rng.random()), prepend=0.0).astype(np.int64)
