@@ -124,23 +124,29 @@ def test_a_dataset_opens_without_a_server_that_is_down(lone_server: StartServer,
 
 
 @pytest.mark.parametrize("sampler", ["uniform", rw.Prioritized(1.0)], ids=str)
-def test_a_server_that_its_rate_limiter_blocks_does_not_stall_the_others(
+def test_servers_that_their_rate_limiters_block_do_not_stall_the_others(
     replay_server: StartServer, sampler: Selector
 ) -> None:
-    servers = [replay_server(rw.TableConfig("replay", 1000, sampler, rate_limiter=rw.MinSize(size))) for size in (1, 4)]
+    servers = [
+        replay_server(rw.TableConfig("replay", 1000, sampler, rate_limiter=rw.MinSize(size))) for size in (1, 4, 4)
+    ]
     insert(servers[0].address, [0])
     insert(servers[1].address, [1, 1, 1])
+    insert(servers[2].address, [2, 2, 2])
     with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
         batches = [next(dataset) for _ in range(4)]
         assert {int(item) for batch in batches for item in items_of(batch)} == {0}
         np.testing.assert_allclose(batches[-1].info.probabilities, 1.0)  # the first was drawn before it was left out
-        assert dataset.stats().left_out_servers == 1
+        assert dataset.stats().left_out_servers == 2
         if sampler == "uniform":  # its share is that of its size; of priorities only samples tell
             assert 0 < dataset.stats().forgiven_samples <= 8  # at most a batch is owed
         insert(servers[1].address, [1])
         eventually(lambda: 1 in items_of(next(dataset)))
         latest = [next(dataset) for _ in range(MANY)][-1]
         np.testing.assert_allclose(latest.info.probabilities, 1 / 5)
+        assert dataset.stats().left_out_servers == 1
+        insert(servers[2].address, [2])
+        eventually(lambda: 2 in items_of(next(dataset)))
         assert dataset.stats().left_out_servers == 0
 
 
