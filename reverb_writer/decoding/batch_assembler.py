@@ -20,8 +20,7 @@ import numpy.typing as npt
 from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
 from reverb_writer.decoding.encoded_chunk import DtypesAndShapes, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.sample_rows import JoinedRows, SampleRows
-from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, joined
+from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, JoinedRows, SampleRows, joined
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from reverb_writer.decoding.chunk_ring import ChunkRing
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
-from reverb_writer.decoding.sample_rows import JoinedRows
+from reverb_writer.decoding.samples import JoinedRows
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 

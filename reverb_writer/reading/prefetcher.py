@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from reverb_writer.background import Flag, LateThread
@@ -57,14 +57,6 @@ class _Entry:
     is_of_stream: bool = False  # an error that has ended a stream
 
 
-@dataclass(eq=False)
-class _Request:
-    """A request for the samples that have come, full batch or not."""
-
-    woken: Flag = field(default_factory=Flag)
-    is_done: bool = False
-
-
 class Prefetcher:
     """Fetches the batches of one table. `start`, `pop` and what follows them are thread-safe.
 
@@ -100,7 +92,7 @@ class Prefetcher:
         self._num_skipped = 0
         self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not ask for
         self._is_awaited = False  # whether the reader waits for a batch that is not ready
-        self._request: _Request | None = None
+        self._request: Flag | None = None  # of samples that have come, full batch or not; set when they are ready
         self._end: tuple[float, float] | None = None  # see `stop`
         self._discards = False
         self._ended = Flag()
@@ -133,12 +125,13 @@ class Prefetcher:
 
         Waits for what the thread makes of them, but not for a batch that a user's function works on already.
         """
-        request = self._request = _Request()
+        request = self._request = Flag()
         self._changed.set()
         try:
-            while not (request.is_done or self._ready or self._is_busy or self.has_ended):
-                request.woken.wait()
-                request.woken.clear()
+            self.woken.clear()
+            while not (request.is_set() or self._ready or self._is_busy or self.has_ended):
+                self.woken.wait()
+                self.woken.clear()
         finally:
             self._request = None
         return self.pop()
@@ -206,7 +199,7 @@ class Prefetcher:
         finally:
             self._mixer.close()
             self._ended.set()  # before the reader wakes: the thread is alive for a moment more
-            self._answer()
+            self.woken.set()
 
     def _fetch(self) -> None:
         """Fetch until the dataset is closed, or everything that was to be fetched has been taken."""
@@ -235,8 +228,8 @@ class Prefetcher:
                 return
             if request is not None:
                 self._put_rest()
-                request.is_done = True
-                request.woken.set()
+                request.set()
+                self.woken.set()
             self._wait(next_at)
 
     def _wait(self, until: float) -> None:
@@ -289,7 +282,7 @@ class Prefetcher:
             self._ready.append(making)
         self._making = None if is_last else _Entry(num_left)
         making.num_samples -= num_left
-        self._answer()
+        self.woken.set()
 
     def _refuse(self, error: ReverbWriterError, *, is_of_stream: bool = False) -> None:
         """Skip and count a sample or a message, or have the reader raise its error."""
@@ -300,7 +293,7 @@ class Prefetcher:
 
     def _put(self, entry: _Entry) -> None:
         self._ready.append(entry)
-        self._answer()
+        self.woken.set()
 
     def _put_rest(self) -> None:
         batch = self._maker.rest()
@@ -313,12 +306,6 @@ class Prefetcher:
             return batch if self._transform is None else transformed(batch, self._transform)
         except Exception as error:  # noqa: BLE001  # whatever it is, the reader raises it
             return error
-
-    def _answer(self) -> None:
-        """Wake the reader, which may wait for a batch."""
-        if (request := self._request) is not None:
-            request.woken.set()
-        self.woken.set()
 
     def _num_held(self) -> int:
         """Return how many samples were taken from the mixer and have not been popped, with the errors."""
