@@ -101,15 +101,10 @@ class EncodedChunk:
                     self.num_bytes += len(tensor.content) + sum(map(len, tensor.strings))
 
     def decode_into(self, columns: Sequence[Array], columns_as_bytes: Sequence[Array], start: int) -> None:
-        """Decode into the rows from `start` on.
+        """Decode into the rows from `start` on of columns [capacity, ...], in C order.
 
-        Args:
-            columns: [capacity, ...] of these dtypes and shapes, in C order.
-            columns_as_bytes: the same memory as uint8 [capacity, bytes of a row]; empty if a column has strings.
-            start: first row.
-
-        Raises:
-            FormatError: a tensor is damaged. The values of the rows are undefined then.
+        `columns_as_bytes` are the same memory as uint8 [capacity, bytes of a row]; empty if a column has strings. If a
+        tensor is damaged, which raises FormatError, the values of the rows are undefined.
         """
         stop = start + self.length
         if self.schema.is_raw and not self._delta_encoded:
