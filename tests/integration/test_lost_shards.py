@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from pathlib import Path
@@ -108,6 +109,28 @@ def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: Start
         servers[1].process.resume()
         eventually(lambda: 1 in items_of(next(dataset)))
         assert dataset.stats().left_out_servers == 0
+
+
+def test_a_time_out_counts_no_more_samples_than_a_batch_has(lone_server: StartServer) -> None:
+    """Of the server that answers, more samples wait than a batch needs."""
+    servers = [lone_server(TABLE), lone_server(TABLE)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+        assert seen_in(dataset) == {0, 1}
+        servers[1].process.pause()
+        dataset.timeout_s = 0.3  # the other one is left out after two seconds
+        messages = []
+        for _ in range(40):
+            try:
+                next(dataset)
+            except rw.errors.ReplayTimeoutError as error:
+                messages.append(str(error))
+        servers[1].process.resume()
+    assert messages
+    counts = [int(found[1]) for message in messages if (found := re.search(r"(\d+) of 8 samples", message))]
+    assert len(counts) == len(messages)
+    assert max(counts) <= 8
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "fifo"])
