@@ -106,10 +106,10 @@ class _Ours:
         with rw.EpisodeObserver(source, _EPISODES, EPISODE_LENGTH) as writer:
             speeds.append(_rate(seconds, 2 * EPISODE_LENGTH, functools.partial(self._write, writer), writer.flush))
         for batch_size in _BATCHES:
-            options: dict[str, Any] = {"reuse_buffers": True, "max_in_flight_batches": _AHEAD // batch_size}
+            options: dict[str, Any] = {"max_in_flight_batches": _AHEAD // batch_size}
             with rw.ReplayDataset(source, TABLE, batch_size, **options) as windows:
                 speeds.append(_rate(seconds, batch_size, functools.partial(next, windows)))
-        options = {"reuse_buffers": True, "max_in_flight_batches": _AHEAD // _BATCH}
+        options = {"max_in_flight_batches": _AHEAD // _BATCH}
         with rw.SliceDataset(source, _EPISODES, _BATCH, _LENGTH, **options) as slices:
             speeds.append(_rate(seconds, _BATCH, functools.partial(next, slices)))
         return speeds

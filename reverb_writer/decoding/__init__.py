@@ -16,11 +16,11 @@
        │
     EncodedChunks     the sample's chunks, checked
 
-    BatchAssembler.take: one ColumnBuilder for each column copies row ranges out of the rings and returns a Column.
+    BatchAssembler.take copies the rows of all samples out of the rings: one `take`, and one Column, for each column.
 
 Data goes down only: no object knows the one that owns it. A ring that is full does not evict chunks by itself.
-`ChunkRing.put` returns False. Then the BatchAssembler copies the rows that its batch needs of that ring, calls
+`ChunkRing.put` returns False. Then the BatchAssembler copies the rows that its batch needs, calls
 `ChunkRing.evict_for`, has the ItemCache forget the items of the evicted chunks, and puts the chunk again. If a chunk
-is larger than its ring, or the chunks of one item evict each other, `ItemCache.partitions_to_reset` returns the rings
-to empty, which are enlarged for this item if need be.
+is larger than its ring, or the chunks of one item evict each other, `ItemCache.reset_for` empties the rings, and
+enlarges them for this item if need be.
 """

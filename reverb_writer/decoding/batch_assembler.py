@@ -9,7 +9,6 @@ or unsafe is left out, and changes nothing.
 
 from __future__ import annotations
 
-import collections
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
-from reverb_writer.decoding.chunk_schema import DtypesAndShapes
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.encoded_chunk import DtypesAndShapes, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.sample_rows import JoinedRows, SampleRows
-from reverb_writer.decoding.samples import BatchInfo, Column, ColumnBuilder
+from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, JoinedRows, SampleRows, joined
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
@@ -50,27 +47,16 @@ class BatchAssembler:
         held_back: samples that the last `add` has not added, from the first one of another spec than the batch's on.
     """
 
-    def __init__(
-        self,
-        max_cache_bytes: int,
-        max_sample_bytes: int,
-        *,
-        batch_size: int = 1,
-        num_buffers: int = 0,
-        structure: TableStructure | None = None,
-    ) -> None:
+    def __init__(self, max_cache_bytes: int, max_sample_bytes: int, *, structure: TableStructure | None = None) -> None:
         """Create an assembler without samples.
 
         Args:
             max_cache_bytes: memory limit of decoded chunks, for each of up to four layouts of items. A quarter more is
                 the limit for row ranges of items.
             max_sample_bytes: limit of the decoded size of one sample, and of the chunks that it needs.
-            batch_size: how many samples are probably taken together.
-            num_buffers: how many batches later a batch may reuse the arrays of a batch; 0 for new arrays each time.
             structure: says which specs are the table's, others are left out; None to have batches of any one spec.
         """
-        self._batch_size, self._num_buffers = batch_size, num_buffers
-        self._used: collections.deque[list[ColumnBuilder]] = collections.deque()  # of the last batches
+        self._memory = ArrayMemory()
         self.num_decoded_chunks = self.num_foreign = 0
         self.held_back = NO_SAMPLES
         self._structure = structure
@@ -136,35 +122,30 @@ class BatchAssembler:
 
     def take(self) -> tuple[list[Column], BatchInfo]:
         """Return the columns of all samples added since the last call, and their info; begin the next batch."""
-        columns, info = self._copied()
-        if self._num_buffers:
-            self._used.append(self._builders)
+        self._set_aside()
+        parts = self._parts
+        columns = parts[0] if len(parts) == 1 else [joined(of, self._memory) for of in zip(*parts, strict=True)]
+        all_lengths = [*{id(column.lengths): column.lengths for column in columns}.values()]  # mostly one array
+        info = self._info(functools.reduce(np.maximum, all_lengths or [np.zeros(0, np.int64)]))
         self.begin_next()
         return columns, info
 
-    def _copied(self) -> tuple[list[Column], BatchInfo]:
-        self._copy_rows()
-        is_scalar = self._current.layout.is_scalar if self._current else ()
-        columns = [builder.build(scalar) for builder, scalar in zip(self._builders, is_scalar, strict=True)]
-        all_lengths = [*{id(column.lengths): column.lengths for column in columns}.values()]  # mostly one array
-        return columns, self._info(functools.reduce(np.maximum, all_lengths or [np.zeros(0, np.int64)]))
-
     def rows(self) -> SampleRows:
-        """Return the rows of all samples added since the last `take`, without copying them.
+        """Return the rows of all samples added since the last `take`, without copying them if that can be.
 
         They are valid until samples are added. Call `begin_next` when they are not needed any more.
         """
         cache = self._current
-        self._find_places()
-        if cache and len(self._places) == 1 and all(builder.largest_array is None for builder in self._builders):
-            (joined,) = self._places
-            if all(np.array_equal(one.lengths, joined[0].lengths) for one in joined[1:]):
+        if cache and not self._parts:
+            of_partitions = cache.rows_of(self._items)
+            lengths = of_partitions[0].lengths
+            if all(np.array_equal(one.lengths, lengths) for one in of_partitions[1:]):
                 sources: dict[int, tuple[npt.NDArray[Any], JoinedRows | None]] = {}
-                for partition, rows in zip(cache.partitions, joined, strict=True):
+                for partition, rows in zip(cache.partitions, of_partitions, strict=True):
                     for column, source in zip(partition.columns, partition.ring.columns, strict=True):
                         sources[column] = source, rows
-                return SampleRows([sources[column] for column in range(len(sources))], self._info(joined[0].lengths))
-        return SampleRows.of_columns(*self._copied())
+                return SampleRows([sources[column] for column in range(len(sources))], self._info(lengths))
+        return SampleRows.of_columns(*self.take())
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
         numbers = self._numbers or [NO_SAMPLES.numbers]
@@ -175,42 +156,23 @@ class BatchAssembler:
 
     def begin_next(self) -> None:
         """Begin the next batch, without samples."""
-        num_columns = len(self._current.layout.is_scalar) if self._current else 0
-        self._items: list[int] = []  # numbers of items in the current cache, whose rows were not looked up yet
-        self._places: list[list[JoinedRows]] = []  # of the samples before these: rows in each partition's ring
-        # How many of these were copied to the builders, by partition.
-        self._num_copied = [0] * len(self._current.partitions) if self._current else []
-        reusable = self._used.popleft() if len(self._used) >= max(self._num_buffers, 1) else []
-        if len(reusable) == num_columns:
-            self._builders = [ColumnBuilder(builder.largest_array) for builder in reusable]
-        else:
-            self._builders = [ColumnBuilder() for _ in range(num_columns)]
+        self._items: list[int] = []  # numbers of items in the current cache, whose rows were not copied yet
+        self._parts: list[list[Column]] = []  # copies of the rows of the samples before these
         self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # of the samples, see `Samples.numbers`
         self.num_samples = 0
 
-    def _copy_rows(self) -> None:
-        """Copy the rows of all samples to the builders."""
-        for number in range(len(self._num_copied)):
-            self._copy_rows_of(number)
-        self._places.clear()
-        self._num_copied = [0] * len(self._num_copied)
-
-    def _find_places(self) -> None:
-        """Look up the rows of the samples whose rows were not."""
-        if self._current and self._items:
-            self._places.append(self._current.rows_of(self._items))
-            self._items.clear()
-
-    def _copy_rows_of(self, number: int) -> None:
-        """Copy the rows of all samples, as far as they are in one partition of the current cache, to the builders."""
-        self._find_places()
-        if self._current:
-            partition = self._current.partitions[number]
-            for places in self._places[self._num_copied[number] :]:
-                rows, lengths = places[number].all_rows, places[number].lengths
-                for column, source in zip(partition.columns, partition.ring.columns, strict=True):
-                    self._builders[column].append_rows(source, rows, lengths, self._batch_size)
-            self._num_copied[number] = len(self._places)
+    def _set_aside(self) -> None:
+        """Copy the rows that are only in the rings: a ring is about to evict chunks, or all samples have come."""
+        cache, items, self._items = self._current, self._items, []
+        if not cache or not items:
+            return
+        columns: dict[int, Column] = {}
+        for partition, rows in zip(cache.partitions, cache.rows_of(items), strict=True):
+            for number, source in zip(partition.columns, partition.ring.columns, strict=True):
+                copied = self._memory.rows_like(source, len(rows.all_rows))
+                source.take(rows.all_rows, axis=0, mode="clip", out=copied)
+                columns[number] = Column(copied, rows.lengths, cache.layout.is_scalar[number])
+        self._parts.append([columns[number] for number in range(len(columns))])
 
     def _find_or_load(self, key: int, entry: Any) -> int | None:
         """Return the number of an item that is not in the current cache, and make its cache the current one.
@@ -241,7 +203,7 @@ class BatchAssembler:
         self._make_current(cache)
         item = cache.add_item(key, slices_of, ranges)
         if item is None:
-            self._find_places()
+            self._set_aside()
             cache.clear_items()
             item = cache.add_item(key, slices_of, ranges)
         return item
@@ -286,10 +248,8 @@ class BatchAssembler:
                 )
         for must_reset in (False, False, True):
             if must_reset or (missing and not cache.fits(missing)):
-                for number, of_item in cache.partitions_to_reset(slices_of, chunks):
-                    self._save_rows(cache, number)
-                    cache.clear_items()
-                    cache.partitions[number].ring.reset(of_item)
+                self._save_rows(cache)
+                cache.reset_for(slices_of, chunks)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
                 raise FormatError("the chunks of an item differ in dtype or shape.")
@@ -309,23 +269,21 @@ class BatchAssembler:
             ring = cache.partitions[number].ring
             for key, chunk in of_partition.items():
                 if not ring.put(key, chunk):
-                    self._save_rows(cache, number)
+                    self._save_rows(cache)
                     cache.forget_items(ring.evict_for(chunk))
                     ring.put(key, chunk)
             self.num_decoded_chunks += len(of_partition)
 
-    def _save_rows(self, cache: ItemCache, number: int) -> None:
-        """Copy the rows that the batch needs of a ring that is about to evict chunks."""
+    def _save_rows(self, cache: ItemCache) -> None:
+        """Copy the rows that the batch needs, if they are in the rings of this cache."""
         if cache is self._current:
-            self._copy_rows_of(number)
+            self._set_aside()
 
     def _make_current(self, cache: ItemCache) -> None:
         if cache is self._current:
             return
-        self._copy_rows()
-        self._current, self._known, self._num_copied = cache, cache.items, [0] * len(cache.partitions)
-        if not self.num_samples:
-            self.begin_next()
+        self._set_aside()
+        self._current, self._known = cache, cache.items
         if self._caches.get((cache.layout, cache.spec)) is not cache:
             self._caches.pop((cache.layout, cache.spec), None)
             while len(self._caches) >= _MAX_ITEM_CACHES:

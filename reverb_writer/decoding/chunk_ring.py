@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.chunk_schema import ChunkSchema, DtypesAndShapes
-from reverb_writer.decoding.encoded_chunk import EncodedChunk
+from reverb_writer.decoding.encoded_chunk import ChunkSchema, DtypesAndShapes, EncodedChunk
 from reverb_writer.errors import FormatError
 
 Array = npt.NDArray[Any]
@@ -43,7 +42,6 @@ class ChunkRing:
         rows_of: first row and row after the last, by chunk key.
         columns: [capacity, ...] arrays; only the rows in `rows_of` are valid.
         num_bytes: decoded size of all chunks, the characters of strings included.
-        is_enlarged: whether the arrays exceed the memory limit, because the chunks of one sample do.
     """
 
     def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int) -> None:
@@ -85,7 +83,6 @@ class ChunkRing:
         self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]
         if not self._has_strings:
             self._columns_as_bytes = [_as_bytes(column) for column in self.columns]
-        self.is_enlarged = self._capacity * self._row_bytes > self._max_bytes or min_bytes > self._max_bytes
         self.rows_of: dict[int, tuple[int, int]] = {}
         self._chunks: collections.deque[_StoredChunk] = collections.deque()  # in the order of `put`
         self._next_row = 0

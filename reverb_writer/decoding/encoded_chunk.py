@@ -5,6 +5,8 @@ A chunk that is missing or damaged raises FormatError, a tensor that must not be
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,72 +14,97 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from reverb_writer.decoding.chunk_schema import ChunkSchema, schema_of
 from reverb_writer.errors import FormatError, UnsafeDataError
-from reverb_writer.protocol import messages
+from reverb_writer.protocol import messages, tensors
 from reverb_writer.protocol.specs import read_spec
 from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varint
 
-ChunkTensors = tuple[int, Sequence[int]]
-"""The key of a chunk, and the indices of some of its tensors."""
-
 Array = npt.NDArray[Any]
 _CHUNK_KEY = b"\x08"  # tag: field 1, a varint
+DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
+EncodedHeader = tuple[int, bytes]
+"""A tensor's dtype, a `messages.DataType`, and its shape, an encoded TensorShapeProto."""
+
+_MAX_COLUMNS, _MAX_SHAPE_BYTES = 256, 8192  # of schemas that are cached
+
+
+class ChunkSchema:
+    """Dtypes and shapes of a chunk's columns. Equal small schemas are one shared object: compare with `is`."""
+
+    def __init__(self, encoded_headers: Sequence[EncodedHeader]) -> None:
+        """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors."""
+        self.headers = [tensors.parse_header(*header) for header in encoded_headers]  # of each column's tensor
+        if not all(header.shape and header.shape[0] for header in self.headers):
+            raise FormatError("a tensor of a chunk has no rows.")
+        # of each column, without the time dimension
+        self.dtypes_and_shapes = [(header.dtype, header.shape[1:]) for header in self.headers]
+        # number of rows that all columns have. Valid items name no rows that only some columns have
+        self.length = min([header.shape[0] for header in self.headers])
+        # decoded size, without the characters of strings
+        self.num_bytes = sum([header.num_bytes for header in self.headers])
+        self.has_strings = any(header.dtype.kind == "O" for header in self.headers)  # whether a column has strings
+        have_equal_lengths = all(header.shape[0] == self.length for header in self.headers)
+        # whether each tensor's content decompresses to the memory of a column of `length` rows
+        self.is_raw = have_equal_lengths and not self.has_strings and sys.byteorder == "little"
+        # indices of the columns of booleans
+        self.boolean_columns = [number for number, header in enumerate(self.headers) if header.dtype.kind == "b"]
+
+    def has_usual_sizes(self, contents: Sequence[bytes | memoryview]) -> bool:
+        """Return whether snappy blocks have the expected length prefixes, and may be as large as those say.
+
+        A block for which this is False may still be valid, because a length can be encoded in more than one way.
+        """
+        return all(
+            [  # noqa: C419  # twice as fast as a generator
+                content[: len(header.length_prefix)] == header.length_prefix and len(content) >= header.min_block_bytes
+                for content, header in zip(contents, self.headers, strict=True)
+            ]
+        )
+
+
+def schema_of(encoded_headers: tuple[EncodedHeader, ...]) -> ChunkSchema:
+    """Return the schema of a chunk with these tensors; the same object for equal headers, if they are small."""
+    shape_bytes = sum([len(shape) for _, shape in encoded_headers])
+    is_small = len(encoded_headers) <= _MAX_COLUMNS and shape_bytes <= _MAX_SHAPE_BYTES
+    return _cached_schema(encoded_headers) if is_small else ChunkSchema(encoded_headers)
+
+
+_cached_schema = functools.lru_cache(maxsize=256)(ChunkSchema)
 
 
 class EncodedChunk:
-    """Some tensors of a chunk, checked but not decoded."""
+    """Some tensors of a chunk, checked but not decoded.
+
+    Attributes:
+        schema: of these tensors.
+        length: rows that all of them have.
+        num_bytes: decoded size, the characters of strings included.
+    """
 
     __slots__ = ("_contents", "_delta_encoded", "_strings", "length", "num_bytes", "schema")
 
-    def __init__(
-        self,
-        schema: ChunkSchema,
-        contents: Sequence[bytes | memoryview],
-        strings: Sequence[Sequence[bytes]] = (),
-        *,
-        delta_encoded: bool = False,
-    ) -> None:
-        """Store the tensors; nothing is checked here. `strings` may be omitted if the schema has none.
-
-        `delta_encoded` tells whether integers are stored as differences between rows.
-        """
-        self.schema, self._contents, self._strings, self._delta_encoded = schema, contents, strings, delta_encoded
-        self.length = schema.length
-        self.num_bytes = schema.num_bytes  # decoded size, the characters of strings included
-        if schema.has_strings:
-            self.num_bytes += sum(
-                len(tensor.content) + sum(map(len, tensor.strings))
-                for tensor in self._tensors()
-                if tensor.header.dtype.kind == "O"
-            )
-
-    @classmethod
-    def parse(cls, chunk: Any, indices: Sequence[int], max_bytes: int) -> EncodedChunk:
-        """Return some tensors of a `reverb_writer.sampled.Chunk`, checked; `max_bytes` limits each decoded tensor."""
-        tensors = chunk.data.tensors
-        if max(indices) >= len(tensors):
-            raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(tensors)}.")
-        named = [tensors[index] for index in indices]
+    def __init__(self, chunk: Any, indices: Sequence[int], max_bytes: int) -> None:
+        """Take tensors of a `reverb_writer.sampled.Chunk`; `max_bytes` limits each of them, decoded."""
+        stored = chunk.data.tensors
+        if max(indices) >= len(stored):
+            raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(stored)}.")
+        named = [stored[index] for index in indices]
         schema = schema_of(tuple([(tensor.dtype, tensor.tensor_shape) for tensor in named]))
-        contents = [tensor.tensor_content for tensor in named]
-        strings = [list(tensor.string_val) for tensor in named] if schema.has_strings else ()
-        parsed = cls(schema, contents, strings, delta_encoded=chunk.delta_encoded)
-        if schema.has_strings or not schema.has_usual_sizes(contents):
-            for tensor in parsed._tensors():
+        self.schema, self.length, self.num_bytes = schema, schema.length, schema.num_bytes
+        self._delta_encoded = chunk.delta_encoded  # whether integers are stored as differences between rows
+        self._contents = [tensor.tensor_content for tensor in named]
+        self._strings = [list(tensor.string_val) for tensor in named] if schema.has_strings else [()] * len(named)
+        if schema.has_strings or not schema.has_usual_sizes(self._contents):
+            for tensor in self._tensors():
                 tensor.check(max_bytes)
-        return parsed
+                if tensor.header.dtype.kind == "O":
+                    self.num_bytes += len(tensor.content) + sum(map(len, tensor.strings))
 
     def decode_into(self, columns: Sequence[Array], columns_as_bytes: Sequence[Array], start: int) -> None:
-        """Decode into the rows from `start` on.
+        """Decode into the rows from `start` on of columns [capacity, ...], in C order.
 
-        Args:
-            columns: [capacity, ...] of these dtypes and shapes, in C order.
-            columns_as_bytes: the same memory as uint8 [capacity, bytes of a row]; empty if a column has strings.
-            start: first row.
-
-        Raises:
-            FormatError: a tensor is damaged. The values of the rows are undefined then.
+        `columns_as_bytes` are the same memory as uint8 [capacity, bytes of a row]; empty if a column has strings. If a
+        tensor is damaged, which raises FormatError, the values of the rows are undefined.
         """
         stop = start + self.length
         if self.schema.is_raw and not self._delta_encoded:
@@ -96,8 +123,7 @@ class EncodedChunk:
                 column[start:stop] = longer[: self.length]
 
     def _tensors(self) -> Iterator[EncodedTensor]:
-        strings = self._strings or [()] * len(self._contents)
-        return map(EncodedTensor, self.schema.headers, map(bytes, self._contents), strings)
+        return map(EncodedTensor, self.schema.headers, map(bytes, self._contents), self._strings)
 
 
 class EncodedChunks:
@@ -110,7 +136,7 @@ class EncodedChunks:
         """
         self._encoded, self._max_bytes = encoded, max_bytes
         self._parsed: dict[int, Any] = {}
-        self._chunks: dict[ChunkTensors, EncodedChunk] = {}
+        self._chunks: dict[tuple[int, Sequence[int]], EncodedChunk] = {}  # by key and tensors
 
     def get(self, key: int, indices: Sequence[int]) -> EncodedChunk:
         """Return some tensors of a chunk, to be decoded.
@@ -129,7 +155,7 @@ class EncodedChunks:
 
     def peek(self, key: int, indices: Sequence[int]) -> EncodedChunk:
         """Return and raise what `get` does, but do not count the chunk towards the limit: it will not be decoded."""
-        found = EncodedChunk.parse(self._message(key), indices, self._max_bytes)
+        found = EncodedChunk(self._message(key), indices, self._max_bytes)
         if found.num_bytes > self._max_bytes:
             raise UnsafeDataError(
                 f"the chunks of a sample need {found.num_bytes} bytes, expected at most {self._max_bytes} more. "
@@ -139,8 +165,8 @@ class EncodedChunks:
 
     def spec(self, key: int) -> bytes:
         """Return the encoded spec of a chunk's steps; empty if it carries none. Errors as of `get`."""
-        tensors = self._message(key).data.tensors
-        return read_spec(tensors[-1].dtype, tensors[-1].tensor_shape, tensors[-1].tensor_content) if tensors else b""
+        stored = self._message(key).data.tensors
+        return read_spec(stored[-1].dtype, stored[-1].tensor_shape, stored[-1].tensor_content) if stored else b""
 
     def _message(self, key: int) -> Any:
         if key not in self._parsed:

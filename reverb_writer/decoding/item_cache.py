@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from reverb_writer.decoding.chunk_ring import ChunkRing
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
-from reverb_writer.decoding.sample_rows import JoinedRows
+from reverb_writer.decoding.samples import JoinedRows
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 
@@ -152,23 +152,12 @@ class ItemCache:
                     return False
         return True
 
-    def partitions_to_reset(
-        self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
-    ) -> list[tuple[int, list[EncodedChunk]]]:
-        """Return which rings must be reset so that all chunks of an item have room together.
-
-        These are the rings that lack one of the chunks, and those that are enlarged for another item: so only one item
-        at a time exceeds the memory limit.
-
-        Returns:
-            Indices of partitions, each with the item's chunks.
-        """
-        found = []
-        for number, partition in enumerate(self.partitions):
+    def reset_for(self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks) -> None:
+        """Empty the rings so that all chunks of an item have room together. Only one item exceeds the memory limit."""
+        self.clear_items()
+        for partition in self.partitions:
             keys = dict.fromkeys([key for key, _, _ in slices_of[partition.group]])
-            if partition.ring.is_enlarged or not keys.keys() <= partition.ring.rows_of.keys():
-                found.append((number, [chunks.get(key, partition.tensors) for key in keys]))
-        return found
+            partition.ring.reset([chunks.get(key, partition.tensors) for key in keys])
 
 
 class _ItemRows:

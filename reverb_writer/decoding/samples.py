@@ -1,22 +1,26 @@
-"""Samples as columns of arrays, with the server's information about them."""
+"""Samples as columns of arrays, or as rows that are not copied yet, with the server's information about them."""
 
 from __future__ import annotations
 
-import dataclasses
+import collections
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer.decoding.chunk_ring import row_bytes
+from reverb_writer.errors import StructureError
 from reverb_writer.nests import shapes_text
+from reverb_writer.slices import axes
 
 Array = npt.NDArray[Any]
 
-
-_MAX_GROWTH = 8  # limit of the first allocation, in times the rows at hand: the other samples may be shorter
+_MIN_REUSED_BYTES = 32 << 20  # the limit from which on glibc always does that
+_MAX_FREE = 4
 
 
 class Column(NamedTuple):
@@ -28,14 +32,24 @@ class Column(NamedTuple):
     lengths: npt.NDArray[np.int64]  # [n] number of rows of each sample
     is_scalar: bool  # whether each sample has one row, which readers get without the time dimension
 
-    def split(self) -> list[Array]:
-        """Return each sample's rows as a view [T, ...], or [...] if the column is scalar."""
+    def split(self, *, keeps_time: bool = False) -> list[Array]:
+        """Return each sample's rows as a view [T, ...], or [...] if the column is scalar, unless it `keeps_time`."""
         if isinstance(self.rows, list):
             rows = self.rows
         else:
             ends = np.cumsum(self.lengths).tolist()
             rows = [self.rows[start:end] for start, end in itertools.pairwise([0, *ends])]
-        return [row[0] for row in rows] if self.is_scalar else rows
+        return [row[0] for row in rows] if self.is_scalar and not keeps_time else rows
+
+
+def joined(parts: Sequence[Column], memory: ArrayMemory) -> Column:
+    """Return the columns of several runs of samples as one; the rows of each part are one array."""
+    lengths = np.concatenate([part.lengths for part in parts])
+    arrays: list[Any] = [part.rows for part in parts]
+    if len({(rows.dtype, rows.shape[1:]) for rows in arrays}) == 1:
+        rows = np.concatenate(arrays, out=memory.rows_like(arrays[0], sum(map(len, arrays))))
+        return Column(rows, lengths, parts[0].is_scalar)
+    return Column([row for part in parts for row in part.split(keeps_time=True)], lengths, parts[0].is_scalar)
 
 
 class SampleInfo(NamedTuple):
@@ -76,16 +90,16 @@ class BatchInfo:
         members: [B] int64, number of the dataset that the sample is from; with a `MixedDataset` only, else None.
     """
 
-    keys: npt.NDArray[np.uint64]
-    priorities: npt.NDArray[np.float64]
-    probabilities: npt.NDArray[np.float64]
-    table_sizes: npt.NDArray[np.int64]
-    times_sampled: npt.NDArray[np.int32]
-    lengths: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.uint64] = field(metadata=axes.SAMPLES)
+    priorities: npt.NDArray[np.float64] = field(metadata=axes.SAMPLES)
+    probabilities: npt.NDArray[np.float64] = field(metadata=axes.SAMPLES)
+    table_sizes: npt.NDArray[np.int64] = field(metadata=axes.SAMPLES)
+    times_sampled: npt.NDArray[np.int32] = field(metadata=axes.SAMPLES)
+    lengths: npt.NDArray[np.int64] = field(metadata=axes.SAMPLES)
     received_at: float
     server: str = ""
-    mask: npt.NDArray[np.bool_] | None = None
-    members: npt.NDArray[np.int64] | None = None
+    mask: npt.NDArray[np.bool_] | None = field(default=None, metadata=axes.SAMPLES)
+    members: npt.NDArray[np.int64] | None = field(default=None, metadata=axes.SAMPLES)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -117,27 +131,12 @@ class BatchInfo:
                 weights[chosen] = unscaled[chosen] / unscaled[chosen].max()
         return weights
 
-    def map_arrays(self, convert: Callable[[Any], Any]) -> BatchInfo:
-        """Return this information with `convert` applied to each array, such as a conversion to tensors."""
-        arrays = {name: value for name, value in vars(self).items() if hasattr(value, "shape")}
-        return dataclasses.replace(self, **{name: convert(array) for name, array in arrays.items()})
-
-    def choose(self, index: Any) -> BatchInfo:
-        """Return the information about some of the samples; `index` is any NumPy index of the first dimension."""
-        arrays = {name: value for name, value in vars(self).items() if hasattr(value, "shape")}
-        return dataclasses.replace(self, **{name: array[index] for name, array in arrays.items()})
-
     @classmethod
     def concatenate(cls, infos: Sequence[BatchInfo]) -> BatchInfo:
         """Return the information about the samples of several batches, `infos`, in order; masks have equal lengths."""
         servers = {info.server for info in infos}
-        arrays: dict[str, Any] = {
-            name: np.concatenate([getattr(info, name) for info in infos])
-            for name, first in vars(infos[0]).items()
-            if isinstance(first, np.ndarray) and all(getattr(info, name) is not None for info in infos)
-        }
-        received_at = min(info.received_at for info in infos)
-        return BatchInfo(**arrays, received_at=received_at, server=servers.pop() if len(servers) == 1 else "")
+        server = servers.pop() if len(servers) == 1 else ""
+        return axes.joined(infos, received_at=min(info.received_at for info in infos), server=server)
 
     def split(self) -> Iterator[SampleInfo]:
         """Yield the information about each sample."""
@@ -151,69 +150,129 @@ def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[
     yield from zip(leaves, info.split(), strict=True)
 
 
-class ColumnBuilder:
-    """Concatenates the rows of samples; in several arrays only if samples differ in dtype or in the shape of a row."""
+class ArrayMemory:
+    """Memory of arrays; that of large ones is used again when nothing refers to them any more.
 
-    def __init__(self, buffer: Array | None = None) -> None:
-        """Start without rows; `buffer` is overwritten with them if their dtype, shape and number fit."""
-        self._buffer = buffer
-        self._arrays: list[Array] = []  # of different dtypes or shapes of rows
-        self._num_rows: list[int] = []  # used of each array
-        self._lengths: list[npt.NDArray[np.int64]] = []
+    glibc gives the memory of a large array back to the system at once. To get it again takes as long as to copy the
+    rows.
+    """
 
-    @property
-    def largest_array(self) -> Array | None:
-        """Return the largest array, which can be the buffer of another builder."""
-        return max(self._arrays, key=lambda array: array.nbytes, default=None)
+    def __init__(self) -> None:
+        """Start without memory."""
+        self._free: collections.deque[Array] = collections.deque(maxlen=_MAX_FREE)
 
-    def append_rows(
-        self, source: Array, rows: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64], batch_size: int
+    def rows_like(self, source: Array, num_rows: int) -> Array:
+        """Return a new array [num_rows, ...] with the dtype and the row shape of another array."""
+        shape, num_bytes = (num_rows, *source.shape[1:]), num_rows * source.strides[0]
+        if num_bytes < _MIN_REUSED_BYTES or source.dtype.hasobject:
+            return np.empty(shape, source.dtype)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        if not num_bytes <= len(memory) <= 2 * num_bytes:
+            memory = np.empty(num_bytes, np.uint8)
+        lent: Array = np.asarray(_Lent(memory, self._free))
+        return lent[:num_bytes].view(source.dtype).reshape(shape)
+
+
+class _Lent:
+    """Memory that an array refers to, and that returns when none does."""
+
+    def __init__(self, memory: Array, free: collections.deque[Array]) -> None:
+        self.__array_interface__ = memory.__array_interface__
+        self._memory, self._free = memory, free
+
+    def __del__(self) -> None:
+        self._free.append(self._memory)
+
+
+class JoinedRows:
+    """Where in a ring the rows of several samples are. Laid end to end, they are numbered from 0 to M - 1.
+
+    >>> joined = JoinedRows(np.array([7, 8, 0, 3, 4]), starts=np.array([3, 0]), lengths=np.array([2, 3]))
+    >>> joined.all_rows.tolist(), joined.rows(np.array([1, 2, 3])).tolist()
+    ([3, 4, 7, 8, 0], [4, 7, 8])
+    """
+
+    def __init__(
+        self, rows: npt.NDArray[np.int32], starts: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64]
     ) -> None:
-        """Append copies of rows.
+        """Refer to some of `rows`; of each sample, the first one and how many they are."""
+        self._rows, self.lengths = rows, lengths
+        self._stops = lengths.cumsum()
+        self._offsets = starts - self._stops + lengths  # from numbers to places in `rows`
+
+    @functools.cached_property
+    def all_rows(self) -> npt.NDArray[np.intp]:
+        """[M] where in the ring all rows are."""
+        places = np.arange(self._stops[-1]) + self._offsets.repeat(self.lengths)
+        rows: npt.NDArray[np.intp] = self._rows.take(places).astype(np.intp)  # once, not for each column
+        return rows
+
+    def rows(self, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
+        """Return [N] where in the ring some rows are, given by their numbers."""
+        places = numbers + self._offsets[self._stops.searchsorted(numbers, "right")]
+        rows: npt.NDArray[np.int32] = self._rows.take(places)
+        return rows
+
+
+class SampleRows:
+    """Rows of n samples. The rows of all samples, laid end to end, are numbered from 0 to M - 1.
+
+    Attributes:
+        info: of the samples.
+        num_columns: how many columns they have.
+        row_bytes: size of a row, without the characters of strings.
+    """
+
+    def __init__(self, sources: Sequence[tuple[Array, JoinedRows | None]], info: BatchInfo) -> None:
+        """Refer to rows.
 
         Args:
-            source: [capacity, ...] rows of decoded chunks.
-            rows: [sum(lengths)] indices into `source`, those of several samples, concatenated.
-            lengths: [n] number of rows of each of these samples.
-            batch_size: how many samples the whole column probably has.
+            sources: for each column, an array, and where in it the samples' rows are; None if all M rows are in order.
+            info: of the samples.
         """
-        self._lengths.append(lengths)
-        if not self._arrays and self._buffer is None and len(lengths) >= batch_size:  # the whole column
-            self._arrays.append(source.take(rows, axis=0, mode="clip"))
-            self._num_rows.append(len(rows))
-            return
-        if not self._arrays or (self._arrays[-1].dtype, self._arrays[-1].shape[1:]) != (source.dtype, source.shape[1:]):
-            likely = min(len(rows) * batch_size // len(lengths), _MAX_GROWTH * len(rows))
-            self._arrays.append(self._allocate(source, max(len(rows), likely)))
-            self._num_rows.append(0)
-        start = self._num_rows[-1]
-        stop = self._num_rows[-1] = start + len(rows)
-        if stop > len(self._arrays[-1]):
-            larger = self._allocate(source, max(stop, 2 * len(self._arrays[-1])))
-            larger[:start] = self._arrays[-1][:start]
-            self._arrays[-1] = larger
-        source.take(rows, axis=0, mode="clip", out=self._arrays[-1][start:stop])
+        self._sources, self.info = sources, info
+        self.num_columns = len(sources)
+        self.row_bytes = sum(row_bytes((source.dtype, source.shape[1:])) for source, _ in sources)
 
-    def build(self, is_scalar: bool) -> Column:
-        """Return all rows as a column."""
-        arrays = [array[:num_rows] for array, num_rows in zip(self._arrays, self._num_rows, strict=True)]
-        lengths = self._lengths[0] if len(self._lengths) == 1 else np.concatenate(self._lengths)
-        if len(arrays) == 1:
-            return Column(arrays[0], lengths, is_scalar)
-        # Every array begins with the first row of a sample.
-        rows: list[Array] = []
-        remaining = iter(lengths.tolist())
-        for array in arrays:
-            at = 0
-            while at < len(array):
-                length = next(remaining)
-                rows.append(array[at : at + length])
-                at += length
-        return Column(rows, lengths, is_scalar)
+    @classmethod
+    def of_columns(cls, columns: Sequence[Column], info: BatchInfo) -> SampleRows:
+        """Return the rows of columns.
 
-    def _allocate(self, source: Array, num_rows: int) -> Array:
-        buffer, self._buffer = self._buffer, None
-        wanted = (source.dtype, source.shape[1:])
-        if buffer is not None and (buffer.dtype, buffer.shape[1:]) == wanted and len(buffer) >= num_rows:
-            return buffer
-        return np.empty((num_rows, *source.shape[1:]), source.dtype)
+        Raises:
+            StructureError: samples differ in dtype or shape, or the columns of a sample in length.
+        """
+        sources: list[tuple[Array, JoinedRows | None]] = []
+        for number, column in enumerate(columns):
+            if isinstance(column.rows, list):
+                raise StructureError(
+                    f"column {number}: samples differ in dtype or shape. Find the actor that differs, or read "
+                    "the table with a ReplayDataset and `collate='list'`."
+                )
+            if (column.lengths != info.lengths).any():
+                raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
+            sources.append((column.rows, None))
+        return cls(sources, info)
+
+    def column(self, index: int) -> Array:
+        """Return all rows of one column, [M, ...]."""
+        source, joined = self._sources[index]
+        return source if joined is None else source.take(joined.all_rows, axis=0, mode="clip")
+
+    def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
+        """Return copies of some rows, [N, ...], given by their numbers [N].
+
+        Of the columns whose indices are in `only`, or of all; None is returned for the others.
+        """
+        places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns have the same
+        taken: list[Any] = []
+        for index, (source, joined) in enumerate(self._sources):
+            if only is not None and index not in only:
+                taken.append(None)
+                continue
+            if joined not in places and joined is not None:
+                places[joined] = joined.rows(rows)
+            taken.append(source.take(places[joined], axis=0))
+        return taken

@@ -24,7 +24,7 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import mean_weight, shares
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.mixer import Mixer, Source
-from reverb_writer.tables.table_info import ServerInfo, TableInfo
+from reverb_writer.tables.table_info import TableInfo
 from reverb_writer.transport.sample_stream import SampleStream
 
 _ASK_AFTER_S = 0.5  # a server whose samples have told its size so long ago is asked for it
@@ -35,36 +35,32 @@ _STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells th
 
 
 class _Shard(Source):
-    """A server with its share of the table.
-
-    Attributes:
-        size: items of its table, as it has told last; 0 before it has told anything.
-        mean: their mean weight, see `mean_weight`; None until a sample tells it.
-        told_at: `time.monotonic()` when a sample told both last.
-        asked_at: when the server was asked for its size last.
-        due: samples that were drawn of it and that it has not given.
-        waits_since: since when it owes samples, or its mass, and gives none; None if it owes nothing.
-        max_samples: how many samples may be in flight or wait.
-        state_id: of the server when `mean` was told.
-    """
+    """A server with its share of the table."""
 
     def __init__(self, server: Server, stream: SampleStream, table: TableInfo, max_samples: int, now: float) -> None:
         """Start without samples; what the server has told is in `stream`."""
         super().__init__(server, stream)
-        self.size = 0 if stream.table is None else stream.table.current_size
+        self.size = 0  # items of its table, as it has told last; 0 before that
         self.unknown_mean = None if table.sampler_exponent is not None else 1.0
-        self.mean = self.unknown_mean
-        self.told_at = self.asked_at = now
-        self.due = 0
-        self.waits_since: float | None = None
-        self.max_samples = max_samples
+        self.mean = self.unknown_mean  # of their weights, see `mean_weight`; None until a sample tells it
+        self.told_at = now  # when a sample told both last
+        self.asked_at = now  # when the server was asked for its size last
+        self.due = 0  # samples that were drawn of it and that it has not given
+        self.waits_since: float | None = None  # since then it owes samples, or its mass, and gives none
+        self.max_samples = max_samples  # in flight or waiting
         self.heard: TableInfo | None = None  # the answer that was read last
-        self.state_id = None if stream.info is None else stream.info.state_id
+        self.hear()
+        self.state_id = None if stream.info is None else stream.info.state_id  # when `mean` was told
 
-    @property
     def lacks_mass(self) -> bool:
-        """Whether its share is not known, although it has items."""
+        """Return whether its share is not known, although it has items."""
         return self.size > 0 and self.mean is None
+
+    def hear(self) -> None:
+        """Take the size that the server has told since the last call."""
+        if self.stream.table is not self.heard:
+            self.heard = self.stream.table
+            self.size = 0 if self.heard is None else self.heard.current_size
 
     def is_slow(self, now: float) -> bool:
         """Whether other servers are to give samples while this one owes some."""
@@ -76,7 +72,7 @@ class _Shard(Source):
         self.due, self.waits_since = 0, None
 
 
-class ByMass(Mixer[_Shard]):
+class ByMass(Mixer):
     """Samples of uniform and prioritized tables, each server as often as its share of the mass."""
 
     _makes_one_server = True
@@ -127,18 +123,18 @@ class ByMass(Mixer[_Shard]):
         """Whether no more samples will come: a batch waits for the servers that were drawn."""
         return self.is_done
 
-    def _source(self, server: Server, info: ServerInfo | None, now: float) -> _Shard:
-        return _Shard(server, self._stream(server, info), self._table, self._batch_size, now)
+    def _source(self, server: Server, stream: SampleStream, now: float) -> _Shard:
+        return _Shard(server, stream, self._table, self._batch_size, now)
 
     def _max_of(self, source: _Shard) -> int:
         return self._max_samples if len(self._sources) == 1 else source.max_samples
 
     def _draw(self, shards: Sequence[_Shard], num_samples: int, now: float) -> bool:
         """Draw the servers of the next samples; return whether that can be done now, and one of them has samples."""
-        usable = [shard for shard in shards if self._is_usable(shard)]
-        if any(shard.lacks_mass and not shard.is_late for shard in usable):
+        usable = [shard for shard in shards if self._is_usable(shard) and not shard.is_late]
+        if any(shard.lacks_mass() for shard in usable):
             return False
-        usable = [shard for shard in usable if shard.mean is not None and not shard.is_late]
+        usable = [shard for shard in usable if shard.mean is not None]
         found = self._weigh(usable)
         if not any(found):
             return False
@@ -193,9 +189,7 @@ class ByMass(Mixer[_Shard]):
             if not self.removes_items and len(self._sources) > 1:
                 source.num_dropped += len(source.waiting)
                 source.waiting = NO_SAMPLES
-        if stream.table is not source.heard:
-            source.heard = stream.table
-            source.size = 0 if stream.table is None else stream.table.current_size
+        source.hear()
 
     def _leave(self, source: _Shard) -> None:
         source.forgive()
@@ -214,7 +208,7 @@ class ByMass(Mixer[_Shard]):
                 shard.asked_at = now
                 shard.stream.ask(now)
             shard.is_late = shard.is_late and not shard.waiting
-            if shard.waiting or not (shard.due or shard.lacks_mass):  # it is not waited for
+            if shard.waiting or not (shard.due or shard.lacks_mass()):  # it is not waited for
                 shard.waits_since = None
                 continue
             if shard.waits_since is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import Flag, in_background, may_be_interrupted
+from reverb_writer.client import server_set
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
@@ -24,7 +25,6 @@ from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
-from reverb_writer.reading.waiting import Wait
 from reverb_writer.slices.batch import Batch
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__package__)
 
+_LOOK_EVERY_S = 0.2  # why a wait lasts
 _END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
 _STOP_S = 3.0  # for the thread to end
 _MAX_SILENCE_S = 0.25  # when the last sample in flight came so long ago, no more is waited for at the end
@@ -78,7 +79,6 @@ class Dataset(Views):
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
         self._stats = DatasetStats()
-        self._woken = Flag()
         self._says_too_short = True
         parts: list[Any] = []  # the prefetcher and the priorities, as far as there are any
         # A dataset that is not closed must not hang the interpreter's end; nor one whose opening was interrupted.
@@ -93,26 +93,13 @@ class Dataset(Views):
             remember = self._updates.remember_owner
             mixer = rule(self._client, infos, info, pool_size, options, changed=changed.set, remember=remember)
             self._updates.lost_servers = lambda: mixer.lost_servers
-            self._mixer = mixer
-            self._prefetcher = Prefetcher(
-                mixer,
-                make_maker(structure),
-                pool_size,
-                options,
-                structure,
-                changed=changed,
-                wake=self._woken.set,
-            )
+            self._mixer, maker = mixer, make_maker(structure)
+            self._prefetcher = Prefetcher(mixer, maker, pool_size, options, structure, changed=changed)
             parts.append(self._prefetcher)
             self._updates.start()
         except BaseException:
             self._finalizer()
             raise
-
-    @property
-    def reuses_buffers(self) -> bool:
-        """Whether the arrays of a batch are overwritten when a later batch is asked for."""
-        return self._options.reuse_buffers
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin to fetch, and return the dataset itself; it continues where the last iteration ended."""
@@ -175,13 +162,16 @@ class Dataset(Views):
         self._prefetcher.start()
 
     def _next_batch(self, start: float, timeout_s: float) -> Batch | None:
-        """Return the next batch; None at the end. The time-out counts from `start`, of `time.monotonic()`."""
+        """Return the next batch; None at the end. The time-out counts from `start`, of `time.monotonic()`.
+
+        While it waits, it has the servers asked for the cause, and logs that every ten seconds.
+        """
         self._begin()
-        deadline = start + timeout_s
-        wait = Wait(self.table, lambda: self._mixer.sources, start, timeout_s)
+        woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
+        deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
         too_short: IncompleteError | None = None
         while True:
-            self._woken.clear()
+            woken.clear()
             has_ended = self._prefetcher.has_ended  # before the look: nothing comes after it
             try:
                 batch = self._counted(self._prefetcher.pop(waits=True), start)
@@ -190,19 +180,15 @@ class Dataset(Views):
                     raise
                 too_short = error
                 continue
-            if batch is not None:
+            if batch is not None or (has_ended and too_short is None):
                 return batch
-            if has_ended:
-                if too_short is not None:
-                    raise too_short
-                return None
-            if self._woken.wait(min(deadline, wait.look_at) - time.monotonic()):
+            if not has_ended and woken.wait(min(deadline, look_at) - time.monotonic()):
                 continue
             now = time.monotonic()
-            if now >= deadline:
-                raise too_short or self._too_late(wait, timeout_s)
-            if now >= wait.look_at:
-                wait.look()
+            if has_ended or now >= deadline:
+                raise too_short or self._too_late(start, timeout_s)
+            if now >= look_at:
+                look_at, log_at = now + pause_s, self._look(now, start, log_at)
 
     def _counted(self, found: Batch | Exception | None, called_at: float) -> Batch | None:
         """Return a batch that is handed out, or raise the error in its place."""
@@ -216,13 +202,29 @@ class Dataset(Views):
             self._stats.last_age_s = now - found.info.received_at
         return found
 
-    def _too_late(self, wait: Wait, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
-        num_foreign = self._prefetcher.stats().foreign_items
-        foreign = f"{num_foreign} of another structure were left out. " if num_foreign else ""
+    def _look(self, now: float, start: float, log_at: float) -> float:
+        """Have the servers asked for the cause of a wait, and log it at `log_at`; return when to log it next."""
+        for source in self._mixer.sources:
+            source.stream.look(now, start)
+        if now < log_at:
+            return log_at
+        _LOG.warning("table `%s`: no batch for %.0f s. %s", self.table, now - start, self._why(start))
+        return now + server_set.LOG_EVERY_S
+
+    def _why(self, since: float) -> str:
+        """Say what keeps samples from coming, for each server that has not ended."""
+        streams = [source.stream for source in self._mixer.sources]
+        return " ".join(stream.explain(since) for stream in streams if not stream.is_done)
+
+    def _too_late(self, start: float, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
+        stats = self._prefetcher.stats()
+        foreign = f"{stats.foreign_items} of another structure were left out. " if stats.foreign_items else ""
+        unsafe = f"{stats.skipped_samples} were unsafe or damaged, and skipped. " if stats.skipped_samples else ""
         losses = [source.stream.loss for source in self._mixer.sources]
         is_gone = all(loss is not None and not loss.is_silent for loss in losses)
+        num_come = self._prefetcher.num_for_batch
         what = (
-            f"{self._prefetcher.num_for_batch} of {self._pool_size} samples have come. {foreign}{wait.why()}"
+            f"{num_come} of {self._pool_size} samples have come. {foreign}{unsafe}{self._why(start)}"
             if not self._prefetcher.is_making
             else "its samples have come, and are still made to a batch. Make `transform` faster or raise `timeout_s`."
         )

@@ -19,8 +19,8 @@ from reverb_writer.deadline import LEAST_S
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
-from reverb_writer.reading.batches import transformed
 from reverb_writer.reading.dataset import Dataset
+from reverb_writer.reading.prefetcher import transformed
 from reverb_writer.reading.priority_updates import checked_updates
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
@@ -61,8 +61,6 @@ class MixedDataset(Views):
         for dataset in datasets:
             if not isinstance(dataset, Dataset):
                 raise SpecError(f"`datasets` must be ReplayDatasets or SliceDatasets, got {type(dataset).__name__}.")
-            if dataset.reuses_buffers:
-                raise SpecError("`reuse_buffers` must be False for a dataset that is mixed: its samples are held back.")
             if dataset.gives_lists != datasets[0].gives_lists:
                 raise SpecError("`collate='list'` must be that of all datasets that are mixed, or of none.")
         self.datasets = tuple(datasets)

@@ -14,38 +14,28 @@ import abc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
-from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError, SpecError
+from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_stream import Limit, SampleStream
 
-_ORDERED = ("fifo", "max_heap", "min_heap")
-
 
 class Source:
-    """One server of a mixer, and the samples of it that wait for their turn.
-
-    Attributes:
-        server: its connection.
-        stream: requests the samples.
-        waiting: samples that have come and were not taken, oldest first.
-        is_late: whether it is left out until it has samples again.
-        num_dropped: samples that were dropped unread.
-        num_forgiven: samples that were drawn of it and that it need not give any more.
-    """
+    """One server of a mixer, and the samples of it that wait for their turn."""
 
     def __init__(self, server: Server, stream: SampleStream) -> None:
         """Start without samples."""
         self.server, self.stream = server, stream
-        self.waiting = NO_SAMPLES
-        self.is_late = False
-        self.num_dropped = self.num_forgiven = 0
+        self.waiting = NO_SAMPLES  # have come and were not taken, oldest first
+        self.is_late = False  # whether it is left out until it has samples again
+        self.num_dropped = 0  # samples that were dropped unread
+        self.num_forgiven = 0  # samples that were drawn of it and that it need not give any more
 
     def take(self, num_samples: int) -> Samples:
         """Remove and return the oldest samples that wait, at most so many."""
@@ -62,18 +52,25 @@ class Source:
         stream = self.stream
         return stream.loss is not None or self.server.shard.state == "lost" or stream.is_closed
 
+    def count(self, stats: FetchStats) -> None:
+        """Add the counters that stay when the server leaves."""
+        stream = self.stream
+        stats.lost_samples += stream.num_lost
+        stats.unasked_samples += stream.num_unasked
+        stats.received_bytes += stream.num_bytes
+        stats.reconnects += stream.reconnects
+        stats.server_restarts += stream.server_restarts
+        stats.dropped_samples += self.num_dropped
+        stats.forgiven_samples += self.num_forgiven
 
-_SourceT = TypeVar("_SourceT", bound=Source)
 
-
-class Mixer(abc.ABC, Generic[_SourceT]):
+class Mixer(abc.ABC):
     """The samples of one table on the servers of a client.
 
     Attributes:
         removes_items: whether sampling removes items from the table.
         server: address of the server that the samples of the batch come from; "" if they may come from several.
         heard_at: `time.monotonic()` when samples came last.
-        num_received: samples that have come.
     """
 
     _makes_one_server: bool  # whether several servers are sampled as if one had all items
@@ -89,36 +86,30 @@ class Mixer(abc.ABC, Generic[_SourceT]):
         changed: Callable[[], object],
         remember: Callable[[Sequence[int], Server], object],
     ) -> None:
-        """Prepare to read; the first `proceed` begins.
+        """Prepare to read a table; the first `proceed` begins.
 
-        Args:
-            client: of the servers.
-            infos: tables of those that have answered, by name of the shard.
-            table: the table at the beginning.
-            batch_size: samples in a batch.
-            options: of the dataset.
-            changed: called in another thread when `proceed` has something to do; must not wait.
-            remember: gets the keys of samples, and the server that they come from.
+        `infos` are of the servers that have answered, by name of the shard. `changed` is called in another thread when
+        `proceed` has something to do, and must not wait. `remember` gets the keys of samples, and their server.
         """
         self.removes_items = table.max_times_sampled > 0
         self.server = ""
-        self.heard_at, self.num_received = time.monotonic(), 0
+        self.heard_at = time.monotonic()
         self._client, self._infos, self._table, self._options = client, infos, table, options
         self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
         self._changed, self._remember = changed, remember
         self._may_have_several = client.connections.may_have_several
         self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
         self._shards: Sequence[Server] = ()
-        self._sources: dict[str, _SourceT] = {}  # by name; replaced, so that other threads may read it
-        self._leaving: list[_SourceT] = []  # have left the target, and have samples that would be lost otherwise
-        self._past = FetchStats()  # of servers that have left
+        self._sources: dict[str, Any] = {}  # `Source`s by name; replaced, so that other threads may read it
+        self._leaving: list[Any] = []  # have left the target, and have samples that would be lost otherwise
+        self._past = FetchStats()  # of servers that have left, and the samples that have come
         self._is_ending = False
 
     # ------------------------------------------------------------------------------- counters, for any thread
 
     @property
-    def sources(self) -> list[_SourceT]:
-        """The servers that are read now."""
+    def sources(self) -> list[Any]:
+        """The servers that are read now, each a `Source`."""
         return [*self._sources.values()]
 
     @property
@@ -143,22 +134,16 @@ class Mixer(abc.ABC, Generic[_SourceT]):
 
     def count(self, stats: FetchStats) -> None:
         """Add the counters of the servers."""
-        sources = self.sources
         stats.add(self._past)
-        for source in sources:
-            _add_counters(stats, source)
-        stats.received_samples += self.num_received
-        stats.in_flight_samples = sum(source.stream.num_in_flight for source in sources)
-        stats.left_out_servers = sum(source.is_lost or source.is_late for source in sources)
+        for source in self.sources:
+            source.count(stats)
+            stats.in_flight_samples += source.stream.num_in_flight
+            stats.left_out_servers += source.is_lost or source.is_late
 
     # ----------------------------------------------------------------------------- for the thread that fetches
 
     def proceed(self, now: float, num_held: int) -> tuple[float, list[ReverbWriterError]]:
-        """Read what has come, and request as many samples as there is room for.
-
-        Args:
-            now: of `time.monotonic()`.
-            num_held: samples that were taken and that no one has.
+        """Read what has come, and request as many samples as there is room for, beside the `num_held` that were taken.
 
         Returns:
             When to call this again, if `changed` is not called before; and errors of messages that cannot be read.
@@ -180,10 +165,19 @@ class Mixer(abc.ABC, Generic[_SourceT]):
                 source.stream.close()
         return min(next_at, self._look(now)), errors
 
-    def _proceed(self, source: _SourceT, now: float, num_held: int, errors: list[ReverbWriterError]) -> float:
+    def _proceed(self, source: Source, now: float, num_held: int, errors: list[ReverbWriterError]) -> float:
         """Read and request samples of one server; return when to do so again."""
         while source.stream.has_unread:
-            self._read(source, now, errors)
+            try:
+                samples = source.stream.read()
+            except FormatError as error:
+                errors.append(error)
+                continue
+            if samples:
+                self.heard_at = now
+                self._past.received_samples += len(samples)
+                source.waiting = Samples.joined([source.waiting, samples])
+                self._note_samples(source, samples, now)
         was_lost = source.stream.loss is not None
         num_of_server = len(source.waiting) + (num_held if len(self._sources) == 1 else 0)
         next_at = source.stream.proceed(now, num_of_server, self._max_of(source))
@@ -202,7 +196,7 @@ class Mixer(abc.ABC, Generic[_SourceT]):
     def is_starved(self) -> bool:
         """Whether the batch that was begun gets no more samples."""
 
-    def begin_batch(self) -> None:  # for rules of batches
+    def begin_batch(self) -> None:  # noqa: B027  # for rules of batches
         """Begin the next batch: samples that are taken from now on are its."""
 
     def stop_requests(self) -> None:
@@ -217,36 +211,23 @@ class Mixer(abc.ABC, Generic[_SourceT]):
         for source in self.sources:
             source.stream.close()
 
-    @abc.abstractmethod
-    def _max_of(self, source: _SourceT) -> int:
+    def _max_of(self, source: Any) -> int:  # noqa: ARG002  # for rules
         """Return how many samples of a server may be in flight or held."""
+        return self._max_samples
 
     def _look(self, now: float) -> float:  # noqa: ARG002  # for rules that do not wait
         """Look after servers that do not answer; return when to do so again."""
         return math.inf
 
-    def _read(self, source: _SourceT, now: float, errors: list[ReverbWriterError]) -> None:
-        try:
-            samples = source.stream.read()
-        except FormatError as error:
-            errors.append(error)
-            return
-        if samples:
-            self.heard_at = now
-            self.num_received += len(samples)
-            source.waiting = Samples.joined([source.waiting, samples])
-            self._note_samples(source, samples, now)
-
-    def _note_samples(self, source: _SourceT, samples: Samples, now: float) -> None:  # for rules
+    def _note_samples(self, source: Any, samples: Samples, now: float) -> None:  # noqa: B027  # for rules
         """Note what samples tell about their server."""
 
-    def _note_connection(self, source: _SourceT, *, was_lost: bool) -> None:
+    def _note_connection(self, source: Any, *, was_lost: bool) -> None:
         """Note that a connection was lost or made again, if it was; before, it `was_lost`."""
-        is_lost = source.stream.loss is not None
-        if is_lost and not was_lost:
+        if source.stream.loss is not None and not was_lost:
             self._client.connections.refresh_soon()
 
-    def _taken(self, source: _SourceT, num_samples: int) -> Samples:
+    def _taken(self, source: Source, num_samples: int) -> Samples:
         """Take samples of a server, whose keys are remembered for new priorities."""
         samples = source.take(num_samples)
         if samples and self._may_have_several:
@@ -268,23 +249,25 @@ class Mixer(abc.ABC, Generic[_SourceT]):
         if is_first or not (self._is_ending or self._options.single_pass):
             for shard in shards:
                 if shard.name not in kept:
-                    kept[shard.name] = self._source(shard, self._infos.get(shard.name) if is_first else None, now)
+                    info = self._infos.get(shard.name) if is_first else None
+                    kept[shard.name] = self._source(shard, self._stream(shard, info), now)
         self._sources = kept
 
-    def _leave(self, source: _SourceT) -> None:
+    def _leave(self, source: Any) -> None:
         """End with a server. Its counters stay, and samples that no one else will get."""
         source.stream.close()
         if self.removes_items:
             self._leaving.append(source)
         else:
             source.num_dropped += len(source.waiting)
-        _add_counters(self._past, source)
+        source.count(self._past)
 
-    @abc.abstractmethod
-    def _source(self, server: Server, info: ServerInfo | None, now: float) -> _SourceT:
-        """Begin with a server; `info` has its tables, if it has answered."""
+    def _source(self, server: Server, stream: SampleStream, now: float) -> Source:  # noqa: ARG002  # for rules
+        """Begin with a server."""
+        return Source(server, stream)
 
     def _stream(self, server: Server, info: ServerInfo | None) -> SampleStream:
+        """Return a stream of a server's samples; `info` has its tables, if it has answered."""
         single_pass = None
         if self._options.single_pass:
             single_pass = Limit(0 if info is None else info.tables[self._table.name].current_size)
@@ -300,18 +283,7 @@ class Mixer(abc.ABC, Generic[_SourceT]):
         )
 
 
-def _add_counters(stats: FetchStats, source: Source) -> None:
-    stream = source.stream
-    stats.lost_samples += stream.num_lost
-    stats.unasked_samples += stream.num_unasked
-    stats.received_bytes += stream.num_bytes
-    stats.reconnects += stream.reconnects
-    stats.server_restarts += stream.server_restarts
-    stats.dropped_samples += source.num_dropped
-    stats.forgiven_samples += source.num_forgiven
-
-
-class InTurns(Mixer[Source]):
+class InTurns(Mixer):
     """So many samples of each server in turn: a batch is of one. For queues, and whatever has an order or an end.
 
     A server that is late is left out until it has a batch again.
@@ -347,18 +319,12 @@ class InTurns(Mixer[Source]):
         """Begin the next batch, of the server whose turn it is then."""
         self._source_of_batch = None
 
-    def _source(self, server: Server, info: ServerInfo | None, now: float) -> Source:  # noqa: ARG002  # as `Mixer` has it
-        return Source(server, self._stream(server, info))
-
-    def _max_of(self, source: Source) -> int:  # noqa: ARG002  # each may have as many
-        return self._max_samples
-
     def _look(self, now: float) -> float:  # noqa: ARG002  # `take` looks
         return math.inf if self._waits_since is None else self._waits_since + self._PATIENCE_S
 
-    def _next_source(self, now: float, *, any_server: bool) -> Source | None:
+    def _next_source(self, now: float, *, any_server: bool) -> Any:
         """Return the server of the next batch; None if none has enough for one, or one is waited for."""
-        sources = self.sources
+        sources: list[Source] = self.sources
         waits_since, self._waits_since = self._waits_since, None
         for source in (*self._leaving, *sources):
             if source.waiting and (len(sources) == 1 or source.stream.is_closed):
@@ -383,18 +349,3 @@ class InTurns(Mixer[Source]):
         source.is_late = now - waits_since >= self._PATIENCE_S
         self._waits_since = None if source.is_late else waits_since
         return not source.is_late
-
-
-def check_single_pass(table: TableInfo) -> None:
-    """Check that `single_pass` can work with a table."""
-    for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
-        if selector not in _ORDERED:
-            raise SpecError(
-                f"`single_pass` needs a table whose order is known: the {role} of `{table.name}` is {selector!r}, "
-                f"expected one of {', '.join(map(repr, _ORDERED))}."
-            )
-    if table.max_times_sampled != 1:
-        raise SpecError(
-            f"`single_pass` needs items that are sampled once: `max_times_sampled` of `{table.name}` is "
-            f"{table.max_times_sampled}, expected 1, else its first item would come again and again."
-        )

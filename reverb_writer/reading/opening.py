@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_set import answering, logged, on_all
 from reverb_writer.client.weights import EXACT
-from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.reading.by_mass import ByMass
-from reverb_writer.reading.mixer import InTurns, Mixer, check_single_pass
+from reverb_writer.reading.mixer import InTurns, Mixer
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 
 _LOG = logging.getLogger(__package__)
 
+_ORDERED = ("fifo", "max_heap", "min_heap")
+
 
 def open_table(
     client: Client, table: str, options: ReadOptions, timeout_s: float
-) -> tuple[dict[str, ServerInfo], TableInfo, type[Mixer[Any]]]:
+) -> tuple[dict[str, ServerInfo], TableInfo, type[Mixer]]:
     """Return the tables of the servers, by name of the shard, the table as the first one tells it, and its mixer.
 
     Raises:
@@ -31,23 +32,16 @@ def open_table(
     tables = [info.tables[table] for info in infos.values()]
     if options.single_pass:
         for one in tables:
-            check_single_pass(one)
+            _check_single_pass(one)
     is_exact = client.connections.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
     return infos, tables[0], ByMass if is_exact else InTurns
 
 
 def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:
-    """Ask all servers at once for their tables; log every ten seconds who is awaited.
+    """Ask all servers at once for their tables, by name of the shard; log every ten seconds who is awaited.
 
-    Args:
-        client: of the servers. Those that its target says are lost are not asked.
-        table: that each must have.
-        timeout_s: time-out in seconds.
-        needs_all: whether a server that does not answer is an error. If not, those are left out that do not answer
-            within two seconds, while another does; they are read when they do.
-
-    Returns:
-        The answers by name of the shard, at least one.
+    Servers that their target says are lost are not asked. One that does not answer is an error if `needs_all`. If not,
+    it is left out if it does not answer within two seconds, while another does; it is read when it does.
     """
     present = client.connections.in_state("up", "draining")
     addresses = ", ".join(shard.address for shard in present)
@@ -65,3 +59,18 @@ def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: b
         else:
             _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
     return {shard.name: info for shard, info in infos.items()}
+
+
+def _check_single_pass(table: TableInfo) -> None:
+    """Check that `single_pass` can work with a table."""
+    for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
+        if selector not in _ORDERED:
+            raise SpecError(
+                f"`single_pass` needs a table whose order is known: the {role} of `{table.name}` is {selector!r}, "
+                f"expected one of {', '.join(map(repr, _ORDERED))}."
+            )
+    if table.max_times_sampled != 1:
+        raise SpecError(
+            f"`single_pass` needs items that are sampled once: `max_times_sampled` of `{table.name}` is "
+            f"{table.max_times_sampled}, expected 1, else its first item would come again and again."
+        )

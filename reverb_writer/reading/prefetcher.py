@@ -16,15 +16,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
-from reverb_writer.protocol.responses import Samples
-from reverb_writer.reading.batches import transformed
+from reverb_writer.errors import FormatError, ReverbWriterError, SpecError, UnsafeDataError
 from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import FetchStats
@@ -49,67 +48,51 @@ class BatchMaker(Protocol):
         """Return a last, smaller batch of what earlier samples have left; None if there is nothing."""
 
 
+@dataclass(eq=False)
 class _Entry:
     """A batch, or an error in its place, and how many samples are delivered with it."""
 
-    def __init__(self, num_samples: int, item: Batch | Exception | None = None) -> None:
-        self.num_samples, self.item = num_samples, item
-        self.is_of_stream = False  # an error that has ended a stream
-
-
-class _Request:
-    """A request for the samples that have come, full batch or not."""
-
-    def __init__(self) -> None:
-        self.woken, self.is_done = Flag(), False
+    num_samples: int
+    item: Batch | Exception | None = None
+    is_of_stream: bool = False  # an error that has ended a stream
 
 
 class Prefetcher:
-    """Fetches the batches of one table. `start`, `pop` and what follows them are thread-safe."""
+    """Fetches the batches of one table. `start`, `pop` and what follows them are thread-safe.
+
+    Attributes:
+        woken: set whenever a batch or an error is ready, and at the end.
+    """
 
     def __init__(
         self,
-        mixer: Mixer[Any],
+        mixer: Mixer,
         maker: BatchMaker,
         batch_size: int,
         options: ReadOptions,
         structure: TableStructure,
         *,
         changed: Flag,
-        wake: Callable[[], object],
     ) -> None:
         """Prepare to fetch; `start` begins.
 
-        Args:
-            mixer: the samples.
-            maker: makes batches of them.
-            batch_size: samples that are made to batches together.
-            options: of the dataset.
-            structure: of the table; samples of another one are left out.
-            changed: set by the mixer's servers when the thread has something to do.
-            wake: called whenever a batch or an error is ready.
+        `batch_size` samples are made to batches together; those of another structure than this are left out. The
+        mixer's servers set `changed` when the thread has something to do.
         """
         self._mixer, self._maker, self._batch_size = mixer, maker, batch_size
         self._table = structure.table
         self._transform = options.transform
         self._calls_user = maker.calls_user or options.transform is not None
         self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
-        self._assembler = BatchAssembler(
-            options.max_cache_bytes,
-            options.max_sample_bytes,
-            batch_size=batch_size,
-            # The reader holds one batch, and all those ahead have arrays, too.
-            num_buffers=options.max_in_flight_batches + 1 if options.reuse_buffers else 0,
-            structure=structure,
-        )
-        self._changed, self._wake = changed, wake
+        self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
+        self._changed, self.woken = changed, Flag()
         self._ready: collections.deque[_Entry] = collections.deque()
         self._making: _Entry | None = None  # samples of which batches are made
         self._batches: Iterator[tuple[Batch | None, bool]] = iter(())
         self._num_skipped = 0
         self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not ask for
         self._is_awaited = False  # whether the reader waits for a batch that is not ready
-        self._request: _Request | None = None
+        self._request: Flag | None = None  # of samples that have come, full batch or not; set when they are ready
         self._end: tuple[float, float] | None = None  # see `stop`
         self._discards = False
         self._ended = Flag()
@@ -142,12 +125,13 @@ class Prefetcher:
 
         Waits for what the thread makes of them, but not for a batch that a user's function works on already.
         """
-        request = self._request = _Request()
+        request = self._request = Flag()
         self._changed.set()
         try:
-            while not (request.is_done or self._ready or self._is_busy or self.has_ended):
-                request.woken.wait()
-                request.woken.clear()
+            self.woken.clear()
+            while not (request.is_set() or self._ready or self._is_busy or self.has_ended):
+                self.woken.wait()
+                self.woken.clear()
         finally:
             self._request = None
         return self.pop()
@@ -172,10 +156,8 @@ class Prefetcher:
         """Return the counters so far."""
         stats = FetchStats()
         self._mixer.count(stats)
-        num_waiting = self._mixer.num_waiting
-        if self.has_ended and not self._mixer.removes_items:
-            num_waiting = 0  # no one will get them
-        stats.ready_samples = num_waiting + self._num_held()
+        is_lost = self.has_ended and not self._mixer.removes_items  # no one will get what waits
+        stats.ready_samples = self._num_held() + (0 if is_lost else self._mixer.num_waiting)
         stats.cache_bytes = self._assembler.cache_bytes
         stats.decoded_chunks = self._assembler.num_decoded_chunks
         stats.foreign_items = self._assembler.num_foreign
@@ -217,7 +199,7 @@ class Prefetcher:
         finally:
             self._mixer.close()
             self._ended.set()  # before the reader wakes: the thread is alive for a moment more
-            self._answer()
+            self.woken.set()
 
     def _fetch(self) -> None:
         """Fetch until the dataset is closed, or everything that was to be fetched has been taken."""
@@ -231,8 +213,8 @@ class Prefetcher:
             next_at = math.inf
             if end is not None or not any(entry.is_of_stream for entry in self._ready.copy()):
                 next_at, errors = self._mixer.proceed(now, self._num_held())
-                for error in errors:
-                    self._put(error).is_of_stream = True  # nothing is read until it is, so that damage costs little
+                for error in errors:  # nothing is read until it is, so that damage costs little
+                    self._refuse(error, is_of_stream=True)
             request = self._request
             rest, bounded = request is not None or self._mixer.is_done, request is None and end is None
             if self._advance(now, rest=rest, bounded=bounded):
@@ -246,8 +228,8 @@ class Prefetcher:
                 return
             if request is not None:
                 self._put_rest()
-                request.is_done = True
-                request.woken.set()
+                request.set()
+                self.woken.set()
             self._wait(next_at)
 
     def _wait(self, until: float) -> None:
@@ -269,8 +251,8 @@ class Prefetcher:
             return True
         assembler = self._assembler
         samples = self._mixer.take(self._batch_size - assembler.num_samples, now, any_server=rest)
-        if samples:
-            self._add(samples)
+        for error in assembler.add(samples) if samples else ():
+            self._refuse(error)
         num_samples = assembler.num_samples
         if num_samples >= self._batch_size or (num_samples and not samples and (rest or self._mixer.is_starved)):
             self._making = _Entry(num_samples)
@@ -278,13 +260,6 @@ class Prefetcher:
             self._mixer.begin_batch()
             return True
         return bool(samples)
-
-    def _add(self, samples: Samples) -> None:
-        for error in self._assembler.add(samples):
-            if self._skip_unsafe and isinstance(error, UnsafeDataError | FormatError):
-                self._num_skipped += 1
-            else:
-                self._put(error)
 
     def _make(self, making: _Entry) -> None:
         """Make the next batch of the samples that were assembled."""
@@ -307,18 +282,23 @@ class Prefetcher:
             self._ready.append(making)
         self._making = None if is_last else _Entry(num_left)
         making.num_samples -= num_left
-        self._answer()
+        self.woken.set()
 
-    def _put(self, item: Batch | Exception) -> _Entry:
-        entry = _Entry(0 if isinstance(item, Exception) else len(item.info), item)
+    def _refuse(self, error: ReverbWriterError, *, is_of_stream: bool = False) -> None:
+        """Skip and count a sample or a message, or have the reader raise its error."""
+        if self._skip_unsafe and isinstance(error, UnsafeDataError | FormatError):
+            self._num_skipped += 1
+        else:
+            self._put(_Entry(0, error, is_of_stream))
+
+    def _put(self, entry: _Entry) -> None:
         self._ready.append(entry)
-        self._answer()
-        return entry
+        self.woken.set()
 
     def _put_rest(self) -> None:
         batch = self._maker.rest()
         if batch is not None:
-            self._put(self._transformed(batch))
+            self._put(_Entry(len(batch.info), self._transformed(batch)))
 
     def _transformed(self, batch: Batch) -> Batch | Exception:
         """Return what the learner's function makes of a batch, or the error that it raises."""
@@ -327,15 +307,20 @@ class Prefetcher:
         except Exception as error:  # noqa: BLE001  # whatever it is, the reader raises it
             return error
 
-    def _answer(self) -> None:
-        """Wake the reader, which may wait for a batch."""
-        if (request := self._request) is not None:
-            request.woken.set()
-        self._wake()
-
     def _num_held(self) -> int:
         """Return how many samples were taken from the mixer and have not been popped, with the errors."""
         making = self._making
         entries = {id(entry): entry for entry in (*self._ready.copy(), *([making] if making else []))}
         num_held = sum(entry.num_samples or isinstance(entry.item, Exception) for entry in entries.values())
         return num_held + (self._assembler.num_samples if making is None else 0)
+
+
+def transformed(batch: Batch, transform: Callable[[Batch], Batch]) -> Batch:
+    """Return what the learner's function makes of a batch."""
+    found = transform(batch)
+    if not isinstance(found, Batch):
+        raise SpecError(
+            f"`transform` must return a Batch, such as `dataclasses.replace(batch, data=...)`, got "
+            f"{type(found).__name__}."
+        )
+    return found

@@ -53,16 +53,12 @@ class PriorityUpdates:
             else f"table `{table.name}`: neither its sampler ({table.sampler}) nor its remover ({table.remover}) go by "
             "priorities: setting them changes nothing but `info.priorities`. Use `rw.Prioritized`, or leave it."
         )
-        self._lock = threading.RLock()  # to be taken itself: `with` a condition, an interrupt may leave it taken
-        self._changed = threading.Condition(self._lock)
+        self._lock = threading.Lock()
+        self._changed, self._sent = Flag(), Flag()
         self._pending: dict[int, float] = {}
         self._owners: dict[int, str] = {}
-        self._sending = False
-        self._sent = Flag()
-        self._closed = False
-        self.num_sent = 0
-        self.num_failed = 0
-        self.num_gone = 0
+        self._is_sending = self._is_closed = False
+        self.num_sent = self.num_failed = self.num_gone = 0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -81,38 +77,36 @@ class PriorityUpdates:
         self._check_not_forked()
         keys, priorities = checked_updates(batch_or_keys, priorities)
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 raise ClosedError("the dataset is closed. Make a new one.")
             warning, self._warning = self._warning, None
             if warning is not None:
                 _LOG.warning("%s", warning)
             self._pending.update(zip(keys.tolist(), priorities.tolist(), strict=True))
             self.num_failed += _drop_oldest(self._pending, _MAX_KEYS)
-            self._changed.notify_all()
+        self._changed.set()
 
     def flush(self, timeout_s: float) -> None:
         """Return when all are set."""
         self._check_not_forked()
         deadline = time.monotonic() + timeout_s
-        with self._lock:  # `put` may have been interrupted before
-            self._changed.notify_all()
-        while self._pending or self._sending:
+        self._changed.set()  # `put` may have been interrupted before
+        while self._pending or self._is_sending:
             if time.monotonic() >= deadline:
                 raise ReplayTimeoutError(
                     f"table `{self._table}`: {len(self._pending)} priorities not set within {timeout_s:.1f} s. The "
                     "server is slow or gone; see `stats()` of the dataset."
                 )
             self._sent.clear()
-            if self._pending or self._sending:
+            if self._pending or self._is_sending:
                 self._sent.wait(min(deadline - time.monotonic(), _LOOK_S))
 
     def close(self, timeout_s: float) -> None:
         """Send pending updates for at most `timeout_s` seconds, and end. Idempotent; does nothing in a forked child."""
         if self.is_forked:
             return
-        with self._lock:
-            self._closed = True
-            self._changed.notify_all()
+        self._is_closed = True
+        self._changed.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
         with self._lock:
@@ -130,18 +124,21 @@ class PriorityUpdates:
 
     def _run(self) -> None:
         while True:
+            self._changed.clear()
+            is_closed = self._is_closed  # before the look: nothing comes after it
             with self._lock:
-                self._sending = False
-                self._sent.set()
-                self._changed.wait_for(lambda: self._pending or self._closed)
-                if not self._pending:
-                    return
-                batch = dict(list(self._pending.items())[:_MAX_REQUEST_KEYS])
+                batch = dict(itertools.islice(self._pending.items(), _MAX_REQUEST_KEYS))
+                self._is_sending = bool(batch)
                 for key in batch:
                     del self._pending[key]
-                self._sending = True
                 owners = [self._owners.get(key) for key in batch]
-            self._send(batch, owners)
+            self._sent.set()
+            if batch:
+                self._send(batch, owners)
+            elif is_closed:
+                return
+            else:
+                self._changed.wait(None)
 
     def _send(self, batch: dict[int, float], owners: list[str | None]) -> None:
         """Send each key to the server that owns it; to all where that is not known, for others ignore it.
@@ -177,7 +174,7 @@ class PriorityUpdates:
         try:
             shard.mutate_priorities(self._table, updates, deadline=Deadline(timeout_s))
         except ReverbWriterError as error:
-            if not self._closed:
+            if not self._is_closed:
                 _LOG.warning("%d priorities of `%s` were not set: %s", len(updates), self._table, error)
                 time.sleep(0.1)
             return set(updates)

@@ -23,7 +23,6 @@ class ReadKeywords(TypedDict, total=False):
     single_pass: bool
     max_samples: int | None
     skip_unsafe: bool
-    reuse_buffers: bool
     max_cache_bytes: int
     max_sample_bytes: int
     transform: Callable[[Any], Any] | None
@@ -45,10 +44,7 @@ class ReadOptions:
         max_samples: take exactly this many samples from the table, of all servers together, then stop, >= 1; samples
             that `skip_unsafe` skips count. None for no end. A dataset that is opened again, as in the worker processes
             of a `DataLoader`, takes as many again.
-        skip_unsafe: skip and count samples that raise UnsafeDataError or FormatError, instead of raising.
-        reuse_buffers: overwrite the arrays of a batch when a later batch is asked for, instead of giving each batch its
-            own. It halves the time to copy a batch of more than 32 MB, whose memory glibc gives back to the system each
-            time. Smaller batches gain nothing.
+        skip_unsafe: skip and count samples and messages that raise UnsafeDataError or FormatError, instead of raising.
         max_cache_bytes: memory limit of the cache of decoded chunks, in bytes. A quarter more is used for row ranges of
             items.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.
@@ -66,7 +62,6 @@ class ReadOptions:
     single_pass: bool = False
     max_samples: int | None = None
     skip_unsafe: bool = False
-    reuse_buffers: bool = False
     max_cache_bytes: int = MAX_CACHE_BYTES
     max_sample_bytes: int = MAX_SAMPLE_BYTES
     transform: Callable[[Any], Any] | None = None

@@ -10,21 +10,25 @@ Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `Trajector
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from reverb_writer.arguments import integer
 from reverb_writer.decoding.batch_assembler import BatchAssembler
+from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.errors import SpecError
-from reverb_writer.reading.batches import Collate
-from reverb_writer.reading.batches import collate as collated
+from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
 from reverb_writer.slices.batch import Batch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+Collate = Literal["error", "pad", "list", "flat"]
 
 
 class ReplayDataset(Dataset):
@@ -96,3 +100,55 @@ class WholeSamples:
 
     def rest(self) -> None:
         """Return nothing: each batch has all samples."""
+
+
+def collated(
+    columns: Sequence[Column], info: BatchInfo, pack: Callable[[Sequence[Any]], Any], how: Collate, server: str
+) -> Batch:
+    """Make a batch of samples."""
+    if how == "list":
+        data: Any = [pack(leaves) for leaves in zip(*[column.split() for column in columns], strict=True)]
+    else:
+        for number, column in enumerate(columns):
+            if isinstance(column.rows, list):
+                kinds = sorted({f"{rows.dtype} {rows.shape[1:]}" for rows in column.rows})
+                raise StructureError(
+                    f"column {number}: samples differ in dtype or shape ({', '.join(kinds)}). Pass "
+                    "`collate='list'`, or find the actor that differs."
+                )
+        if how == "error":
+            _check_same_lengths(columns)
+        data = pack([column.rows if how == "flat" else _stacked(column, pads=how == "pad") for column in columns])
+    mask = np.arange(info.lengths.max()) < info.lengths[:, None] if how == "pad" else None
+    if server or mask is not None:
+        info = dataclasses.replace(info, mask=mask, server=server)
+    return Batch(data, info)
+
+
+def _check_same_lengths(columns: Sequence[Column]) -> None:
+    checked: Any = None
+    for number, column in enumerate(columns):
+        lengths = column.lengths
+        if column.is_scalar or lengths is checked:  # most columns of a table have the same array
+            continue
+        if np.count_nonzero(lengths == lengths[0]) < len(lengths):
+            raise StructureError(
+                f"column {number}: samples of {lengths.min()} to {lengths.max()} rows in one batch, expected one "
+                "length. Pass `collate='pad'`, 'list' or 'flat'."
+            )
+        checked = lengths
+
+
+def _stacked(column: Column, *, pads: bool) -> Any:
+    """Return rows [B, T, ...] of one length, or of the longest one if it `pads`; [B, ...] if the column is scalar."""
+    rows: Any = column.rows
+    lengths = column.lengths
+    if column.is_scalar:
+        return rows
+    longest = lengths.max() if pads else lengths[0]
+    if not pads or (lengths == longest).all():
+        return rows.reshape(len(lengths), longest, *rows.shape[1:])
+    fill = b"" if rows.dtype.kind == "O" else 0
+    padded = np.full((len(lengths), longest, *rows.shape[1:]), fill, rows.dtype)
+    padded[np.arange(longest) < lengths[:, None]] = rows
+    return padded

@@ -27,7 +27,7 @@ class FetchStats(Scalars):
         received_samples: samples that have arrived.
         received_bytes: size of their messages, bytes.
         decoded_chunks: chunks that were decoded because the cache did not have them.
-        skipped_samples: unsafe or damaged samples that `skip_unsafe` left out.
+        skipped_samples: unsafe or damaged samples, and messages that cannot be read, which `skip_unsafe` left out.
         foreign_items: samples that were left out because their item has another spec than the dataset's first item; the
             log names both specs once.
         unasked_samples: samples that a server sent without a request; they are left out.
@@ -98,13 +98,11 @@ class DatasetStats(FetchStats):
         escaped = {
             name: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, text in labels.items()
         }
-        of_all = ",".join(f'{name}="{text}"' for name, text in escaped.items())
+        joined = ",".join(f'{name}="{text}"' for name, text in escaped.items())
+        of_all = f"{{{joined}}}" if joined else ""
         lines = []
         for name, value in vars(self).items():
-            metric, kind = f"reverb_writer_dataset_{name}", "counter"
-            if name in _GAUGES:
-                kind = "gauge"
-            else:
-                metric += "_total"
-            lines += [f"# TYPE {metric} {kind}", f"{metric}{{{of_all}}} {value:g}" if of_all else f"{metric} {value:g}"]
+            kind, suffix = ("gauge", "") if name in _GAUGES else ("counter", "_total")
+            metric = f"reverb_writer_dataset_{name}{suffix}"
+            lines += [f"# TYPE {metric} {kind}", f"{metric}{of_all} {value:g}"]
         return "\n".join(lines) + "\n"

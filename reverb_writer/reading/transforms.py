@@ -11,8 +11,8 @@ Pure. On NumPy arrays; `burn_in` also on the arrays of frameworks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,18 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import fields_of, named_leaves, shapes_text
 from reverb_writer.slices import read_markers
+from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import first_rows
 from reverb_writer.transitions.step_flags import split_mask
 
 
-def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> FrameStack:
-    """Return a `transform` that stacks each frame with the k - 1 before it, so that each is stored once.
+def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Callable[[Batch], Batch]:
+    """Return a `transform` that stacks each frame with the k - 1 before it, so that each is stored once; picklable.
 
     A stack never crosses the start of an episode, which any marker of starts or ends tells that `rw.slices` reads:
-    there, and at the start of a window, the oldest frame known is repeated.
+    there, and at the start of a window, the oldest frame known is repeated. Leaves [B, T, ...] become [B, T, k, ...];
+    those of slices, [N, ...], become [N, k, ...].
 
     Args:
         k: frames in a stack, >= 1.
@@ -41,79 +43,59 @@ def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Fra
             write windows of T + k - 1 steps.
 
     Raises:
-        SpecError: `k` is no such number.
+        SpecError: `k` is no such number. The transform raises it if windows are too short to drop rows, or these are
+            slices; and StructureError if there is no such leaf, or the batch is a list, or flat without markers.
     """
-    return FrameStack(integer("k", k, minimum=1), leaf, drop)
+    return functools.partial(_stacked, k=integer("k", k, minimum=1), leaf=leaf, drop=drop)
 
 
-@dataclass(frozen=True)
-class FrameStack:
-    """What `frame_stack` returns; picklable."""
+def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
+    rows, shape = _rows_of_stacks(batch, k)
+    if batch.next is not None:
+        return _stacked_with_next(batch, leaf, rows)
 
-    k: int
-    leaf: str
-    drop: bool
+    def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        flat = frames.reshape(-1, *frames.shape[len(shape) :])
+        return flat[rows].reshape(*shape, k, *flat.shape[1:])
 
-    def __call__(self, batch: Batch) -> Batch:
-        """Return the batch with leaves [B, T, k, ...], or [N, k, ...] of slices, in place of frames.
-
-        Raises:
-            StructureError: there is no such leaf; or the batch is a list, or flat without markers.
-            SpecError: windows are too short to drop rows, or these are slices.
-        """
-        rows, shape = self._rows(batch)
-        path = self.leaf.split("/")
-        if batch.next is not None:
-            return self._with_next(batch, path, rows)
-
-        def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            flat = frames.reshape(-1, *frames.shape[len(shape) :])
-            return flat[rows].reshape(*shape, self.k, *flat.shape[1:])
-
-        stacked = dataclasses.replace(batch, data=_with_part(batch.data, path, stack, self.leaf))
-        return burn_in(stacked, self.k - 1)[1] if self.drop else stacked
-
-    def _with_next(self, batch: Batch, path: list[str], rows: npt.NDArray[np.int64]) -> Batch:
-        """Return slices with the rows after them: the stack of such a row continues that of the slice's last row."""
-        slices, num_rows = batch.markers.slices, len(rows)
-        of_last = rows[slices.first_rows + slices.lengths - 1]
-        following = np.append(of_last[:, 1:], num_rows + np.arange(len(of_last))[:, None], axis=1)
-        all_rows = np.append(rows, np.where(slices.cut_by_sampler[:, None], following, of_last), axis=0)
-        frames_after: list[Any] = []
-        _with_part(batch.next, path, frames_after.append, self.leaf)
-        stacked_after: list[Any] = []
-
-        def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            stacked: npt.NDArray[Any] = np.concatenate([frames, frames_after[len(stacked_after)]])[all_rows]
-            stacked_after.append(stacked[num_rows:])
-            return stacked[:num_rows]
-
-        data = _with_part(batch.data, path, stack, self.leaf)
-        after = _with_part(batch.next, path, lambda _: stacked_after.pop(0), self.leaf)
-        return dataclasses.replace(batch, data=data, next=after)
-
-    def _rows(self, batch: Batch) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
-        """Return [N, k] which row each frame of each stack is, and the leading sizes of the leaves: N, or B and T."""
-        shape: tuple[int, ...]
-        if batch.markers is not None:
-            shape = batch.markers.done.shape
-            starts = batch.markers.slices.starts
-            markers = read_markers(batch.data)
-        else:
-            shape = _windows_shape(batch, "`frame_stack`")
-            starts = np.zeros(shape, bool)
-            starts[:, 0] = True
-            starts = starts.reshape(-1)
-            markers = read_markers(tree.map_structure(_laid_end_to_end, batch.data))
-        starts = starts | first_rows(markers, len(starts))
-        numbers = np.arange(len(starts))
-        first = np.maximum.accumulate(np.where(starts, numbers, 0))
-        return np.maximum(numbers[:, None] - np.arange(self.k)[::-1], first[:, None]), shape
+    stacked = dataclasses.replace(batch, data=_with_part(batch.data, leaf.split("/"), stack, leaf))
+    return burn_in(stacked, k - 1)[1] if drop else stacked
 
 
-def _laid_end_to_end(leaf: Any) -> Any:
-    """Return a leaf [B, T, ...] as [B * T, ...]."""
-    return leaf.reshape(-1, *leaf.shape[2:])
+def _stacked_with_next(batch: Batch, leaf: str, rows: npt.NDArray[np.int64]) -> Batch:
+    """Return slices with the rows after them: the stack of such a row continues that of the slice's last row."""
+    slices, num_rows, path = batch.markers.slices, len(rows), leaf.split("/")
+    of_last = rows[slices.first_rows + slices.lengths - 1]
+    following = np.append(of_last[:, 1:], num_rows + np.arange(len(of_last))[:, None], axis=1)
+    all_rows = np.append(rows, np.where(slices.cut_by_sampler[:, None], following, of_last), axis=0)
+    frames_after: list[Any] = []
+    _with_part(batch.next, path, frames_after.append, leaf)
+    stacked_after: list[Any] = []
+
+    def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        stacked: npt.NDArray[Any] = np.concatenate([frames, frames_after[len(stacked_after)]])[all_rows]
+        stacked_after.append(stacked[num_rows:])
+        return stacked[:num_rows]
+
+    data = _with_part(batch.data, path, stack, leaf)
+    after = _with_part(batch.next, path, lambda _: stacked_after.pop(0), leaf)
+    return dataclasses.replace(batch, data=data, next=after)
+
+
+def _rows_of_stacks(batch: Batch, k: int) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+    """Return [N, k] which row each frame of each stack is, and the leading sizes of the leaves: N, or B and T."""
+    shape: tuple[int, ...]
+    if batch.markers is not None:
+        shape, starts = batch.markers.done.shape, batch.markers.slices.starts
+        markers = read_markers(batch.data)
+    else:
+        shape = _windows_shape(batch, "`frame_stack`")
+        starts = np.tile(np.arange(shape[1]) == 0, shape[0])
+        markers = read_markers(tree.map_structure(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch.data))
+    starts = starts | first_rows(markers, len(starts))
+    numbers = np.arange(len(starts))
+    first = np.maximum.accumulate(np.where(starts, numbers, 0))
+    return np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None]), shape
 
 
 def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
@@ -148,7 +130,7 @@ def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
     return part(0, n), part(n, num_steps)
 
 
-def split_windows(n: int) -> SplitWindows:
+def split_windows(n: int) -> Callable[[Batch], Batch]:
     """Return a `transform` that cuts each window into windows of n steps, and drops the steps left at its end.
 
     A batch of B windows of T steps becomes one of B * (T // n) windows. Each has the info of the window that it is of.
@@ -157,38 +139,27 @@ def split_windows(n: int) -> SplitWindows:
         n: steps of a window, >= 1.
 
     Raises:
-        SpecError: `n` is no such number.
+        SpecError: `n` is no such number. The transform raises it if windows have fewer steps than n, and StructureError
+            if these are no windows of one length.
 
     Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset(num_steps)`.
     """
-    return SplitWindows(integer("n", n, minimum=1))
+    return functools.partial(_split, n=integer("n", n, minimum=1))
 
 
-@dataclass(frozen=True)
-class SplitWindows:
-    """What `split_windows` returns; picklable."""
+def _split(batch: Batch, *, n: int) -> Batch:
+    num_windows, num_steps = _windows_shape(batch, "`split_windows`")
+    n = integer("n", n, minimum=1, maximum=num_steps, hint=f"The windows have {num_steps} steps.")
+    count = num_steps // n
 
-    n: int
+    def split(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return leaf[:, : count * n].reshape(num_windows * count, n, *leaf.shape[2:])
 
-    def __call__(self, batch: Batch) -> Batch:
-        """Return the batch with leaves [B * (T // n), n, ...].
-
-        Raises:
-            SpecError: windows have fewer steps than n.
-            StructureError: these are no windows of one length.
-        """
-        num_windows, num_steps = _windows_shape(batch, "`split_windows`")
-        n = integer("n", self.n, minimum=1, maximum=num_steps, hint=f"The windows have {num_steps} steps.")
-        count = num_steps // n
-
-        def split(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return leaf[:, : count * n].reshape(num_windows * count, n, *leaf.shape[2:])
-
-        info = batch.info.choose(np.repeat(np.arange(num_windows), count))
-        begins = np.tile(np.arange(count) * n, num_windows)
-        mask = None if batch.info.mask is None else split(batch.info.mask)
-        info = dataclasses.replace(info, lengths=(info.lengths - begins).clip(0, n), mask=mask)
-        return Batch(tree.map_structure(split, batch.data), info)
+    info = taken(batch.info, samples=np.repeat(np.arange(num_windows), count))
+    begins = np.tile(np.arange(count) * n, num_windows)
+    mask = None if batch.info.mask is None else split(batch.info.mask)
+    info = dataclasses.replace(info, lengths=(info.lengths - begins).clip(0, n), mask=mask)
+    return Batch(tree.map_structure(split, batch.data), info)
 
 
 def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:

@@ -9,16 +9,17 @@ lists where they differ.
 
 from __future__ import annotations
 
+from reverb_writer.slices.batch import SliceMarkers
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
-from reverb_writer.slices.gather import allot, gather, sample_members
-from reverb_writer.slices.markers import Markers, read_markers
-from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
-from reverb_writer.slices.slice_markers import SliceMarkers
-from reverb_writer.slices.trajectory_layout import (
+from reverb_writer.slices.gather import (
     PaddedTrajectories,
+    gather,
     pad_trajectories,
+    sample_members,
     split_trajectories,
 )
+from reverb_writer.slices.markers import Markers, read_markers
+from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
 
 __all__ = [
     "By",
@@ -29,7 +30,6 @@ __all__ = [
     "SliceSampler",
     "Slices",
     "Trajectories",
-    "allot",
     "find_trajectories",
     "gather",
     "pad_trajectories",

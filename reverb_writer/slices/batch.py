@@ -1,4 +1,4 @@
-"""The container of a batch: samples, or slices laid end to end.
+"""The container of a batch and its markers: samples, or slices laid end to end.
 
 field      axis of windows    axis of slices
 data       B                  N rows
@@ -9,18 +9,92 @@ next       -                  S slices
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tree
 
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
-from reverb_writer.slices.slice_markers import SliceMarkers
+from reverb_writer.slices.axes import ROWS, SAMPLES, axes, converted, joined, taken
+from reverb_writer.slices.markers import Flags, Integers
+from reverb_writer.slices.sampler import Slices
 from reverb_writer.transitions.step_flags import split_mask
+
+
+@dataclass(frozen=True)
+class SliceMarkers:
+    """Markers of slices laid end to end; the caller owns all arrays.
+
+    They are those of the slices: markers that were stored as leaves of the steps are unchanged in the data. Rows of
+    padding, which exist with `short="pad"` only, have all their markers False.
+
+    Attributes:
+        is_init: [N] True on the first row of each slice, and where True was stored. None if `emit_init` is False and it
+            was not stored.
+        done: [N] True where `truncated` is, or where `done`, `terminated` or `truncated` was stored as True.
+        terminated: [N] as stored; False if it was not stored.
+        truncated: [N] True on the last real row of each slice and nowhere else. Where `terminated` is True too, the
+            next state is terminal: do not bootstrap.
+        cut_by_sampler: [N] True on the last row of each slice that ends before its trajectory ends: the sampler
+            truncated it, not the environment.
+        traj_ids: [N] as stored, or the number of the trajectory if none are stored. Two slices may be of one
+            trajectory.
+        mask: [N] True on rows that are not padding; None if short slices are not padded.
+        slices: lengths, probabilities and rows of the slices in the storage, to update priorities.
+        members: [N] number of the storage that the row is from; None if there is only one.
+    """
+
+    is_init: Flags | None = field(metadata=ROWS)
+    done: Flags = field(metadata=ROWS)
+    terminated: Flags = field(metadata=ROWS)
+    truncated: Flags = field(metadata=ROWS)
+    cut_by_sampler: Flags = field(metadata=ROWS)
+    traj_ids: npt.NDArray[np.integer[Any]] = field(metadata=ROWS)
+    mask: Flags | None = field(metadata=ROWS)
+    slices: Slices
+    members: Integers | None = None
+
+    def __len__(self) -> int:
+        return len(self.done)
+
+    def preview(self) -> str:
+        """Draw the rows and their markers as text, one column for each row.
+
+        `|` separates slices, `T` is True, `=` is padding.
+
+        >>> from reverb_writer.slices import SliceSampler, Trajectories, gather
+        >>> steps = {"is_first": np.array([1, 0, 0, 1, 0]), "reward": np.arange(5)}
+        >>> trajectories = Trajectories.from_lengths([3, 2])
+        >>> slices = SliceSampler(2, 2).each(trajectories, np.random.default_rng(0))
+        >>> print(gather(steps, slices).markers.preview())
+        row                1   2 |   3   4
+        traj_ids           0   0 |   1   1
+        is_init            T   . |   T   .
+        done               .   T |   .   T
+        terminated         .   . |   .   .
+        truncated          .   T |   .   T
+        cut_by_sampler     .   . |   .   .
+        """
+        real, bars = self.slices.mask.tolist(), set(self.slices.first_rows[1:].tolist())
+        numbers = {"members": self.members, "row": self.slices.rows, "traj_ids": self.traj_ids}
+        lines = {
+            name: [str(number) if is_real else "=" for number, is_real in zip(of_rows, real, strict=True)]
+            for name, of_rows in numbers.items()
+            if of_rows is not None
+        }
+        flags = {name: getattr(self, name) for name in axes(self) if name != "traj_ids"}
+        lines |= {name: ["T" if flag else "." for flag in marker] for name, marker in flags.items()}
+        width = max(3, *(len(label) for labels in lines.values() for label in labels))
+        drawn = []
+        for name, labels in lines.items():
+            cells = ((" |" if at in bars else "") + label.rjust(width + 1) for at, label in enumerate(labels))
+            drawn.append(f"{name:16}{''.join(cells)}")
+        return "\n".join(drawn)
+
 
 Array = npt.NDArray[Any]
 
@@ -40,10 +114,10 @@ class Batch:
             trajectory. Where `markers.slices.cut_by_sampler` is False no row follows, and it is the slice's last row.
     """
 
-    data: Any
+    data: Any = field(metadata=ROWS)  # of slices; else its axis is that of the samples
     info: Any  # a `BatchInfo`, which is of a package above
     markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
-    next: Any = None
+    next: Any = field(default=None, metadata=SAMPLES)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""
@@ -63,21 +137,13 @@ class Batch:
 
         `convert_info` does the same for the arrays of the info, [B]; None for `convert`.
         """
-        markers = None if self.markers is None else self.markers.map_arrays(convert)
-        after = None if self.next is None else tree.map_structure(convert, self.next)
-        info = self.info if convert_info is None or self.info is None else self.info.map_arrays(convert_info)
-        return Batch(tree.map_structure(convert, self.data), info, markers, after)
+        info = self.info if self.info is None else converted(self.info, convert_info or convert)
+        markers = None if self.markers is None else converted(self.markers, convert)
+        return dataclasses.replace(converted(self, convert), info=info, markers=markers)
 
     def part(self, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1 of a batch of slices, as views."""
-        slices = slice(first, stop)
-        begin, end = np.append(0, np.cumsum(self.markers.slices.widths))[[first, stop]].tolist()
-        return Batch(
-            tree.map_structure(lambda leaf: leaf[begin:end], self.data),
-            None if self.info is None else self.info.choose(slices),
-            self.markers.part(first, stop),
-            None if self.next is None else tree.map_structure(lambda leaf: leaf[slices], self.next),
-        )
+        return taken(self, samples=slice(first, stop), rows=self.markers.slices.rows_of(first, stop))
 
     @classmethod
     def concatenate(
@@ -95,18 +161,17 @@ class Batch:
         """
         if not are_lists:
             _check_alike(batches)
-        first = batches[0]
-
-        def joined(nests: Sequence[Any]) -> Any:
-            return None if nests[0] is None else tree.map_structure(lambda *leaves: np.concatenate(leaves), *nests)
-
-        data, markers = [batch.data for batch in batches], [batch.markers for batch in batches]
-        return Batch(
-            [sample for samples in data for sample in samples] if are_lists else joined(data),
-            None if first.info is None else type(first.info).concatenate([batch.info for batch in batches]),
-            None if first.markers is None else SliceMarkers.concatenate(markers, numbers),
-            joined([batch.next for batch in batches]),
-        )
+        of_batches: dict[str, Any] = {}
+        if are_lists:
+            of_batches["data"] = [sample for batch in batches for sample in batch.data]
+        if (info := batches[0].info) is not None:
+            of_batches["info"] = type(info).concatenate([batch.info for batch in batches])
+        if batches[0].markers is not None:
+            markers = [batch.markers for batch in batches]
+            slices = joined([part.slices for part in markers], storage_shape=())
+            members = None if numbers is None else np.repeat(numbers, [len(part) for part in markers])
+            of_batches["markers"] = joined(markers, slices=slices, members=members)
+        return joined(batches, **of_batches)
 
     def pin_memory(self) -> Batch:
         """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""

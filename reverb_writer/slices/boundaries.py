@@ -104,28 +104,6 @@ class Trajectories:
         num_envs = math.prod(self.storage_shape[1:])
         return steps if num_envs == 1 else steps * num_envs + np.repeat(self.env_ids[which], lengths)
 
-    def preview(self) -> str:
-        """Draw the trajectory of each row of a storage of one environment; `>` and `<` mark first and last rows.
-
-        Raises:
-            SpecError: the storage has several environments.
-
-        >>> print(Trajectories.from_lengths([3, 1, 2]).preview())
-        row          0  1  2  3  4  5
-        trajectory  >0  0 <0 >1 >2 <2
-        """
-        if len(self.storage_shape) > 1:
-            raise SpecError(f"only a storage of one environment can be drawn, got shape {self.storage_shape}.")
-        labels = [""] * self.num_steps
-        for number in range(len(self)):
-            rows = self.rows(np.array([number]))
-            for row in rows.tolist():
-                labels[row] = ">" if row == rows[0] else "<" if row == rows[-1] else ""
-                labels[row] += str(number)
-        width = max(3, *map(len, labels), len(str(self.num_steps)) + 1)
-        numbers = "".join(str(row).rjust(width) for row in range(self.num_steps))
-        return f"row        {numbers}\ntrajectory {''.join(label.rjust(width) for label in labels)}"
-
 
 def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | None = None) -> Trajectories:
     """Return the trajectories of a storage. One kind of marker is enough.

@@ -1,21 +1,110 @@
-"""Copy slices of steps, from one storage or several, into one flat batch with markers."""
+"""Copy rows of storages: slices as one flat batch with markers; trajectories split by their markers, and padded."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import tree
 
 from reverb_writer.arguments import integer
-from reverb_writer.errors import SpecError
-from reverb_writer.slices.batch import Batch
-from reverb_writer.slices.boundaries import Trajectories
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.leaves import padded_rows
+from reverb_writer.nests import common_length, named_leaves
+from reverb_writer.slices.batch import Batch, SliceMarkers
+from reverb_writer.slices.boundaries import Trajectories, find_trajectories
 from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
 from reverb_writer.slices.sampler import Slices, SliceSampler
-from reverb_writer.slices.slice_markers import SliceMarkers
-from reverb_writer.slices.trajectory_layout import take_rows
+
+
+def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Any:
+    """Copy rows, given by flat indices, out of leaves [*shape, ...].
+
+    >>> take_rows({"reward": np.zeros(4)}, np.array([0]), (5,))
+    Traceback (most recent call last):
+    reverb_writer.errors.StructureError: leaf `reward`: shape (4,), expected rows (5,), as all leaves must have.
+    """
+    for path, leaf in zip(*named_leaves(nest, "steps"), strict=True):
+        if np.shape(leaf)[: len(shape)] != shape:
+            raise StructureError(
+                f"leaf `{path}`: shape {np.shape(leaf)}, expected rows {shape}, as all leaves must have."
+            )
+    if len(shape) == 1:
+        return tree.map_structure(lambda leaf: np.asarray(leaf).take(rows, axis=0), nest)
+    indices = np.unravel_index(rows, shape)
+    return tree.map_structure(lambda leaf: np.asarray(leaf)[indices], nest)
+
+
+class PaddedTrajectories(NamedTuple):
+    """The result of `pad_trajectories`: `data`, leaves [n, T, ...], and `mask`, bool [n, T], False on padding."""
+
+    data: Any
+    mask: Flags
+
+
+def split_trajectories(nest: Any, trajectories: Trajectories | None = None) -> list[Any]:
+    """Return one nest for each trajectory of a storage.
+
+    Args:
+        nest: leaves [N, ...], or [T, B, ...] of several environments.
+        trajectories: their rows; None to find them by the markers among the leaves (`read_markers`).
+
+    Returns:
+        Nests of leaves [length, ...], copies, in the order of the trajectories. Rows are in the order of time, also
+        where a trajectory continues from the last row of a ring to its first one.
+
+    Raises:
+        StructureError: a leaf has another shape than the storage, or the steps have no markers.
+        IncompleteError: there are no rows.
+
+    Source: TorchRL `split_trajectories`, which fails where an id is used again later; here that is another trajectory.
+
+    >>> flat = {"traj_ids": np.array([7, 7, 5, 7]), "reward": np.arange(4)}
+    >>> [trajectory["reward"].tolist() for trajectory in split_trajectories(flat)]
+    [[0, 1], [2], [3]]
+    """
+    trajectories = find_trajectories(read_markers(nest)) if trajectories is None else trajectories
+    rows = np.split(trajectories.rows(), np.cumsum(trajectories.lengths)[:-1])
+    return [take_rows(nest, part, trajectories.storage_shape) for part in rows]
+
+
+def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> PaddedTrajectories:
+    """Stack trajectories of different lengths, padded with zeros at the end.
+
+    Args:
+        trajectories: nests of one structure, leaves [length, ...]; at least one.
+        length: T, rows to pad to; None for the longest length.
+
+    Returns:
+        The nest, leaves [n, T, ...], and the mask. Strings are padded with empty ones.
+
+    Raises:
+        SpecError: a trajectory is longer than `length`.
+        StructureError: the list is empty; trajectories differ in structure, dtype or shape; or leaves differ in length.
+
+    >>> padded = pad_trajectories([np.array([1, 2, 3]), np.array([4])])
+    >>> padded.data.tolist(), padded.mask.tolist()
+    ([[1, 2, 3], [4, 0, 0]], [[True, True, True], [True, False, False]])
+    """
+    if not trajectories:
+        raise StructureError("expected one trajectory or more, got none.")
+    nests = [tree.map_structure(np.asarray, nest) for nest in trajectories]
+    lengths = [common_length(nest, "trajectory") for nest in nests]
+    expected, *others = (tree.map_structure(lambda leaf: (leaf.dtype, leaf.shape[1:]), nest) for nest in nests)
+    for form in others:
+        if form != expected:
+            raise StructureError(f"trajectories must be of one structure, {expected}, got {form}.")
+    longest = max(lengths)
+    length = longest if length is None else integer("length", length, minimum=longest)
+    mask = np.arange(length) < np.array(lengths)[:, None]
+
+    def stack(*leaves: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.stack([padded_rows(leaf, length) for leaf in leaves])
+
+    return PaddedTrajectories(tree.map_structure(stack, *nests), mask)
 
 
 def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_init: bool = True) -> Batch:
@@ -66,40 +155,6 @@ def mark_rows(slices: Slices, markers: Markers, *, emit_init: bool = True) -> Sl
     )
 
 
-def allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
-    """Divide a number in proportion to weights, into integers that add up to it.
-
-    Each share is rounded up or down at random, so that its average is exact. A share of 1 or more is never rounded to
-    0, and a weight of 0 gives 0.
-
-    Args:
-        number: the number to divide, >= 0.
-        weights: [m] finite numbers >= 0, not all 0; they need not add up to 1.
-        rng: source of randomness.
-
-    Returns:
-        [m] integers that add up to `number`.
-
-    Raises:
-        SpecError: the weights are not such numbers.
-
-    >>> allot(48, [1, 1, 1], np.random.default_rng(0)).tolist()
-    [16, 16, 16]
-    >>> allot(16, [0, 0.75, 0.25], np.random.default_rng(0)).tolist()
-    [0, 12, 4]
-    """
-    number = integer("number", number, minimum=0)
-    try:
-        shares = np.asarray(weights, np.float64)
-    except (TypeError, ValueError):
-        shares = np.empty(0)
-    if shares.ndim != 1 or not shares.size or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
-        raise SpecError(f"`weights` must be finite numbers >= 0, one for each member and not all 0, got {weights!r}.")
-    edges = np.cumsum(shares) * number / shares.sum()
-    edges[edges >= edges[-1]] = number  # the sum may be rounded differently from the last edge
-    return np.diff(np.floor(edges + rng.random()), prepend=0.0).astype(np.int64)
-
-
 def sample_members(
     members: Sequence[tuple[Any, Trajectories]],
     sampler: SliceSampler,
@@ -112,7 +167,8 @@ def sample_members(
         members: steps and trajectories of each. All steps have one structure.
         sampler: draws `num_slices` slices from all of them together.
         rng: source of randomness.
-        weights: as in `allot`; None for equal ones.
+        weights: finite numbers >= 0, one for each member, not all 0; None for equal ones. Each share is rounded up or
+            down at random, so that its average is exact.
 
     Returns:
         A batch with `members`. Rows, trajectories and probabilities of its `slices` are relative to the member; its
@@ -120,7 +176,7 @@ def sample_members(
 
     Raises:
         IncompleteError: a member with a share has no slice to draw.
-        SpecError: there are no members, or the number of weights differs.
+        SpecError: there are no members, or the weights are not such numbers.
         StructureError: the steps of the members differ in structure, dtype or shape.
 
     Source: TorchRL `ReplayBufferEnsemble`, which may skip a member by chance.
@@ -134,9 +190,26 @@ def sample_members(
     if len(weights) != len(members) or not members:
         raise SpecError(f"expected one weight for each member, got {len(weights)} weights and {len(members)} members.")
     drawn = []
-    for number, count in enumerate(allot(sampler.num_slices, weights, rng).tolist()):
+    for number, count in enumerate(_allot(sampler.num_slices, weights, rng).tolist()):
         if count:
             nest, trajectories = members[number]
             slices = dataclasses.replace(sampler, num_slices=count).sample(trajectories, rng)
             drawn.append((number, gather(nest, slices)))
     return Batch.concatenate([batch for _, batch in drawn], [number for number, _ in drawn])
+
+
+def _allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
+    """Divide a number in proportion to weights, into integers that add up to it.
+
+    Each share is rounded up or down at random, so that its average is exact. A share of 1 or more is never rounded to
+    0, and a weight of 0 gives 0.
+    """
+    try:
+        shares = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        shares = np.empty(0)
+    if shares.ndim != 1 or not shares.size or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
+        raise SpecError(f"`weights` must be finite numbers >= 0, one for each member and not all 0, got {weights!r}.")
+    edges = np.cumsum(shares) * number / shares.sum()
+    edges[edges >= edges[-1]] = number  # the sum may be rounded differently from the last edge
+    return np.diff(np.floor(edges + rng.random()), prepend=0.0).astype(np.int64)

@@ -14,10 +14,9 @@ L - 1, every row is in exactly L slices.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError
+from reverb_writer.slices.axes import ROWS, SAMPLES
 from reverb_writer.slices.boundaries import Trajectories, positions
 from reverb_writer.slices.markers import Flags, Integers
 
@@ -56,10 +56,6 @@ class Short(enum.Enum):
         raise SpecError(f"`short` must be 'keep', 'skip' or 'pad', got {value!r}.")
 
 
-_OF_SLICES = ("lengths", "widths", "trajectories", "cut_by_sampler", "probabilities", "next_rows")
-"""The fields of `Slices` that are [S]."""
-
-
 @dataclass(frozen=True)
 class Slices:
     """Rows of a storage that form slices, laid end to end.
@@ -77,15 +73,15 @@ class Slices:
             trajectory ends there, which is where `cut_by_sampler` is False.
     """
 
-    rows: Integers
-    lengths: Integers
-    widths: Integers
-    trajectories: Integers
-    cut_by_sampler: Flags
-    probabilities: npt.NDArray[np.float64]
+    rows: Integers = field(metadata=ROWS)
+    lengths: Integers = field(metadata=SAMPLES)
+    widths: Integers = field(metadata=SAMPLES)
+    trajectories: Integers = field(metadata=SAMPLES)
+    cut_by_sampler: Flags = field(metadata=SAMPLES)
+    probabilities: npt.NDArray[np.float64] = field(metadata=SAMPLES)
     is_padded: bool
     storage_shape: tuple[int, ...]
-    next_rows: Integers
+    next_rows: Integers = field(metadata=SAMPLES)
 
     @property
     def first_rows(self) -> Integers:
@@ -113,23 +109,10 @@ class Slices:
         """Repeat values for the rows of their slices: `of_slices` [S, ...] to [N, ...]."""
         return np.repeat(of_slices, self.widths, axis=0)
 
-    def part(self, first: int, stop: int) -> Slices:
-        """Return slices number `first` to `stop` - 1.
-
-        >>> slices = SliceSampler(2, 4).each(Trajectories.from_lengths([2, 3]), np.random.default_rng(0))
-        >>> slices.part(1, 2).rows.tolist()
-        [2, 3, 4]
-        """
-        chosen = slice(first, stop)
-        begin = int(self.widths[:first].sum())
-        rows = self.rows[begin : begin + int(self.widths[chosen].sum())]
-        return dataclasses.replace(self, rows=rows, **{name: getattr(self, name)[chosen] for name in _OF_SLICES})
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Slices]) -> Slices:
-        """Return the slices of several storages, `parts`, in order; rows and trajectories are relative to its own."""
-        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", *_OF_SLICES)}
-        return Slices(**joined, is_padded=parts[0].is_padded, storage_shape=())
+    def rows_of(self, first: int, stop: int) -> slice:
+        """Return which of the N rows are those of slices number `first` to `stop` - 1."""
+        begin, end = np.append(0, np.cumsum(self.widths))[[first, stop]].tolist()
+        return slice(begin, end)
 
     def _marked(self, at: Integers) -> Flags:
         marked = np.zeros(len(self.rows), bool)

@@ -8,8 +8,7 @@ docs/explanation/steps.md draws the convention: which row of which layout has th
 
 from __future__ import annotations
 
-from reverb_writer.transitions.folding import n_step
 from reverb_writer.transitions.pairing import to_transitions
-from reverb_writer.transitions.records import NStepTransitions, Transitions
+from reverb_writer.transitions.records import NStepTransitions, Transitions, n_step
 
 __all__ = ["NStepTransitions", "Transitions", "n_step", "to_transitions"]

@@ -200,14 +200,10 @@ def _order_with_next(slices: Any) -> tuple[Any, Any, Any]:
 
     Row N + s is the one after slice s, which is left out where the trajectory ends.
     """
-    num_rows, cut = len(slices.rows), np.asarray(slices.cut_by_sampler)
-    num_before = np.cumsum(cut) - cut  # rows that are put in before each slice
-    offset = np.arange(num_rows) - np.repeat(slices.first_rows, slices.widths)
-    is_padding = offset >= np.repeat(slices.lengths, slices.widths)
-    at = np.arange(num_rows) + np.repeat(num_before, slices.widths) + (is_padding & np.repeat(cut, slices.widths))
-    order = np.full(num_rows + int(cut.sum()) + 1, num_rows - 1)
-    order[at] = np.arange(num_rows)
-    order[(slices.first_rows + num_before + slices.lengths)[cut]] = num_rows + np.flatnonzero(cut)
+    num_rows, cut = len(slices.rows), np.flatnonzero(slices.cut_by_sampler)
+    following = (slices.first_rows + slices.lengths)[cut]  # the row before which each of them is put
+    order = np.append(np.insert(np.arange(num_rows), following, num_rows + cut), num_rows - 1)
+    at = np.arange(num_rows) + np.searchsorted(following, np.arange(num_rows), "right")
     starts = np.zeros(len(order), bool)
     starts[at[slices.first_rows]] = starts[-1] = True
     return order, at, starts
@@ -346,14 +342,7 @@ def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:
 
 
 def _leaf_at(nest: Any, path: str) -> Any:
-    """Return the part of a nest with this name, such as `observation/rgb`.
-
-    Raises:
-        StructureError: there is none; names those that exist.
-
-    >>> _leaf_at({"extras": {"value": 3}}, "extras/value")
-    3
-    """
+    """Return the part of a nest with this name, such as `observation/rgb`."""
     found = nest
     for name in path.split("/"):
         fields = fields_of(found) or {}

@@ -475,11 +475,6 @@ def test_mixture_refuses_what_does_not_match(two: str) -> None:
         for wrong in ([], online, ["online"], {online: 1}):
             with pytest.raises(rw.errors.SpecError, match="`datasets` must"):
                 rw.MixedDataset(wrong)  # type: ignore[arg-type]
-        with (
-            rw.ReplayDataset(two, "offline", 1, reuse_buffers=True) as reusing,
-            pytest.raises(rw.errors.SpecError, match="`reuse_buffers`"),
-        ):
-            rw.MixedDataset([online, reusing])
 
 
 def test_mixture_goes_on_after_a_time_out(replay_server: StartServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from pathlib import Path
@@ -109,6 +110,28 @@ def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: Start
         assert dataset.stats().left_out_servers == 0
 
 
+def test_a_time_out_counts_no_more_samples_than_a_batch_has(lone_server: StartServer) -> None:
+    """Of the server that answers, more samples wait than a batch needs."""
+    servers = [lone_server(TABLE), lone_server(TABLE)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+        assert seen_in(dataset) == {0, 1}
+        servers[1].process.pause()
+        dataset.timeout_s = 0.3  # the other one is left out after two seconds
+        messages = []
+        for _ in range(40):
+            try:
+                next(dataset)
+            except rw.errors.ReplayTimeoutError as error:
+                messages.append(str(error))
+        servers[1].process.resume()
+    assert messages
+    counts = [int(found[1]) for message in messages if (found := re.search(r"(\d+) of 8 samples", message))]
+    assert len(counts) == len(messages)
+    assert max(counts) <= 8
+
+
 @pytest.mark.parametrize("sampler", ["uniform", "fifo"])
 def test_a_dataset_opens_without_a_server_that_is_down(lone_server: StartServer, sampler: SelectorName) -> None:
     table = rw.TableConfig("replay", 10, sampler)
@@ -123,23 +146,29 @@ def test_a_dataset_opens_without_a_server_that_is_down(lone_server: StartServer,
 
 
 @pytest.mark.parametrize("sampler", ["uniform", rw.Prioritized(1.0)], ids=str)
-def test_a_server_that_its_rate_limiter_blocks_does_not_stall_the_others(
+def test_servers_that_their_rate_limiters_block_do_not_stall_the_others(
     replay_server: StartServer, sampler: Selector
 ) -> None:
-    servers = [replay_server(rw.TableConfig("replay", 1000, sampler, rate_limiter=rw.MinSize(size))) for size in (1, 4)]
+    servers = [
+        replay_server(rw.TableConfig("replay", 1000, sampler, rate_limiter=rw.MinSize(size))) for size in (1, 4, 4)
+    ]
     insert(servers[0].address, [0])
     insert(servers[1].address, [1, 1, 1])
+    insert(servers[2].address, [2, 2, 2])
     with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
         batches = [next(dataset) for _ in range(4)]
         assert {int(item) for batch in batches for item in items_of(batch)} == {0}
         np.testing.assert_allclose(batches[-1].info.probabilities, 1.0)  # the first was drawn before it was left out
-        assert dataset.stats().left_out_servers == 1
+        assert dataset.stats().left_out_servers == 2
         if sampler == "uniform":  # its share is that of its size; of priorities only samples tell
             assert 0 < dataset.stats().forgiven_samples <= 8  # at most a batch is owed
         insert(servers[1].address, [1])
         eventually(lambda: 1 in items_of(next(dataset)))
         latest = [next(dataset) for _ in range(MANY)][-1]
         np.testing.assert_allclose(latest.info.probabilities, 1 / 5)
+        assert dataset.stats().left_out_servers == 1
+        insert(servers[2].address, [2])
+        eventually(lambda: 2 in items_of(next(dataset)))
         assert dataset.stats().left_out_servers == 0
 
 

@@ -18,6 +18,7 @@ from server_process import StartServer
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.decoding import samples
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
@@ -161,19 +162,24 @@ def test_close_waits_no_longer_than_told_for_samples_in_flight(replay_server: St
         assert dataset.stats().received_samples < 200  # all would have come within 20 s
 
 
-def test_buffers_are_used_again_only_if_asked_for(replay_server: StartServer) -> None:
+def test_memory_of_large_batches_is_used_again_when_nobody_has_it(
+    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "_MIN_REUSED_BYTES", 1)
     server = replay_server(rw.TableConfig("replay"))
     write_steps(server.address, "replay", 60)
-    with rw.ReplayDataset(server.address, "replay", 16, reuse_buffers=True) as dataset:
-        arrays = []
-        for _ in range(20):
-            a = next(dataset).data["a"]
-            np.testing.assert_array_equal(a, a[:, :1] + np.arange(4))
-            arrays.append(a.__array_interface__["data"][0])
-        assert len(set(arrays)) <= 3
     with rw.ReplayDataset(server.address, "replay", 16) as dataset:
         batches = [next(dataset).data["a"] for _ in range(20)]
         assert len({a.__array_interface__["data"][0] for a in batches}) == 20
+        rows = [a[3] for a in batches]  # a view of a part is enough to keep all
+        del batches
+        for _ in range(20):
+            a = next(dataset).data["a"]
+            np.testing.assert_array_equal(a, a[:, :1] + np.arange(4))
+            assert not any(np.shares_memory(a, row) for row in rows)
+        del rows
+        addresses = {next(dataset).data["a"].__array_interface__["data"][0] for _ in range(40)}
+        assert len(addresses) < 40
 
 
 def test_a_learner_that_went_without_a_sample_takes_none_with_it(replay_server: StartServer) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -293,6 +295,38 @@ def test_two_servers_are_sampled_as_one_and_updates_go_to_the_owner(replay_serve
 
 @client_by_socket
 @pytest.mark.parametrize("num_servers", [1, 2])
+def num_asked(servers: Sequence[CallForwarder]) -> int:
+    return sum(server.verbs.count("ServerInfo") for server in servers)
+
+
+def test_servers_whose_samples_tell_their_size_are_not_asked(replay_server: StartServer) -> None:
+    table = rw.TableConfig("replay", 100, rw.Prioritized(1.0))
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(CallForwarder(replay_server(table).port)) for _ in range(2)]
+        addresses = [server.address for server in servers]
+        for address in addresses:
+            insert_numbers(address, "replay", range(5))
+        dataset = stack.enter_context(rw.ReplayDataset(addresses, "replay", 8))
+        next(dataset)
+        before, end = num_asked(servers), time.monotonic() + 3.0
+        while time.monotonic() < end:
+            next(dataset)
+        assert num_asked(servers) - before < 6  # 12 if each were asked every half second
+
+
+def test_empty_queue_is_asked_less_and_less_often(replay_server: StartServer) -> None:
+    with (
+        CallForwarder(replay_server(QUEUE).port) as server,
+        rw.ReplayDataset(server.address, "queue", 4, timeout_s=60) as dataset,
+    ):
+        assert dataset.take(6.0) is None
+        before = num_asked([server])
+        assert dataset.take(2.0) is None
+        assert num_asked([server]) - before < 20  # 40 if it were asked 20 times a second
+        insert_numbers(server.address, "queue", range(4))
+        assert first_numbers(next(dataset)) == list(range(4))
+
+
 def test_reader_outlives_a_gateway_that_refuses_for_a_while(replay_server: StartServer, num_servers: int) -> None:
     states = [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED]
     broken: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -139,6 +140,30 @@ def test_damaged_messages_are_an_error_each_and_reading_goes_on(replay_server: S
         for _ in range(5):
             assert set(first_numbers(next(dataset))) <= {0, 1, 2}
         assert dataset.stats().lost_samples >= 2
+
+
+def test_damaged_messages_are_skipped_and_counted_too_if_asked_for(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay"))
+    insert_numbers(server.address, "replay", range(3))
+    with (
+        Relay(server.address, damage_first(2)) as relay,
+        rw.ReplayDataset(relay.address, "replay", 4, skip_unsafe=True) as dataset,
+    ):
+        for batch in itertools.islice(dataset, 5):
+            assert set(first_numbers(batch)) <= {0, 1, 2}
+        assert dataset.stats().skipped_samples == 2
+        assert dataset.stats().lost_samples >= 2
+
+
+def test_messages_that_are_skipped_without_end_are_told_at_the_time_out(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay"))
+    insert_numbers(server.address, "replay", range(3))
+    with (
+        Relay(server.address, lambda _: DAMAGED) as relay,
+        rw.ReplayDataset(relay.address, "replay", 4, skip_unsafe=True, timeout_s=1.0) as dataset,
+        pytest.raises(rw.errors.ReplayTimeoutError, match=r"0 of 4 samples have come. \d+ were unsafe or damaged"),
+    ):
+        next(dataset)
 
 
 def test_damage_without_end_is_told_once_a_call_and_keeps_no_one_busy(replay_server: StartServer) -> None:

@@ -117,14 +117,6 @@ def test_jax_learns(address: str) -> None:
     np.testing.assert_allclose(weights, WEIGHTS, atol=1e-2)
 
 
-def test_jax_does_not_get_buffers_that_are_used_again(address: str) -> None:
-    with (
-        rw.ReplayDataset(address, "replay", 2, reuse_buffers=True) as dataset,
-        pytest.raises(rw.errors.SpecError, match="`reuse_buffers` must be False for as_jax, got True"),
-    ):
-        dataset.as_jax()
-
-
 def test_tensorflow_learns(address: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own imports

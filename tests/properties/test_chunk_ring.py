@@ -80,12 +80,12 @@ def test_ring_is_enlarged_for_a_chunk_that_does_not_fit_and_for_chunks_of_one_sa
         assert ring.fits(one) is fits
         if not fits:
             ring.reset([one])
-        assert ring.is_enlarged is (key >= 2)
+        assert (len(ring.columns[0]) > 40) is (key >= 2)
         put(ring, key, one)
         check(ring, model)
         assert key in model
     ring.reset([])
-    assert not ring.is_enlarged
+    assert len(ring.columns[0]) == 40
     columns = {key: np.full((70, 3), float(key)) for key in range(3)}
     together = {key: encoded(key, column) for key, column in columns.items()}
     ring.reset(together.values())

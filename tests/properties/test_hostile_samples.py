@@ -19,7 +19,7 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import SampleReassembler, Samples
 from reverb_writer.protocol.specs import packer
-from reverb_writer.reading.batches import collate
+from reverb_writer.reading.replay_dataset import collated
 
 MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "3000"))
 CACHE_BYTES = SAMPLE_BYTES = 1 << 20
@@ -52,7 +52,7 @@ def receive(message: bytes, assembler: BatchAssembler) -> None:
         for error in assembler.add(SampleReassembler().feed(message)):
             assert isinstance(error, (FormatError, UnsafeDataError))
         if assembler.num_samples:
-            collate(*assembler.take(), packer(None), "list", "")
+            collated(*assembler.take(), packer(None), "list", "")
     except (FormatError, StructureError):
         pass
 

@@ -17,13 +17,13 @@ from reverb_writer.slices import (
     Short,
     SliceSampler,
     Trajectories,
-    allot,
     find_trajectories,
     gather,
     pad_trajectories,
     read_markers,
     split_trajectories,
 )
+from reverb_writer.slices.gather import _allot
 
 no_deadline = settings(deadline=None)  # the machine may be busy
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -225,7 +225,7 @@ def test_a_pass_has_each_trajectory_or_each_slice_once(sizes: list[int], sampler
 @no_deadline
 @given(st.integers(0, 200), st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(any), seeds)
 def test_shares_are_the_exact_ones_rounded_and_add_up(number: int, weights: list[float], seed: int) -> None:
-    shares = allot(number, weights, np.random.default_rng(seed))
+    shares = _allot(number, weights, np.random.default_rng(seed))
     exact = number * np.array(weights) / np.sum(weights)
     assert shares.sum() == number
     assert (np.abs(shares - exact) < 1 + 1e-9).all()

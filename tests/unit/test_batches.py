@@ -10,6 +10,7 @@ import pytest
 
 import reverb_writer as rw
 from reverb_writer.decoding.samples import BatchInfo
+from reverb_writer.slices.axes import converted
 from reverb_writer.slices.batch import Batch
 
 
@@ -59,7 +60,7 @@ class Tensor:
 def test_memory_is_pinned_of_tensors_and_not_of_strings() -> None:
     """`as_torch` makes lists of strings: their leaves are bytes."""
     data = {"observation": Tensor(), "name": [[b"a", b"b"], [b"c", b"d"]]}
-    pinned = Batch(data, info_of(0).map_arrays(lambda _: Tensor()), next={"name": [b"a"]}).pin_memory()
+    pinned = Batch(data, converted(info_of(0), lambda _: Tensor()), next={"name": [b"a"]}).pin_memory()
     assert pinned.data["observation"].is_pinned
     assert pinned.data["name"] == [[b"a", b"b"], [b"c", b"d"]]
     assert pinned.next == {"name": [b"a"]}

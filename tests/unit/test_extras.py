@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import reverb_writer as rw
+from reverb_writer.reading.views import Views
 
 PACKAGE = Path(rw.__file__).parent
 NEEDED = {"numpy", "grpc", "google", "cramjam", "tree", "reverb_writer", "__future__"}
@@ -41,7 +42,7 @@ def _view(name: str) -> Callable[..., Any]:
     ("missing", "call", "install"),
     [
         ("torch", _view("torch"), "reverb-writer[torch]"),
-        ("jax", _view("jax"), "reverb-writer[jax]"),
+        ("jax", lambda _: Views().as_jax(), "reverb-writer[jax]"),
         ("tensorflow", _view("tf"), "tensorflow"),
         ("minari", lambda path: rw.files.from_minari(str(path), None), "reverb-writer[minari]"),  # type: ignore[arg-type]
         ("minari", lambda path: rw.files.to_minari([], path, "a/b-v0"), "reverb-writer[minari]"),
@@ -58,7 +59,7 @@ def test_missing_package_is_named_by_what_installs_it(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("torch", "jax", "tf"):
+    for name in ("torch", "tf"):
         monkeypatch.delitem(sys.modules, f"reverb_writer.reading.views.{name}", raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(rw.errors.MissingExtraError) as caught:

@@ -14,7 +14,6 @@ from reverb_writer.slices import (
     Slices,
     SliceSampler,
     Trajectories,
-    allot,
     find_trajectories,
     gather,
     sample_members,
@@ -227,15 +226,6 @@ def test_batches_own_their_data_and_keep_structure_and_dtypes() -> None:
 # Members.
 
 
-def test_shares_are_rounded_and_add_up() -> None:
-    assert allot(48, [1, 1, 1], rng()).tolist() == [16, 16, 16]
-    for seed in range(50):
-        shares = allot(16, [0, 0.9, 0.1, 0], rng(seed)).tolist()
-        assert shares in ([0, 14, 2, 0], [0, 15, 1, 0])
-    counts = np.sum([allot(16, [0, 0.9, 0.1, 0], rng(seed)) for seed in range(2000)], axis=0) / 2000
-    np.testing.assert_allclose(counts, [0, 14.4, 1.6, 0], atol=0.05)
-
-
 def member(first: int, lengths: list[int]) -> tuple[Any, Trajectories]:
     trajectories = Trajectories.from_lengths(lengths)
     return {"reward": first + np.arange(sum(lengths)), "traj_ids": np.zeros(sum(lengths), int)}, trajectories
@@ -250,6 +240,14 @@ def test_members_have_their_share_of_a_batch() -> None:
     assert true_rows(batch.markers.is_init) == list(range(0, 36, 3))
     assert true_rows(batch.markers.truncated) == list(range(2, 36, 3))
     np.testing.assert_array_equal(batch.markers.slices.rows, batch.data["reward"] % 100)
+
+
+def test_shares_of_members_are_rounded_at_random_and_exact_on_average() -> None:
+    members = [member(0, [4]), member(100, [5]), member(200, [9])]
+    found = [sample_members(members, SliceSampler(16, 1), rng(seed), [0, 0.9, 0.1]) for seed in range(500)]
+    counts = np.array([np.bincount(np.asarray(batch.markers.members), minlength=3) for batch in found])
+    assert {tuple(row) for row in counts.tolist()} == {(0, 14, 2), (0, 15, 1)}
+    np.testing.assert_allclose(counts.mean(0), [0, 14.4, 1.6], atol=0.08)
 
 
 def test_member_of_weight_zero_is_never_drawn_from() -> None:
@@ -314,7 +312,7 @@ def test_bad_members_are_named() -> None:
     with pytest.raises(SpecError, match="got 2 weights and 1 members"):
         sample_members([member(0, [4])], SliceSampler(2, 2), rng(), [1, 1])
     with pytest.raises(SpecError, match="not all 0, got"):
-        allot(4, [0, 0], rng())
+        sample_members([member(0, [4])] * 2, SliceSampler(2, 2), rng(), [0, 0])
     with pytest.raises(StructureError, match="steps of one structure"):
         sample_members(
             [member(0, [4]), ({"reward": np.zeros(4)}, Trajectories.from_lengths([4]))], SliceSampler(2, 2), rng()

@@ -211,11 +211,6 @@ def test_markers_of_a_storage_of_environments_have_its_dimensions() -> None:
     assert markers.done.shape == (5, 2)
 
 
-def test_only_a_storage_of_one_environment_is_drawn() -> None:
-    with pytest.raises(SpecError, match=r"one environment can be drawn, got shape \(5, 2\)"):
-        find_trajectories(Markers(done=np.zeros((5, 2), bool))).preview()
-
-
 # Trajectories.
 
 

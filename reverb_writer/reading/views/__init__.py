@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from reverb_writer.errors import SpecError
+from reverb_writer.lazy import needs
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -17,11 +17,6 @@ class Views:
     """An iterator over batches, and what it is for PyTorch, JAX and TensorFlow."""
 
     _num_open_sizes = 2  # leading dimensions of leaves that may differ from batch to batch: B and T
-
-    @property
-    def reuses_buffers(self) -> bool:
-        """Whether the arrays of a batch are overwritten when a later one is asked for."""
-        return False
 
     def transitions(self, n: int = 1, gamma: float = 0.99) -> Any:
         """Return this dataset as an iterator over transitions over n steps, `NStepTransitions` with leaves [B, ...].
@@ -60,16 +55,21 @@ class Views:
         return replay_view(self, device)
 
     def as_jax(self, device: Any = None) -> Iterator[Batch]:
-        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default.
+        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default. Strings stay NumPy arrays.
 
-        Raises:
-            SpecError: with `reuse_buffers`: JAX's arrays on a CPU may be the batch's own memory, and change with it.
+        JAX makes 64-bit numbers 32-bit ones unless `jax_enable_x64` is set.
         """
-        if self.reuses_buffers:
-            raise SpecError("`reuse_buffers` must be False for as_jax, got True: JAX's arrays may share those buffers.")
-        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
+        with needs("`as_jax`", "reverb-writer[jax]"):
+            import jax  # noqa: PLC0415
 
-        return jax_batches(self, device)
+        def put(array: Any) -> Any:
+            return array if array.dtype.kind == "O" else jax.device_put(array, device)
+
+        def batches() -> Iterator[Batch]:
+            for batch in iter(self):  # type: ignore[call-overload]  # every one of these is an iterator
+                yield batch.map_arrays(put)
+
+        return batches()
 
     def as_tf(self) -> Any:
         """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.

@@ -28,12 +28,6 @@ class TransitionsView(Views):
     def __repr__(self) -> str:
         return f"<transitions over {self._arguments[0]} steps of {self._dataset!r}>"
 
-    @property
-    def reuses_buffers(self) -> bool:
-        """Whether the arrays of a batch are overwritten when a later one is asked for."""
-        reuses: bool = self._dataset.reuses_buffers
-        return reuses
-
     def __iter__(self) -> Iterator[NStepTransitions]:
         iter(self._dataset)
         return self

@@ -1,0 +1,59 @@
+"""Records of arrays, whose fields declare their axis: one way to take some entries, to join records, to convert arrays.
+
+    axis      a field has one entry for each
+    ROWS      row of slices that are laid end to end, [N, ...]
+    SAMPLES   sample or slice, [B, ...] or [S, ...]
+
+A field with an axis is an array, a nest of arrays, or None. Other fields belong to the record as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tree
+
+ROWS, SAMPLES = {"axis": "rows"}, {"axis": "samples"}
+"""Metadata of a field of a dataclass."""
+
+_RecordT = TypeVar("_RecordT")
+
+
+def axes(record: Any) -> dict[str, str]:
+    """Return the axis of each field that has one and is not None, by name."""
+    present = [field for field in dataclasses.fields(record) if getattr(record, field.name) is not None]
+    return {field.name: field.metadata["axis"] for field in present if field.metadata}
+
+
+def converted(record: _RecordT, convert: Callable[[Any], Any]) -> _RecordT:
+    """Return a record with each array as `convert` returns it; those of records in it stay."""
+    return _replaced(record, {name: tree.map_structure(convert, getattr(record, name)) for name in axes(record)})
+
+
+def taken(record: _RecordT, *, samples: Any, rows: Any = None) -> _RecordT:
+    """Return some entries of a record and of the records in it, by NumPy indices of each axis; slices give views."""
+    index = {"samples": samples, "rows": rows}
+    found = {
+        name: tree.map_structure(lambda leaf, axis=axis: leaf[index[axis]], getattr(record, name))
+        for name, axis in axes(record).items()
+    }
+    inner = {name: value for name, value in vars(record).items() if dataclasses.is_dataclass(value)}
+    return _replaced(record, found | {name: taken(value, samples=samples, rows=rows) for name, value in inner.items()})
+
+
+def joined(records: Sequence[_RecordT], **others: Any) -> _RecordT:
+    """Return records as one, with these `others` as fields; a field that one of them lacks is None."""
+    found: dict[str, Any] = {}
+    for name in axes(records[0]).keys() - others.keys():
+        nests = [getattr(record, name) for record in records]
+        is_of_all = all(nest is not None for nest in nests)
+        found[name] = tree.map_structure(lambda *leaves: np.concatenate(leaves), *nests) if is_of_all else None
+    return _replaced(records[0], found | others)
+
+
+def _replaced(record: _RecordT, found: dict[str, Any]) -> _RecordT:
+    replaced: _RecordT = dataclasses.replace(record, **found)  # type: ignore[type-var]  # every record is a dataclass
+    return replaced
