@@ -1,7 +1,16 @@
-"""Gymnasium's vector environments that record themselves, in every autoreset mode (see `episodes.episode_batch`).
+"""Gymnasium's vector environments that record themselves, in every autoreset mode.
 
-In the mode "NextStep" the last step of an episode is written with the next step of the others, which resets that
-environment; in the other modes by itself, at once.
+`o5` is the terminal observation of an episode, `o0` the first one of the next:
+
+    mode       call   observation  terminated  infos           its last step is written
+    ---------  -----  -----------  ----------  --------------  ------------------------------------
+    NEXT_STEP  step   o5           True
+               step   o0           False                       with this one, whose action has no effect
+    SAME_STEP  step   o0           True        final_obs: o5   at once
+    DISABLED   step   o5           True                        at once
+               reset  o0                                       in the environments of the mask
+
+Source: Gymnasium 1.x, `gymnasium.vector.AutoresetMode` and `vector/sync_vector_env.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +25,10 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
 from reverb_writer.environments.space_leaves import encoder, space_of, space_spec
-from reverb_writer.episodes.episode_batch import final_observation, mode_name
+from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import write_row
+
+_MODES = ("NextStep", "SameStep", "Disabled")
 
 
 class VectorRecorder(VectorWrapper):
@@ -35,7 +46,13 @@ class VectorRecorder(VectorWrapper):
     ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
         n = env.num_envs
-        mode = mode_name(env.metadata.get("autoreset_mode"))
+        given = env.metadata.get("autoreset_mode")
+        mode = getattr(given, "value", given)  # a member of `AutoresetMode`, or its name already
+        if mode not in _MODES:
+            raise SpecError(
+                f"`env` must have one of {', '.join(map(repr, _MODES))} as its autoreset mode, got {given!r}. Set "
+                '`env.metadata["autoreset_mode"]`.'
+            )
         observation = space_spec(space_of(env, "single_observation_space"), "observation")
         action = space_spec(space_of(env, "single_action_space"), "action")
         self._read_extras = extras_reader(extras, n)
@@ -89,7 +106,12 @@ class VectorRecorder(VectorWrapper):
 
     def _with_final(self, observations: Any, infos: dict[str, Any], env_mask: Any) -> Any:
         """Return the observations, with the terminal ones in the environments of the mask."""
-        replaced = tree.map_structure(np.copy, observations)
+        replaced, finals = tree.map_structure(np.copy, observations), infos.get("final_obs")
         for env_id in np.flatnonzero(env_mask).tolist():
-            write_row(replaced, env_id, self._encode_observation(final_observation(infos, env_id)))
+            if finals is None or finals[env_id] is None:
+                raise StructureError(
+                    f"environment {env_id}: its episode is over, and `infos` have no `final_obs` for it, only "
+                    f"{[*infos]}: its terminal observation would be lost. Use another `autoreset_mode`."
+                )
+            write_row(replaced, env_id, self._encode_observation(finals[env_id]))
         return replaced

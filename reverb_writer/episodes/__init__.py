@@ -8,7 +8,7 @@ row_form          structure, dtypes and shapes of rows
 indexing          which rows an index or a slice means
 filling           rows outside the data, filled with a value
 episode_steps     the steps that observers write of an episode, and back
-episode_batch     the episodes of environments that step together
+episode_batch     the episodes of environments that step together, of recorded steps
 """
 
 from __future__ import annotations
