@@ -22,10 +22,10 @@ from reverb_writer.client.server_calls import Sample
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
 from reverb_writer.decoding.samples import split_samples
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
+from reverb_writer.files.importing import Transferred
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.saved_replay import open_saved
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
-from reverb_writer.files.transferred import Transferred
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import Samples
 from reverb_writer.protocol.specs import packer, packer_of

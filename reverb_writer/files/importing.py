@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tree
 
@@ -23,10 +23,23 @@ from reverb_writer.errors import (
 )
 from reverb_writer.files.manifest import End
 from reverb_writer.files.trajectory_file import StoredTrajectory
-from reverb_writer.files.transferred import Transferred
 
 _LOG = logging.getLogger(__package__)
 _CONFIRM_S = 2.0
+
+
+class Transferred(NamedTuple):
+    """The outcome of the import or the export of one trajectory or item.
+
+    Attributes:
+        name: of the trajectory's file; of an item its key.
+        num_steps: steps that were transferred; 0 if it was left out.
+        error: why it was left out; empty if it was not.
+    """
+
+    name: str
+    num_steps: int
+    error: str = ""
 
 
 class Journal:

@@ -17,8 +17,7 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
-from reverb_writer.files.manifest import End, Manifest
-from reverb_writer.files.row_layout import RowLayout
+from reverb_writer.files.manifest import End, Manifest, RowLayout
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
 from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length

@@ -174,16 +174,9 @@ def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
     order is that of the times in the names, so copying does not change it.
     """
     found: list[Path] = []
-    pending = [os.fspath(data_dir)]
-    while pending:
-        with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    pending.append(entry.path)
-                elif entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX):
-                    found.append(Path(entry.path))
+    for folder, folders, names in os.walk(data_dir, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(folder, name) for name in names if name.startswith(PREFIX) and name.endswith(SUFFIX)]
     return sorted(found, key=lambda path: (_number(path.name), path.name))
 
 

@@ -118,14 +118,21 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             device,
             seed=seed,
             fields={"truncated" if field == "timeout" else field: name for field, name in (fields or {}).items()},
-            first_frame_done=first_frame_done,
             wait_timeout_s=wait_timeout_s,
         )
+        self._first_frame_done = first_frame_done
         self._num_needed = max(keep_latest_n_trajs, 1)
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
         """Make a batch of zeros: a `Transition`, leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
         return Transition(*super().get_buffer(num_transitions_per_env))
+
+    def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
+        """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it."""
+        super().fill_transition(buffer, env_ids)
+        if self._first_frame_done:
+            buffer.done[...] |= buffer.is_first
+        return buffer
 
     @staticmethod
     def get_frame_range(filename: str) -> tuple[int, int]:

@@ -20,8 +20,7 @@ import numpy as np
 
 from reverb_writer import files
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
-from reverb_writer.files.manifest import End, Manifest
-from reverb_writer.files.row_layout import RowLayout
+from reverb_writer.files.manifest import End, Manifest, RowLayout
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 from reverb_writer.protocol.signatures import ArraySpec
 
