@@ -12,8 +12,7 @@ import numpy.typing as npt
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import filling
 from reverb_writer.episodes.indexing import Indices, is_single, position, span
-from reverb_writer.episodes.row_form import RowForm, listed
-from reverb_writer.episodes.rows import Rows
+from reverb_writer.episodes.rows import RowForm, Rows, listed
 from reverb_writer.episodes.spaces import SpaceLeaves, check
 from reverb_writer.errors import (
     ClosedError,
