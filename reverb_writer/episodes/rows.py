@@ -57,11 +57,7 @@ class RowForm:
         return RowForm, (self._example, self.paths, self.dtypes, self.shapes)
 
     def joined(self, other: RowForm, what: str) -> RowForm:
-        """Return the form of rows of both: dtypes widen to those of `np.stack`.
-
-        Raises:
-            StructureError: the structures or shapes differ.
-        """
+        """Return the form of rows of both: dtypes widen to those of `np.stack`."""
         check_same_leaves(what, other.paths, self.paths, "the first row")
         for path, dtype, shape, got, got_shape in zip(
             self.paths, self.dtypes, self.shapes, other.dtypes, other.shapes, strict=True
@@ -140,11 +136,7 @@ class Rows:
         return len(self.columns[0]) if self.columns else 0
 
     def checked(self, item: Any, what: str) -> Row:
-        """Return a row as the argument of `append`; errors call it `what`.
-
-        Raises:
-            StructureError: its structure or shapes differ from the first row.
-        """
+        """Return a row as the argument of `append`, or raise StructureError, which calls it `what`."""
         form = self.form
         if form is not None:
             try:
@@ -165,11 +157,7 @@ class Rows:
         return Block(RowForm(data, paths, [leaf.dtype for leaf in leaves], [leaf.shape[1:] for leaf in leaves]), leaves)
 
     def fitting(self, block: Block, what: str) -> Block:
-        """Return a block in the form that all rows have once it is added; errors call it `what`.
-
-        Raises:
-            StructureError: its structure or shapes differ from the first row, or an integer would be rounded.
-        """
+        """Return a block in the form that all rows have once it is added, or raise StructureError."""
         if self.form is None or self.form is block.form:
             return block
         form = self.form.joined(block.form, what)

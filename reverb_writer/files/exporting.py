@@ -166,11 +166,7 @@ def _chunk_keys(item: Any) -> set[int]:
 def _decoded(
     item: Any, keys: set[int], chunks: Mapping[int, bytes], assembler: BatchAssembler, signature: Any
 ) -> Sample:
-    """Return an item, which needs the chunks with these keys, as it would be sampled.
-
-    Raises:
-        FormatError, UnsafeDataError: it is damaged, or too large.
-    """
+    """Return an item, which needs the chunks with these keys, as it would be sampled."""
     if missing := keys - chunks.keys():
         raise FormatError(f"it needs chunk {min(missing)}, which was not saved.")
     entry = messages.SampledResponse().entries.add(data=[chunks[key] for key in keys])

@@ -60,11 +60,7 @@ class RowLayout:
 
     @classmethod
     def of(cls, nest: Any) -> RowLayout:
-        """Return the layout of steps like `nest`, of `ArraySpec`.
-
-        Raises:
-            StructureError: such steps cannot be stored.
-        """
+        """Return the layout of steps like `nest`, of `ArraySpec`; raises StructureError if they cannot be stored."""
         return cls(nest, _leaves(nest), base64.b64encode(signatures.encode(nest).SerializeToString()).decode())
 
     @classmethod
@@ -89,11 +85,7 @@ class RowLayout:
         return arrays
 
     def decode(self, read: Read, num_steps: int) -> list[Array]:
-        """Return the columns of a file, each [num_steps, ...], owned by the caller.
-
-        Raises:
-            FormatError: its arrays are not of this layout.
-        """
+        """Return the columns of a file, each [num_steps, ...], owned by the caller."""
         columns = []
         for name, spec in self.leaves.items():
             shape = (num_steps, *spec.shape)
@@ -164,11 +156,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read a manifest.
-
-        Raises:
-            FormatError: it is none, or of another version.
-        """
+        """Read a manifest; raises FormatError if it is none, or of another version."""
         try:
             values = json.loads(text)
             found = values.get("format"), values.get("version")

@@ -273,11 +273,7 @@ class RolloutWriter:
         self._blocks = blocks
 
     def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:
-        """Write the episodes of some environments, those without steps left out.
-
-        Raises:
-            OSError: the disk failed for some of them; the others are written.
-        """
+        """Write the episodes of some environments that have steps; what the disk refuses stops none of the others."""
         errors = []
         for env, outcome in outcomes.items():
             length = int(self._lengths[env])

@@ -48,11 +48,7 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, Ov
 
 
 def write_trajectory(path: Path, manifest: Manifest, columns: Sequence[Array]) -> None:
-    """Write a trajectory, leaves [T, ...], which is seen when all of it is on disk.
-
-    Raises:
-        OSError: the disk failed, for example because it is full. Nothing is left there, as after an interrupt.
-    """
+    """Write a trajectory, leaves [T, ...], which is seen when all of it is on disk; a failure leaves nothing."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_MANIFEST), manifest.to_json())  # dated 1980: equal data makes equal files

@@ -51,12 +51,7 @@ def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
 
 
 def load_trajectory(path: Path) -> dict[str, Any]:
-    """Return the arrays of a pickled trajectory by key, [T, ...], the components of observations put together.
-
-    Raises:
-        FormatError: it is torn or incomplete; names the file.
-        UnsafeDataError: a pickle asks for more than arrays.
-    """
+    """Return the arrays of a pickled trajectory by key, [T, ...], the components of observations put together."""
     chunks = sorted((*frame_range(file.name), file) for file in path.iterdir() if _FILE.fullmatch(file.name))
     if not chunks:
         raise FormatError(f"trajectory `{path.name}`: it has no files.")
