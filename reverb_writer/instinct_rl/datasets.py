@@ -11,23 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reverb_writer.files import rollout_dataset, rollout_file_base
+from reverb_writer.files.transition_fields import TransitionBatch
 from reverb_writer.instinct_rl import pickles
 from reverb_writer.rollouts.array_nests import Arrays
 
-
-class Transition(NamedTuple):
-    """`TransitionBatch` of `reverb_writer.files`, whose `truncated` is called `timeout` here."""
-
-    observation: Any
-    privileged_observation: Any
-    action: Any
-    reward: Any
-    done: Any
-    timeout: Any
-    next_observation: Any
-    next_privileged_observation: Any
-    is_first: Any
-    mask: Any
+_FIELDS = ["timeout" if field == "truncated" else field for field in TransitionBatch._fields]
+Transition: Any = NamedTuple("Transition", [(field, Any) for field in _FIELDS])  # type: ignore[misc]
+Transition.__doc__ = "`TransitionBatch` of `reverb_writer.files`, whose `truncated` is called `timeout` here."
 
 
 def _iterable_dataset() -> Any:
@@ -134,17 +124,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             buffer.done[...] |= buffer.is_first
         return buffer
 
-    @staticmethod
-    def get_frame_range(filename: str) -> tuple[int, int]:
-        """Return the frames [start, stop) that `filename` states.
-
-        >>> RolloutDataset.get_frame_range("traj_100_200.pkl")
-        (100, 200)
-
-        Raises:
-            FormatError: the name states none.
-        """
-        return pickles.frame_range(filename)
+    get_frame_range = staticmethod(pickles.frame_range)
 
     def read_dataset_directory(self) -> bool:
         """Return whether there are enough trajectories: `keep_latest_n_trajs`, or one. `reset` waits for them."""
@@ -152,7 +132,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
 
     def open_trajectory(self, path: Path) -> Any:
         """Return the trajectory at `path`, of this project or pickled."""
-        return pickles.PickledTrajectory(path) if pickles.is_pickled(path) else super().open_trajectory(path)
+        return pickles.open_pickled(path) if pickles.is_pickled(path) else super().open_trajectory(path)
 
     def assemble_obs_components(self, traj_data: dict[str, Any]) -> dict[str, Any]:
         """Return `traj_data`, arrays by key, with `observations` [T, D] in place of the components `obs_NAME`.

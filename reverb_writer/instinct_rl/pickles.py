@@ -14,6 +14,7 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,13 @@ _LARGEST = 255
 
 
 def frame_range(filename: str) -> tuple[int, int]:
-    """Return the frames [start, stop) that a file's name states.
+    """Return the frames [start, stop) that `filename` states.
 
     >>> frame_range("traj_100_200.pkl")
     (100, 200)
+
+    Raises:
+        FormatError: the name states none.
     """
     found = _FILE.fullmatch(filename)
     if not found:
@@ -76,20 +80,13 @@ def load_trajectory(path: Path) -> dict[str, Any]:
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-class PickledTrajectory:
-    """A pickled trajectory in memory, as far as `RolloutDataset` needs a `StoredTrajectory`: `manifest` and `load`."""
-
-    def __init__(self, path: Path) -> None:
-        """Read its pickles; raises what `load_trajectory` raises."""
-        self._steps = load_trajectory(path)
-        last_rows = {key: array[-2:] for key, array in self._steps.items()}
-        layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in self._steps.items()})
-        num_steps = len(next(iter(self._steps.values())))
-        self.manifest = Manifest.of(num_steps, last_rows, End.STEP, layout, {})
-
-    def load(self) -> dict[str, Any]:
-        """Return the steps; this is the only copy."""
-        return self._steps
+def open_pickled(path: Path) -> Any:
+    """Return a pickled trajectory in memory, as far as `RolloutDataset` needs a `StoredTrajectory`."""
+    steps = load_trajectory(path)
+    last_rows = {key: array[-2:] for key, array in steps.items()}
+    layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in steps.items()})
+    manifest = Manifest.of(len(next(iter(steps.values()))), last_rows, End.STEP, layout, {})
+    return SimpleNamespace(manifest=manifest, load=lambda: steps)  # the only copy of the steps
 
 
 def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.PathLike[str]) -> dict[str, str]:

@@ -84,7 +84,7 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
         folded = rw.environments.NStepTransform(observer, 3, 0.9)
         assert repr(folded) == f"<NStepTransform of 3 steps to {observer!r}>"
         recorder = rw.environments.TimeStepRecorder(observer)
-        assert repr(recorder) == f"<TimeStepRecorder to {observer!r}: step 0 of an episode>"
+        assert repr(recorder) == f"<TimeStepRecorder to {observer!r}>"
     with rw.ReplayDataset(address, "replay", 2) as one:
         assert re.fullmatch("<MixedDataset of <ReplayDataset of .*ready>>", repr(rw.MixedDataset([one])))
     with rw.LocalServer([rw.TableConfig("replay", 5)]) as local:
