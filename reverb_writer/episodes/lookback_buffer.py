@@ -192,11 +192,13 @@ class InfiniteLookbackBuffer:
             if 0 <= row < size:
                 return self.rows.row(row)
         at = np.array(self._positions([indices] if single else indices, neg_index_as_lookback, fill), np.intp)
-        where = (at >= 0) & (at < size)
-        if where.all():
+        inside = (at >= 0) & (at < size)
+        if inside.all():
             rows = self._read(at, single or None, one_hot=one_hot_discrete)
         else:
-            rows = self._read(at[where], single or None, one_hot=one_hot_discrete, fill=fill, where=where, num=len(at))
+            rows = self._read(
+                at[inside], single or None, one_hot=one_hot_discrete, fill=fill, where=inside, num=len(at)
+            )
         return rows[0] if single else rows
 
     def set(

@@ -165,11 +165,16 @@ def import_trajectories(
             if journal is not None and journal.name_of(path) in journal.done:
                 continue
             try:
-                num_steps = _send(StoredTrajectory(path), observer, before)
+                trajectory = StoredTrajectory(path)
+                if before is not None:
+                    before(trajectory)
+                num_steps = send_trajectory(trajectory, observer)
             except (FormatError, UnsafeDataError) as error:
                 _LOG.warning("Skipped: %s", error)
                 yield Transferred(path.name, 0, str(error))
                 continue
+            except StructureError as error:
+                raise StructureError(f"trajectory `{path.name}`: {error}") from error
             unconfirmed.append(path)
             if time.monotonic() - confirmed_at > _CONFIRM_S:
                 _confirm(observer, journal, unconfirmed)
@@ -185,15 +190,6 @@ def import_trajectories(
             _confirm(observer, journal, unconfirmed)
         raise
     _confirm(observer, journal, unconfirmed)
-
-
-def _send(trajectory: StoredTrajectory, observer: Any, before: Callable[[Any], None] | None) -> int:
-    if before is not None:
-        before(trajectory)
-    try:
-        return send_trajectory(trajectory, observer)
-    except StructureError as error:
-        raise StructureError(f"trajectory `{trajectory.name}`: {error}") from error
 
 
 def _confirm(observer: Any, journal: Journal | None, paths: list[Path]) -> None:

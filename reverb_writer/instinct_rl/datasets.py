@@ -11,13 +11,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reverb_writer.files import rollout_dataset, rollout_file_base
-from reverb_writer.files.transition_fields import TransitionBatch
 from reverb_writer.instinct_rl import pickles
 from reverb_writer.rollouts.array_nests import Arrays
 
-_FIELDS = ["timeout" if field == "truncated" else field for field in TransitionBatch._fields]
-Transition: Any = NamedTuple("Transition", [(field, Any) for field in _FIELDS])  # type: ignore[misc]
-Transition.__doc__ = "`TransitionBatch` of `reverb_writer.files`, whose `truncated` is called `timeout` here."
+
+class Transition(NamedTuple):
+    """`TransitionBatch` of `reverb_writer.files`, whose `truncated` is called `timeout` here."""
+
+    observation: Any
+    privileged_observation: Any
+    action: Any
+    reward: Any
+    done: Any
+    timeout: Any
+    next_observation: Any
+    next_privileged_observation: Any
+    is_first: Any
+    mask: Any
 
 
 def _iterable_dataset() -> Any:
