@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import Samples
 from reverb_writer.protocol.specs import packer, packer_of
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
-from reverb_writer.tables.table_info import TableInfo, check_tables_exist
+from reverb_writer.tables.table_info import check_tables_exist
 
 _BATCH = 256
 _RANDOM = ("uniform", "prioritized")
@@ -111,11 +111,22 @@ def export_items(
             "needs a uniform or prioritized sampler without `max_times_sampled`. Have the server save a checkpoint, "
             "and export that: `export_saved`, or `reverb-writer export --saved`."
         )
-    seen = _keys_on_disk(writer.data_dir, table)
-    for sample in _until_all_are_seen(client, found, timeout_s):
-        if sample.info.key not in seen:
-            seen.add(sample.info.key)
-            yield _save(writer, table, sample)
+    done, size = _keys_on_disk(writer.data_dir, table), found.current_size
+    keys, in_vain = set[int](), 0
+    while len(keys) < size:
+        for sample in client.sample(table, min(max(size - len(keys), _BATCH), 4 * _BATCH), timeout_s):
+            if sample.info.key in keys:
+                in_vain += 1
+                continue
+            keys.add(sample.info.key)
+            in_vain = 0
+            if sample.info.key not in done:
+                yield _save(writer, table, sample)
+        if len(keys) < size and in_vain > size * (math.log(size) + _PATIENCE):
+            raise ReplayTimeoutError(
+                f"table `{table}`: {size - len(keys)} of {size} items never came in {in_vain} samples, because their "
+                "priority is too small, or because they were removed meanwhile."
+            )
 
 
 def _keys_on_disk(data_dir: Path, table: str) -> set[int]:
@@ -139,20 +150,6 @@ def _save(writer: RolloutWriter, table: str, sample: Sample) -> Transferred:
     except StructureError as error:
         return Transferred(key, 0, f"item {key}: {error}")
     return Transferred(key, len(tree.flatten(sample.data)[0]))
-
-
-def _until_all_are_seen(client: Client, table: TableInfo, timeout_s: float | None) -> Iterator[Sample]:
-    size, keys, in_vain = table.current_size, set[int](), 0
-    while len(keys) < size:
-        for sample in client.sample(table.name, min(max(size - len(keys), _BATCH), 4 * _BATCH), timeout_s):
-            in_vain = in_vain + 1 if sample.info.key in keys else 0
-            keys.add(sample.info.key)
-            yield sample
-        if len(keys) < size and in_vain > size * (math.log(size) + _PATIENCE):
-            raise ReplayTimeoutError(
-                f"table `{table.name}`: {size - len(keys)} of {size} items never came in {in_vain} samples, because "
-                "their priority is too small, or because they were removed meanwhile."
-            )
 
 
 def _chunk_keys(item: Any) -> set[int]:

@@ -194,7 +194,7 @@ class RolloutDataset(RolloutFileBase):
             self._cursors[env] = self._take()
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> TransitionBatch:
-        """Make a batch of zeros and empty strings: leaves [N, ...], or [T, N, ...] with T transitions each."""
+        """Make a batch of zeros, or empty strings: leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
         if self._layout is None:
             raise StopIteration
         batch = (self.num_envs,) if num_transitions_per_env is None else (num_transitions_per_env, self.num_envs)
