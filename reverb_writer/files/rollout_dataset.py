@@ -206,19 +206,17 @@ class RolloutDataset(RolloutFileBase):
         chosen = range(self.num_envs) if env_ids is None else env_ids
         is_single = buffer.mask.ndim == 1
         leaves = [leaf[None] if is_single and leaf is not None else leaf for leaf in tree.flatten(buffer)]
-        if not sum(self._fill(leaves, env) for env in chosen):
+        num_filled = 0
+        for env in chosen:
+            at = 0
+            while at < len(leaves[-1]) and (cursor := self._cursors[env]) is not None:
+                at += cursor.fill(leaves, at, env)
+                if cursor.is_at_end:
+                    self._cursors[env] = self._take()
+            num_filled += at
+        if not num_filled:
             raise StopIteration
         return buffer
-
-    def _fill(self, leaves: Sequence[Any], env: int) -> int:
-        """Fill [T] of one environment; return how many transitions there were."""
-        at = 0
-        while at < len(leaves[-1]) and (cursor := self._cursors[env]) is not None:
-            length = cursor.fill(leaves, at, env)
-            at += length
-            if cursor.is_at_end:
-                self._cursors[env] = self._take()
-        return at
 
     def _list_trajectories(self) -> list[Path]:
         return [path for directory in self._directories for path in list_trajectories(directory)]
