@@ -13,8 +13,8 @@ __all__ = ["commands", "main"]
 
 _MODULE_OF = {
     "demo": "demo",
-    "export": "export_rollouts",
-    "import": "import_rollouts",
+    "export": "transfer:export_command",
+    "import": "transfer:import_command",
     "local": "serve_locally",
     "ray": "ray_commands",
     "reset": "reset",
@@ -34,8 +34,9 @@ class _Commands(Group):
         return sorted(_MODULE_OF)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
-        module = _MODULE_OF.get(cmd_name)
-        return importlib.import_module(f"{__name__}.{module}").command if module else None
+        module, _, name = _MODULE_OF.get(cmd_name, "").partition(":")
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), name or "command") if module else None
+        return found if isinstance(found, click.Command) else None
 
 
 commands = click.version_option(__version__, prog_name="reverb-writer")(

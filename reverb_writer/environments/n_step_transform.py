@@ -70,20 +70,18 @@ class _Ring:
                 "shapes that broadcast against each other."
             ) from None
         self._at = others, rewards, discounts
-        self._folded_dtypes = [[_folded_dtype(dtypes[number]) for number in at] for at in (rewards, discounts)]
+        # Sums of rewards and products of discounts have fractions.
+        floats = [dtype if dtype.kind == "f" else np.dtype(np.float32) for dtype in dtypes]
+        self._folded_dtypes = [[floats[number] for number in at] for at in (rewards, discounts)]
         rows = (n, num_envs or 1)
         self.steps = [np.zeros((*rows, *shapes[number]), dtypes[number]) for number in others]
         self.rewards = [np.zeros((*rows, *shape)) for shape in totals]
         self.discounts = [np.zeros((*rows, *shapes[number])) for number in discounts]
 
     def split(self, fields: Mapping[str, Any], index: int) -> tuple[list[Array], list[Array], list[Array]]:
-        """Return a step as a row of `steps`, of `rewards` and of `discounts`; messages give its `index`.
+        """Return a step as a row of `steps`, of `rewards` and of `discounts`, leaves [N, ...], or raise StructureError.
 
-        Leaves are [N, ...]; those of one environment become [1, ...]. There are as many rewards as discounts, and a
-        reward has the axes of its total.
-
-        Raises:
-            StructureError: it has not the leaves, dtypes and shapes of the first step.
+        Leaves of one environment become [1, ...]. There are as many rewards as discounts, of the axes of their totals.
         """
         leaves = self._structure.flatten(fields, index)
         arrays = [np.asarray(leaf, dtype) for leaf, dtype in zip(leaves, self._structure.dtypes, strict=True)]
@@ -101,8 +99,11 @@ class _Ring:
         )
         if self._is_single:
             leaves, rewards, discounts = ([leaf[0] for leaf in column] for column in (leaves, rewards, discounts))
-        rewards, discounts = map(_cast, (rewards, discounts), self._folded_dtypes)
-        return {**self._pack(leaves), "reward": self._pack_folded(rewards), "discount": self._pack_folded(discounts)}
+        reward, discount = (
+            self._pack_folded([leaf.astype(dtype) for leaf, dtype in zip(column, dtypes, strict=True)])
+            for column, dtypes in zip((rewards, discounts), self._folded_dtypes, strict=True)
+        )
+        return {**self._pack(leaves), "reward": reward, "discount": discount}
 
 
 class NStepTransform:
@@ -232,12 +233,3 @@ class NStepTransform:
 def _widened(array: Array, ndim: int, axis: int) -> Array:
     """Return an array with as many axes, those that are new at `axis`."""
     return array.reshape(*array.shape[:axis], *(1,) * (ndim - array.ndim), *array.shape[axis:])
-
-
-def _folded_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of sums of such rewards, or products of such discounts; they have fractions."""
-    return dtype if dtype.kind == "f" else np.dtype(np.float32)
-
-
-def _cast(arrays: list[Array], dtypes: list[np.dtype[Any]]) -> list[Array]:
-    return [array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True)]

@@ -54,11 +54,11 @@ def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) 
             "environments, or pass it `num_envs`."
         )
     if is_vector:
-        from reverb_writer.environments.vector_recorder import VectorRecorder  # noqa: PLC0415  # needs gymnasium
+        from reverb_writer.environments.gymnasium_recorders import VectorRecorder  # noqa: PLC0415  # needs gymnasium
 
         return VectorRecorder(env, observer, extras=extras)
     if gymnasium is not None and isinstance(env, gymnasium.Env):
-        from reverb_writer.environments.recorder import Recorder  # noqa: PLC0415  # needs gymnasium
+        from reverb_writer.environments.gymnasium_recorders import Recorder  # noqa: PLC0415  # as above
 
         return Recorder(env, observer, extras=extras)
     if dm_env is not None and isinstance(env, dm_env.Environment):

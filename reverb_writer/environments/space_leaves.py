@@ -32,22 +32,22 @@ _REASONS = {
 _WRITABLE = {"Text", "Box", "Discrete", "MultiBinary", "MultiDiscrete"}
 
 
-def space_of(env: Any, name: str) -> Any:
-    """Return a Gymnasium space of an environment."""
+def spec_of(env: Any, name: str) -> Any:
+    """Return the dtypes and shapes of a Gymnasium space of an environment, such as `observation_space`."""
     space = getattr(env, name, None)
     if "Space" not in kinds_of(space):
         has = "none" if space is None else f"a {type(space).__name__}"
         raise SpecError(f"`env` must have `{name}`, a gymnasium.Space; {type(env).__name__} has {has}. Set it.")
-    return space
+    return _space_spec(space, name.removeprefix("single_").removesuffix("_space"))
 
 
-def space_spec(space: Any, name: str) -> Any:
+def _space_spec(space: Any, name: str) -> Any:
     """Return the dtypes and shapes of a space's elements in a step, a nest of `ArraySpec`; messages say `name`."""
     parts = parts_of(space)
     if isinstance(parts, dict):
-        return {key: space_spec(part, f"{name}/{key}") for key, part in parts.items()}
+        return {key: _space_spec(part, f"{name}/{key}") for key, part in parts.items()}
     if parts is not None:
-        return tuple(space_spec(part, f"{name}/{index}") for index, part in enumerate(parts))
+        return tuple(_space_spec(part, f"{name}/{index}") for index, part in enumerate(parts))
     if kinds_of(space) & _WRITABLE:
         leaf = SpaceLeaf(space)
         return ArraySpec(leaf.shape, leaf.dtype, name)
@@ -62,7 +62,7 @@ def space_spec(space: Any, name: str) -> Any:
 def encoder(spec: Any, num_envs: int | None = None) -> Callable[[Any], Any]:
     """Return a function that copies elements of a space into leaves of a step.
 
-    `spec` is what `space_spec` returned; with `num_envs` = N, elements are [N, ...], from a vector environment.
+    `spec` is what `spec_of` returned; with `num_envs` = N, elements are [N, ...], from a vector environment.
 
     Its results share no memory with the environment, which may reuse its arrays.
     """

@@ -32,10 +32,9 @@ class TimeStepRecorder:
             observer: called with each step; the caller closes it.
         """
         self._recording = Recording(observer)
-        self._num_steps = 0  # of the episode under way
 
     def __repr__(self) -> str:
-        return f"<TimeStepRecorder to {self._recording.observer!r}: step {self._num_steps} of an episode>"
+        return f"<TimeStepRecorder to {self._recording.observer!r}>"
 
     def observe_first(self, timestep: Any) -> None:
         """Begin an episode. An episode that was not over is recorded as truncated, with its last observation.
@@ -47,7 +46,6 @@ class TimeStepRecorder:
             StructureError: it is not the first of an episode.
         """
         begin(self._recording, timestep)
-        self._num_steps = 0
 
     def observe(self, action: Any, next_timestep: Any, extras: Any = ()) -> None:
         """Record an action and its result; if the result ends the episode, also the final observation.
@@ -66,12 +64,10 @@ class TimeStepRecorder:
         if self._recording.needs_reset:
             raise StructureError("call `observe_first` before `observe`: no episode is being recorded.")
         take(self._recording, action, next_timestep, extras)
-        self._num_steps = 0 if next_timestep.last() else self._num_steps + 1
 
     def end_episode(self) -> None:
         """Record the end of an episode that was not over, as `observe_first` does."""
         self._recording.end()
-        self._num_steps = 0
 
 
 def begin(recording: Recording, timestep: Any) -> None:

@@ -4,11 +4,10 @@ episode           `Episode`: add steps, cut, slice and concatenate
 episode_data      the columns of an episode, and their getters and setters
 lookback_buffer   one column, with its look-back
 rows              rows of one form, as lists or arrays
-row_form          structure, dtypes and shapes of rows
 indexing          which rows an index or a slice means
-filling           rows outside the data, filled with a value
+spaces            leaves of spaces, one-hot vectors, fill values
 episode_steps     the steps that observers write of an episode, and back
-episode_batch     the episodes of environments that step together
+episode_batch     the episodes of environments that step together, of recorded steps
 """
 
 from __future__ import annotations

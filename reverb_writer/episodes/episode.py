@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import episode_steps
 from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.episodes.lookback_buffer import BROKEN_STATE, InfiniteLookbackBuffer
-from reverb_writer.episodes.rows import Row, Rows
 from reverb_writer.episodes.spaces import check
 from reverb_writer.errors import ClosedError, FormatError, IncompleteError, SpecError, StructureError, UnknownKeyError
 from reverb_writer.windows import WindowSpec
@@ -25,13 +24,6 @@ _IDS = ("id_", "agent_id", "module_id", "multi_agent_episode_id")
 _PLAIN = (*_IDS, "t_started", "t", "is_terminated", "is_truncated")
 _COLUMNS = ("observations", "infos", "actions", "rewards")
 _OBJECTS = ("temporary_timestep_data", "custom_data")
-
-
-class CheckedStep(NamedTuple):
-    """A step that fits an episode."""
-
-    added: list[tuple[Rows, Row]]  # what each column gets
-    extra_model_outputs: dict[str, InfiniteLookbackBuffer]  # those of the episode once it has the step
 
 
 class Episode(EpisodeData):
@@ -113,12 +105,6 @@ class Episode(EpisodeData):
             IncompleteError: there was no reset.
             StructureError: a structure or shape differs from the first step, or a value is not in its space.
         """
-        self._take(self._checked_step(observation, action, reward, extra_model_outputs), infos, terminated, truncated)
-
-    def _checked_step(
-        self, observation: Any, action: Any, reward: Any, extra_model_outputs: Mapping[str, Any] | None = None
-    ) -> CheckedStep:
-        """Return a step as the argument of `_take`; arguments and errors as for `add_env_step`. Nothing changes."""
         if self.is_terminated or self.is_truncated or self.rewards.finalized:
             self._check_open()
         if not len(self.observations.rows):
@@ -139,7 +125,13 @@ class Episode(EpisodeData):
             raise StructureError(f"`reward` must be a number, got {reward!r}.")
         for key, buffer in buffers.items():
             added.append((buffer.rows, buffer.rows.checked(extras[key], key)))
-        return CheckedStep(added, buffers)
+        for rows, row in added:  # none of this can fail
+            rows.append(row)
+        self.infos.rows.columns[0].append({} if infos is None else infos)
+        self.extra_model_outputs = buffers
+        self.t += 1
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+        self._last_step_time = time.perf_counter()
 
     def _extra_columns(self, extras: Mapping[str, Any]) -> dict[str, InfiniteLookbackBuffer]:
         """Return the columns of extra model outputs of these names; the first step of a chunk may add columns."""
@@ -150,16 +142,6 @@ class Episode(EpisodeData):
             names = f"{sorted(columns)}, got {sorted(extras)}"
             raise StructureError(f"`extra_model_outputs` must have the names of the first step, {names}.")
         return columns
-
-    def _take(self, step: CheckedStep, infos: Any, terminated: bool, truncated: bool) -> None:
-        """Add a step that `_checked_step` has returned since the last call; this cannot fail."""
-        for rows, row in step.added:
-            rows.append(row)
-        self.infos.rows.columns[0].append({} if infos is None else infos)
-        self.extra_model_outputs = step.extra_model_outputs
-        self.t += 1
-        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
-        self._last_step_time = time.perf_counter()
 
     def _check_open(self) -> None:
         if self.is_done:

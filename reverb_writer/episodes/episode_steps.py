@@ -7,7 +7,6 @@ because the episode continues. Strings are bytes, as Reverb stores them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,13 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
     `reverb_writer.slices.read_markers` finds; or a list or tuple of columns, in the structure of `like`.
     """
     if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
-        data = _structured(data, _STEP_KEYS if like is None else like)
+        like = _STEP_KEYS if like is None else like
+        paths, _ = named_leaves(like, "`like`")
+        if len(paths) != len(data):
+            raise StructureError(
+                f"{len(data)} columns do not make steps of {join_paths(paths)}. Give a step as `like`."
+            )
+        data = packer(like)(data)
     fields = fields_of(data) or {}
     found = {name: fields.get(name) for name in ("observation", "action", "reward")}
     missing = [name for name, part in found.items() if part is None]
@@ -108,10 +113,3 @@ def _closed(leaf: Array) -> Array:
 def _stored(leaf: Array) -> Array:
     """Return strings as Reverb stores them, and other leaves unchanged."""
     return as_bytes(leaf, "episode", "as in its first step") if leaf.dtype.kind == "O" else leaf
-
-
-def _structured(data: Sequence[Any], like: Any) -> Any:
-    paths, _ = named_leaves(like, "`like`")
-    if len(paths) != len(data):
-        raise StructureError(f"{len(data)} columns do not make steps of {join_paths(paths)}. Give a step as `like`.")
-    return packer(like)(data)

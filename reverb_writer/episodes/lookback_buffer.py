@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.arguments import integer
-from reverb_writer.episodes import filling
 from reverb_writer.episodes.indexing import Indices, is_single, position, span
-from reverb_writer.episodes.row_form import RowForm, listed
-from reverb_writer.episodes.rows import Rows
-from reverb_writer.episodes.spaces import SpaceLeaves, check
+from reverb_writer.episodes.rows import RowForm, Rows, listed
+from reverb_writer.episodes.spaces import SpaceLeaves, check, filled
 from reverb_writer.errors import (
     ClosedError,
     FormatError,
@@ -189,19 +187,18 @@ class InfiniteLookbackBuffer:
             where = slice(before, before + num)
             return self._read(index, one_hot=one_hot_discrete, fill=fill, where=where, num=before + num + after)
         single = is_single(indices)
-        several: Any = [indices] if single else indices
-        at = [position(index, size, self.lookback, neg_index_as_lookback) for index in several]
-        beyond = [index for index, row in zip(several, at, strict=True) if not 0 <= row < size]
-        if beyond:
-            self._check_fill(fill, beyond)
-            inside = np.array([0 <= row < size for row in at])
-            rows = self._read(
-                np.array(at)[inside], single or None, one_hot=one_hot_discrete, fill=fill, where=inside, num=len(at)
-            )
-        elif single and not one_hot_discrete:
-            return self.rows.row(at[0])
+        if single and not one_hot_discrete:
+            row = position(indices, size, self.lookback, neg_index_as_lookback)
+            if 0 <= row < size:
+                return self.rows.row(row)
+        at = np.array(self._positions([indices] if single else indices, neg_index_as_lookback, fill), np.intp)
+        inside = (at >= 0) & (at < size)
+        if inside.all():
+            rows = self._read(at, single or None, one_hot=one_hot_discrete)
         else:
-            rows = self._read(np.array(at, np.intp), single or None, one_hot=one_hot_discrete)
+            rows = self._read(
+                at[inside], single or None, one_hot=one_hot_discrete, fill=fill, where=inside, num=len(at)
+            )
         return rows[0] if single else rows
 
     def set(
@@ -229,11 +226,9 @@ class InfiniteLookbackBuffer:
         if at_indices is None or isinstance(at_indices, slice):
             _, index, num, _ = span(at_indices or _ALL, size, self.lookback, neg_index_as_lookback)
         else:
-            several: Any = at_indices
-            if is_single(at_indices):
-                several, new_data = [at_indices], [new_data]
-            at = [position(one, size, self.lookback, neg_index_as_lookback) for one in several]
-            self._check_fill(None, [one for one, row in zip(several, at, strict=True) if not 0 <= row < size])
+            single = is_single(at_indices)
+            at = self._positions([at_indices] if single else at_indices, neg_index_as_lookback)
+            new_data = [new_data] if single else new_data
             index, num = np.array(at, np.intp), len(at)
         block = None if isinstance(new_data, list) and not new_data else self.rows.block(new_data)
         num_new = 0 if block is None else len(block.columns[0])
@@ -313,13 +308,14 @@ class InfiniteLookbackBuffer:
         data = self._read(_ALL, as_list=True)
         return f"{type(self).__name__}({data[: self.lookback]} <- lookback({self.lookback}) | {data[self.lookback :]})"
 
-    def _check_fill(self, fill: Any, beyond: Sequence[Any]) -> None:
-        """Raise if rows are outside the data and there is no fill value."""
+    def _positions(self, indices: Any, neg_index_as_lookback: bool, fill: Any = None) -> list[int]:
+        """Return the positions of indices, which are in the data unless there is a fill value."""
+        at = [position(index, len(self.rows), self.lookback, neg_index_as_lookback) for index in indices]
+        beyond = [str(index) for index, row in zip(indices, at, strict=True) if not 0 <= row < len(self.rows)]
         if beyond and fill is None:
             size = f"{len(self)} rows and {self.lookback} of look-back"
-            raise OutOfRangeError(
-                f"no row at {', '.join(map(str, beyond))}: there are {size}. Pass `fill`, or a slice."
-            )
+            raise OutOfRangeError(f"no row at {', '.join(beyond)}: there are {size}. Pass `fill`, or a slice.")
+        return at
 
     def _read(
         self,
@@ -344,5 +340,5 @@ class InfiniteLookbackBuffer:
         if parts is not None and one_hot:
             leaves = [part.one_hot(leaf) for part, leaf in zip(parts.leaves, leaves, strict=True)]
         if fill is not None:
-            leaves = filling.filled(leaves, fill, where, num, parts, one_hot)
+            leaves = filled(leaves, fill, where, num, parts, one_hot)
         return form.items(list(map(listed, leaves))) if as_list else form.pack(leaves)

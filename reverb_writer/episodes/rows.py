@@ -6,17 +6,113 @@ nothing, `append` cannot fail. Likewise for several rows: `fitting` and `put`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.episodes.row_form import ANY_OBJECTS, NOT_FITTING, Block, RowForm, batched, listed, stacked
+from reverb_writer.errors import StructureError
+from reverb_writer.leaves import as_array, mismatch
+from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, structure_of
 
 Array = npt.NDArray[Any]
 Index = slice | Array
+
+_NOT_FITTING = (AttributeError, LookupError, TypeError, ValueError)  # raised by `RowForm.read`
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1  # of int64
+_ARRAYS = (np.ndarray, np.generic)
+_PYTHON_TYPES: dict[np.dtype[Any], type[Any]] = {
+    np.dtype(bool): bool,
+    np.dtype(np.int64): int,
+    np.dtype(np.float64): float,
+}
+_ADVICE = "Turn it into an array, or keep it in `infos`."
+
+
+class RowForm:
+    """The structure, dtypes and shapes of rows. It never changes, so columns share it.
+
+    Attributes:
+        paths: name of each leaf; ("",) for rows without a nest.
+        dtypes, shapes: of each leaf; `object` for strings.
+        is_number: whether rows are real numbers.
+        pack: puts leaves, one for each path, into the nest.
+        read: returns the leaves of a row, copied, if they have exactly these dtypes and shapes; else it raises one of
+            `_NOT_FITTING`.
+    """
+
+    def __init__(
+        self, example: Any, paths: tuple[str, ...], dtypes: list[np.dtype[Any]], shapes: list[tuple[int, ...]]
+    ) -> None:
+        """Take a nest of this structure; its leaves have no meaning."""
+        self._example = structure_of(example)
+        self.paths, self.dtypes, self.shapes = paths, dtypes, shapes
+        self._is_single = paths == ("",)
+        self.is_number = self._is_single and shapes == [()] and dtypes[0].kind in "biuf"
+        self.pack = packer(self._example)
+        self.read = self._reader()
+
+    def __reduce__(self) -> Any:
+        return RowForm, (self._example, self.paths, self.dtypes, self.shapes)
+
+    def joined(self, other: RowForm, what: str) -> RowForm:
+        """Return the form of rows of both: dtypes widen to those of `np.stack`."""
+        check_same_leaves(what, other.paths, self.paths, "the first row")
+        for path, dtype, shape, got, got_shape in zip(
+            self.paths, self.dtypes, self.shapes, other.dtypes, other.shapes, strict=True
+        ):
+            _check_leaf(got, got_shape, dtype, shape, what + _at(path))
+        dtypes = list(map(np.result_type, self.dtypes, other.dtypes))
+        return self if dtypes == self.dtypes else RowForm(self._example, self.paths, dtypes, self.shapes)
+
+    def stack(self, columns: Sequence[Sequence[Any]]) -> list[Array]:
+        """Return columns of rows as arrays [m, ...] of these dtypes; arrays of these dtypes are returned unchanged."""
+        return list(map(_stacked, columns, self.dtypes, self.shapes))
+
+    def items(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return columns of m rows as a list of rows."""
+        return list(columns[0]) if self._is_single else [self.pack(row) for row in zip(*columns, strict=True)]
+
+    def _reader(self) -> Callable[[Any], list[Any]]:
+        readers = list(map(_leaf_reader, self.dtypes, self.shapes))
+        if self._is_single:
+            (read,) = readers
+            return lambda item: [read(item)]
+        flatten = flattener(self._example)
+        return lambda item: [read(leaf) for read, leaf in zip(readers, flatten(item), strict=True)]
+
+
+class _AnyObjects(RowForm):
+    """Rows that are any objects, which are neither checked nor copied."""
+
+    def __init__(self) -> None:
+        super().__init__(None, ("",), [np.dtype(object)], [()])
+
+    def __reduce__(self) -> Any:
+        return "ANY_OBJECTS"  # there is one, also in a copy and after a pickle
+
+    def _reader(self) -> Callable[[Any], list[Any]]:
+        return lambda item: [item]
+
+
+ANY_OBJECTS = _AnyObjects()
+
 Row = tuple[RowForm, list[Any]]
 """A row: the form that all rows have once it is added, and its leaves."""
+
+
+class Block(NamedTuple):
+    """Rows of one form."""
+
+    form: RowForm
+    columns: list[Any]  # of each leaf: an array [m, ...], or a list of m rows
+
+    def check_exact(self, form: RowForm) -> None:
+        """Raise StructureError if an integer would be rounded to a float of another form."""
+        for column, old, new, path in zip(self.columns, self.form.dtypes, form.dtypes, form.paths, strict=True):
+            if old != new:
+                _check_exact(np.asarray(column), new, path)
 
 
 class Rows:
@@ -40,37 +136,33 @@ class Rows:
         return len(self.columns[0]) if self.columns else 0
 
     def checked(self, item: Any, what: str) -> Row:
-        """Return a row as the argument of `append`; errors call it `what`.
-
-        Raises:
-            StructureError: its structure or shapes differ from the first row.
-        """
+        """Return a row as the argument of `append`, or raise StructureError, which calls it `what`."""
         form = self.form
         if form is not None:
             try:
                 return form, form.read(item)
-            except NOT_FITTING:
+            except _NOT_FITTING:
                 pass
-        form, columns = self.fitting(stacked([item], what), what)
+        form, columns = self.fitting(_stack([item], what), what)
         return form, [listed(column)[0] for column in columns]
 
     def block(self, data: Any) -> Block:
         """Return rows as a block, copied: a list of them, or a nest of arrays [m, ...]."""
         if self.form is ANY_OBJECTS:
             return Block(ANY_OBJECTS, [list(data)])
-        return stacked(data, "item") if isinstance(data, list) else batched(data, "data")
+        if isinstance(data, list):
+            return _stack(data, "item")
+        paths, leaves = _leaves(data, "data", copy=True)
+        common_length(leaves, "data")
+        return Block(RowForm(data, paths, [leaf.dtype for leaf in leaves], [leaf.shape[1:] for leaf in leaves]), leaves)
 
     def fitting(self, block: Block, what: str) -> Block:
-        """Return a block in the form that all rows have once it is added; errors call it `what`.
-
-        Raises:
-            StructureError: its structure or shapes differ from the first row, or an integer would be rounded.
-        """
+        """Return a block in the form that all rows have once it is added, or raise StructureError."""
         if self.form is None or self.form is block.form:
             return block
         form = self.form.joined(block.form, what)
-        form.check_exact(block)
-        form.check_exact(Block(self.form, self.columns))
+        block.check_exact(form)
+        Block(self.form, self.columns).check_exact(form)
         return Block(form, form.stack(block.columns))
 
     def append(self, row: Row) -> None:
@@ -84,8 +176,7 @@ class Rows:
 
     def put(self, block: Block) -> None:
         """Add the rows of a block that is `fitting`."""
-        if block.form is not self.form:
-            self._take(block.form)
+        self._take(block.form)
         if self.finalized:
             added = block.form.stack(block.columns)
             self.columns = [np.concatenate(pair) for pair in zip(self.columns, added, strict=True)]
@@ -95,8 +186,7 @@ class Rows:
 
     def replace(self, index: Index, block: Block) -> None:
         """Overwrite rows with those of a block that is `fitting`."""
-        if block.form is not self.form:
-            self._take(block.form)
+        self._take(block.form)
         numbers = range(len(self))[index] if isinstance(index, slice) else index.tolist()
         for column, rows in zip(self.columns, block.form.stack(block.columns), strict=True):
             if self.finalized:
@@ -107,8 +197,9 @@ class Rows:
 
     def _take(self, form: RowForm) -> None:
         """Give all rows another form."""
-        columns = form.stack(self.columns or [[] for _ in form.paths])
-        self.form, self.columns = form, columns if self.finalized else list(map(listed, columns))
+        if form is not self.form:
+            columns = form.stack(self.columns or [[] for _ in form.paths])
+            self.form, self.columns = form, columns if self.finalized else list(map(listed, columns))
 
     def delete(self, number: int) -> None:
         """Remove a row."""
@@ -139,10 +230,10 @@ class Rows:
 
     def row(self, number: int) -> Any:
         """Return a row, copied."""
+        assert self.form is not None  # noqa: S101  # there is a row
         leaves = [column[number] for column in self.columns]
         if self.form is not ANY_OBJECTS:
             leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-        assert self.form is not None  # noqa: S101  # there is a row
         return self.form.pack(leaves)
 
     def arrays(self, index: Index = slice(None)) -> list[Array]:
@@ -158,11 +249,102 @@ class Rows:
 
     def equal(self, other: Rows) -> bool:
         """Return whether the rows are equal; NaN equals NaN, and dtypes may differ."""
-        if self.form is None or other.form is None or not len(self) or not len(other):
-            return len(self) == len(other) == 0
-        if len(self) != len(other) or self.form.paths != other.form.paths:
-            return False
-        return all(
+        if not len(self) or len(self) != len(other):
+            return len(self) == len(other)
+        assert self.form is not None and other.form is not None  # noqa: S101, PT018  # there are rows
+        return self.form.paths == other.form.paths and all(
             np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
             for a, b in zip(self.arrays(), other.arrays(), strict=True)
         )
+
+
+def listed(leaf: Array) -> list[Any]:
+    """Return a leaf [m, ...] as a list; numbers of bool, int64 and float64 become Python numbers."""
+    return leaf.tolist() if leaf.ndim == 1 and leaf.dtype in _PYTHON_TYPES else list(leaf)
+
+
+def _stack(items: Sequence[Any], what: str) -> Block:
+    """Return a block of items, each a nest without time; dtypes are those of `np.stack`."""
+    paths, first = _leaves(items[0], what)
+    columns: list[list[Array]] = [[leaf] for leaf in first]
+    for index, item in enumerate(items[1:], 1):
+        others, leaves = _leaves(item, what)
+        check_same_leaves(f"{what} {index}", others, paths, "the first row")
+        for path, column, leaf in zip(paths, columns, leaves, strict=True):
+            _check_leaf(leaf.dtype, leaf.shape, column[0].dtype, column[0].shape, f"{what} {index}{_at(path)}")
+            column.append(leaf)
+    dtypes = [np.result_type(*{leaf.dtype for leaf in column}) for column in columns]
+    for path, column, dtype in zip(paths, columns, dtypes, strict=True):
+        for leaf in column:
+            _check_exact(leaf, dtype, path)
+    form = RowForm(items[0], paths, dtypes, [leaf.shape for leaf in first])
+    return Block(form, [np.stack(column) for column in columns])
+
+
+def _leaf_reader(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Any], Any]:
+    """Return a function that copies a leaf, or raises TypeError."""
+    python_type = _PYTHON_TYPES.get(dtype)
+
+    def read_string(leaf: Any) -> Any:
+        if shape or type(leaf) not in (str, bytes):  # the elements of an array must be checked one by one
+            raise TypeError
+        return leaf
+
+    def read_array(leaf: Any) -> Any:
+        if not (isinstance(leaf, np.ndarray) and leaf.dtype == dtype and leaf.shape == shape):
+            raise TypeError
+        return leaf.copy()
+
+    def read_number(leaf: Any) -> Any:
+        kind = type(leaf)
+        if kind is python_type and (kind is not int or _LOWEST <= leaf <= _HIGHEST):
+            return leaf
+        if not (isinstance(leaf, _ARRAYS) and leaf.dtype == dtype and leaf.shape == ()):
+            raise TypeError
+        return np.asarray(leaf)[()] if python_type is None else leaf.item()
+
+    return read_string if dtype.kind == "O" else read_array if shape else read_number
+
+
+def _stacked(column: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if isinstance(column, np.ndarray):
+        return column.astype(dtype, copy=False)
+    if dtype.kind != "O":
+        return np.array(column, dtype).reshape(len(column), *shape)
+    array = np.empty((len(column), *shape), object)
+    for index, row in enumerate(column):
+        array[index] = row
+    return array
+
+
+def _check_exact(leaf: Array, dtype: np.dtype[Any], path: str) -> None:
+    if leaf.dtype.kind in "iu" and dtype.kind in "fc" and leaf.size:
+        limit = 2 ** (np.finfo(dtype).nmant + 1)
+        if leaf.max() > limit or leaf.min() < -limit:
+            raise StructureError(
+                f"a column{_at(path)} has integers beyond {limit}, which {dtype} would round. Pass all of its "
+                "numbers as integers, or all as floats."
+            )
+
+
+def _leaves(nest: Any, what: str, *, copy: bool = False) -> tuple[tuple[str, ...], list[Array]]:
+    paths, leaves = named_leaves(nest, what)
+    if not leaves:
+        raise StructureError(f"{what} must have at least one leaf, got {nest!r}.")
+    arrays = [as_array(leaf, what + _at(path), _ADVICE, copy=copy) for path, leaf in zip(paths, leaves, strict=True)]
+    for path, array in zip(paths, arrays, strict=True):
+        if array.dtype.kind not in "biufcO":
+            raise StructureError(f"{what}{_at(path)}: {array.dtype} is not a dtype of numbers or strings. {_ADVICE}")
+    return paths, arrays
+
+
+def _check_leaf(
+    dtype: np.dtype[Any], shape: tuple[int, ...], expected: np.dtype[Any], expected_shape: tuple[int, ...], where: str
+) -> None:
+    # Numbers of any dtype fit: columns widen.
+    if shape != expected_shape or (dtype.kind == "O") != (expected.kind == "O"):
+        raise mismatch(where, dtype, shape, expected, expected_shape, "as in the first row")
+
+
+def _at(path: str) -> str:
+    return f", leaf `{path}`" if path else ""

@@ -1,19 +1,24 @@
-"""Gymnasium's spaces: their leaves, dtypes and shapes, and one-hot vectors.
+"""Gymnasium's spaces: their leaves, one-hot vectors, and fill values of rows outside the data.
 
 Spaces are recognised by the names of their classes, so that nothing is imported: spaces of Gym work, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
-from reverb_writer.errors import StructureError
+from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import named_leaves
 
 Array = npt.NDArray[Any]
+
+_FLOAT32 = np.dtype(np.float32)
+_NUMBERS = (float, int)
 
 
 class SpaceLeaf:
@@ -33,17 +38,11 @@ class SpaceLeaf:
         )
         self.starts = np.ravel(getattr(space, "start", 0))  # the smallest value of each component
 
-    def one_hot_shape(self) -> tuple[int, ...]:
-        """Return the shape of the one-hot vector of a sample, or that of the sample if it has none."""
-        return self.shape if self.sizes is None else (int(self.sizes.sum()),)
-
     def one_hot(self, leaf: Array) -> Array:
-        """Return the one-hot vectors of samples, or the samples if their space is neither Discrete nor MultiDiscrete.
+        """Return the one-hot vectors of samples [m, *shape], or the samples if their space is not discrete.
 
-        Samples are [m, *shape] integers. The `start` of a discrete space is subtracted, which RLlib does not do.
-
-        Returns:
-            float32 [m, n], or [m, sum(nvec)]: the vectors of all components, one after the other.
+        They are float32 [m, n], or [m, sum(nvec)]: those of all components, one after the other. The `start` of a
+        discrete space is subtracted, which RLlib does not do.
         """
         sizes = self.sizes
         if sizes is None:
@@ -55,6 +54,23 @@ class SpaceLeaf:
         vectors = np.zeros((num, int(sizes.sum())), np.float32)
         vectors[np.arange(num)[:, None], values + np.cumsum(sizes) - sizes] = 1
         return vectors
+
+    def cast(self, fill: Any, *, one_hot: bool) -> tuple[Any, np.dtype[Any]]:
+        """Return a fill value in the dtype of this space; float32 for one-hot vectors.
+
+        It is cast as RLlib does: 0.5 is 0 in a Discrete space; for one-hot vectors, 0 is a vector of zeros.
+        """
+        dtype, shape = self.dtype, self.shape
+        if one_hot and self.sizes is not None:
+            dtype, shape = _FLOAT32, (int(self.sizes.sum()),)
+        if dtype.kind == "O" or (dtype.kind == "f" and type(fill) in _NUMBERS):
+            return fill, dtype
+        value = np.asarray(fill)
+        if value.dtype.kind not in "biuf" or value.shape not in ((), shape):
+            raise SpecError(f"`fill` must be a number, or have the shape {shape} of its space, got {fill!r}.")
+        if dtype.kind in "iu" and not _in_range(value, dtype):
+            raise SpecError(f"`fill` must be a number that {dtype} can hold, as its space says, got {fill!r}.")
+        return value.astype(dtype), dtype
 
 
 class SpaceLeaves:
@@ -69,18 +85,63 @@ class SpaceLeaves:
 
     def __init__(self, space: Any) -> None:
         """Find the leaves of a space."""
-        self.struct = struct_of(space)
+        self.struct = _struct_of(space)
         self.paths, leaves = named_leaves(self.struct, "space")
         self.leaves = [SpaceLeaf(leaf) for leaf in leaves]
         self.shapes = [leaf.shape for leaf in self.leaves]
 
 
-def struct_of(space: Any) -> Any:
+def filled(
+    leaves: Sequence[Array], fill: Any, where: slice | Array, num: int, spaces: SpaceLeaves | None, one_hot: bool
+) -> list[Array]:
+    """Return leaves [num, ...] with the rows of `leaves` at `where`, and the fill value elsewhere.
+
+    The fill value is a row, or a number for all leaves. It has the dtype of its space, if there is one.
+    """
+    values = tree.flatten(fill) if len(leaves) > 1 and tree.is_nested(fill) else [fill] * len(leaves)
+    if len(values) != len(leaves):
+        raise SpecError(f"`fill` must be a number, or a row of {len(leaves)} leaves, got {fill!r}.")
+    found = []
+    for number, (leaf, given) in enumerate(zip(leaves, values, strict=True)):
+        own = leaf.dtype
+        if spaces is None:
+            value, dtype = given, _holding(given, own, leaf.shape[1:])
+        else:
+            value, dtype = spaces.leaves[number].cast(given, one_hot=one_hot)
+        rows = np.empty((num, *leaf.shape[1:]), own if dtype is own else np.result_type(dtype, own))
+        rows[...] = value
+        if len(leaf):
+            rows[where] = leaf
+        found.append(rows)
+    return found
+
+
+def _holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
+    """Return the dtype if it can hold the fill value, else a dtype that can hold both."""
+    kind = dtype.kind
+    if kind == "O" or (kind == "f" and type(fill) in _NUMBERS):
+        return dtype
+    value = np.asarray(fill)
+    if value.dtype.kind not in "biufc" or value.shape not in ((), shape):
+        raise SpecError(f"`fill` must be a number or a row like the others, {dtype} {shape}, got {fill!r}.")
+    if kind == "f" and value.dtype.kind != "c":
+        return dtype
+    if kind in "iu" and value.dtype.kind in "biuf" and np.all(value == np.trunc(value)) and _in_range(value, dtype):
+        return dtype
+    return np.result_type(value.dtype, dtype)
+
+
+def _in_range(value: Array, dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(np.all((value >= limits.min) & (value <= limits.max)))
+
+
+def _struct_of(space: Any) -> Any:
     """Return the spaces within Dict and Tuple spaces, as a nest."""
     parts = parts_of(space)
     if isinstance(parts, dict):
-        return {key: struct_of(part) for key, part in parts.items()}
-    return space if parts is None else tuple(map(struct_of, parts))
+        return {key: _struct_of(part) for key, part in parts.items()}
+    return space if parts is None else tuple(map(_struct_of, parts))
 
 
 def parts_of(space: Any) -> dict[Any, Any] | tuple[Any, ...] | None:

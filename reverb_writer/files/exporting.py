@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from reverb_writer.client.server_calls import Sample
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
 from reverb_writer.decoding.samples import split_samples
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
+from reverb_writer.files.importing import Transferred
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.saved_replay import open_saved
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
-from reverb_writer.files.transferred import Transferred
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import Samples
 from reverb_writer.protocol.specs import packer, packer_of
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
-from reverb_writer.tables.table_info import TableInfo, check_tables_exist
+from reverb_writer.tables.table_info import check_tables_exist
 
 _BATCH = 256
 _RANDOM = ("uniform", "prioritized")
@@ -111,11 +111,22 @@ def export_items(
             "needs a uniform or prioritized sampler without `max_times_sampled`. Have the server save a checkpoint, "
             "and export that: `export_saved`, or `reverb-writer export --saved`."
         )
-    seen = _keys_on_disk(writer.data_dir, table)
-    for sample in _until_all_are_seen(client, found, timeout_s):
-        if sample.info.key not in seen:
-            seen.add(sample.info.key)
-            yield _save(writer, table, sample)
+    done, size = _keys_on_disk(writer.data_dir, table), found.current_size
+    keys, in_vain = set[int](), 0
+    while len(keys) < size:
+        for sample in client.sample(table, min(max(size - len(keys), _BATCH), 4 * _BATCH), timeout_s):
+            if sample.info.key in keys:
+                in_vain += 1
+                continue
+            keys.add(sample.info.key)
+            in_vain = 0
+            if sample.info.key not in done:
+                yield _save(writer, table, sample)
+        if len(keys) < size and in_vain > size * (math.log(size) + _PATIENCE):
+            raise ReplayTimeoutError(
+                f"table `{table}`: {size - len(keys)} of {size} items never came in {in_vain} samples, because their "
+                "priority is too small, or because they were removed meanwhile."
+            )
 
 
 def _keys_on_disk(data_dir: Path, table: str) -> set[int]:
@@ -141,20 +152,6 @@ def _save(writer: RolloutWriter, table: str, sample: Sample) -> Transferred:
     return Transferred(key, len(tree.flatten(sample.data)[0]))
 
 
-def _until_all_are_seen(client: Client, table: TableInfo, timeout_s: float | None) -> Iterator[Sample]:
-    size, keys, in_vain = table.current_size, set[int](), 0
-    while len(keys) < size:
-        for sample in client.sample(table.name, min(max(size - len(keys), _BATCH), 4 * _BATCH), timeout_s):
-            in_vain = in_vain + 1 if sample.info.key in keys else 0
-            keys.add(sample.info.key)
-            yield sample
-        if len(keys) < size and in_vain > size * (math.log(size) + _PATIENCE):
-            raise ReplayTimeoutError(
-                f"table `{table.name}`: {size - len(keys)} of {size} items never came in {in_vain} samples, because "
-                "their priority is too small, or because they were removed meanwhile."
-            )
-
-
 def _chunk_keys(item: Any) -> set[int]:
     try:
         _, slices = parse_trajectory(item.flat_trajectory)
@@ -166,11 +163,7 @@ def _chunk_keys(item: Any) -> set[int]:
 def _decoded(
     item: Any, keys: set[int], chunks: Mapping[int, bytes], assembler: BatchAssembler, signature: Any
 ) -> Sample:
-    """Return an item, which needs the chunks with these keys, as it would be sampled.
-
-    Raises:
-        FormatError, UnsafeDataError: it is damaged, or too large.
-    """
+    """Return an item, which needs the chunks with these keys, as it would be sampled."""
     if missing := keys - chunks.keys():
         raise FormatError(f"it needs chunk {min(missing)}, which was not saved.")
     entry = messages.SampledResponse().entries.add(data=[chunks[key] for key in keys])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tree
 
@@ -23,10 +23,23 @@ from reverb_writer.errors import (
 )
 from reverb_writer.files.manifest import End
 from reverb_writer.files.trajectory_file import StoredTrajectory
-from reverb_writer.files.transferred import Transferred
 
 _LOG = logging.getLogger(__package__)
 _CONFIRM_S = 2.0
+
+
+class Transferred(NamedTuple):
+    """The outcome of the import or the export of one trajectory or item.
+
+    Attributes:
+        name: of the trajectory's file; of an item its key.
+        num_steps: steps that were transferred; 0 if it was left out.
+        error: why it was left out; empty if it was not.
+    """
+
+    name: str
+    num_steps: int
+    error: str = ""
 
 
 class Journal:
@@ -152,11 +165,16 @@ def import_trajectories(
             if journal is not None and journal.name_of(path) in journal.done:
                 continue
             try:
-                num_steps = _send(StoredTrajectory(path), observer, before)
+                trajectory = StoredTrajectory(path)
+                if before is not None:
+                    before(trajectory)
+                num_steps = send_trajectory(trajectory, observer)
             except (FormatError, UnsafeDataError) as error:
                 _LOG.warning("Skipped: %s", error)
                 yield Transferred(path.name, 0, str(error))
                 continue
+            except StructureError as error:
+                raise StructureError(f"trajectory `{path.name}`: {error}") from error
             unconfirmed.append(path)
             if time.monotonic() - confirmed_at > _CONFIRM_S:
                 _confirm(observer, journal, unconfirmed)
@@ -172,15 +190,6 @@ def import_trajectories(
             _confirm(observer, journal, unconfirmed)
         raise
     _confirm(observer, journal, unconfirmed)
-
-
-def _send(trajectory: StoredTrajectory, observer: Any, before: Callable[[Any], None] | None) -> int:
-    if before is not None:
-        before(trajectory)
-    try:
-        return send_trajectory(trajectory, observer)
-    except StructureError as error:
-        raise StructureError(f"trajectory `{trajectory.name}`: {error}") from error
 
 
 def _confirm(observer: Any, journal: Journal | None, paths: list[Path]) -> None:

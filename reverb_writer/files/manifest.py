@@ -6,24 +6,37 @@
     structure                     the nest of one step with dtypes and shapes: a signature of Reverb, in base 64
     metadata                      what the writer was given to keep with it
 
+A leaf is stored as an array by its name, such as `observation/rgb`; a step that is one array is called `step`. Strings
+are stored as all their bytes one after the other, and beside them, by the name `text.lengths`, are their lengths.
+
 A named tuple is read as a new class of that name and those fields, a `Trajectory` as `reverb_writer.Trajectory`.
 Reading imports and runs nothing.
 """
 
 from __future__ import annotations
 
+import base64
 import enum
+import functools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from reverb_writer.errors import FormatError, ReverbWriterError
-from reverb_writer.files.row_layout import RowLayout
+from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
+from reverb_writer.nests import named_leaves
+from reverb_writer.protocol import signatures
+from reverb_writer.protocol.messages import StructuredValue
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.steps import boundary_steps
+
+Array = npt.NDArray[Any]
+Read = Callable[[str, np.dtype[Any], tuple[int, ...]], Array]
+"""Returns the array of a name, a dtype and a shape from a file."""
 
 FORMAT = "reverb-writer trajectory"
 VERSION = 1
@@ -35,6 +48,50 @@ class End(enum.Enum):
     STEP = "step"  # its last step was the last of the episode
     RESET = "reset"  # by `reset()`, with the cached steps written
     CUT = "cut"  # by `reset(discard=True)` or `close()`
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """What all steps of a trajectory have in common."""
+
+    nest: Any  # of `ArraySpec`, in the structure of a step
+    leaves: Mapping[str, Any]  # the same by name, in dm-tree's order
+    encoded: str  # the nest as a signature of Reverb, in base 64
+
+    @classmethod
+    def of(cls, nest: Any) -> RowLayout:
+        """Return the layout of steps like `nest`, of `ArraySpec`; raises StructureError if they cannot be stored."""
+        return cls(nest, _leaves(nest), base64.b64encode(signatures.encode(nest).SerializeToString()).decode())
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)  # most files of a directory have the same
+    def read(cls, encoded: str) -> RowLayout:
+        """Return the layout that a manifest describes; raises if it describes none."""
+        nest = signatures.decode(StructuredValue.FromString(base64.b64decode(encoded)))
+        _, specs = named_leaves(nest, "a step")
+        if any(spec is None or spec.shape is None or None in spec.shape for spec in specs):
+            raise FormatError("`structure` describes no step: dtype or shape of a leaf is missing.")
+        return cls(nest, _leaves(nest), encoded)
+
+    def encode(self, columns: Sequence[Array]) -> dict[str, Array]:
+        """Return the arrays to store for these columns, each [T, ...], by name."""
+        arrays: dict[str, Array] = {}
+        for (name, spec), column in zip(self.leaves.items(), columns, strict=True):
+            arrays[name] = column
+            if spec.dtype.kind == "O":
+                strings = [bytes(string) for string in column.flat]
+                arrays[name] = np.frombuffer(b"".join(strings), np.uint8)
+                arrays[_lengths(name)] = np.array([len(string) for string in strings], np.int64).reshape(column.shape)
+        return arrays
+
+    def decode(self, read: Read, num_steps: int) -> list[Array]:
+        """Return the columns of a file, each [num_steps, ...], owned by the caller."""
+        columns = []
+        for name, spec in self.leaves.items():
+            shape = (num_steps, *spec.shape)
+            is_text = spec.dtype.kind == "O"
+            columns.append(_strings(read, name, shape) if is_text else read(name, spec.dtype, shape).copy())
+        return columns
 
 
 @dataclass(frozen=True)
@@ -57,7 +114,7 @@ class Manifest:
     terminated: bool | None
     truncated: bool | None
     layout: RowLayout
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -86,10 +143,6 @@ class Manifest:
                 truncated = not terminated
         return cls(num_steps, has_boundary, end, terminated, truncated, layout, metadata)
 
-    def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise FormatError(f"{self.num_steps} steps, expected at least one.")
-
     @property
     def num_transitions(self) -> int:
         """The steps that have an action: all but the boundary step."""
@@ -97,37 +150,56 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the manifest as JSON."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                **{name: getattr(self, name) for name in ("num_steps", "boundary_step", "terminated", "truncated")},
-                "end": self.end.value,
-                "structure": self.layout.encoded,
-                "metadata": dict(self.metadata),
-            }
-        )
+        plain = {name: getattr(self, name) for name in ("num_steps", "boundary_step", "terminated", "truncated")}
+        plain |= {"end": self.end.value, "structure": self.layout.encoded, "metadata": dict(self.metadata)}
+        return json.dumps({"format": FORMAT, "version": VERSION, **plain})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read a manifest.
-
-        Raises:
-            FormatError: it is none, or of another version.
-        """
+        """Read a manifest; raises FormatError if it is none, or of another version."""
         try:
             values = json.loads(text)
             found = values.get("format"), values.get("version")
             if found == (FORMAT, VERSION):
+                num_steps = int(values["num_steps"])
+                if num_steps < 1:
+                    raise FormatError(f"{num_steps} steps, expected at least one.")
                 return cls(
-                    num_steps=int(values["num_steps"]),
-                    boundary_step=bool(values["boundary_step"]),
-                    end=End(values["end"]),
-                    terminated=values["terminated"],
-                    truncated=values["truncated"],
-                    layout=RowLayout.read(values["structure"]),
-                    metadata=dict(values["metadata"]),
+                    num_steps,
+                    bool(values["boundary_step"]),
+                    End(values["end"]),
+                    values["terminated"],
+                    values["truncated"],
+                    RowLayout.read(values["structure"]),
+                    dict(values["metadata"]),
                 )
         except (ReverbWriterError, AttributeError, DecodeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"its manifest cannot be read: {error!r}") from error
         raise FormatError(f"its format is {found[0]!r}, version {found[1]!r}; expected {FORMAT!r}, version {VERSION}.")
+
+
+def _leaves(nest: Any) -> dict[str, Any]:
+    paths, specs = named_leaves(nest, "a step")
+    names = [path or "step" for path in paths]
+    stored = names + [_lengths(name) for name, spec in zip(names, specs, strict=True) if spec.dtype.kind == "O"]
+    if len(set(stored)) != len(stored):
+        raise StructureError(f"leaves need different names, got {', '.join(stored)}. Rename a key that has a slash.")
+    if unnamable := [name for name in names if "\0" in name]:
+        raise StructureError(f"leaf {unnamable[0]!r}: an .npz file cannot name it. Rename the key that has a NUL.")
+    return dict(zip(names, specs, strict=True))
+
+
+def _lengths(name: str) -> str:
+    return f"{name}.lengths"
+
+
+def _strings(read: Read, name: str, shape: tuple[int, ...]) -> Array:
+    lengths = read(_lengths(name), np.dtype(np.int64), shape).reshape(-1)
+    if lengths.size and lengths.min() < 0:
+        raise FormatError(f"leaf `{name}`: a string cannot have a negative length.")
+    ends = np.cumsum(lengths).tolist()
+    joined = read(name, np.dtype(np.uint8), (ends[-1] if ends else 0,)).tobytes()
+    strings = np.empty(lengths.size, object)
+    for index, (length, end) in enumerate(zip(lengths.tolist(), ends, strict=True)):
+        strings[index] = joined[end - length : end]
+    return strings.reshape(shape)

@@ -140,11 +140,7 @@ def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> dict[str
 
 
 def _space_of_columns(nest: Any) -> Any:
-    """Return an unbounded space for the rows of a nest of columns [T, ...].
-
-    Raises:
-        StructureError: a column has no numbers.
-    """
+    """Return an unbounded space for the rows of a nest of columns [T, ...]."""
     with needs("`to_minari`", "reverb-writer[minari]"):
         from gymnasium import spaces  # noqa: PLC0415  # an extra
 

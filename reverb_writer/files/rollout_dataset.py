@@ -39,7 +39,7 @@ _POLL_S = 0.25  # between two searches for trajectories
 class Cursor:
     """The position in one trajectory, whose steps are in memory."""
 
-    def __init__(self, trajectory: Any, fields: TransitionFields, start: int, *, first_frame_done: bool) -> None:
+    def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
         """Read a trajectory, or an object with `manifest` and `load` of a `StoredTrajectory`; begin at `start`."""
         self._at, self._num_transitions = start, trajectory.manifest.num_transitions
         values = fields.read(trajectory.load(), trajectory.manifest)
@@ -49,10 +49,8 @@ class Cursor:
             if values[f"next_{field}"] is None:  # it was not stored: it is the observation of the next step
                 values[f"next_{field}"] = values[field]
                 ahead.add(f"next_{field}")
-        is_first = np.arange(num_steps) == start
-        if first_frame_done:
-            values["done"] |= is_first
-        self._batch = TransitionBatch(**values, is_first=is_first, mask=np.ones(num_steps, bool))
+        is_first, mask = np.arange(num_steps) == start, np.ones(num_steps, bool)
+        self._batch = TransitionBatch(**values, is_first=is_first, mask=mask)
         self._columns: list[Array | None] = tree.flatten(self._batch)
         self._ahead = [int(path[0] in ahead) for path, _ in tree.flatten_with_path(self._batch)]  # in steps
 
@@ -113,7 +111,6 @@ class RolloutDataset(RolloutFileBase):
         *,
         seed: int | None = None,
         fields: Mapping[str, str] | None = None,
-        first_frame_done: bool = False,
         wait_timeout_s: float = 30.0,
     ) -> None:
         """Configure the reader; the first batch looks for the trajectories.
@@ -129,7 +126,6 @@ class RolloutDataset(RolloutFileBase):
             device: None for NumPy arrays, or the device of PyTorch tensors.
             seed: for the order and the first steps; None for a random one.
             fields: name of the leaf by field, if it is not one of the usual names.
-            first_frame_done: whether `done` is also set where `is_first` is, as instinct_rl does.
             wait_timeout_s: how long to wait for the first trajectories, seconds, >= 0.
 
         Raises:
@@ -144,7 +140,6 @@ class RolloutDataset(RolloutFileBase):
         directories = [data_dir] if isinstance(data_dir, str | os.PathLike) else list(data_dir)
         self._directories = [Path(each) for each in directories]
         self._starts = (low, high)
-        self._first_frame_done = first_frame_done
         self._fields = TransitionFields(fields)
         self._seed = seed
         self._loops = integer("dataset_loops", dataset_loops, minimum=-(1 << 31))
@@ -199,40 +194,31 @@ class RolloutDataset(RolloutFileBase):
             self._cursors[env] = self._take()
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> TransitionBatch:
-        """Make a batch of zeros and empty strings: leaves [N, ...], or [T, N, ...].
-
-        T is `num_transitions_per_env`.
-        """
+        """Make a batch of zeros, or empty strings: leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
         if self._layout is None:
             raise StopIteration
         batch = (self.num_envs,) if num_transitions_per_env is None else (num_transitions_per_env, self.num_envs)
-        return TransitionBatch(
-            *tree.map_structure(
-                lambda spec: None if spec is None else zeros(spec.dtype, batch + spec.shape), self._layout
-            )
-        )
+        buffer: TransitionBatch = map_present(lambda spec: zeros(spec.dtype, batch + spec.shape), self._layout)
+        return buffer
 
     def fill_transition(self, buffer: TransitionBatch, env_ids: Sequence[int] | None = None) -> TransitionBatch:
         """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it."""
         chosen = range(self.num_envs) if env_ids is None else env_ids
         is_single = buffer.mask.ndim == 1
         leaves = [leaf[None] if is_single and leaf is not None else leaf for leaf in tree.flatten(buffer)]
-        if not sum(self._fill(leaves, env) for env in chosen):
+        num_filled = 0
+        for env in chosen:
+            at = 0
+            while at < len(leaves[-1]) and (cursor := self._cursors[env]) is not None:
+                at += cursor.fill(leaves, at, env)
+                if cursor.is_at_end:
+                    self._cursors[env] = self._take()
+            num_filled += at
+        if not num_filled:
             raise StopIteration
         return buffer
 
-    def _fill(self, leaves: Sequence[Any], env: int) -> int:
-        """Fill [T] of one environment; return how many of them there were."""
-        at = 0
-        while at < len(leaves[-1]) and (cursor := self._cursors[env]) is not None:
-            length = cursor.fill(leaves, at, env)
-            at += length
-            if cursor.is_at_end:
-                self._cursors[env] = self._take()
-        return at
-
     def _list_trajectories(self) -> list[Path]:
-        """Return the paths of the complete trajectories, oldest first."""
         return [path for directory in self._directories for path in list_trajectories(directory)]
 
     def _take(self) -> Cursor | None:
@@ -292,11 +278,10 @@ class RolloutDataset(RolloutFileBase):
         if not num_transitions:
             raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
         start = start if start < num_transitions else 0
-        cursor = Cursor(stored, self._fields, start, first_frame_done=self._first_frame_done)
+        cursor = Cursor(stored, self._fields, start)
         layout = cursor.layout()
-        if self._layout is None:
-            self._layout = layout
-        elif layout != self._layout:
+        self._layout = self._layout or layout
+        if layout != self._layout:
             raise StructureError(
                 f"trajectory `{path.name}` has {layout}, but those before it have {self._layout}. "
                 "Move it to another directory."

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tree
 
 from reverb_writer.arguments import integer
 
@@ -57,32 +56,28 @@ class RolloutFileBase:
             self._is_initialized = True
             self.reset_all()
         else:
-            self.refresh_handlers(list(dict.fromkeys(self._env_ids(env_ids))))
+            last = self.num_envs - 1
+            chosen = [integer("env_ids", operator.index(env), minimum=0, maximum=last) for env in env_ids]
+            self.refresh_handlers([*dict.fromkeys(chosen)])
 
-    def get_batch(self, num_transitions_per_env: int | None = None, env_ids: Any = None) -> Any:
+    def get_batch(self, num_transitions_per_env: int | None = None) -> Any:
         """Return the next transitions of each environment.
 
         Args:
             num_transitions_per_env: T, >= 1; None for one, without the dimension T.
-            env_ids: numbers of the environments that step, [N']; None for all.
 
         Returns:
-            What `get_buffer` makes, filled: leaves [N, ...], or [T, N, ...]; owned by the caller, and no other call
-            changes them. With `env_ids`, N' instead of N.
+            What `get_buffer` makes, filled: leaves [N, ...], or [T, N, ...]; owned by the caller.
 
         Raises:
             StopIteration: nothing is left for any environment.
         """
         if num_transitions_per_env is not None:
             integer("num_transitions_per_env", num_transitions_per_env, minimum=1)
-        ids = None if env_ids is None else self._env_ids(env_ids)
         if not self._is_initialized:
             self.reset()
         buffer = self.get_buffer(num_transitions_per_env)
-        self.fill_transition(buffer, ids)
-        if ids is not None:
-            axis = 0 if num_transitions_per_env is None else 1
-            buffer = tree.map_structure(lambda leaf: None if leaf is None else leaf.take(ids, axis), buffer)
+        self.fill_transition(buffer)
         if self.device is None:
             return buffer
         from reverb_writer.reading.views.torch import TensorConverter  # noqa: PLC0415  # brings PyTorch
@@ -134,10 +129,6 @@ class RolloutFileBase:
     def __next__(self) -> Any:
         """Return the next batch, of one transition of each environment."""
         return self.get_batch()
-
-    def _env_ids(self, env_ids: Any) -> list[int]:
-        last = self.num_envs - 1
-        return [integer("env_ids", operator.index(env), minimum=0, maximum=last) for env in env_ids]
 
 
 def _open_share(dataset: RolloutFileBase, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,10 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
-from reverb_writer.files.manifest import End, Manifest
-from reverb_writer.files.row_layout import RowLayout
+from reverb_writer.files.manifest import End, Manifest, RowLayout
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
 from reverb_writer.leaves import env_flags
-from reverb_writer.nests import common_length
+from reverb_writer.nests import common_length, fields_of
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
 
@@ -31,13 +30,6 @@ _Outcome: TypeAlias = Mapping[str, bool | None]
 """`terminated` and `truncated`, as far as the caller tells."""
 
 _FIRST_LENGTH = 64  # steps of each environment that there is room for at first
-
-
-class _Steps(NamedTuple):
-    """What all steps of a writer have in common."""
-
-    structure: StepStructure
-    layout: RowLayout
 
 
 class RolloutWriter:
@@ -84,7 +76,7 @@ class RolloutWriter:
         self._num_steps = 0
         self._num_written = 0
         self._is_open = True
-        self._steps: _Steps | None = None  # None before the first step
+        self._steps: tuple[StepStructure, RowLayout] | None = None  # None before the first step
         self._all_envs = np.arange(self.num_envs or 1)
         self._blocks: list[Array] = []  # [N, capacity, ...] for each leaf: the steps of the current episodes
         self._lengths = np.zeros(self.num_envs or 1, np.intp)  # and how many steps each has
@@ -126,7 +118,7 @@ class RolloutWriter:
         flags = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
         given = {name: env_flags(name, flag, num_envs) for name, flag in flags.items() if flag is not None}
         known = self._steps or self._learn(step)
-        structure = known.structure
+        structure, _ = known
         leaves = structure.flatten(step, self._num_steps)
         last = given.get("end_of_episode")
         if last is None:
@@ -224,7 +216,7 @@ class RolloutWriter:
         structure = StepStructure(steps, batch_size=num_steps)
         example = tree.map_structure(lambda leaf: np.asarray(leaf)[0], steps)
         known = self._steps or self._learn(example, is_spec=True)
-        found, expected = _leaves(structure), _leaves(known.structure)
+        found, expected = ([*zip(each.paths, each.dtypes, each.shapes, strict=True)] for each in (structure, known[0]))
         if found != expected:
             raise StructureError(f"`steps` has leaves {found}, this writer's are {expected}.")
         self._steps = known
@@ -248,11 +240,11 @@ class RolloutWriter:
         if not self._is_open:
             raise ClosedError("the writer is closed. Make another one for the same directory to go on.")
 
-    def _learn(self, example: Any, *, is_spec: bool = False) -> _Steps:
+    def _learn(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, RowLayout]:
         """Return what all steps have in common with `example`: the first step, or a spec without N."""
         structure = StepStructure(example, batch_size=self.num_envs, is_spec=is_spec)
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
-        return _Steps(structure, RowLayout.of(structure.pack(specs)))
+        return structure, RowLayout.of(structure.pack(specs))
 
     def _put(self, leaves: Sequence[Any], env_ids: Array) -> None:
         """Copy a step of some environments, leaves [N, ...], behind those that they have, without counting it."""
@@ -272,19 +264,16 @@ class RolloutWriter:
         assert self._steps is not None  # noqa: S101  # because there is a step
         if self._blocks and length < self._blocks[0].shape[1]:
             return
-        of_leaves = zip(self._steps.structure.dtypes, self._steps.structure.shapes, strict=True)
+        structure, _ = self._steps
         room = (len(self._lengths), max(2 * length, _FIRST_LENGTH))
+        of_leaves = zip(structure.dtypes, structure.shapes, strict=True)
         blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]
         for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
             block[:, :length] = former
         self._blocks = blocks
 
     def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:
-        """Write the episodes of some environments, those without steps left out.
-
-        Raises:
-            OSError: the disk failed for some of them; the others are written.
-        """
+        """Write the episodes of some environments that have steps; what the disk refuses stops none of the others."""
         errors = []
         for env, outcome in outcomes.items():
             length = int(self._lengths[env])
@@ -307,9 +296,9 @@ class RolloutWriter:
         has_boundary: bool = False,
     ) -> Path:
         assert self._steps is not None  # noqa: S101  # because there is a step
-        last_rows = self._steps.structure.pack([column[-2:] for column in columns])
+        structure, layout = self._steps
+        last_rows = structure.pack([column[-2:] for column in columns])
         metadata = {**self._metadata, **metadata}
-        layout = self._steps.layout
         manifest = Manifest.of(len(columns[0]), last_rows, end, layout, metadata, **outcome, has_boundary=has_boundary)
         self._last_ns = max(self._last_ns + 1, time.time_ns())
         path = self.data_dir / f"{PREFIX}{self._last_ns:020d}_{self._id}_{self._num_written:08d}{SUFFIX}"
@@ -317,24 +306,14 @@ class RolloutWriter:
         self._num_written += 1
         return path
 
-    def _boundary_step(self, structure: StepStructure, observation: Any) -> list[Any]:
+    def _boundary_step(self, structure: StepStructure, observation: Any) -> Sequence[Any]:
         """Return a padding step's leaves with this observation, [...], or [N, ...] with `num_envs`."""
-        inner = [index for index, path in enumerate(structure.paths) if path.split("/")[0] == "observation"]
-        values = tree.flatten(observation)
-        if len(inner) != len(values):
-            raise StructureError(f"`final_observation` has {len(values)} leaves, `observation` of a step {len(inner)}.")
         batch = () if self.num_envs is None else (self.num_envs,)
-        leaves = [np.broadcast_to(leaf, batch + np.shape(leaf)) for leaf in structure.padding_step()]
-        for index, value in zip(inner, values, strict=True):
-            dtype, shape = structure.dtypes[index], batch + structure.shapes[index]
-            leaves[index] = array = np.asarray(value)
-            if array.dtype != dtype or array.shape != shape:
-                path = structure.paths[index]
-                raise StructureError(
-                    f"`final_observation`, leaf `{path}`: {array.dtype} {array.shape}, expected {dtype} {shape}."
-                )
-        return leaves
-
-
-def _leaves(structure: StepStructure) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    return list(zip(structure.paths, structure.dtypes, structure.shapes, strict=True))
+        step = structure.pack([np.broadcast_to(leaf, batch + np.shape(leaf)) for leaf in structure.padding_step()])
+        fields = fields_of(step) or {}
+        if "observation" not in fields:
+            raise StructureError(
+                f"`final_observation` needs steps with `observation`, got {', '.join(fields) or step}."
+            )
+        replaced = {**fields, "observation": observation}
+        return structure.flatten(type(step)(**replaced) if isinstance(step, tuple) else replaced, self._num_steps)

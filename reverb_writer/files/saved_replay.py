@@ -41,49 +41,29 @@ def sequence_of(name: str) -> int:
 
 @dataclass(frozen=True)
 class SavedReplay:
-    """A checkpoint."""
+    """A checkpoint; methods raise FormatError if its files are damaged."""
 
     path: Path  # its folder
 
     def tables(self) -> list[Any]:
-        """Return the tables as PriorityTableCheckpoint messages.
-
-        Raises:
-            FormatError: the file is damaged.
-        """
+        """Return the tables as PriorityTableCheckpoint messages."""
         return [table for table, _ in read_messages(self.path / TABLES, messages.PriorityTableCheckpoint)]
 
     def signatures(self) -> dict[str, Any]:
-        """Return the nest of each table's items; None where it is not known.
-
-        Raises:
-            FormatError: the file is damaged.
-        """
+        """Return the nest of each table's items; None where it is not known."""
         return {table.table_name: signatures.decode(table.signature) for table in self.tables()}
 
     def parsed_items(self, message: Any) -> Iterator[Any]:
-        """Yield the items, table by table, the oldest first, as messages of a class that can read PrioritizedItem.
-
-        Raises:
-            FormatError: one is damaged.
-        """
+        """Yield the items, table by table, the oldest first, as messages of a class that can read PrioritizedItem."""
         return (item for item, _ in read_messages(self.path / ITEMS, message))
 
     def chunks(self) -> Iterator[tuple[Any, bytes]]:
-        """Yield the chunks as ChunkData messages, each with its bytes.
-
-        Raises:
-            FormatError: one is damaged.
-        """
+        """Yield the chunks as ChunkData messages, each with its bytes."""
         return read_messages(self.path / CHUNKS, messages.ChunkData)
 
 
 def open_saved(path: Path) -> SavedReplay:
-    """Find a checkpoint: the folder itself, or of several in it the newest complete one.
-
-    Raises:
-        FormatError: there is none.
-    """
+    """Find a checkpoint: the folder itself, or of several in it the newest complete one; FormatError if none."""
     try:
         found = [path] if (path / DONE).is_file() else _complete_in(path)
     except OSError as error:

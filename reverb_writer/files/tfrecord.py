@@ -44,11 +44,7 @@ class Extent(NamedTuple):
 
 
 def read_records(path: Path) -> Iterator[bytes]:
-    """Yield the records of a file.
-
-    Raises:
-        FormatError: the file is truncated or damaged; the message names it and the record.
-    """
+    """Yield the records of a file; a FormatError names it and the record that is truncated or damaged."""
     buffer = bytearray()
     number = 0
     for block in _inflate(path):
@@ -72,11 +68,7 @@ def read_records(path: Path) -> Iterator[bytes]:
 
 
 def read_messages(path: Path, kind: Any) -> Iterator[tuple[Any, bytes]]:
-    """Yield the records of a file as messages of a class, each with its bytes.
-
-    Raises:
-        FormatError: the file is truncated or damaged, or has a record of another kind; the message names both.
-    """
+    """Yield the records of a file as messages of a class, each with its bytes; raises as `read_records`."""
     for number, record in enumerate(read_records(path)):
         try:
             yield kind.FromString(record), record
@@ -90,11 +82,7 @@ class RecordWriter:
     """Writes a file of records, which are on disk at the end of the `with` block. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Make an empty file.
-
-        Raises:
-            OSError: it cannot be written; `write` and the end of the block raise it, too.
-        """
+        """Make an empty file; this, `write` and the end of the block raise OSError if it cannot be written."""
         self._file = path.open("wb")
         self._stream = zlib.compressobj(0)  # chunks are compressed already, and zlib writes 20 MB a second
 
@@ -117,11 +105,7 @@ class RecordWriter:
 
 
 def write_records(path: Path, records: Iterable[bytes]) -> None:
-    """Write a file of records; when this returns, it is on disk.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file of records; when this returns, it is on disk."""
     with RecordWriter(path) as file:
         for record in records:
             file.write(record)
@@ -134,12 +118,7 @@ def _header(size: int) -> bytes:
 
 
 def read_file(path: Path, *, inflate: bool = False) -> Extent:
-    """Read a file to its end and return its extent; if `inflate`, check that it is one whole zlib stream.
-
-    Raises:
-        FormatError: the stream is truncated or damaged; the message names the file.
-        OSError: the file cannot be read.
-    """
+    """Read a file to its end and return its extent; if `inflate`, raise FormatError if it is no whole zlib stream."""
     size = crc = 0
     stream = zlib.decompressobj()
     with path.open("rb") as file:

@@ -48,11 +48,7 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, Ov
 
 
 def write_trajectory(path: Path, manifest: Manifest, columns: Sequence[Array]) -> None:
-    """Write a trajectory, leaves [T, ...], which is seen when all of it is on disk.
-
-    Raises:
-        OSError: the disk failed, for example because it is full. Nothing is left there, as after an interrupt.
-    """
+    """Write a trajectory, leaves [T, ...], which is seen when all of it is on disk; a failure leaves nothing."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_MANIFEST), manifest.to_json())  # dated 1980: equal data makes equal files
@@ -174,16 +170,9 @@ def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
     order is that of the times in the names, so copying does not change it.
     """
     found: list[Path] = []
-    pending = [os.fspath(data_dir)]
-    while pending:
-        with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    pending.append(entry.path)
-                elif entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX):
-                    found.append(Path(entry.path))
+    for folder, folders, names in os.walk(data_dir, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(folder, name) for name in names if name.startswith(PREFIX) and name.endswith(SUFFIX)]
     return sorted(found, key=lambda path: (_number(path.name), path.name))
 
 

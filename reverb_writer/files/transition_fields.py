@@ -92,61 +92,47 @@ class TransitionFields:
         Raises:
             StructureError: a field is missing, or a next observation is unlike the observation.
         """
-        observation = self._get(steps, "observation")
-        action, reward = self._get(steps, "action"), _flat(self._get(steps, "reward"))
-        done, truncated, is_recorded = self._ends(steps, manifest, len(reward))
-        last = manifest.num_transitions - 1
-        if last >= 0:
-            if manifest.terminated is None and manifest.truncated is None:
-                truncated[last] |= is_recorded and not done[last]  # the recording stopped before the episode did
-            else:
-                truncated[last] |= bool(manifest.truncated) and not manifest.terminated
-            done[last] = True
-        privileged = self._find(steps, "privileged_observation")
-        return {
-            "observation": observation,
-            "privileged_observation": privileged,
-            "action": action,
-            "reward": reward,
-            "done": done,
-            "truncated": truncated,
-            "next_observation": self._next(steps, "observation", observation),
-            "next_privileged_observation": self._next(steps, "privileged_observation", privileged),
+        named = fields_of(steps) or {}
+        found = {
+            field: next((named[name] for name in names if name in named), None) for field, names in self._names.items()
         }
-
-    def _next(self, steps: Any, field: str, before: Any) -> Any:
-        """Return the observations after the actions, if the steps have them, and those before."""
-        after = None if before is None else self._find(steps, f"next_{field}")
-        if after is not None and _form(after) != _form(before):
-            raise StructureError(
-                f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
-                "something else, rename it."
-            )
-        return after
-
-    def _ends(self, steps: Any, manifest: Manifest, num_steps: int) -> tuple[Flags, Flags, bool]:
-        """Return `done` and `truncated` of the steps, and whether the steps have `done`."""
-        done = truncated = np.zeros(num_steps, bool)
-        ends = None
-        if not manifest.boundary_step:
-            markers = read_markers(steps)
-            stored, limits = self._find(steps, "done"), self._find(steps, "truncated")
-            ends = markers.ends if stored is None else _flat(stored) != 0
-            done = done if ends is None else ends
-            if limits is not None or markers.truncated is not None:
-                truncated = np.asarray(markers.truncated if limits is None else _flat(limits) != 0)
-        return np.array(done), np.array(truncated), ends is not None
-
-    def _get(self, steps: Any, field: str) -> Any:
-        found = self._find(steps, field)
-        if found is None:
-            there = ", ".join(map(str, fields_of(steps) or ())) or "no names"
-            raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
+        for field in ("observation", "action", "reward"):
+            if found[field] is None:
+                there = ", ".join(map(str, named)) or "no names"
+                raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
+        for field in ("observation", "privileged_observation"):
+            before, after = found[field], found[f"next_{field}"]
+            if before is None:
+                found[f"next_{field}"] = None
+            elif after is not None and _form(after) != _form(before):
+                raise StructureError(
+                    f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
+                    "something else, rename it."
+                )
+        found["reward"] = _flat(found["reward"])
+        found["done"], found["truncated"] = _ends(steps, found["done"], found["truncated"], manifest)
         return found
 
-    def _find(self, steps: Any, field: str) -> Any:
-        named = fields_of(steps) or {}
-        return next((named[name] for name in self._names[field] if name in named), None)
+
+def _ends(steps: Any, stored: Any, limits: Any, manifest: Manifest) -> tuple[Flags, Flags]:
+    """Return `done` and `truncated` of the steps: as they were stored, and at the end as the manifest says."""
+    done, truncated = np.zeros((2, manifest.num_steps), bool)
+    is_recorded = False
+    if not manifest.boundary_step:
+        markers = read_markers(steps)
+        ends = markers.ends if stored is None else _flat(stored) != 0
+        limits = markers.truncated if limits is None else _flat(limits) != 0
+        is_recorded = ends is not None
+        done[:] = ends if is_recorded else False
+        truncated[:] = False if limits is None else limits
+    last = manifest.num_transitions - 1
+    if last >= 0:
+        if manifest.terminated is None and manifest.truncated is None:
+            truncated[last] |= is_recorded and not done[last]  # the recording stopped before the episode did
+        else:
+            truncated[last] |= bool(manifest.truncated) and not manifest.terminated
+        done[last] = True
+    return done, truncated
 
 
 def _form(nest: Any) -> list[tuple[Any, ...]]:

@@ -118,26 +118,23 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             device,
             seed=seed,
             fields={"truncated" if field == "timeout" else field: name for field, name in (fields or {}).items()},
-            first_frame_done=first_frame_done,
             wait_timeout_s=wait_timeout_s,
         )
+        self._first_frame_done = first_frame_done
         self._num_needed = max(keep_latest_n_trajs, 1)
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
         """Make a batch of zeros: a `Transition`, leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
         return Transition(*super().get_buffer(num_transitions_per_env))
 
-    @staticmethod
-    def get_frame_range(filename: str) -> tuple[int, int]:
-        """Return the frames [start, stop) that `filename` states.
+    def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
+        """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it."""
+        super().fill_transition(buffer, env_ids)
+        if self._first_frame_done:
+            buffer.done[...] |= buffer.is_first
+        return buffer
 
-        >>> RolloutDataset.get_frame_range("traj_100_200.pkl")
-        (100, 200)
-
-        Raises:
-            FormatError: the name states none.
-        """
-        return pickles.frame_range(filename)
+    get_frame_range = staticmethod(pickles.frame_range)
 
     def read_dataset_directory(self) -> bool:
         """Return whether there are enough trajectories: `keep_latest_n_trajs`, or one. `reset` waits for them."""
@@ -145,7 +142,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
 
     def open_trajectory(self, path: Path) -> Any:
         """Return the trajectory at `path`, of this project or pickled."""
-        return pickles.PickledTrajectory(path) if pickles.is_pickled(path) else super().open_trajectory(path)
+        return pickles.open_pickled(path) if pickles.is_pickled(path) else super().open_trajectory(path)
 
     def assemble_obs_components(self, traj_data: dict[str, Any]) -> dict[str, Any]:
         """Return `traj_data`, arrays by key, with `observations` [T, D] in place of the components `obs_NAME`.

@@ -14,14 +14,14 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from reverb_writer import files
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
-from reverb_writer.files.manifest import End, Manifest
-from reverb_writer.files.row_layout import RowLayout
+from reverb_writer.files.manifest import End, Manifest, RowLayout
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 from reverb_writer.protocol.signatures import ArraySpec
 
@@ -30,10 +30,13 @@ _LARGEST = 255
 
 
 def frame_range(filename: str) -> tuple[int, int]:
-    """Return the frames [start, stop) that a file's name states.
+    """Return the frames [start, stop) that `filename` states.
 
     >>> frame_range("traj_100_200.pkl")
     (100, 200)
+
+    Raises:
+        FormatError: the name states none.
     """
     found = _FILE.fullmatch(filename)
     if not found:
@@ -52,12 +55,7 @@ def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
 
 
 def load_trajectory(path: Path) -> dict[str, Any]:
-    """Return the arrays of a pickled trajectory by key, [T, ...], the components of observations put together.
-
-    Raises:
-        FormatError: it is torn or incomplete; names the file.
-        UnsafeDataError: a pickle asks for more than arrays.
-    """
+    """Return the arrays of a pickled trajectory by key, [T, ...], the components of observations put together."""
     chunks = sorted((*frame_range(file.name), file) for file in path.iterdir() if _FILE.fullmatch(file.name))
     if not chunks:
         raise FormatError(f"trajectory `{path.name}`: it has no files.")
@@ -82,20 +80,13 @@ def load_trajectory(path: Path) -> dict[str, Any]:
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-class PickledTrajectory:
-    """A pickled trajectory in memory, as far as `RolloutDataset` needs a `StoredTrajectory`: `manifest` and `load`."""
-
-    def __init__(self, path: Path) -> None:
-        """Read its pickles; raises what `load_trajectory` raises."""
-        self._steps = load_trajectory(path)
-        last_rows = {key: array[-2:] for key, array in self._steps.items()}
-        layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in self._steps.items()})
-        num_steps = len(next(iter(self._steps.values())))
-        self.manifest = Manifest.of(num_steps, last_rows, End.STEP, layout, {})
-
-    def load(self) -> dict[str, Any]:
-        """Return the steps; this is the only copy."""
-        return self._steps
+def open_pickled(path: Path) -> Any:
+    """Return a pickled trajectory in memory, as far as `RolloutDataset` needs a `StoredTrajectory`."""
+    steps = load_trajectory(path)
+    last_rows = {key: array[-2:] for key, array in steps.items()}
+    layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in steps.items()})
+    manifest = Manifest.of(len(next(iter(steps.values()))), last_rows, End.STEP, layout, {})
+    return SimpleNamespace(manifest=manifest, load=lambda: steps)  # the only copy of the steps
 
 
 def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.PathLike[str]) -> dict[str, str]:

@@ -104,16 +104,12 @@ class Arrays:
             where = f"`{name}/{path}`" if path else f"`{name}`"
             x, sizes, dtype = self.asarray(leaf), (num_rows, *shape.sizes), self._dtype(shape.dtype)
             fits = x.ndim and tuple(x.shape) == sizes[: x.ndim] and all(size == 1 for size in sizes[x.ndim :])
-            if not fits or not self._can_cast(x.dtype, dtype):
+            can_cast = self.xp.can_cast(x.dtype, dtype) if self._at else np.can_cast(x.dtype, dtype, "same_kind")
+            if not fits or not can_cast:
                 advice = "Cast it first." if fits else ""
                 raise mismatch(where, x.dtype, tuple(x.shape), dtype, sizes, "as in the storage", advice)
             leaves.append(self.xp.asarray(x, dtype=dtype).reshape(sizes))
         return packer(shapes)(leaves)
-
-    def _can_cast(self, dtype: Any, column: Any) -> bool:
-        if not self._at:
-            return np.can_cast(dtype, column, "same_kind")
-        return bool(self.xp.can_cast(dtype, column))
 
 
 class _Shape:

@@ -2,7 +2,6 @@
 
     shuffled    rows of all environments mixed                    [N, ...]
     recurrent   whole environments; observations by trajectory    [T, n, ...] padded, the rest [T, b, ...]
-    contiguous  whole environments; everything by trajectory      [N, ...] concatenated
 
 `columns` are the columns of a storage, in the order of time, by field of the minibatch: leaves [T, B, ...] or None.
 Hidden states are [T, B, layers, H]; a minibatch has those of the first rows of its trajectories, [layers, n, H].
@@ -20,7 +19,6 @@ import tree
 
 from reverb_writer.nests import map_present
 from reverb_writer.rollouts.array_nests import Arrays, flat_rows
-from reverb_writer.rollouts.storage_records import ContiguousMiniBatch
 from reverb_writer.rollouts.trajectory_padding import pad
 from reverb_writer.slices import Trajectories
 from reverb_writer.slices.boundaries import positions
@@ -65,17 +63,6 @@ class MiniBatches:
             found["masks"] = self._columns_of(masks, numbers)
             found["hidden_states"] = self._first_states(trajectories, numbers)
             yield self._make(found)
-
-    def contiguous(self, trajectories: Trajectories, *, shuffle: bool) -> Iterator[ContiguousMiniBatch]:
-        """Yield minibatches of whole environments, their trajectories concatenated; all leaves are copies."""
-        flat = {field: flat_rows(nest) for field, nest in self._present().items()}
-        for _, numbers in self._parts(trajectories, shuffle):
-            rows = self.arrays.asarray(trajectories.rows(np.arange(len(trajectories))[numbers]))
-            lengths = trajectories.lengths[numbers]
-            found = {field: self.arrays.take(nest, rows) for field, nest in flat.items()}
-            found["hidden_states"] = self._first_states(trajectories, numbers)
-            is_init = self.arrays.asarray(positions(lengths) == 0)
-            yield ContiguousMiniBatch(self._make(found), is_init, self.arrays.asarray(lengths))
 
     def _present(self) -> dict[str, Any]:
         """Return the columns that are not None, without the hidden states."""

@@ -266,19 +266,6 @@ class RolloutStorage:
         batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs)
         return batches.recurrent(find(self._arrays, self._ends()), shuffle=shuffle)
 
-    def contiguous_mini_batch_generator(
-        self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
-    ) -> Iterator[storage_records.ContiguousMiniBatch]:
-        """Yield minibatches of whole environments with their trajectories concatenated, without padding.
-
-        `num_mini_batches`, `num_epochs`, `shuffle` and errors: as in `recurrent_mini_batch_generator`.
-
-        Yields:
-            `ContiguousMiniBatch`: leaves [N, ...], copies, `is_init` [N] and `lengths` [n].
-        """
-        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs)
-        return batches.contiguous(find(self._arrays, self._ends()), shuffle=shuffle)
-
     def _mini_batches(self, num_parts: int, num_epochs: int, maximum: int) -> MiniBatches:
         self._check_rows()
         num_parts = integer("num_mini_batches", num_parts, minimum=1, maximum=maximum)

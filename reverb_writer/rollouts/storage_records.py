@@ -173,20 +173,6 @@ SarsaMiniBatch = _extended(
 )
 
 
-class ContiguousMiniBatch(NamedTuple):
-    """Whole trajectories, concatenated without padding.
-
-    Attributes:
-        batch: a `MiniBatch` with leaves [N, ...], hidden states [layers, n, H], and no mask.
-        is_init: [N] True on the first row of each trajectory.
-        lengths: [n] number of rows of each trajectory.
-    """
-
-    batch: Any
-    is_init: Any
-    lengths: Any
-
-
 def column_shapes(obs_shape: Any, critic_obs_shape: Any, actions_shape: Any, num_rewards: int) -> dict[str, Any]:
     """Return the row shapes of all columns; None for `critic_observations` if the critic reads `observations`."""
     is_none = isinstance(critic_obs_shape, tuple | list) and [*critic_obs_shape] == [None]

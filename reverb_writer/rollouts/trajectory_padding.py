@@ -1,9 +1,9 @@
 """Rollouts [T, B, ...] split into trajectories, which end where `dones` is set and at the last row.
 
-    dones                 padded: one column each,                  contiguous: concatenated,
-    (D is done)           zeros after the short ones                 without padding
+    dones                 padded: one column each,
+    (D is done)           zeros after the short ones
 
-    env a  . . . D . .    a0 a4 b0 b3      mask  T T T T             a0 a1 a2 a3 | a4 a5 | b0 b1 b2 | b3 b4 b5
+    env a  . . . D . .    a0 a4 b0 b3      mask  T T T T
     env b  . . D . . D    a1 a5 b1 b4            T T T T
                           a2 0  b2 b5            T . T T
                           a3 0  0  0             T . . .

@@ -19,8 +19,7 @@ NEEDED = {"numpy", "grpc", "google", "cramjam", "tree", "reverb_writer", "__futu
 # Loaded by an environment of that package, by the command, which looks for them, and where bytes cannot be read.
 EXEMPT = {
     "environments/dm_env_recorder.py",
-    "environments/vector_recorder.py",
-    "environments/recorder.py",
+    "environments/gymnasium_recorders.py",
     "instinct_rl/datasets.py",  # its classes are those of PyTorch only where PyTorch is installed
     "progress.py",  # rich comes with the package
     "testing.py",  # loaded by pytest

@@ -262,7 +262,7 @@ def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:
             for t in range(5):
                 state = {"a": np.float32(episode), "b": np.full(2, t)}
                 writer({"state": state, "action": 0.0, "reward": 1.0}, end_of_episode=t == 4)
-    options: dict[str, Any] = {"seed": 3, "fields": {"observation": "state"}, "first_frame_done": True}
+    options: dict[str, Any] = {"seed": 3, "fields": {"observation": "state"}}
     ours = rw.files.RolloutDataset(tmp_path, 2, 2, shuffle=True, keep_latest=4, start_range=(1, 4), **options)
     theirs = RolloutDataset(tmp_path, 2, 2, True, 4, [1, 4], **options)  # the original's order
     expected, found = (
@@ -270,6 +270,16 @@ def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:
         for each in (ours, theirs)
     )
     assert found == expected
+
+
+def test_first_frame_is_marked_as_done_only_if_asked(tmp_path: Path) -> None:
+    write(tmp_path / "trajectory_0", (0, 3, frames(0, 3)))
+    for is_asked in (False, True):
+        dataset = RolloutDataset(tmp_path, 1, first_frame_done=is_asked)
+        assert [bool(batch.done[0]) for batch in dataset] == [is_asked, False, True]
+        assert dataset.num_dataset_looped == 1
+        dataset.reset()
+        assert dataset.get_batch(3).done[:, 0].tolist() == [is_asked, False, True]
 
 
 def test_a_transition_batch_is_a_step_of_an_environment(tmp_path: Path) -> None:

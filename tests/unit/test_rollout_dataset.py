@@ -177,12 +177,6 @@ def test_first_step_is_drawn_from_the_range_and_zero_if_the_trajectory_is_short(
     assert starts == {0: {4, 5, 6}, 1: {0}}
 
 
-def test_first_frame_is_marked_as_done_only_if_asked(tmp_path: Path) -> None:
-    write_transitions(tmp_path, [3])
-    done = [bool(batch.done[0]) for batch in RolloutDataset(tmp_path, 1, first_frame_done=True)]
-    assert done == [True, False, True]
-
-
 def test_newest_trajectories_only(tmp_path: Path) -> None:
     write_transitions(tmp_path, [1, 2, 3, 1])
     assert delivered(RolloutDataset(tmp_path, 1, keep_latest=2)) == [(2, 0), (2, 1), (2, 2), (3, 0)]
@@ -228,7 +222,8 @@ def test_reset_of_given_environments_never_starts_again(
 def test_some_environments_step_alone(tmp_path: Path) -> None:
     write_transitions(tmp_path, [5, 5])
     dataset = RolloutDataset(tmp_path, 2)
-    assert delivered([dataset.get_batch(2, env_ids=[1])]) == [(1, 0), (1, 1)]
+    dataset.reset()
+    assert delivered([dataset.fill_transition(dataset.get_buffer(2), [1])]) == [(1, 0), (1, 1)]
     assert delivered([dataset.get_batch()]) == [(0, 0), (1, 2)]
 
 

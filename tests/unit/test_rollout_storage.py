@@ -10,7 +10,7 @@ from rollouts import DEVICES, add, arrays_of, plain
 
 import reverb_writer as rw
 from reverb_writer.errors import IncompleteError, MissingExtraError, SpecError, StructureError
-from reverb_writer.rollouts import RolloutStorage
+from reverb_writer.rollouts import RolloutStorage, unpad_trajectories
 
 ONES, HALVES = np.ones((3, 1), np.float32), np.full((3, 1), 0.5, np.float32)
 ENDS = np.array([[0], [1], [0]])
@@ -346,12 +346,11 @@ def test_minibatches_of_rows_have_real_rows_only(storage: RolloutStorage) -> Non
 def test_minibatches_of_environments_bring_the_mask(storage: RolloutStorage) -> None:
     (batch,) = storage.recurrent_mini_batch_generator(1, num_epochs=1)
     assert numbers(batch.is_real) == [[1, 1, 0, 1, 1], [1, 1, 1, 0, 0]]
-    (contiguous,) = storage.contiguous_mini_batch_generator(1, num_epochs=1)
-    real = np.asarray(contiguous.batch.is_real)[:, 0] != 0
-    assert sorted(np.asarray(contiguous.batch.obs)[real, 0].tolist()) == [0, 1, 3, 4, 10, 11, 12]
+    is_real = np.asarray(batch.is_real)[..., 0] != 0
+    observations = np.asarray(unpad_trajectories(batch.obs, batch.masks))[..., 0]
+    assert sorted(observations[is_real].tolist()) == [0, 1, 3, 4, 10, 11, 12]
     # The row after a reset begins a trajectory.
-    starts = np.asarray(contiguous.batch.obs)[np.asarray(contiguous.is_init), 0].tolist()
-    assert {0.0, 3.0, 10.0} <= set(starts)
+    assert {0.0, 3.0, 10.0} <= set(np.asarray(batch.obs)[0, :, 0].tolist())
 
 
 def test_statistics_are_of_real_rows(storage: RolloutStorage) -> None:

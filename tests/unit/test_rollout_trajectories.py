@@ -86,18 +86,6 @@ def test_each_environment_is_in_each_epoch_once(device: Any, shuffle: bool) -> N
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_contiguous_minibatches_have_the_same_trajectories_without_padding(device: Any) -> None:
-    storage, _ = recurrent_storage(device)
-    first, second = storage.contiguous_mini_batch_generator(2, 1)
-    assert plain(first.batch.obs[:, 0]) == [1, 2, 3, 4]
-    assert plain(first.batch.actions[:, 0]) == [0, 1, 2, 3]
-    assert (plain(first.is_init), plain(first.lengths)) == ([T, F, T, F], [2, 2])
-    assert plain(first.batch.hidden_states[..., 0]) == [[100, 102], [200, 202]]
-    assert (plain(second.batch.obs[:, 0]), plain(second.lengths)) == ([11, 12, 13, 14], [4])
-    assert first.batch.masks is None
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any) -> None:
     make = arrays_of(device)
     storage = QueueRolloutStorage(3, 2, (1,), None, (1,), device=device, buffer_dilation_ratio=2)
