@@ -34,9 +34,9 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of the configuration's keys; each argument is named by its key, with `__` for `.`."""
     for name, key in reversed([*KEYS.items()]):
         if key.option:
-            kind: Any = click.Choice(key.kind.options) if key.kind.options else click.STRING
-            if int in key.kind.types:
-                kind = click.IntRange(int(key.kind.minimum), int(key.kind.maximum))
+            kind: Any = click.Choice(key.options) if key.options else click.STRING
+            if int in key.types:
+                kind = click.IntRange(int(key.minimum), int(key.maximum))
             help_line = f"{key.meaning[0].upper()}{key.meaning[1:]}."
             command = click.option(key.option, name.replace(".", "__"), type=kind, help=help_line)(command)
     return command

@@ -16,8 +16,8 @@ from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRati
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
+from reverb_writer_server.config.keys import ConfigError
 from reverb_writer_server.config.schema import KEYS, ServedTable, ServerConfig, load
-from reverb_writer_server.config.sources import ConfigError
 from reverb_writer_server.observability.banner import memory_lines
 from reverb_writer_server.observability.describe import describe
 from reverb_writer_server.observability.memory import available_bytes, estimate
@@ -140,8 +140,8 @@ def test_sizes_of_the_file_hold_where_no_option_names_them(
 
 @pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith("tables.")])
 def test_every_key_can_be_set_by_a_variable(key: str) -> None:
-    kind = KEYS[key].kind
-    value = kind.options[-1] if kind.options else {bool: "false", int: "7", float: "7", str: "text"}[kind.types[-1]]
+    one = KEYS[key]
+    value = one.options[-1] if one.options else {int: "7", float: "7", str: "text"}[one.types[-1]]
     others = {"SHARDS": "8", "SHARD": "3"} if key.startswith("cluster.") else {}  # which are set together
     environment = {f"REVERB_WRITER__CLUSTER__{name}": other for name, other in others.items()}
     load(None, {**environment, f"REVERB_WRITER__{key.upper().replace('.', '__')}": value})

@@ -13,7 +13,7 @@ from reverb_writer_server.checkpoints.convert import Target, convert
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, finished_in
 from reverb_writer_server.checkpoints.owner import CheckpointError
 from reverb_writer_server.config import schema as configuration
-from reverb_writer_server.config.sources import ConfigError
+from reverb_writer_server.config.keys import ConfigError
 
 _INCOMING = "resharded"  # `CheckpointFolder` moves it to its place when it is complete
 

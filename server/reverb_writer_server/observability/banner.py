@@ -11,12 +11,12 @@ from importlib import metadata
 
 from reverb_writer.memory_estimate import PROCESS_BYTES, Estimate, need
 from reverb_writer.tables.rate_limits import rates
-from reverb_writer_server.config.bind import ALL
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.observability.describe import describe, format_bytes
 from reverb_writer_server.observability.memory import available_bytes, estimate, used_bytes
 from reverb_writer_server.observability.monitor import ServerSnapshot
 from reverb_writer_server.observability.state import ServiceState
+from reverb_writer_server.reverb.loopback import ALL
 
 
 @functools.cache
