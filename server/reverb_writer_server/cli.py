@@ -118,14 +118,14 @@ def validate(config: Path, shard: int | None) -> None:
     Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
     another server uses its checkpoints.
     """
-    from reverb_writer_server import checks
     from reverb_writer_server.config import schema as configuration
     from reverb_writer_server.observability import banner
+    from reverb_writer_server.starting import what_to_restore
 
     loaded = configuration.load(config, os.environ, {} if shard is None else {("cluster", "shard"): shard})
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
         click.echo(line)
-    restored = checks.what_to_restore(loaded)
+    restored = what_to_restore(loaded)
     if restored is not None:
         click.echo(f"restores checkpoint {restored.name}")
 

@@ -10,21 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import reverb_writer as rw
-from reverb_writer_server.checkpoints.contents import Checkpoint
-from reverb_writer_server.checkpoints.folder import CheckpointFolder, restorable, select_checkpoint
-from reverb_writer_server.checkpoints.owner import CheckpointError
-from reverb_writer_server.checks import RestoreError, tables_to_serve
+from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences, tables_of
+from reverb_writer_server.checkpoints.folder import CheckpointFolder, check_directory, restorable, select_checkpoint
+from reverb_writer_server.checkpoints.owner import CheckpointError, UnrestorableError
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.child import StartRequest
-from reverb_writer_server.reverb.errors import UnrestorableError
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
 _logger = logging.getLogger(__name__)
 _PROGRESS_EVERY_S = 5.0
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+class RestoreError(rw.errors.ReverbWriterError):
+    """The checkpoint and the configuration differ, or the checkpoint cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -181,3 +183,59 @@ def _progress(state: ServiceState, restore: Checkpoint | None) -> Callable[[int]
             _logger.info("restoring %s: %s", restore.name, state.detail)
 
     return waiting
+
+
+def what_to_restore(config: ServerConfig) -> Checkpoint | None:
+    """Return the checkpoint that a start would restore; None if it would begin empty. The items are not read.
+
+    Raises:
+        CheckpointError: the folder cannot hold checkpoints.
+        RestoreError: the chosen checkpoint cannot be used, or differs from the configuration.
+    """
+    wanted = config.checkpoints
+    if wanted.directory is None:
+        return None
+    check_directory(wanted.directory)
+    try:
+        chosen = select_checkpoint(wanted.directory, wanted.restore)
+        tables_to_serve(config, chosen)  # refuses a checkpoint of other tables
+    except (CheckpointError, rw.errors.FormatError) as error:
+        raise RestoreError(str(error)) from error
+    return chosen
+
+
+def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tuple[rw.TableConfig, ...]:
+    """Return the tables to serve if that checkpoint is restored.
+
+    Raises:
+        RestoreError: the checkpoint differs from the configuration, and that is refused.
+        FormatError: the checkpoint is damaged.
+    """
+    tables = tuple(table.config for table in config.tables)
+    if checkpoint is None:
+        return tables
+    return _reconcile_tables(config.checkpoints.on_mismatch, checkpoint, tables_of(checkpoint), tables)
+
+
+def _reconcile_tables(
+    whose: str, chosen: Checkpoint, saved: tuple[TableState, ...], tables: tuple[rw.TableConfig, ...]
+) -> tuple[rw.TableConfig, ...]:
+    """Return the tables to serve, according to `on_mismatch`."""
+    found = differences(tables, saved)
+    if not found:
+        return tables
+    lines = "\n  ".join(found)
+    if whose == "refuse":
+        raise RestoreError(
+            f"checkpoint {chosen.name} and the configuration differ:\n  {lines}\n"
+            f"Set checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables are served, or "
+            f"checkpoints.restore to `none`."
+        )
+    _logger.warning(
+        "checkpoint %s and the configuration differ; the tables of the %s are served:\n  %s", chosen.name, whose, lines
+    )
+    if whose == "config":
+        return tables
+    unknown = {state.name for state in saved} - {table.name for table in tables}
+    # Reverb takes the rules from the checkpoint, but needs the name of each table.
+    return (*tables, *(rw.TableConfig(name) for name in sorted(unknown)))

@@ -18,9 +18,9 @@ pytest.importorskip("reverb_writer_server", reason="the server is not installed 
 
 from reverb_writer_server.config.keys import ConfigError
 from reverb_writer_server.config.schema import KEYS, ServedTable, ServerConfig, load
+from reverb_writer_server.machine import available_bytes
 from reverb_writer_server.observability.banner import memory_lines
 from reverb_writer_server.observability.describe import describe
-from reverb_writer_server.observability.memory import available_bytes, estimate
 
 
 def read(tmp_path: Path, text: str, environment: dict[str, str] | None = None, **flags: Any) -> ServerConfig:
@@ -360,7 +360,7 @@ def test_overlapping_windows_share_their_chunks_where_the_oldest_goes_first(
     remover: Any, stride: int, episode: int | None, steps: int, slices: float, chunks: float
 ) -> None:
     config = TableConfig("a", 1000, remover=remover, signature=SIGNATURE)
-    one = estimate(ServedTable(config, 20, stride, episode_length=episode))
+    one = ServedTable(config, 20, stride, episode_length=episode).estimate()
     assert (one.steps, one.step_bytes) == (steps, 84 * 84 * 4 + 4)
     held = 1000 * (600 + 2 * (145 * slices + 1400 * chunks))
     num_steps = steps - (20 - min(stride, 20) if episode is None and remover == "fifo" else 0)
@@ -392,9 +392,9 @@ def test_total_of_memory_is_told_though_some_tables_have_no_estimate() -> None:
 
 
 def test_memory_of_what_is_not_described_is_unknown() -> None:
-    assert estimate(ServedTable(TableConfig("a"))).total_bytes is None
+    assert ServedTable(TableConfig("a")).estimate().total_bytes is None
     unknown = {"x": ArraySpec((5, None), np.dtype(np.uint8))}
-    assert estimate(ServedTable(TableConfig("a", signature=unknown))).total_bytes is None
+    assert ServedTable(TableConfig("a", signature=unknown)).estimate().total_bytes is None
 
 
 @pytest.mark.parametrize(

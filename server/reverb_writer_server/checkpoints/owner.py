@@ -24,6 +24,10 @@ class CheckpointError(ReverbWriterError):
     """A folder of checkpoints or a checkpoint that cannot be used."""
 
 
+class UnrestorableError(RuntimeError):
+    """Reverb refuses a checkpoint: it is damaged, or does not fit the tables."""
+
+
 @dataclass(frozen=True)
 class Mark:
     """What outlives a server.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from reverb_writer.errors import SpecError
+from reverb_writer.memory_estimate import Estimate, estimate
 from reverb_writer.tables import TableConfig
 from reverb_writer.tables.shares import share_of
 from reverb_writer.tables.table_dicts import TableKeyError, table_from_dict
@@ -137,6 +138,10 @@ class ServedTable:
     stride_length: int = 1  # steps between the starts of two items
     advice: tuple[str, ...] = ()  # warnings about its rules, a sentence each
     episode_length: int | None = None  # steps of an episode; None for long ones
+
+    def estimate(self) -> Estimate:
+        """Return its estimated memory when it is full."""
+        return estimate(self.config, self.sequence_length, self.stride_length, self.episode_length)
 
 
 @dataclass(frozen=True)

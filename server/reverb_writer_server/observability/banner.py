@@ -12,8 +12,8 @@ from importlib import metadata
 from reverb_writer.memory_estimate import PROCESS_BYTES, Estimate, need
 from reverb_writer.tables.rate_limits import rates
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
+from reverb_writer_server.machine import available_bytes, used_bytes
 from reverb_writer_server.observability.describe import describe, format_bytes
-from reverb_writer_server.observability.memory import available_bytes, estimate, used_bytes
 from reverb_writer_server.observability.monitor import ServerSnapshot
 from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.loopback import ALL
@@ -56,7 +56,7 @@ def table_lines(tables: Sequence[ServedTable]) -> Iterator[str]:
 
 def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     """Return lines about the estimated memory of the tables, and whether it is more than is available."""
-    estimates = [estimate(table) for table in config.tables]
+    estimates = [table.estimate() for table in config.tables]
     available = available_bytes()
     lines = [f"memory of table `{one.table}`: {_describe_estimate(one)}" for one in estimates]
     total, saving, unknown = need(estimates, saves=config.checkpoints.directory is not None)

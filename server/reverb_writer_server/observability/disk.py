@@ -22,30 +22,18 @@ _JOIN_S = 1.0
 
 @dataclass(frozen=True)
 class DiskFacts:
-    """What was found.
+    """What was found; None if there is no such file or folder, or it does not answer."""
 
-    Attributes:
-        free_bytes: room on the file system of the checkpoints; None if there is no folder for them.
-        total_bytes: size of that file system; None likewise.
-        certificate_expires_at: Unix time at which the first of the gateway's certificates ends; None if unknown.
-    """
-
-    free_bytes: int | None = None
-    total_bytes: int | None = None
-    certificate_expires_at: float | None = None
+    free_bytes: int | None = None  # on the file system of the checkpoints
+    total_bytes: int | None = None  # of that file system
+    certificate_expires_at: float | None = None  # Unix time at which the first of the gateway's certificates ends
 
 
 class DiskWatch:
     """Looks at once, and then every ten seconds in its own thread until it is closed."""
 
     def __init__(self, directory: Path | None, certificate: Path | None, found: Callable[[DiskFacts], None]) -> None:
-        """Look, and start the thread.
-
-        Args:
-            directory: the folder of checkpoints.
-            certificate: a PEM file with the gateway's certificate.
-            found: called with what was found.
-        """
+        """Look, and start the thread; `found` is called with what was found."""
         self._directory, self._certificate, self._found = directory, certificate, found
         self._told = ""
         self._look()

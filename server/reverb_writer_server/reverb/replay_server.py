@@ -18,7 +18,7 @@ with warnings.catch_warnings():
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import TableConfig, check_tables
-from reverb_writer_server.reverb.errors import UnrestorableError
+from reverb_writer_server.checkpoints.owner import UnrestorableError
 from reverb_writer_server.reverb.loopback import ALL, LOOPBACK, restrict_to_loopback
 from reverb_writer_server.reverb.ports import free_port, port_in_use, reserved
 from reverb_writer_server.reverb.reverb_tables import reverb_table
