@@ -173,7 +173,7 @@ def inspect(path: Path) -> None:
 def verify(paths: Sequence[Path]) -> None:
     """Read checkpoints completely. Exit code 1 if one is incomplete or damaged."""
     from reverb_writer_server.checkpoints.contents import Checkpoint
-    from reverb_writer_server.checkpoints.contents import verify as read
+    from reverb_writer_server.checkpoints.contents import inspect as read
 
     faulty = 0
     for path in paths:

@@ -276,7 +276,7 @@ class Service:
         self._folder = folder = resources.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
         state.keeps_checkpoints = True
         state.checkpoint_every_s = wanted.every_s
-        state.starts = folder.starts
+        state.starts = folder.owner.mark.starts
         state.previous_end = folder.owner.mark.end
         latest = folder.latest()
         state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import reverb_writer as rw
-from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences, tables_of
+from reverb_writer_server.checkpoints.contents import Checkpoint, differences, tables_of
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, check_directory, restorable, select_checkpoint
 from reverb_writer_server.checkpoints.owner import CheckpointError, UnrestorableError
 from reverb_writer_server.config.schema import ServerConfig
@@ -31,21 +31,13 @@ class RestoreError(rw.errors.ReverbWriterError):
 
 @dataclass(frozen=True)
 class Started:
-    """A Reverb that serves.
-
-    Attributes:
-        process: its process.
-        port: its port.
-        tables: its tables.
-        restored: the checkpoint that it has restored; None if it has begun empty.
-        seconds: how long the start took.
-    """
+    """A Reverb that serves."""
 
     process: ReverbProcess
     port: int
     tables: tuple[rw.TableConfig, ...]
-    restored: Checkpoint | None
-    seconds: float
+    restored: Checkpoint | None  # None if it has begun empty
+    seconds: float  # that the start took
 
     def log(self, monitor: Monitor) -> None:
         """Log what was restored."""
@@ -61,14 +53,7 @@ def start(
     new_process: Callable[[], ReverbProcess],
     undo: contextlib.ExitStack,
 ) -> Started:
-    """Start Reverb, and try one checkpoint after the other until it serves.
-
-    Args:
-        config: what to serve.
-        folder: the folder of checkpoints, if there is one.
-        state: is told the phase, its progress, and the checkpoints that are damaged.
-        new_process: starts a process.
-        undo: ends the process.
+    """Start Reverb, and try one checkpoint after the other until it serves; `undo` ends its process.
 
     Raises:
         RestoreError: no checkpoint can be restored, or the one to restore differs from the configuration.
@@ -95,7 +80,15 @@ def start(
             state.damaged = (*state.damaged, checkpoint.name)
             assert folder is not None  # noqa: S101  # the checkpoint is in it
             folder.damaged.add(checkpoint.name)
-            _tell(faults[-1], wanted.restore, found[number + 1 :])
+            if wanted.restore != "latest":
+                raise RestoreError(f"{faults[-1]}. Choose another one, or `none`.") from error
+            if older := found[number + 1 :]:
+                _logger.error(  # noqa: TRY400  # the message says what is done; a traceback would hide it
+                    "%s. THE NEXT OLDER ONE IS TRIED, %s: what came after it is not served. The damaged one stays "
+                    "until newer ones replace it.",
+                    faults[-1],
+                    older[0].name,
+                )
     if faults:
         try:
             select_checkpoint(found[0].path.parent.parent, wanted.restore)
@@ -108,19 +101,6 @@ def start(
     return _start_with(config, folder, state, new_process, undo, None)
 
 
-def _tell(fault: str, restore: str, older: list[Checkpoint]) -> None:
-    """Say loudly that an older checkpoint is tried; refuse to if the damaged one was named."""
-    if restore != "latest":
-        raise RestoreError(f"{fault}. Choose another one, or `none`.")
-    if older:
-        _logger.error(
-            "%s. THE NEXT OLDER ONE IS TRIED, %s: what came after it is not served. The damaged one stays until newer "
-            "ones replace it.",
-            fault,
-            older[0].name,
-        )
-
-
 def _start_with(
     config: ServerConfig,
     folder: CheckpointFolder | None,
@@ -129,12 +109,7 @@ def _start_with(
     undo: contextlib.ExitStack,
     restore: Checkpoint | None,
 ) -> Started:
-    """Start Reverb with a checkpoint, or empty.
-
-    Raises:
-        UnrestorableError: Reverb refuses the checkpoint, or crashes over it.
-        FormatError: the checkpoint is damaged.
-    """
+    """Start Reverb with a checkpoint, or empty."""
     tables = tables_to_serve(config, restore)
     started_at = time.monotonic()
     process = new_process()
@@ -211,29 +186,21 @@ def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tupl
         RestoreError: the checkpoint differs from the configuration, and that is refused.
         FormatError: the checkpoint is damaged.
     """
-    tables = tuple(table.config for table in config.tables)
+    tables, whose = tuple(table.config for table in config.tables), config.checkpoints.on_mismatch
     if checkpoint is None:
         return tables
-    return _reconcile_tables(config.checkpoints.on_mismatch, checkpoint, tables_of(checkpoint), tables)
-
-
-def _reconcile_tables(
-    whose: str, chosen: Checkpoint, saved: tuple[TableState, ...], tables: tuple[rw.TableConfig, ...]
-) -> tuple[rw.TableConfig, ...]:
-    """Return the tables to serve, according to `on_mismatch`."""
+    saved = tables_of(checkpoint)
     found = differences(tables, saved)
     if not found:
         return tables
+    differ = f"checkpoint {checkpoint.name} and the configuration differ"
     lines = "\n  ".join(found)
     if whose == "refuse":
         raise RestoreError(
-            f"checkpoint {chosen.name} and the configuration differ:\n  {lines}\n"
-            f"Set checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables are served, or "
-            f"checkpoints.restore to `none`."
+            f"{differ}:\n  {lines}\nSet checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables are "
+            "served, or checkpoints.restore to `none`."
         )
-    _logger.warning(
-        "checkpoint %s and the configuration differ; the tables of the %s are served:\n  %s", chosen.name, whose, lines
-    )
+    _logger.warning("%s; the tables of the %s are served:\n  %s", differ, whose, lines)
     if whose == "config":
         return tables
     unknown = {state.name for state in saved} - {table.name for table in tables}

@@ -47,12 +47,7 @@ class ClaimError(CheckpointError):
 
 
 class FolderClaim:
-    """The claim of this server, written by a thread of its own because a disk may not answer.
-
-    Attributes:
-        number: of this server.
-        newer: the highest number that another server has taken since; None if there is none.
-    """
+    """The claim of this server, written by a thread of its own because a disk may not answer."""
 
     def __init__(self, directory: Path, address: str, phase: Callable[[], str], *, machine: str | None = None) -> None:
         """Take the next number.
@@ -66,7 +61,7 @@ class FolderClaim:
         Raises:
             OSError: the file cannot be created.
         """
-        self.newer: int | None = None
+        self.newer: int | None = None  # the highest number that another server has taken since
         self._folder, self._directory = directory.parent, directory
         self._address, self._phase = address, phase
         self._machine = machine or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -96,19 +91,11 @@ class FolderClaim:
         while self.newer is None and (what := self._obstacle(heard)):
             tell(what)
             time.sleep(_POLL_S)
-        self.check()
         with contextlib.suppress(OSError):  # a claim that stays only delays the next server
-            for claim in self._lower():
+            for claim in self._lower() if self.newer is None else ():
                 path_of(self._folder, claim.number).unlink(missing_ok=True)
                 for partial in self._folder.glob(f".{claim.number}.*"):
                     partial.unlink(missing_ok=True)
-
-    def check(self) -> None:
-        """Refuse to go on if a newer server is there.
-
-        Raises:
-            ClaimError: it is.
-        """
         if self.newer is not None:
             raise ClaimError(
                 f"{self._directory}: server {self.newer} has taken over from this one, number {self.number}. Clients "
@@ -190,25 +177,15 @@ class FolderClaim:
 
 
 class Turn:
-    """The turn of one server; of a server that is to claim nothing it is always.
-
-    Attributes:
-        in_doubt: whether another server may have begun.
-    """
+    """The turn of one server; of a server that is to claim nothing it is always."""
 
     def __init__(self, config: ServerConfig, host: str | None, state: ServiceState) -> None:
-        """Prepare.
-
-        Args:
-            config: what to serve.
-            host: name of this machine for clients; None to claim nothing.
-            state: is told what is waited for.
-        """
+        """Prepare; `host` is the name of this machine for clients, None to claim nothing."""
         self._directory = None if host is None else config.checkpoints.directory
         self._address = f"{host}:{config.port}"
         self._state = state
         self._claim: FolderClaim | None = None
-        self.in_doubt = False
+        self.in_doubt = False  # whether another server may have begun
 
     @property
     def is_claimed(self) -> bool:

@@ -22,8 +22,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from reverb_writer.errors import FormatError
 from reverb_writer.files.saved_replay import KEPT, NAME, OWNER, PARTIAL, checkpoint_name
@@ -90,30 +90,15 @@ def select_checkpoint(directory: Path, restore: str) -> Checkpoint | None:
     )
 
 
-@dataclass(frozen=True)
-class Adopted:
-    """What has become of the finished checkpoints that Reverb had left.
+class Adopted(NamedTuple):
+    """What has become of the finished checkpoints that Reverb had left, by the names that it gave them."""
 
-    Attributes:
-        kept: those that are kept now, by the name that Reverb gave them.
-        refused: what is wrong with the others, by that name; they are deleted.
-    """
-
-    kept: dict[str, Checkpoint] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, Checkpoint]
+    refused: dict[str, str]  # what is wrong with those that are deleted
 
 
 class CheckpointFolder:
-    """The checkpoint folder of a running server; a context manager that holds its lock. Not thread-safe.
-
-    Attributes:
-        directory: the folder.
-        incoming: the folder that Reverb writes to.
-        fitted: where a copy for other tables may be written.
-        owner: the mark of the folder.
-        starts: how often a server has started on the folder, this time included.
-        damaged: names of checkpoints that could not be restored, though they look complete.
-    """
+    """The checkpoint folder of a running server; a context manager that holds its lock. Not thread-safe."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         """Lock the folder, which is created if it does not exist; clear what is unfinished, keep what is finished.
@@ -126,10 +111,10 @@ class CheckpointFolder:
             CheckpointError: the folder contains other files, another server uses it, or it cannot be written.
         """
         self.directory = directory
-        self.incoming = directory / _INCOMING
-        self.fitted = directory / KEPT / _FITTED
+        self.incoming = directory / _INCOMING  # where Reverb writes
+        self.fitted = directory / KEPT / _FITTED  # where a copy for other tables may be written
         self.keep = keep
-        self.damaged: set[str] = set()
+        self.damaged: set[str] = set()  # names of checkpoints that could not be restored, though they look complete
         self._kept = directory / KEPT
         with contextlib.ExitStack() as undo:
             try:
@@ -145,15 +130,10 @@ class CheckpointFolder:
             except OSError as error:
                 raise _unusable(directory, error) from error
             self.owner.update(starts=self.owner.mark.starts + 1)
-            self.starts = self.owner.mark.starts
             self._undo = undo.pop_all()
 
     def clear_unfinished(self, min_age_s: float = 0.0) -> None:
-        """Delete what saves, restores and deletions have left unfinished; no save may be under way.
-
-        Args:
-            min_age_s: age from which on a save counts as left; a younger one may have begun at this moment.
-        """
+        """Delete what saves, restores and deletions have left unfinished; a save of less than this age stays."""
         for leftover in _entries(self.incoming):
             is_old = min_age_s == 0 or abs(time.time() - Checkpoint(leftover).written_at.timestamp()) >= min_age_s
             if leftover.name.startswith(".") or (is_old and not (leftover / DONE).is_file()):
@@ -172,7 +152,7 @@ class CheckpointFolder:
         Raises:
             OSError: a checkpoint cannot be moved; it stays where it is.
         """
-        adopted = Adopted()
+        adopted = Adopted({}, {})
         for path in sorted(finished_in(self.directory), key=lambda path: Checkpoint(path).written_at):
             try:
                 adopted.kept[path.name] = self._adopt(path)

@@ -30,32 +30,20 @@ class UnrestorableError(RuntimeError):
 
 @dataclass(frozen=True)
 class Mark:
-    """What outlives a server.
-
-    Attributes:
-        owner: who wrote it.
-        starts: how often a server has started on the folder.
-        sequence: the highest number that a checkpoint has had.
-        failure: why the last start failed; empty if it did not.
-        failures: how many starts in a row have failed for that reason.
-        end: how the last server that served has ended: `stopped` as asked, `unhealthy` by itself, `died` with Reverb,
-            `oom` if the kernel ended Reverb for want of memory; `killed` while one serves, or if it told nothing else.
-    """
+    """What outlives a server."""
 
     owner: str = "reverb-writer-server"
-    starts: int = 0
-    sequence: int = 0
-    failure: str = ""
-    failures: int = 0
+    starts: int = 0  # of a server on the folder
+    sequence: int = 0  # the highest number that a checkpoint has had
+    failure: str = ""  # why the last start failed; empty if it did not
+    failures: int = 0  # how many starts in a row have failed for that reason
+    # How the last server that served has ended: `stopped` as asked, `unhealthy` by itself, `died` with Reverb, `oom` if
+    # the kernel ended Reverb for want of memory; `killed` while one serves, or if it told nothing else.
     end: str = "stopped"
 
 
 class OwnerFile:
-    """The file with the mark, locked until it is closed.
-
-    Attributes:
-        mark: what it says.
-    """
+    """The file with the mark, locked until it is closed."""
 
     def __init__(self, directory: Path) -> None:
         """Lock the file, which is created if it does not exist, and read it.
@@ -67,8 +55,13 @@ class OwnerFile:
         self._path = directory / OWNER
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _lock(self._descriptor, directory)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.mark = _read(self._path)
+        except BlockingIOError as error:
+            self.close()
+            raise CheckpointError(
+                f"{directory}: another server uses it. Stop that server, or use another folder."
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -101,15 +94,6 @@ def is_locked(directory: Path) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def _lock(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise CheckpointError(
-            f"{directory}: another server uses it. Stop that server, or use another folder."
-        ) from error
 
 
 def _read(path: Path) -> Mark:

@@ -53,21 +53,10 @@ class _Reply(NamedTuple):
 
 
 class StatusServer:
-    """Serves HTTP in its own threads until it is closed.
-
-    Attributes:
-        host: an address or a name at which clients on this machine reach it.
-        port: its port.
-        address: both, "HOST:PORT".
-    """
+    """Serves HTTP in its own threads until it is closed."""
 
     def __init__(self, host: str, port: int, state: ServiceState) -> None:
-        """Start to listen.
-
-        Args:
-            host: an address of this machine; "0.0.0.0" for all of IPv4, "::" for all of IPv4 and IPv6.
-            port: 1 to 65535.
-            state: what is served.
+        """Start to listen at an address of this machine; "0.0.0.0" is all of IPv4, "::" all of IPv4 and IPv6.
 
         Raises:
             PortInUseError: another process has the port.

@@ -45,14 +45,10 @@ _EXPECTED_WHEN_DRAINING = "Failed accept4: Invalid argument"  # of gRPC, whose l
 
 
 class ReverbProcessError(ReverbWriterError):
-    """The Reverb process has ended, or does not answer.
-
-    Attributes:
-        number: its exit code, or the signal that ended it as a negative number; None if it runs.
-    """
+    """The Reverb process has ended, or does not answer."""
 
     def __init__(self, message: str, number: int | None = None) -> None:
-        """Take the message and the exit code."""
+        """Take the message, and the exit code or minus the signal that has ended it; None if it runs."""
         super().__init__(message)
         self.number = number
 
