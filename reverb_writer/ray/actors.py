@@ -22,11 +22,7 @@ _handles: dict[str, Any] = {}  # of actors by name, for this process: without th
 
 
 def connect_ray(address: str | None = None) -> None:
-    """Connect to Ray if this process is not connected yet.
-
-    Args:
-        address: of Ray's head, "auto" for the cluster of this machine; None for what RAY_ADDRESS says, the cluster of
-            this machine or, if there is none, one that ends with this process.
+    """Connect to Ray if this process is not connected yet; `address` is as `ray.init` takes it.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -47,17 +43,10 @@ def ask_actors(names: Iterable[str], method: str, timeout_s: float) -> dict[str,
 def _ask(names: list[str], method: str, timeout_s: float) -> dict[str, Any]:
     import ray  # noqa: PLC0415  # of the extra
 
-    if not ray.is_initialized():
-        return {}
-    calls: dict[Any, str] = {}
-    for name in names:
-        handle = actor_of(name)
-        if handle is not None:
-            calls[getattr(handle, method).remote()] = name
+    handles = {name: actor_of(name) for name in names} if ray.is_initialized() else {}
+    calls = {getattr(handle, method).remote(): name for name, handle in handles.items() if handle is not None}
     answers: dict[str, Any] = {}
-    if not calls:
-        return answers
-    ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
+    ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
     for call in ready:
         try:
             answers[calls[call]] = ray.get(call, timeout=timeout_s)
@@ -111,12 +100,7 @@ def stop_shards(
     """End all servers, each with a last checkpoint, then remove the cluster; log and return what has written none.
 
     An actor is asked again until it tells that its server has ended: one that Ray starts again does not know of it.
-
-    Args:
-        cluster: its name.
-        names: of its shards.
-        timeout_s: how long all last checkpoints may take, seconds.
-        patience_s: for how long an actor may be silent, seconds.
+    All may take `timeout_s` seconds, and each may be silent for `patience_s`.
 
     Returns:
         By the name of the shard, why it has no last checkpoint.

@@ -43,8 +43,17 @@ def start_shards(
 
     more = dict(runtime_env or {})
     more["env_vars"] = {**_KEEP_CHILDREN, **more.get("env_vars", {})}
-    options = {"num_cpus": float(num_cpus), "memory": float(memory_bytes), "runtime_env": more}
     need = {"CPU": float(num_cpus), "memory": float(memory_bytes)}
+    shard = ray.remote(ReplayShard)
+    options: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "scheduling_strategy": "SPREAD",  # a preference: without a spare node a lost shard shares one
+        "num_cpus": need["CPU"],
+        "memory": need["memory"],
+        "runtime_env": more,
+    }
     most_free = dict.fromkeys(need, 0.0)
     num_placed = 0
     is_ours = False
@@ -59,8 +68,10 @@ def start_shards(
             for number, name in enumerate(spec.shard_names()):
                 if actor_of(name) is None:
                     is_ours = is_ours or number == 0  # before: an interrupt may come while Ray creates it
-                    is_new = _create_actor(spec, number, name, options)
-                    is_ours = is_ours and (is_new or number > 0)
+                    try:
+                        shard.options(name=name, **options).remote(spec, number)
+                    except ValueError:  # another process has just created it
+                        is_ours = is_ours and number > 0
             reports = _look(spec, deadline)
             if [one.state for one in reports.values()] == ["serving"] * spec.num_shards:
                 return is_ours
@@ -87,12 +98,9 @@ def _look(spec: ClusterSpec, deadline: Deadline) -> dict[str, ShardReport]:
 
 
 def _check_room(spec: ClusterSpec, need: Mapping[str, float], most_free: Mapping[str, float]) -> None:
-    """Refuse a cluster that is larger than what Ray's nodes have, or than what they have had free.
+    """Refuse a cluster that is larger than what Ray's nodes have, or than what they have had free at once.
 
-    Args:
-        spec: the cluster.
-        need: what each shard takes, by kind.
-        most_free: what has been free at once for all of them, by kind.
+    Both are by kind: what each shard needs, and what has been free for all of them.
     """
     import ray  # noqa: PLC0415  # of the extra
 
@@ -111,43 +119,18 @@ def _check_room(spec: ClusterSpec, need: Mapping[str, float], most_free: Mapping
     )
 
 
-def _create_actor(spec: ClusterSpec, number: int, name: str, options: Mapping[str, Any]) -> bool:
-    """Create an actor; return False if there is one of its name."""
-    import ray  # noqa: PLC0415  # of the extra
-
-    actor = ray.remote(ReplayShard).options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
-        max_restarts=-1,
-        scheduling_strategy="SPREAD",  # a preference: without a spare node a lost shard shares one
-        **options,
-    )
-    try:
-        actor.remote(spec, number)
-    except ValueError:
-        return False
-    return True
-
-
 def _check_num_shards(spec: ClusterSpec) -> None:
     for name in named_shards().get(spec.name, []):
-        there = name.rpartition("-of-")[2]
-        if there != str(spec.num_shards):
-            raise _different(spec.name, [f"num_shards {there}, not {spec.num_shards}"])
+        _check_same(dataclasses.replace(spec, num_shards=int(name.rpartition("-of-")[2])), spec)
 
 
 def _check_same(there: ClusterSpec, wanted: ClusterSpec) -> None:
     """Refuse a cluster that is not the wanted one."""
     names = [field.name for field in dataclasses.fields(ClusterSpec)]
     pairs = {name: (repr(getattr(there, name)), repr(getattr(wanted, name))) for name in names}  # arrays do not compare
-    differences = [f"{name} {there}, not {wanted}" for name, (there, wanted) in pairs.items() if there != wanted]
+    differences = [f"{name} {one}, not {other}" for name, (one, other) in pairs.items() if one != other]
     if differences:
-        raise _different(wanted.name, differences)
-
-
-def _different(name: str, differences: list[str]) -> SpecError:
-    return SpecError(
-        f"cluster `{name}` is there already and has {'; '.join(differences)}. Attach to it, stop it, or take another "
-        "name."
-    )
+        raise SpecError(
+            f"cluster `{wanted.name}` is there already and has {'; '.join(differences)}. Attach to it, stop it, or "
+            "take another name."
+        )

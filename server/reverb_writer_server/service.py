@@ -262,8 +262,6 @@ class Service:
         if config.http.port:
             status_server = StatusServer(config.http.host, config.http.port, state)
             resources.callback(status_server.close)
-            if config.http.address_file is not None:
-                resources.enter_context(status_server.address_in(config.http.address_file))
             everywhere = "" if status_server.host == config.http.host else ", and at this machine's other addresses"
             address = f"http://{status_server.address}/"
             _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)

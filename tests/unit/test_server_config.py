@@ -174,7 +174,7 @@ def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) ->
         ("prot = 1", r"unknown key `prot`. Did you mean `port`? Allowed: port"),
         (
             "[http]\nprot = 1",
-            "unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, address_file, max_silence_s",
+            "unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, max_silence_s",
         ),
         ("tables.a.sampler = 'unifrom'", r'`tables.a.sampler`: got "unifrom" (string), allowed: "uniform" or "fifo"'),
         ("tables.a.min_size = 0", r"`tables.a.min_size`: got 0 (integer), allowed: an integer from 1 to"),
@@ -212,7 +212,7 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
         (
             "REVERB_WRITER__HTTP",
             "3",
-            '`http`: got "3" (string), allowed: a section [http] with port, host, address_file, max_silence_s.',
+            '`http`: got "3" (string), allowed: a section [http] with port, host, max_silence_s.',
         ),
         (
             "REVERB_WRITER__TABLES",

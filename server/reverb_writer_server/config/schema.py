@@ -30,7 +30,6 @@ class HttpConfig:
     host: str = key(
         "127.0.0.1", "an address of this machine", "address that this port listens on; `0.0.0.0` for all interfaces"
     )
-    address_file: _Path = path("file that gets the address of this port while it is served, for `docker/healthcheck`")
     max_silence_s: float = quantity(
         120.0, "seconds", "time without an answer of Reverb after which `/livez` fails; 0 for no limit"
     )

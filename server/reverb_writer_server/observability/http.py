@@ -6,17 +6,15 @@ health checks; here the oldest idle connection is closed instead.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from waitress import wasyncore
@@ -30,7 +28,6 @@ from reverb_writer_server.reverb.ports import port_in_use
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-_logger = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 128
 _NUM_THREADS = 4
 _BACKLOG = 1024
@@ -77,21 +74,6 @@ class StatusServer:
         self._server = _Server(_application(routes), self._sockets, _listener(host, port))
         self._thread = threading.Thread(target=self._server.run, name="status-server", daemon=True)
         self._thread.start()
-
-    @contextlib.contextmanager
-    def address_in(self, file: Path) -> Iterator[None]:
-        """Have host and port in a file within the block, so that a health check needs no configuration."""
-        partial = file.with_name(f"{file.name}.partial")
-        try:
-            partial.write_text(f"{self.host} {self.port}\n")
-            partial.replace(file)
-        except OSError as error:
-            _logger.warning("http.address_file cannot be written, so docker/healthcheck will fail: %s", error)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                file.unlink()
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
