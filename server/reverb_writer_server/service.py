@@ -16,12 +16,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import reverb_writer as rw
 from reverb_writer_server import signals
@@ -74,7 +72,6 @@ class Service:
         self._jobs = Jobs(self._state.failures)
         self._folder: CheckpointFolder | None = None
         self._process: ReverbProcess | None = None
-        self._wanted: queue.SimpleQueue[Future[ReverbProcess]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._pause = threading.Event()  # never set
         self._outcome, self._ends_itself = DIED, False
@@ -96,8 +93,6 @@ class Service:
         while work.is_alive():
             self._state.loop_runs()
             received = signals.next_signal(_PAUSE_S)
-            with contextlib.suppress(queue.Empty):
-                self._start_process(self._wanted.get_nowait())
             is_parent_ended = received == signals.PARENT_ENDED
             if is_parent_ended:
                 received = None if was_asked or self._orphan_until < float("inf") else received  # it may come twice
@@ -181,15 +176,6 @@ class Service:
         if self._turn.is_over:
             self._stop.set()
         return None
-
-    def _start_process(self, wanted: Future[ReverbProcess]) -> None:
-        """Start a Reverb process, which ends with the thread that has started it: so it is this one."""
-        try:
-            self._process = ReverbProcess()
-        except Exception as error:  # noqa: BLE001  # the other thread raises it
-            wanted.set_exception(error)
-        else:
-            wanted.set_result(self._process)
 
     def _may_have_clients(self) -> bool:
         """Return whether there may be items to save: Reverb takes inserts a moment before this service hears of it."""
@@ -280,10 +266,7 @@ class Service:
         state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())
 
     def _new_process(self) -> ReverbProcess:
-        wanted: Future[ReverbProcess] = Future()
-        self._wanted.put(wanted)
-        signals.wake()
-        process = wanted.result()
+        self._process = process = ReverbProcess()  # it ends with this thread
         self._state.reverb_pid = process.pid
         return process
 
