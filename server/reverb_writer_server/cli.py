@@ -18,6 +18,7 @@ from reverb_writer_server import __version__
 from reverb_writer_server.config.schema import KEYS
 
 _PATH = click.Path(path_type=Path)
+_OF_TABLES = ("max_size", "min_size", "sampler", "sampler_exponent")  # options of each --table
 
 
 class _Commands(Group):
@@ -61,17 +62,7 @@ def commands() -> None:
 @click.option(
     "--claim", metavar="HOST", help="Claim the checkpoints, and write beside them that this server is on HOST."
 )
-def serve(
-    config: Path | None,
-    names: Sequence[str],
-    max_size: int | None,
-    min_size: int | None,
-    sampler: str | None,
-    sampler_exponent: float | None,
-    end_with: int | None,
-    claim: str | None,
-    **given: Any,
-) -> None:
+def serve(config: Path | None, names: Sequence[str], end_with: int | None, claim: str | None, **given: Any) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
@@ -87,20 +78,12 @@ def serve(
     from reverb_writer_server.config import schema as configuration
     from reverb_writer_server.service import Service
 
-    flags: dict[tuple[str, ...], Any] = {
-        tuple(name.split("__")): value for name, value in given.items() if value is not None
-    }
     check_unique_names(names)
-    of_tables = {
-        "max_size": max_size,
-        "min_size": min_size,
-        "sampler": sampler,
-        "sampler_exponent": sampler_exponent,
-    }
-    of_tables = {key: value for key, value in of_tables.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    of_tables = {name: given.pop(name) for name in _OF_TABLES if name in given}
     tables = names or (("replay",) if of_tables else ())
+    flags: dict[tuple[str, ...], Any] = {tuple(name.split("__")): value for name, value in given.items()}
     flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
-
     loaded = configuration.load(config, os.environ, flags, tables)
     log_setup.set_up(loaded.log.format, loaded.log.level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), claim)
@@ -140,7 +123,7 @@ def checkpoints() -> None:
 def list_checkpoints(directory: Path) -> None:
     """List the checkpoints of a folder, newest first."""
     from reverb_writer_server.checkpoints.folder import checkpoints_in
-    from reverb_writer_server.observability.describe import format_bytes
+    from reverb_writer_server.observability.banner import format_bytes
 
     for one in checkpoints_in(directory):
         size = format_bytes(one.size_bytes)
@@ -201,7 +184,7 @@ def reshard(saved: Sequence[Path], config: Path, shards: int | None) -> None:
     they start. The items of tables that are not configured, and the oldest items of tables with less room than before,
     are left out and counted.
     """
-    from reverb_writer_server.checkpoints.resharding import reshard as write
+    from reverb_writer_server.checkpoints.convert import reshard as write
 
     for line in write(saved, config, os.environ, shards):
         click.echo(line)

@@ -20,7 +20,7 @@ from reverb_writer.protocol.responses import parse
 from reverb_writer.transport.channel import Channel
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.jobs import Jobs
-from reverb_writer_server.observability.describe import format_bytes
+from reverb_writer_server.observability.banner import format_bytes
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
@@ -113,11 +113,7 @@ class Saver:
         self._is_requested.set()
 
     def connect(self) -> None:
-        """Have a connection, or see that it is still there: it is kept when those of clients are ended.
-
-        Raises:
-            ReverbWriterError: the server does not answer.
-        """
+        """Have a connection, or see that it is still there: it is kept when those of clients are ended."""
         self._channel.call(messages.SERVER_INFO, b"", _CONNECT_TIMEOUT_S)
 
     def save_last(self) -> bool:

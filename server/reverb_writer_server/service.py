@@ -28,7 +28,7 @@ from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine import cpu_s, raise_descriptor_limit, used_bytes
 from reverb_writer_server.observability import banner
-from reverb_writer_server.observability.describe import format_bytes
+from reverb_writer_server.observability.banner import format_bytes
 from reverb_writer_server.observability.disk import DiskWatch
 from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.monitor import Monitor

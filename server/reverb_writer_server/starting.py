@@ -14,7 +14,7 @@ from reverb_writer_server.checkpoints.contents import Checkpoint, differences, t
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, check_directory, restorable, select_checkpoint
 from reverb_writer_server.checkpoints.owner import CheckpointError, UnrestorableError
 from reverb_writer_server.config.schema import ServerConfig
-from reverb_writer_server.observability.describe import format_bytes
+from reverb_writer_server.observability.banner import format_bytes
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.child import StartRequest

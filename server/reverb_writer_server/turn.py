@@ -198,12 +198,7 @@ class Turn:
         return self._claim is not None and self._claim.newer is not None
 
     def take(self, resources: contextlib.ExitStack) -> None:
-        """Claim the checkpoints, and wait until no other server uses them; the thread that does the work calls it.
-
-        Raises:
-            ClaimError: a newer server has claimed them meanwhile.
-            OSError: the claim cannot be written.
-        """
+        """Claim the checkpoints, and wait until no other server uses them; the thread that does the work calls it."""
         if self._directory is None:
             return
         self._claim = FolderClaim(self._directory, self._address, lambda: self._state.phase)

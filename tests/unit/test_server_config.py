@@ -19,8 +19,7 @@ pytest.importorskip("reverb_writer_server", reason="the server is not installed 
 from reverb_writer_server.config.keys import ConfigError
 from reverb_writer_server.config.schema import KEYS, ServedTable, ServerConfig, load
 from reverb_writer_server.machine import available_bytes
-from reverb_writer_server.observability.banner import memory_lines
-from reverb_writer_server.observability.describe import describe
+from reverb_writer_server.observability.banner import describe, memory_lines
 
 
 def read(tmp_path: Path, text: str, environment: dict[str, str] | None = None, **flags: Any) -> ServerConfig:

@@ -72,11 +72,7 @@ class Checkpoint(SavedReplay):
         return None
 
     def check(self) -> None:
-        """Read the files, and see whether they are as they were written.
-
-        Raises:
-            FormatError: one is missing, truncated or damaged; the message names it.
-        """
+        """Read the files, and see whether they are as they were written."""
         fault = self.fault()
         if fault:
             raise FormatError(fault)
@@ -129,22 +125,13 @@ class Contents:
 
 
 def checked(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
-    """Read a finished checkpoint to its end, and return what its manifest says: size and checksum of each file.
-
-    Raises:
-        FormatError: a file is truncated or damaged.
-        FileNotFoundError: there is no such checkpoint.
-    """
+    """Read a finished checkpoint to its end, and return what its manifest says: size and checksum of each file."""
     found = {name: read_file(checkpoint.path / name, inflate=name != DONE) for name in FILES}
     return {name: {"bytes": one.size_bytes, "crc32": one.crc32 or 0} for name, one in found.items()}
 
 
 def tables_of(checkpoint: Checkpoint) -> tuple[TableState, ...]:
-    """Return the tables without reading their items.
-
-    Raises:
-        FormatError: the file is damaged.
-    """
+    """Return the tables without reading their items."""
     return tuple(
         TableState(
             name=table.table_name,

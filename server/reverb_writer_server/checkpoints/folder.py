@@ -37,11 +37,7 @@ _FITTED = f"{PARTIAL}fitted"  # never adopted, and cleared with the other leftov
 
 
 def checkpoints_in(directory: Path) -> list[Checkpoint]:
-    """Return the checkpoints of a folder, complete or not, newest first; a running server may use the folder.
-
-    Raises:
-        CheckpointError: it is not a folder of checkpoints.
-    """
+    """Return the checkpoints of a folder, complete or not, newest first; a running server may use the folder."""
     if not _is_ours(directory):
         raise CheckpointError(f"{directory}: is not a folder of checkpoints (it has no {OWNER}). Check the path.")
     return _kept_in(directory)
@@ -53,11 +49,7 @@ def finished_in(directory: Path) -> list[Path]:
 
 
 def restorable(directory: Path, restore: str) -> list[Checkpoint]:
-    """Return the checkpoints that `restore` ("latest", "none" or a name) allows, in the order in which to try them.
-
-    Raises:
-        CheckpointError: no checkpoint has that name.
-    """
+    """Return the checkpoints that `restore` ("latest", "none" or a name) allows, in the order in which to try them."""
     found = checkpoints_in(directory) if directory.exists() and any(directory.iterdir()) else []
     if restore in ("none", "latest"):
         return found if restore == "latest" else []
@@ -147,11 +139,7 @@ class CheckpointFolder:
             _remove(leftover)
 
     def adopt_finished(self) -> Adopted:
-        """Keep what Reverb has finished since the last call if it is sound, and delete all but the newest.
-
-        Raises:
-            OSError: a checkpoint cannot be moved; it stays where it is.
-        """
+        """Keep what Reverb has finished since the last call if it is sound, and delete all but the newest."""
         adopted = Adopted({}, {})
         for path in sorted(finished_in(self.directory), key=lambda path: Checkpoint(path).written_at):
             try:
@@ -238,11 +226,7 @@ class CheckpointFolder:
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a folder that cannot hold checkpoints; one that does not exist yet can.
-
-    Raises:
-        CheckpointError: it contains other files, or is not a folder.
-    """
+    """Refuse a folder that cannot hold checkpoints; one that does not exist yet can."""
     if not directory.exists():
         return
     try:
@@ -292,11 +276,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder within the block.
-
-    Raises:
-        BlockingIOError: another program has it.
-    """
+    """Hold the lock of a folder within the block."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -46,12 +46,7 @@ class OwnerFile:
     """The file with the mark, locked until it is closed."""
 
     def __init__(self, directory: Path) -> None:
-        """Lock the file, which is created if it does not exist, and read it.
-
-        Raises:
-            CheckpointError: another server has locked it.
-            OSError: it can be neither opened nor created.
-        """
+        """Lock the file, which is created if it does not exist, and read it."""
         self._path = directory / OWNER
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -114,11 +114,7 @@ class Settings:
         self._found: dict[_Path, tuple[Any, str]] = {}  # a section has None
 
     def read_file(self, file: Path) -> None:
-        """Set the values of a file: TOML, or the same as JSON, which programs write.
-
-        Raises:
-            ConfigError: the file cannot be read, is neither, a key is unknown, or a value is not allowed.
-        """
+        """Set the values of a file: TOML, or the same as JSON, which programs write."""
         form = "TOML"
         try:
             text = file.read_bytes().decode()
@@ -131,11 +127,7 @@ class Settings:
         self.set((), document, str(file))
 
     def read_environment(self, environment: Mapping[str, str]) -> None:
-        """Set the values of the variables that start with REVERB_WRITER__.
-
-        Raises:
-            ConfigError: a variable matches no key, or its value is not allowed.
-        """
+        """Set the values of the variables that start with REVERB_WRITER__."""
         for variable, raw in sorted(environment.items()):
             if not variable.startswith(_PREFIX):
                 continue
@@ -149,11 +141,7 @@ class Settings:
             self.set(at, value, f"environment variable {variable}", hint)
 
     def set(self, at: _Path, value: Any, origin: str, hint: str = "") -> None:
-        """Set one value in place of an earlier one, or all values of a section.
-
-        Raises:
-            ConfigError: a key is unknown, or a value is not allowed; the message ends with `hint`.
-        """
+        """Set one value in place of an earlier one, or all values of a section."""
         found, within, dotted = self._keys.get(_pattern(at)), self._within(at), ".".join(at)
         if found is not None and not found.fits(value):
             raise ConfigError(f"{origin}: `{dotted}`: got {_describe(value)}, allowed: {found.allowed}.{hint}")

@@ -16,11 +16,7 @@ SUFFIXES = frozenset({".textproto", ".textpb", ".pbtxt", ".prototxt"})
 
 
 def read(path: Path) -> tuple[int, list[TableConfig]]:
-    """Return the port, 0 if there is none, and the tables.
-
-    Raises:
-        ConfigError: the file is not valid; the message names the line, or the table and what is allowed.
-    """
+    """Return the port, 0 if there is none, and the tables."""
     message = messages.ReverbServerConfig()
     try:
         text_format.Parse(path.read_text(), message)

@@ -53,12 +53,7 @@ class StatusServer:
     """Serves HTTP in its own threads until it is closed."""
 
     def __init__(self, host: str, port: int, state: ServiceState) -> None:
-        """Start to listen at an address of this machine; "0.0.0.0" is all of IPv4, "::" all of IPv4 and IPv6.
-
-        Raises:
-            PortInUseError: another process has the port.
-            OSError: `host` is not an address of this machine.
-        """
+        """Start to listen at an address of this machine; "0.0.0.0" is all of IPv4, "::" all of IPv4 and IPv6."""
         page = resources.files(__package__).joinpath("status.html").read_bytes()
         routes: dict[str, Callable[[], _Reply]] = {
             "/": lambda: _Reply(HTTPStatus.OK, "text/html; charset=utf-8", page),
