@@ -21,8 +21,7 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
 from reverb_writer.memory_estimate import estimate, need
 from reverb_writer.ray.actor_target import ActorTarget
-from reverb_writer.ray.actors import ask_actors, connect_ray, named_shards, stop_shards
-from reverb_writer.ray.cluster_start import start_shards
+from reverb_writer.ray.actors import ask_actors, connect_ray, named_shards, start_shards, stop_shards
 from reverb_writer.ray.shard_actor import server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
 from reverb_writer.tables import TableConfig, check_tables

@@ -59,10 +59,8 @@ class Service:
     def __init__(self, config: ServerConfig, ready: Callable[[str], None], claim: str | None = None) -> None:
         """Prepare; nothing is started yet.
 
-        Args:
-            config: what to serve.
-            ready: called when clients can connect, with a line that names the address.
-            claim: name of this machine for clients, if the server is to claim its checkpoints.
+        `ready` is called when clients can connect, with a line that names the address. `claim` is the name of this
+        machine for clients, if the server is to claim its checkpoints.
         """
         self._config = config
         self._ready = ready

@@ -50,17 +50,7 @@ class FolderClaim:
     """The claim of this server, written by a thread of its own because a disk may not answer."""
 
     def __init__(self, directory: Path, address: str, phase: Callable[[], str], *, machine: str | None = None) -> None:
-        """Take the next number.
-
-        Args:
-            directory: the folder of checkpoints; the claims are beside it.
-            address: where clients reach this server.
-            phase: returns what the server does now, for the file.
-            machine: id of this machine's boot; None to ask the kernel.
-
-        Raises:
-            OSError: the file cannot be created.
-        """
+        """Take the next number; `phase` returns what the server does now, `machine` is the id of the machine's boot."""
         self.newer: int | None = None  # the highest number that another server has taken since
         self._folder, self._directory = directory.parent, directory
         self._address, self._phase = address, phase
@@ -79,14 +69,7 @@ class FolderClaim:
         return time.monotonic() - self._looked_at > DOUBT_S
 
     def wait(self, tell: Callable[[str], None]) -> None:
-        """Wait until every server of a lower number has ended; remove their claims.
-
-        Args:
-            tell: is called with what is waited for.
-
-        Raises:
-            ClaimError: a newer server is there.
-        """
+        """Wait until every server of a lower number has ended; remove their claims; refuse if a newer one is there."""
         heard: dict[int, tuple[int, float]] = {}  # the last beat of each, and when it was new here
         while self.newer is None and (what := self._obstacle(heard)):
             tell(what)
@@ -207,10 +190,9 @@ class Turn:
         self._state.detail = ""
 
     def must_end_at_once(self, process: ReverbProcess | None) -> bool:
-        """Stop Reverb as long as there is a doubt; the main thread calls it again and again.
+        """Stop Reverb as long as there is a doubt; return whether a newer server may have begun in it.
 
-        Returns:
-            Whether a newer server may have begun in the doubt: then a last checkpoint would come too late.
+        Then a last checkpoint would come too late. The main thread calls this again and again.
         """
         if self._claim is None or (process is not None and not process.alive()):
             self.in_doubt = False

@@ -94,19 +94,13 @@ def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[s
 
 
 def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str], shards: int | None) -> Iterator[str]:
-    """Write checkpoints, and yield a line about each, and about what is left out.
+    """Write checkpoints for the servers of a configuration, and yield a line about each, and about what is left out.
 
     Args:
         saved: of each old server: a checkpoint, or a folder of checkpoints, of which the newest is taken.
         config: the configuration of the new servers.
         environment: environment variables, such as `os.environ`.
         shards: number of new servers, in place of the configuration's.
-
-    Raises:
-        ConfigError: the configuration is wrong, or has no folder for checkpoints.
-        CheckpointError: a server uses such a folder, or has not kept the newest checkpoint of an old one yet.
-        FormatError: something that was saved is damaged.
-        OSError: a checkpoint cannot be written.
     """
     flags: dict[tuple[str, ...], Any] = {} if shards is None else {("cluster", "shards"): shards}
     num_shards = load(config, environment, {**flags, ("cluster", "shard"): 0}).cluster.shards

@@ -95,10 +95,6 @@ class CheckpointFolder:
     def __init__(self, directory: Path, keep: int) -> None:
         """Lock the folder, which is created if it does not exist; clear what is unfinished, keep what is finished.
 
-        Args:
-            directory: an empty folder, or one that this server has used before.
-            keep: how many checkpoints to keep, >= 1.
-
         Raises:
             CheckpointError: the folder contains other files, another server uses it, or it cannot be written.
         """

@@ -95,7 +95,7 @@ def _read(path: Path) -> Mark:
     content = path.read_bytes()
     if not content:
         return Mark()
-    found: object = None
+    found: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(content)
     if not isinstance(found, dict):
@@ -103,9 +103,6 @@ def _read(path: Path) -> Mark:
             "%s: is damaged and will be replaced; the checkpoints are not affected, starts count from 1", path
         )
         return Mark()
-    good: dict[str, Any] = {}
-    for name, default in asdict(Mark()).items():
-        value: Any = found.get(name)
-        if type(value) is type(default) and (isinstance(value, str) or value >= 0):
-            good[name] = value
-    return Mark(**good)
+    kinds = {name: type(default) for name, default in asdict(Mark()).items()}
+    good = {name: value for name, value in found.items() if type(value) is kinds.get(name)}
+    return Mark(**{name: value for name, value in good.items() if isinstance(value, str) or value >= 0})

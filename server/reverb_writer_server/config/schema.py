@@ -170,17 +170,12 @@ def load(
     flags: Mapping[tuple[str, ...], Any] | None = None,
     tables: Sequence[str] = (),
 ) -> ServerConfig:
-    """Read the configuration.
+    """Read the configuration from TOML, JSON or textproto of Reverb, the environment, and options by key.
 
-    Args:
-        file: TOML, or textproto of Reverb (`.textproto`, `.pbtxt`, `.textpb`); None for no file.
-        environment: environment variables, such as `os.environ`.
-        flags: command line options by key, such as `("tables", "replay", "max_size")`.
-        tables: names of tables on the command line, which are served even if nothing sets a key of theirs.
+    Tables that the command line names are served even if nothing sets a key of theirs.
 
     Raises:
-        ConfigError: a value is not allowed, or a table would always block; the message names its origin, the key, the
-                value and what is allowed.
+        ConfigError: a value is not allowed, or a table would always block.
     """
     settings = Settings(KEYS)
     given: list[TableConfig] = []

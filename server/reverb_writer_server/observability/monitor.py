@@ -40,10 +40,7 @@ class Monitor:
     def __init__(self, address: str, order: Sequence[str], is_saving: Callable[[], bool]) -> None:
         """Start the thread; the server need not answer yet.
 
-        Args:
-            address: address of the server, "HOST:PORT".
-            order: names of the tables, in the order in which they are reported.
-            is_saving: whether the server writes a checkpoint, and comes on with it.
+        `order` has the names of the tables; `is_saving` tells whether a checkpoint is being written, and comes on.
         """
         self._address, self._order, self._is_saving = address, order, is_saving
         self._client = rw.Client(address, timeout_s=_ANSWER_TIMEOUT_S)

@@ -136,14 +136,8 @@ class ReverbProcess:
     def start(self, request: StartRequest, waiting: Callable[[int], None]) -> tuple[int, dict[str, int]]:
         """Start the server; return its port and how many items of each table were left out.
 
-        Args:
-            request: what to serve.
-            waiting: called several times a second until the server runs, with the number of bytes that it has read from
-                its checkpoint, or 0 where the system does not count them. An exception from it ends the wait.
-
-        Raises:
-            ReverbProcessError: the process has ended; the message has its last log lines.
-            ReverbWriterError, OSError, ValueError, RuntimeError: the server could not start.
+        `waiting` is called several times a second until the server runs, with the number of bytes that it has read from
+        its checkpoint, or 0 where the system does not count them. An exception from it ends the wait.
         """
         while not self._connection.poll(_POLL_S):
             waiting(0)
