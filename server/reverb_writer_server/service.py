@@ -29,7 +29,7 @@ from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine import cpu_s, raise_descriptor_limit, used_bytes
 from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.banner import format_bytes
-from reverb_writer_server.observability.disk import DiskWatch
+from reverb_writer_server.observability.disk import watching
 from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
@@ -213,8 +213,7 @@ class Service:
             return CLAIMED
         self._open_checkpoint_folder(resources)
         found = functools.partial(setattr, self._state, "disk")
-        watch = DiskWatch(config.checkpoints.directory, config.gateway.certificate, found)
-        resources.callback(watch.close)
+        resources.enter_context(watching(config.checkpoints.directory, config.gateway.certificate, found))
         try:
             started = start(config, self._folder, self._state, self._new_process, resources)
         except (rw.errors.ReverbWriterError, OSError) as error:
