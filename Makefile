@@ -153,6 +153,7 @@ lock:  ## write constraints/ anew from what the registry has today
 	$(call lock-environment,$(PYTHON311),$(DEV),dev)
 	$(call lock-environment,$(PYTHON311),$(TF_AGENTS),tf-agents)
 	$(call lock-environment,$(PYTHON311),$(RAY),ray-tests)
+	$(call lock-environment,$(PYTHON311),$(RLLIB),rllib)
 	$(call lock-environment,$(PYTHON_DOCS),$(DOCS),docs)
 	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
 
@@ -188,9 +189,9 @@ clean:  ## remove environments, caches and builds
 	scripts/make-venv $(@D) '$(PYTHON311)' constraints/frameworks.txt $(FRAMEWORKS)
 	@touch $@
 
-.venv-rllib/.made: $(PROJECTS)
+.venv-rllib/.made: $(PROJECTS) constraints/rllib.txt
 	$(require-311)
-	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RLLIB)
+	scripts/make-venv $(@D) '$(PYTHON311)' constraints/rllib.txt $(RLLIB)
 	@touch $@
 
 .venv-ray/.made: $(PROJECTS) constraints/ray-tests.txt
