@@ -2,7 +2,7 @@
 #
 #   .venv            CPython 3.11: client and server, editable, and the tools
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
-#   .venv-client     newest CPython here: the client alone, editable, with the newest numpy, protobuf and grpcio
+#   .venv-client     newest CPython here: the client alone, editable, with numpy, protobuf and grpcio as of the last `make lock`
 #   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
 #   .venv-ray        CPython 3.11: the client beside Ray; its shards run on the servers of .venv
 #   .venv-docs       any CPython: what builds the documentation and the distributions
@@ -29,7 +29,7 @@ RLLIB := --editable . --group $(PEERS):rllib
 RAY := --editable '.[gymnasium,ray]' --group test
 DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group notebook \
 	--group test
-CLIENT := --upgrade --upgrade-strategy eager --editable '.[$(CLIENT_EXTRAS),demo,dm-env]' --group test
+CLIENT := --editable '.[$(CLIENT_EXTRAS),demo,dm-env]' --group test
 OLDEST := '.[$(CLIENT_EXTRAS)]' --group test
 
 PROJECTS := pyproject.toml server/pyproject.toml $(PEERS) scripts/make-venv
@@ -155,6 +155,8 @@ lock:  ## write constraints/ anew from what the registry has today
 	$(call lock-environment,$(PYTHON311),$(RAY),ray-tests)
 	$(call lock-environment,$(PYTHON311),$(RLLIB),rllib)
 	$(call lock-environment,$(PYTHON_DOCS),$(DOCS),docs)
+	$(call lock-environment,$(PYTHON_NEWEST),$(CLIENT),newest)
+	sed -i 's/$$/ ; python_version >= "3.12"/' constraints/newest.txt  # older ones have other NumPys
 	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
 
 define lock-environment
@@ -199,9 +201,9 @@ clean:  ## remove environments, caches and builds
 	scripts/make-venv $(@D) '$(PYTHON311)' constraints/ray-tests.txt $(RAY)
 	@touch $@
 
-.venv-client/.made: $(PROJECTS)
+.venv-client/.made: $(PROJECTS) constraints/newest.txt
 	@test -n '$(PYTHON_ANY)' || { echo 'This needs CPython 3.10 to 3.14: make PYTHON_ANY=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null $(CLIENT)
+	scripts/make-venv $(@D) '$(PYTHON_ANY)' constraints/newest.txt $(CLIENT)
 	@touch $@
 
 pictures: .venv-docs/.made  ## draw the pictures of the documentation anew
