@@ -150,12 +150,7 @@ class Saver:
         self._channel.close()
 
     def _save(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> None:
-        """Save, and keep the result.
-
-        Args:
-            is_stopping: whether this save is to be ended, because the last one follows.
-            end_others: whether those are to be ended that clients have asked for.
-        """
+        """Save, and keep the result; end this save if `is_stopping`, and those of clients if `end_others`."""
         self._began_at = time.monotonic()
         try:
             self._save_until_kept(is_stopping, end_others)

@@ -56,14 +56,7 @@ def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[s
 
     The items of tables that the targets do not have are left out, and the oldest items of a table that has less room
     than before. If the rate limiter of a table differs, its counters are set as if samplers had kept pace with inserts.
-
-    Args:
-        sources: checkpoints; an item that several have under one key is taken once.
-        targets: which have the same tables.
-
-    Raises:
-        FormatError: a checkpoint is damaged.
-        OSError: a target cannot be written.
+    An item that several sources have under one key is taken once. All targets have the same tables.
     """
     tables = _tables_by_name(sources)
     left_out: dict[str, int] = {}
@@ -96,11 +89,8 @@ def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[s
 def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str], shards: int | None) -> Iterator[str]:
     """Write checkpoints for the servers of a configuration, and yield a line about each, and about what is left out.
 
-    Args:
-        saved: of each old server: a checkpoint, or a folder of checkpoints, of which the newest is taken.
-        config: the configuration of the new servers.
-        environment: environment variables, such as `os.environ`.
-        shards: number of new servers, in place of the configuration's.
+    `saved` has of each old server a checkpoint, or a folder of checkpoints, of which the newest is taken. `shards` is
+    the number of new servers, in place of the configuration's.
     """
     flags: dict[tuple[str, ...], Any] = {} if shards is None else {("cluster", "shards"): shards}
     num_shards = load(config, environment, {**flags, ("cluster", "shard"): 0}).cluster.shards
