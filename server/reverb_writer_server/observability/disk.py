@@ -32,7 +32,7 @@ class DiskFacts:
 
 @contextlib.contextmanager
 def watching(directory: Path | None, certificate: Path | None, found: Callable[[DiskFacts], None]) -> Iterator[None]:
-    """Call `found` with the facts at once, and every ten seconds in the block; if the disk is silent, the thread is left."""
+    """Call `found` with the facts, at once and every ten seconds in the block; a thread that hangs is left behind."""
     closed, told = threading.Event(), ""
 
     def run() -> None:
