@@ -2,7 +2,7 @@
 #
 #   .venv            CPython 3.11: client and server, editable, and the tools
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
-#   .venv-client     newest CPython here: the client alone, editable, with the newest numpy, protobuf and grpcio
+#   .venv-client     newest CPython here: the client alone, editable, with numpy, protobuf and grpcio as of the last `make lock`
 #   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
 #   .venv-ray        CPython 3.11: the client beside Ray; its shards run on the servers of .venv
 #   .venv-docs       any CPython: what builds the documentation and the distributions
@@ -29,7 +29,7 @@ RLLIB := --editable . --group $(PEERS):rllib
 RAY := --editable '.[gymnasium,ray]' --group test
 DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group notebook \
 	--group test
-CLIENT := --upgrade --upgrade-strategy eager --editable '.[$(CLIENT_EXTRAS),demo,dm-env]' --group test
+CLIENT := --editable '.[$(CLIENT_EXTRAS),demo,dm-env]' --group test
 OLDEST := '.[$(CLIENT_EXTRAS)]' --group test
 
 PROJECTS := pyproject.toml server/pyproject.toml $(PEERS) scripts/make-venv
@@ -42,7 +42,9 @@ SERVER_TESTS := tests/integration/test_{server,service,service_faults,status_pag
 FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
 	tests/unit/test_{docs_sessions,minari}.py tests/integration/test_{docs_blocks,views,slice_views,sb3,torch_examples}.py
 
-.PHONY: help
+.PHONY: help demo test slow check format fuzz bench rllib ray newest oldest frameworks \
+	docker soak docs links dist lock pin audit clean pictures
+
 help:  ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
@@ -50,7 +52,6 @@ help:  ## list the targets
 WORKERS ?= 4
 PARALLEL = --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test slow
 ifneq ($(HAS_SERVER),)
 demo: .venv/.made  ## server, actors and a learner on CartPole, live in the terminal
 	@.venv/bin/python examples/demo.py
@@ -80,73 +81,59 @@ test slow: .venv-client/.made
 	@echo "each with its other half on the local server), $(SERVER_TESTS)."
 endif
 
-.PHONY: check
 check: .venv/.made  ## format, lint and types
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 
-.PHONY: format
 format: .venv/.made  ## let ruff format and mend what it can
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-.PHONY: fuzz
 fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, weights of 1 GB, a checkpoint of 2 GB
 	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_{samples,requests}.py tests/properties/test_trajectory_parsing.py
 	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/test_large_data.py
 	REVERB_WRITER_CHECKPOINT_MIB=2000 REVERB_WRITER_CHECKPOINT_ITEMS=1000000 .venv/bin/pytest tests/integration/test_service_faults.py -k long_save
 
-.PHONY: bench
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
 	.venv-tf-agents/bin/python -m benchmarks
 
-.PHONY: rllib
 rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which is not part of `make test` for its size
 	.venv-rllib/bin/pytest tests/rllib
 	.venv-rllib/bin/pytest tests/integration/test_docs_blocks.py tests/unit/test_docs_sessions.py -k rllib
 	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
 
-.PHONY: ray
 ray: .venv/.made .venv-ray/.made  ## shards that Ray places: fake nodes on this machine, lost and restored
 	REVERB_WRITER_SERVER_PYTHON=$(CURDIR)/.venv/bin/python .venv-ray/bin/pytest tests/ray_shards
 
-.PHONY: newest
 newest: .venv-client/.made  ## the client's tests on the newest CPython here, on the server in pure Python
 	.venv-client/bin/pytest $(PARALLEL) -m 'not slow' $(CLIENT_TESTS)
 
-.PHONY: oldest
 oldest: .venv/.made .venv-oldest/.made  ## the client's tests, built and installed, on CPython 3.10 with its oldest dependencies
 	.venv-oldest/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
 	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-oldest/bin/pytest $(PARALLEL) $(CLIENT_TESTS)
 
-.PHONY: frameworks
 frameworks: .venv/.made .venv-frameworks/.made  ## what works with PyTorch, JAX and Minari, which are too big for `make test`
 	$(test-frameworks) -k 'not jax and not rlax'
 	$(test-frameworks) -k 'jax or rlax'  # by itself: JAX has threads, so a process with it must not be forked
 
 test-frameworks = REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest $(PARALLEL) $(FRAMEWORK_TESTS)
 
-.PHONY: docker
 docker: .venv/.made  ## the images and the compose file, with a real engine
 	.venv/bin/pytest tests/docker
 
-.PHONY: soak
 soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts and forks; the books balance
 	PYTHONPATH=tests:tests/support .venv/bin/python -m soak --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED))
 
-.PHONY: docs
 docs: .venv-docs/.made  ## build the documentation site, with warnings as errors, and open all of it in a browser
 	rm -rf docs/_build
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
 	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/test_{docs_site,readme,progress}.py
 	@echo 'Open docs/_build/index.html, or let any static host serve that folder.'
 
-.PHONY: links
 links: .venv-docs/.made  ## ask every external link of the documentation for an answer; needs the network, so CI leaves it out
 	.venv-docs/bin/python -m sphinx --builder linkcheck --quiet docs docs/_build/links
 
-.PHONY: dist
 dist: .venv-docs/.made  ## build both distributions, check them, install them into clean environments and try them
 	rm -rf dist .venv-dist
 	for project in . server; do .venv-docs/bin/python -m build --outdir dist $$project >dist.log || { cat dist.log; exit 1; }; done
@@ -161,13 +148,15 @@ ifneq ($(HAS_SERVER),)
 endif
 	rm -rf .venv-dist
 
-.PHONY: lock
 lock:  ## write constraints/ anew from what the registry has today
 	$(require-311)
 	$(call lock-environment,$(PYTHON311),$(DEV),dev)
 	$(call lock-environment,$(PYTHON311),$(TF_AGENTS),tf-agents)
 	$(call lock-environment,$(PYTHON311),$(RAY),ray-tests)
+	$(call lock-environment,$(PYTHON311),$(RLLIB),rllib)
 	$(call lock-environment,$(PYTHON_DOCS),$(DOCS),docs)
+	$(call lock-environment,$(PYTHON_NEWEST),$(CLIENT),newest)
+	sed -i 's/$$/ ; python_version >= "3.12"/' constraints/newest.txt  # older ones have other NumPys
 	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
 
 define lock-environment
@@ -177,15 +166,12 @@ define lock-environment
 	rm -rf .venv-lock
 endef
 
-.PHONY: pin
 pin:  ## write the digests of the base images, as the registry has them today, into Dockerfiles and docker-compose.yml
 	scripts/pin-bases docker/*.Dockerfile docker-compose.yml
 
-.PHONY: audit
 audit:  ## compare the packages of the images with known vulnerabilities
 	scripts/audit '$(PYTHON_ANY)'
 
-.PHONY: clean
 clean:  ## remove environments, caches and builds
 	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -205,9 +191,9 @@ clean:  ## remove environments, caches and builds
 	scripts/make-venv $(@D) '$(PYTHON311)' constraints/frameworks.txt $(FRAMEWORKS)
 	@touch $@
 
-.venv-rllib/.made: $(PROJECTS)
+.venv-rllib/.made: $(PROJECTS) constraints/rllib.txt
 	$(require-311)
-	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RLLIB)
+	scripts/make-venv $(@D) '$(PYTHON311)' constraints/rllib.txt $(RLLIB)
 	@touch $@
 
 .venv-ray/.made: $(PROJECTS) constraints/ray-tests.txt
@@ -215,12 +201,11 @@ clean:  ## remove environments, caches and builds
 	scripts/make-venv $(@D) '$(PYTHON311)' constraints/ray-tests.txt $(RAY)
 	@touch $@
 
-.venv-client/.made: $(PROJECTS)
+.venv-client/.made: $(PROJECTS) constraints/newest.txt
 	@test -n '$(PYTHON_ANY)' || { echo 'This needs CPython 3.10 to 3.14: make PYTHON_ANY=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null $(CLIENT)
+	scripts/make-venv $(@D) '$(PYTHON_ANY)' constraints/newest.txt $(CLIENT)
 	@touch $@
 
-.PHONY: pictures
 pictures: .venv-docs/.made  ## draw the pictures of the documentation anew
 	.venv-docs/bin/python docs/pictures.py docs/_static
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import psutil
-from reverb_writer_server.reverb.allocator import with_jemalloc
+from reverb_writer_server.reverb.supervisor import with_jemalloc
 
 from benchmarks.actors import Actor, Run, ours
 from benchmarks.comparison import Effort, progress

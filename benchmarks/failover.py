@@ -132,16 +132,13 @@ class _Shard:
         _until(lambda: self.child.end is not None)
 
     def _start(self, port: int | None) -> ServerChild:
-        return ServerChild(sys.executable, self._configuration, self._ended, port=port)
+        tables = "".join(f"[tables.{name}]\nmax_size = 1_000_000\n" for name in (TABLE, "written"))
+        configuration = f'[checkpoints]\ndirectory = "{self._folder}"\nevery_s = 0\n{tables}'
+        return ServerChild(sys.executable, configuration, self._ended, port=port)
 
     def _ended(self, end: ChildEnd) -> None:
         if end.state != "stopped":
             self.child = self._start(self.port)
-
-    def _configuration(self, port: int, http_port: int) -> str:
-        tables = "".join(f"[tables.{name}]\nmax_size = 1_000_000\n" for name in (TABLE, "written"))
-        folder = f'[checkpoints]\ndirectory = "{self._folder}"\nevery_s = 0\n'
-        return f"port = {port}\n[http]\nport = {http_port}\n{folder}{tables}"
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -39,7 +39,9 @@ COPY docker/healthcheck /usr/local/bin/healthcheck
 COPY docker/server.toml /etc/reverb-writer/server.toml
 # Reverb names checkpoints by local time, which must not go back in autumn.
 ENV PATH=/opt/venv/bin:$PATH TZ=UTC PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    REVERB_WRITER_CONFIG=/etc/reverb-writer/server.toml REVERB_WRITER__HTTP__ADDRESS_FILE=/tmp/reverb-writer-http
+    REVERB_WRITER_CONFIG=/etc/reverb-writer/server.toml
+# All interfaces of the container, whatever file is mounted: what is published of them, the engine decides.
+ENV REVERB_WRITER__BIND=0.0.0.0 REVERB_WRITER__HTTP__HOST=0.0.0.0 REVERB_WRITER__HTTP__PORT=8080
 USER 10001
 WORKDIR /
 VOLUME /data

@@ -216,7 +216,7 @@ def run(arguments: argparse.Namespace, console: Console, progress: Progress, sig
             name = script.removesuffix(".py") + (f" {index}" if index else "")
             seed = ["--seed", seeds[index]] if seeds else []
             processes.start(name, script, "--server", address, *seed)
-        server = "dm-reverb's server" if has_reverb() else "the server in pure Python, reverb_writer.LocalServer,"
+        server = "dm-reverb's server" if has_reverb() else "LocalServer"
         actors = f"{arguments.actors} actors"
         console.print(f"reverb-writer {rw.__version__}: {server} at {address}, a learner, {actors}", soft_wrap=True)
         display = Display(console, arguments.seconds, arguments.goal)

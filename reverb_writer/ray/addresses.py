@@ -16,23 +16,14 @@ _NAME = re.compile(r"\d{8,}\.json")
 
 @dataclass(frozen=True)
 class Claim:
-    """What the file of a server says; empty where it has just been created.
+    """What the file of a server says; empty where it has just been created."""
 
-    Attributes:
-        number: of the server: higher than that of each one before it.
-        address: `host:port`; "" if it is not known yet.
-        phase: as on the server's status page, "ended" when it has ended.
-        machine: id of the boot of its machine.
-        pid: of the server there.
-        beat: how often the file was written.
-    """
-
-    number: int
-    address: str = ""
-    phase: str = "starting"
-    machine: str = ""
-    pid: int = 0
-    beat: int = 0
+    number: int  # of the server: higher than that of each one before it
+    address: str = ""  # `host:port`
+    phase: str = "starting"  # as on the server's status page; "ended" when it has ended
+    machine: str = ""  # id of the boot of its machine
+    pid: int = 0  # of the server there
+    beat: int = 0  # how often the file was written
 
 
 def path_of(folder: Path, number: int) -> Path:

@@ -20,8 +20,7 @@ from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
 from reverb_writer.ray.actor_target import ActorTarget
-from reverb_writer.ray.actors import ask_actors, connect_ray, named_shards, stop_shards
-from reverb_writer.ray.cluster_start import start_shards
+from reverb_writer.ray.actors import ask_actors, connect_ray, named_shards, start_shards, stop_shards
 from reverb_writer.ray.shard_actor import server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
 from reverb_writer.tables import TableConfig, check_tables
@@ -122,7 +121,7 @@ class ReplayCluster:
             bind,
         )
         for number in range(num_shards):
-            server_configuration(spec, number, 1, 1, "127.0.0.1")  # refuses tables that cannot be split
+            server_configuration(spec, number)  # refuses tables that cannot be split
         deadline = Deadline(check_timeout(timeout_s))
         connect_ray()
         started = start_shards(
@@ -150,11 +149,11 @@ class ReplayCluster:
         found = named_shards()
         if name not in found:
             raise _unknown(name, found)
+        silent = f"`reverb-writer ray down {name}` ends the cluster all the same. No actor of it answered"
         while True:
-            answers = ask_actors(found[name], "describe", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
+            answers = ask_actors(found[name], "describe", min(_ANSWER_TIMEOUT_S, deadline.left_s(silent)))
             for spec, _ in answers.values():
                 return cls(spec, started=False)
-            deadline.left_s(f"`reverb-writer ray down {name}` ends the cluster all the same. No actor of it answered")
             time.sleep(_POLL_S)
 
     @staticmethod

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reverb_writer.background import start_thread
@@ -23,7 +23,7 @@ from reverb_writer.background import start_thread
 _READY = "reverb_writer_server: ready at"
 _HTTP_TIMEOUT_S = 2.0
 _NUM_LAST_LINES = 15
-_MAX_PORTS = 5  # free ones that another process may take first
+_MAX_PORTS = 6  # free ones, which another process may take first
 _NOT_FOR_OTHERS = ("PYTHONBREAKPOINT", "PYTHONHOME", "PYTHONSTARTUP")  # meant for this interpreter
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy does not reach this machine
 
@@ -36,44 +36,34 @@ class ChildEnd(NamedTuple):
 
 
 class ServerChild:
-    """A server, started by a thread that waits for its end. Thread-safe.
-
-    Attributes:
-        port: of the server.
-        pid: of its process; None if none runs.
-        is_asked: whether `stop` was called.
-        has_served: whether it has served.
-        end: how it has ended; None while it runs.
-    """
+    """A server, started by a thread that waits for its end. Thread-safe."""
 
     def __init__(
         self,
         python: str,
-        configuration: Callable[[int, int], str],
+        configuration: str,
         ended: Callable[[ChildEnd], None],
         *,
-        host: str = "localhost",
         port: int | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         """Start the thread.
 
         Args:
             python: the interpreter.
-            configuration: returns the text for a port of the server and one of its status page.
+            configuration: TOML or JSON, without ports.
             ended: called from the thread when the server has ended.
-            host: name of this machine for clients: the server writes it beside its checkpoints.
             port: of the server; None for a free one.
+            options: of the command line, which override the environment.
         """
-        self._python, self._configuration, self._ended = python, configuration, ended
-        self._host = host
-        self._fixed_port = port
+        self._python, self._configuration, self._ended, self._options = python, configuration, ended, options
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._http_port = 0
+        self._fixed_port = self.port = port
+        self.is_asked = False  # whether `stop` was called
         self.has_served = False
-        self.port = port
-        self.is_asked = False
-        self.end: ChildEnd | None = None
+        self.end: ChildEnd | None = None  # None while it runs
         start_thread(self._run, "replay-server")
 
     @property
@@ -100,16 +90,14 @@ class ServerChild:
 
     def _run(self) -> None:
         try:
-            code = self._serve()
             for _ in range(_MAX_PORTS):
-                # Another process was faster than the server.
-                if code and not self.has_served and self._fixed_port is None and "in use" in "".join(self._lines):
-                    code = self._serve()
+                code = self._serve()
+                is_taken = code and not self.has_served and "in use" in "".join(self._lines)
+                if self._fixed_port is not None or not is_taken:
+                    break
             end = self._describe(code)
         except OSError as error:
             end = ChildEnd("failed", f"{self._python} cannot be run on node {os.uname().nodename}: {error}")
-        except Exception as error:  # noqa: BLE001  # as that of a configuration
-            end = ChildEnd("failed", f"{type(error).__name__}: {error}")
         self.end = end
         self._ended(end)
 
@@ -117,38 +105,15 @@ class ServerChild:
         """Run a server to its end; return its exit code."""
         self.port, self._http_port = self._fixed_port or free_port(), free_port()
         self._lines.clear()
-        configuration = self._configuration(self.port, self._http_port)
-        if self.is_asked:
-            return 0
-        self._process = self._start(configuration)
-        if self.is_asked:  # it was asked meanwhile
-            self._process.terminate()
-        assert self._process.stdout is not None  # noqa: S101  # a pipe was asked for
-        with self._process.stdout as log:
-            for line in log:
-                self._lines.append(line.rstrip())
-                self.has_served = self.has_served or line.startswith(_READY)
-                with contextlib.suppress(OSError, ValueError):  # nothing about a log may end a server
-                    print(line.rstrip(), file=sys.stderr, flush=True)  # noqa: T201  # Ray shows it
-        return self._process.wait()
-
-    def _describe(self, code: int) -> ChildEnd:
-        detail = f"the server has ended with code {code}:\n" + "\n".join(self._lines)
-        if self.is_asked:
-            return ChildEnd("stopped", detail if code and self.has_served else "")
-        if code == 0:
-            return ChildEnd("stopped", "another program has told the server to end")
-        return ChildEnd("failed", detail)
-
-    def _start(self, configuration: str) -> subprocess.Popen[str]:
-        file = os.memfd_create("server.json")
-        try:
-            os.write(file, configuration.encode())
-            return subprocess.Popen(  # noqa: S603  # the interpreter that the user has named, and our own module
-                [
-                    *(self._python, "-m", "reverb_writer_server", "serve", "--config", "/dev/stdin"),
-                    *("--end-with", str(os.getpid()), "--claim", self._host),
-                ],
+        line = [self._python, "-m", "reverb_writer_server", "serve", "--config", "/dev/stdin", *self._options]
+        line += ["--port", str(self.port), "--http-port", str(self._http_port), "--end-with", str(os.getpid())]
+        with open(os.memfd_create("server.json"), "r+") as file:  # noqa: PTH123  # a descriptor
+            file.write(self._configuration)
+            file.flush()
+            if self.is_asked:
+                return 0
+            self._process = process = subprocess.Popen(  # noqa: S603  # the interpreter that the user has named
+                line,
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -158,8 +123,24 @@ class ServerChild:
                 env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS},
                 start_new_session=True,
             )
-        finally:
-            os.close(file)
+        if self.is_asked:  # it was asked meanwhile
+            process.terminate()
+        assert process.stdout is not None  # noqa: S101  # a pipe was asked for
+        with process.stdout as log:
+            for text in log:
+                self._lines.append(text.rstrip())
+                self.has_served = self.has_served or text.startswith(_READY)
+                with contextlib.suppress(OSError, ValueError):  # nothing about a log may end a server
+                    print(text.rstrip(), file=sys.stderr, flush=True)  # noqa: T201  # Ray shows it
+        return process.wait()
+
+    def _describe(self, code: int) -> ChildEnd:
+        detail = f"the server has ended with code {code}:\n" + "\n".join(self._lines)
+        if self.is_asked:
+            return ChildEnd("stopped", detail if code and self.has_served else "")
+        if code == 0:
+            return ChildEnd("stopped", "another program has told the server to end")
+        return ChildEnd("failed", detail)
 
 
 def free_port() -> int:

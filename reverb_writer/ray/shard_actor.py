@@ -27,28 +27,23 @@ class ReplayShard:
     """One shard of a cluster; runs as an actor of Ray."""
 
     def __init__(self, spec: ClusterSpec, number: int) -> None:
-        """Start the server.
-
-        Args:
-            spec: the cluster.
-            number: of the shard, from 0.
-        """
+        """Start the server of a shard, whose `number` is from 0 on."""
         import ray  # noqa: PLC0415  # of the extra
 
         self._spec, self._number = spec, number
         self._itself = ray.get_runtime_context().current_actor
         self._node: str = ray.util.get_node_ip_address()
         self._folder = spec.shard_folder(number)
-        self._bind = spec.bind or (_LOOPBACK if self._node == _LOOPBACK else _ALL)
-        self._host = _LOOPBACK if self._bind == _LOOPBACK else self._node
+        bind = spec.bind or (_LOOPBACK if self._node == _LOOPBACK else _ALL)
+        self._host = _LOOPBACK if bind == _LOOPBACK else self._node
         self._status: Mapping[str, Any] = {}
         self._generation = 0
         self._child = ServerChild(
             spec.python,
-            self._configuration,
+            server_configuration(spec, number),
             self._server_has_ended,
-            host=self._host,
             port=None if spec.port is None else spec.port + number,
+            options=["--bind", bind, "--claim", self._host],
         )
 
     def __repr__(self) -> str:
@@ -95,9 +90,6 @@ class ReplayShard:
         self._child.stop()
         return self.report()
 
-    def _configuration(self, port: int, http_port: int) -> str:
-        return server_configuration(self._spec, self._number, port, http_port, self._bind)
-
     def _server_has_ended(self, end: ChildEnd) -> None:
         """End the actor, for good if that was asked for; in the thread that has started the server."""
         import ray  # noqa: PLC0415  # of the extra
@@ -121,19 +113,15 @@ def _state(status: Mapping[str, Any], *, is_asked: bool) -> tuple[str, str]:
     return ("draining", "") if is_asked or phase == "stopped" else (phase, detail)
 
 
-def server_configuration(spec: ClusterSpec, number: int, port: int, http_port: int, bind: str) -> str:
-    """Return the configuration of a shard's server, as JSON.
+def server_configuration(spec: ClusterSpec, number: int) -> str:
+    """Return the configuration of a shard's server without its ports, as JSON.
 
     Raises:
         SpecError: a table cannot be split, or cannot be written in the server's configuration.
     """
     folder = spec.shard_folder(number)
-    values: dict[str, Any] = {
-        "port": port,
-        "bind": bind,
-        "http": {"port": http_port},
-        "tables": {table.name: table_to_dict(share_of(table, number, spec.num_shards)) for table in spec.tables},
-    }
+    shares = (share_of(table, number, spec.num_shards) for table in spec.tables)
+    values: dict[str, Any] = {"tables": {share.name: table_to_dict(share) for share in shares}}
     if folder is not None:
         values["checkpoints"] = {"directory": str(folder / "checkpoints"), "every_s": spec.checkpoint_every_s}
     return json.dumps(values)

@@ -16,6 +16,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from reverb_writer.errors import SpecError
 
 _CLOCK_SKEW = dt.timedelta(minutes=5)  # between the clocks of machines
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=True,
+    key_cert_sign=True,
+    crl_sign=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> list[Path]:
@@ -45,114 +56,72 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
     for name in clients:
         if not name or "/" in name or name == "ca":
             raise SpecError(f"`clients`: a name must be a file name other than ca, got {name!r}.")
-    alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    of_server = (
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName([_host(host) for host in hosts]), False),
+    )
+    of_client = ((x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), False),)
     try:
-        return _write_all(folder, alternatives, clients, days)
+        for name in ("", "authority", "gateway", "replay", "clients"):
+            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        written: list[Path] = []
+        authority = _load_or_create_authority(folder / "authority", days, written)
+        for name in ("gateway", "clients"):
+            _write_private(folder / name / "ca.crt", _pem(authority[0]), written)
+        certificate, key = _issue("server", authority, days, *of_server)
+        _write_private(folder / "gateway" / "server.pem", _pem(certificate) + _key_pem(key), written)
+        _write_private(folder / "replay" / "server.crt", _pem(certificate), written)
+        for name in clients:
+            certificate, key = _issue(name, authority, days, *of_client)
+            _write_private(folder / "clients" / f"{name}.crt", _pem(certificate), written)
+            _write_private(folder / "clients" / f"{name}.key", _key_pem(key), written)
+            _write_private(folder / "clients" / f"{name}.pem", _pem(certificate) + _key_pem(key), written)
     except PermissionError as error:
         raise SpecError(
             f"{folder}: user {os.getuid()} cannot write it ({error.strerror}). Run this command as the owner of that "
             'folder, in Docker with --user "$(id -u):$(id -g)".'
         ) from error
-
-
-def _write_all(
-    folder: Path, alternatives: x509.SubjectAlternativeName, clients: Sequence[str], days: int
-) -> list[Path]:
-    for name in ("", "authority", "gateway", "replay", "clients"):
-        (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-    written: list[Path] = []
-    authority, authority_key = _load_or_create_authority(folder / "authority", days, written)
-    for name in ("gateway", "clients"):
-        _write_private(folder / name / "ca.crt", _pem(authority), written)
-    certificate, key = _issue_certificate(
-        "server", ExtendedKeyUsageOID.SERVER_AUTH, authority, authority_key, days, alternatives
-    )
-    _write_private(folder / "gateway" / "server.pem", _pem(certificate) + _key_pem(key), written)
-    _write_private(folder / "replay" / "server.crt", _pem(certificate), written)
-    for name in clients:
-        certificate, key = _issue_certificate(
-            name, ExtendedKeyUsageOID.CLIENT_AUTH, authority, authority_key, days, None
-        )
-        for suffix, content in (
-            ("crt", _pem(certificate)),
-            ("key", _key_pem(key)),
-            ("pem", _pem(certificate) + _key_pem(key)),
-        ):
-            _write_private(folder / "clients" / f"{name}.{suffix}", content, written)
     return written
 
 
-def _load_or_create_authority(
-    folder: Path, days: int, written: list[Path]
-) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+_Issued = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
+
+
+def _load_or_create_authority(folder: Path, days: int, written: list[Path]) -> _Issued:
     certificate_path, key_path = folder / "ca.crt", folder / "ca.key"
     if certificate_path.exists() and key_path.exists():
         key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise SpecError(f"{key_path}: must be an elliptic curve key, as this command writes it.")
         return x509.load_pem_x509_certificate(certificate_path.read_bytes()), key
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("reverb-writer trial authority")
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=True,
-        crl_sign=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    certificate = (
-        _certificate_builder(name, name, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA256())
-    )
+    certificate, key = _issue("reverb-writer trial authority", None, days, (_SIGNS_CERTIFICATES, True))
     _write_private(certificate_path, _pem(certificate), written)
     _write_private(key_path, _key_pem(key), written)
     return certificate, key
 
 
-def _issue_certificate(
-    name: str,
-    use: x509.ObjectIdentifier,
-    authority: x509.Certificate,
-    authority_key: ec.EllipticCurvePrivateKey,
-    days: int,
-    alternatives: x509.SubjectAlternativeName | None,
-) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _issue(name: str, authority: _Issued | None, days: int, *extensions: tuple[x509.ExtensionType, bool]) -> _Issued:
+    """Return a certificate and its new key, signed by an authority, or as one; an extension says if it is critical."""
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = (
-        _certificate_builder(_name(name), authority.subject, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
-    )
-    if alternatives is not None:
-        builder = builder.add_extension(alternatives, critical=False)
-    return builder.sign(authority_key, hashes.SHA256()), key
-
-
-def _certificate_builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    issuer, signer = (subject, key) if authority is None else (authority[0].subject, authority[1])
     now = dt.datetime.now(dt.timezone.utc)
-    return (
+    path_length = 0 if authority is None else None
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + dt.timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=path_length), critical=True)
     )
-
-
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    for extension, is_critical in extensions:
+        builder = builder.add_extension(extension, critical=is_critical)
+    return builder.sign(signer, hashes.SHA256()), key
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -18,6 +18,7 @@ from reverb_writer_server import __version__
 from reverb_writer_server.config.schema import KEYS
 
 _PATH = click.Path(path_type=Path)
+_OF_TABLES = ("max_size", "min_size", "sampler", "sampler_exponent")  # options of each --table
 
 
 class _Commands(Group):
@@ -34,9 +35,9 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of the configuration's keys; each argument is named by its key, with `__` for `.`."""
     for name, key in reversed([*KEYS.items()]):
         if key.option:
-            kind: Any = click.Choice(key.kind.options) if key.kind.options else click.STRING
-            if int in key.kind.types:
-                kind = click.IntRange(int(key.kind.minimum), int(key.kind.maximum))
+            kind: Any = click.Choice(key.options) if key.options else click.STRING
+            if int in key.types:
+                kind = click.IntRange(int(key.minimum), int(key.maximum))
             help_line = f"{key.meaning[0].upper()}{key.meaning[1:]}."
             command = click.option(key.option, name.replace(".", "__"), type=kind, help=help_line)(command)
     return command
@@ -61,17 +62,7 @@ def commands() -> None:
 @click.option(
     "--claim", metavar="HOST", help="Claim the checkpoints, and write beside them that this server is on HOST."
 )
-def serve(
-    config: Path | None,
-    names: Sequence[str],
-    max_size: int | None,
-    min_size: int | None,
-    sampler: str | None,
-    sampler_exponent: float | None,
-    end_with: int | None,
-    claim: str | None,
-    **given: Any,
-) -> None:
+def serve(config: Path | None, names: Sequence[str], end_with: int | None, claim: str | None, **given: Any) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
@@ -87,20 +78,12 @@ def serve(
     from reverb_writer_server.config import schema as configuration
     from reverb_writer_server.service import Service
 
-    flags: dict[tuple[str, ...], Any] = {
-        tuple(name.split("__")): value for name, value in given.items() if value is not None
-    }
     check_unique_names(names)
-    of_tables = {
-        "max_size": max_size,
-        "min_size": min_size,
-        "sampler": sampler,
-        "sampler_exponent": sampler_exponent,
-    }
-    of_tables = {key: value for key, value in of_tables.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    of_tables = {name: given.pop(name) for name in _OF_TABLES if name in given}
     tables = names or (("replay",) if of_tables else ())
+    flags: dict[tuple[str, ...], Any] = {tuple(name.split("__")): value for name, value in given.items()}
     flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
-
     loaded = configuration.load(config, os.environ, flags, tables)
     log_setup.set_up(loaded.log.format, loaded.log.level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), claim)
@@ -118,14 +101,14 @@ def validate(config: Path, shard: int | None) -> None:
     Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
     another server uses its checkpoints.
     """
-    from reverb_writer_server import checks
     from reverb_writer_server.config import schema as configuration
     from reverb_writer_server.observability import banner
+    from reverb_writer_server.starting import what_to_restore
 
     loaded = configuration.load(config, os.environ, {} if shard is None else {("cluster", "shard"): shard})
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
         click.echo(line)
-    restored = checks.what_to_restore(loaded)
+    restored = what_to_restore(loaded)
     if restored is not None:
         click.echo(f"restores checkpoint {restored.name}")
 
@@ -140,7 +123,7 @@ def checkpoints() -> None:
 def list_checkpoints(directory: Path) -> None:
     """List the checkpoints of a folder, newest first."""
     from reverb_writer_server.checkpoints.folder import checkpoints_in
-    from reverb_writer_server.observability.describe import format_bytes
+    from reverb_writer_server.observability.banner import format_bytes
 
     for one in checkpoints_in(directory):
         size = format_bytes(one.size_bytes)
@@ -173,7 +156,7 @@ def inspect(path: Path) -> None:
 def verify(paths: Sequence[Path]) -> None:
     """Read checkpoints completely. Exit code 1 if one is incomplete or damaged."""
     from reverb_writer_server.checkpoints.contents import Checkpoint
-    from reverb_writer_server.checkpoints.contents import verify as read
+    from reverb_writer_server.checkpoints.contents import inspect as read
 
     faulty = 0
     for path in paths:
@@ -201,7 +184,7 @@ def reshard(saved: Sequence[Path], config: Path, shards: int | None) -> None:
     they start. The items of tables that are not configured, and the oldest items of tables with less room than before,
     are left out and counted.
     """
-    from reverb_writer_server.checkpoints.resharding import reshard as write
+    from reverb_writer_server.checkpoints.convert import reshard as write
 
     for line in write(saved, config, os.environ, shards):
         click.echo(line)

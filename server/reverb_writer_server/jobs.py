@@ -16,15 +16,11 @@ _TICK_S = 1.0
 
 
 class Jobs:
-    """Runs jobs by name, in the caller's thread or every so often in its own. Thread-safe.
-
-    Attributes:
-        failures: how often each job has failed.
-    """
+    """Runs jobs by name, in the caller's thread or every so often in its own. Thread-safe."""
 
     def __init__(self, failures: Counter[Job]) -> None:
         """Take the counter to count in; `start` starts the thread."""
-        self.failures = failures
+        self._failures = failures
         self._told: dict[Job, str] = {}
         self._periodic: list[tuple[Job, float, Callable[[], object]]] = []
         self._closed = threading.Event()
@@ -35,7 +31,7 @@ class Jobs:
         try:
             job()
         except Exception as error:  # whatever it is, the service goes on
-            self.failures[name] += 1
+            self._failures[name] += 1
             text = f"{type(error).__name__}: {error}"
             if self._told.get(name) != text:
                 self._told[name] = text

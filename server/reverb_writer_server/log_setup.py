@@ -23,12 +23,7 @@ class _Json(logging.Formatter):
 
 
 def set_up(form: str, level: str) -> None:
-    """Send the log of this process to standard error.
-
-    Args:
-        form: "text" or "json".
-        level: the lowest level that is logged: "debug", "info", "warning" or "error".
-    """
+    """Send the log of this process to standard error, as the keys `log.format` and `log.level` say."""
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
     handler.setFormatter(_Json() if form == "json" else text)

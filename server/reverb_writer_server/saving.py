@@ -20,9 +20,8 @@ from reverb_writer.protocol.responses import parse
 from reverb_writer.transport.channel import Channel
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.jobs import Jobs
-from reverb_writer_server.observability.describe import format_bytes
+from reverb_writer_server.observability.banner import format_bytes
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
-from reverb_writer_server.reverb.save_progress import SaveProgress
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
 _logger = logging.getLogger(__name__)
@@ -32,9 +31,45 @@ _CONNECT_TIMEOUT_S = 10.0
 _STILL_S = 60.0  # a save that neither writes nor computes for this long has come to a standstill
 _REFRESH_S = 10.0  # whether kept checkpoints were removed by hand
 _YOUNG_S = 2.0  # within which a client's save is sure to have opened its first file
+_LOOK_S = 1.0  # in less time, even a save that moves may have written nothing
+_BUSY_PART = 0.1  # of a processor's time, from which on the process computes
 _ATTEMPTS = 3
 _LAST_ATTEMPTS = 2
 _GROWTH = 2  # a save that has failed may have been for a checkpoint that is so many times as large
+
+
+class SaveProgress:
+    """Whether a save of Reverb moves. Reverb tells nothing of it; but its files grow, or its process computes.
+
+    Used by one thread.
+    """
+
+    def __init__(self, process: ReverbProcess, incoming: Path) -> None:
+        """Begin to look; `incoming` is the folder that the process writes to."""
+        self._process, self._incoming = process, incoming
+        self._moved_at, self._written, self._cpu_s = time.monotonic(), self._written_bytes(), process.cpu_s()
+
+    def moves(self) -> bool:
+        """Return whether a save is under way, of the service or of a client, and comes on."""
+        return self._process.has_open(self._incoming) and self.still_s() < _LOOK_S
+
+    def still_s(self) -> float:
+        """Return for how many seconds the process has neither written nor computed, as far as calls have seen it."""
+        now = time.monotonic()
+        seconds = now - self._moved_at
+        if seconds < _LOOK_S:
+            return seconds
+        written, cpu_s = self._written_bytes(), self._process.cpu_s()
+        if written == self._written and cpu_s - self._cpu_s <= _BUSY_PART * seconds:
+            return seconds
+        self._moved_at, self._written, self._cpu_s = now, written, cpu_s
+        return 0.0
+
+    def _written_bytes(self) -> int:
+        try:
+            return sum(file.stat().st_size for file in self._incoming.rglob("*"))
+        except OSError:  # a file has gone
+            return 0
 
 
 class SaveError(rw.errors.ReverbWriterError):
@@ -53,16 +88,7 @@ class Saver:
         state: ServiceState,
         jobs: Jobs,
     ) -> None:
-        """Connect, for as long as the server has descriptors.
-
-        Args:
-            every_s: seconds between two saves; 0 for none but those that are requested.
-            folder: where Reverb writes, and what is kept.
-            process: the Reverb process.
-            address: where it serves.
-            state: is told the result of each save.
-            jobs: runs what may fail.
-        """
+        """Connect, for as long as the server has descriptors; with `every_s` = 0, only requested saves are made."""
         self._every_s, self._folder, self._process, self._state = every_s, folder, process, state
         self._jobs = jobs
         self._channel = Channel(address, permanent=True)
@@ -87,11 +113,7 @@ class Saver:
         self._is_requested.set()
 
     def connect(self) -> None:
-        """Have a connection, or see that it is still there: it is kept when those of clients are ended.
-
-        Raises:
-            ReverbWriterError: the server does not answer.
-        """
+        """Have a connection, or see that it is still there: it is kept when those of clients are ended."""
         self._channel.call(messages.SERVER_INFO, b"", _CONNECT_TIMEOUT_S)
 
     def save_last(self) -> bool:
@@ -128,17 +150,7 @@ class Saver:
         self._channel.close()
 
     def _save(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> None:
-        """Save, and keep the result.
-
-        Args:
-            is_stopping: whether this save is to be ended, because the last one follows.
-            end_others: whether those are to be ended that clients have asked for.
-
-        Raises:
-            SaveError: there is no checkpoint, for the reason in the message.
-            OSError: it cannot be kept.
-            ReverbProcessError: the process has ended.
-        """
+        """Save, and keep the result; end this save if `is_stopping`, and those of clients if `end_others`."""
         self._began_at = time.monotonic()
         try:
             self._save_until_kept(is_stopping, end_others)
@@ -184,12 +196,7 @@ class Saver:
         return self._keep_finished()
 
     def _wait(self, is_done: Callable[[], bool], is_stopping: Callable[[], bool]) -> bool:
-        """Wait for a save; return whether it came to its end by itself.
-
-        Raises:
-            ReverbProcessError: the process has ended.
-            SaveError: nothing goes on any more.
-        """
+        """Wait for a save; return whether it came to its end by itself."""
         progress = SaveProgress(self._process, self._folder.incoming)
         while not is_done():
             if not self._process.alive():
@@ -231,12 +238,7 @@ class Saver:
                 )
 
     def _keep_finished(self) -> bool:
-        """Keep the checkpoints that Reverb has finished, for us or a client; return whether there was a sound one.
-
-        Raises:
-            SaveError: one is damaged.
-            OSError: one cannot be moved.
-        """
+        """Keep the checkpoints that Reverb has finished, for us or a client; return whether there was a sound one."""
         adopted = self._folder.adopt_finished()
         for one in adopted.kept.values():
             _logger.info("checkpoint %s, %s", one.name, format_bytes(one.size_bytes))

@@ -16,33 +16,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import reverb_writer as rw
 from reverb_writer_server import signals
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
-from reverb_writer_server.checks import RestoreError
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.jobs import Jobs
-from reverb_writer_server.machine_limits import cpu_s, raise_descriptor_limit
+from reverb_writer_server.machine import cpu_s, raise_descriptor_limit, used_bytes
 from reverb_writer_server.observability import banner
-from reverb_writer_server.observability.describe import format_bytes
-from reverb_writer_server.observability.disk import DiskWatch
+from reverb_writer_server.observability.banner import format_bytes
+from reverb_writer_server.observability.disk import watching
 from reverb_writer_server.observability.http import StatusServer
-from reverb_writer_server.observability.memory import MemoryAlert, estimate, used_bytes
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
 from reverb_writer_server.observability.systemd import notifying
 from reverb_writer_server.reverb.draining import connections_to
-from reverb_writer_server.reverb.save_progress import SaveProgress
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
-from reverb_writer_server.saving import Saver
-from reverb_writer_server.starting import Started, start
+from reverb_writer_server.saving import SaveProgress, Saver
+from reverb_writer_server.starting import RestoreError, Started, start
 from reverb_writer_server.turn import ClaimError, Turn
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE, CLAIMED = 0, 1, 3, 4, 5, 6, 7
@@ -52,6 +47,7 @@ _TICK_S = 1.0
 _PAUSE_S = 0.1
 _STOP_TIMEOUT_S = 10.0
 _MAX_ALIKE = 3
+_REARM_SHARE = 0.85  # of memory.alert_bytes, below which it may be crossed again
 _GRACE_S = 5.0  # for whoever has stopped the Reverb process to continue it
 _ORPHAN_S = 900.0  # for the last checkpoint of a server whose parent has ended: nobody else would end it if it hangs
 _END_TIMEOUT_S = 10.0  # for the other thread to notice that Reverb has died
@@ -63,10 +59,8 @@ class Service:
     def __init__(self, config: ServerConfig, ready: Callable[[str], None], claim: str | None = None) -> None:
         """Prepare; nothing is started yet.
 
-        Args:
-            config: what to serve.
-            ready: called when clients can connect, with a line that names the address.
-            claim: name of this machine for clients, if the server is to claim its checkpoints.
+        `ready` is called when clients can connect, with a line that names the address. `claim` is the name of this
+        machine for clients, if the server is to claim its checkpoints.
         """
         self._config = config
         self._ready = ready
@@ -76,7 +70,6 @@ class Service:
         self._jobs = Jobs(self._state.failures)
         self._folder: CheckpointFolder | None = None
         self._process: ReverbProcess | None = None
-        self._wanted: queue.SimpleQueue[Future[ReverbProcess]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._pause = threading.Event()  # never set
         self._outcome, self._ends_itself = DIED, False
@@ -98,8 +91,6 @@ class Service:
         while work.is_alive():
             self._state.loop_runs()
             received = signals.next_signal(_PAUSE_S)
-            with contextlib.suppress(queue.Empty):
-                self._start_process(self._wanted.get_nowait())
             is_parent_ended = received == signals.PARENT_ENDED
             if is_parent_ended:
                 received = None if was_asked or self._orphan_until < float("inf") else received  # it may come twice
@@ -184,15 +175,6 @@ class Service:
             self._stop.set()
         return None
 
-    def _start_process(self, wanted: Future[ReverbProcess]) -> None:
-        """Start a Reverb process, which ends with the thread that has started it: so it is this one."""
-        try:
-            self._process = ReverbProcess()
-        except Exception as error:  # noqa: BLE001  # the other thread raises it
-            wanted.set_exception(error)
-        else:
-            wanted.set_result(self._process)
-
     def _may_have_clients(self) -> bool:
         """Return whether there may be items to save: Reverb takes inserts a moment before this service hears of it."""
         if self._state.phase not in ("starting", "restoring"):
@@ -231,8 +213,7 @@ class Service:
             return CLAIMED
         self._open_checkpoint_folder(resources)
         found = functools.partial(setattr, self._state, "disk")
-        watch = DiskWatch(config.checkpoints.directory, config.gateway.certificate, found)
-        resources.callback(watch.close)
+        resources.enter_context(watching(config.checkpoints.directory, config.gateway.certificate, found))
         try:
             started = start(config, self._folder, self._state, self._new_process, resources)
         except (rw.errors.ReverbWriterError, OSError) as error:
@@ -259,13 +240,11 @@ class Service:
         for level, line in banner.start_lines(config):
             _logger.log(level, "%s", line)
         _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
-        state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
+        state.estimates = {table.config.name: table.estimate().total_bytes for table in config.tables}
         state.max_silence_s = config.http.max_silence_s
         if config.http.port:
             status_server = StatusServer(config.http.host, config.http.port, state)
             resources.callback(status_server.close)
-            if config.http.address_file is not None:
-                resources.enter_context(status_server.address_in(config.http.address_file))
             everywhere = "" if status_server.host == config.http.host else ", and at this machine's other addresses"
             address = f"http://{status_server.address}/"
             _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)
@@ -278,16 +257,13 @@ class Service:
         self._folder = folder = resources.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
         state.keeps_checkpoints = True
         state.checkpoint_every_s = wanted.every_s
-        state.starts = folder.starts
+        state.starts = folder.owner.mark.starts
         state.previous_end = folder.owner.mark.end
         latest = folder.latest()
         state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())
 
     def _new_process(self) -> ReverbProcess:
-        wanted: Future[ReverbProcess] = Future()
-        self._wanted.put(wanted)
-        signals.wake()
-        process = wanted.result()
+        self._process = process = ReverbProcess()  # it ends with this thread
         self._state.reverb_pid = process.pid
         return process
 
@@ -325,8 +301,7 @@ class Service:
             saver = Saver(self._config.checkpoints.every_s, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
         if self._config.memory.alert_bytes:
-            alert = MemoryAlert(self._config.memory.alert_bytes)
-            self._jobs.every("memory", _TICK_S, lambda: self._look_at_memory(alert, saver))
+            self._jobs.every("memory", _TICK_S, lambda: self._look_at_memory(saver))
         self._jobs.every("figures", self._config.log.figures_every_s, lambda: self._log_figures(monitor))
         self._jobs.start()
         resources.callback(self._jobs.close)
@@ -350,10 +325,11 @@ class Service:
         _logger.info("%s", banner.figures_line(self._state, self._figures))
         self._figures = monitor.latest()
 
-    def _look_at_memory(self, alert: MemoryAlert, saver: Saver | None) -> None:
+    def _look_at_memory(self, saver: Saver | None) -> None:
         """Have a checkpoint written when memory crosses its limit: the kernel may end the Reverb process soon."""
-        used = used_bytes(self._state.process_ids)
-        if alert.crosses(used):
+        used, was_high = used_bytes(self._state.process_ids), self._state.memory_is_high
+        self._state.memory_is_high = is_high(used, self._config.memory.alert_bytes, was_high=was_high)
+        if self._state.memory_is_high and not was_high:
             limit = format_bytes(self._config.memory.alert_bytes)
             _logger.error(
                 "the server takes %s, more than memory.alert_bytes = %s%s. Nothing refuses inserts: lower max_size of "
@@ -364,7 +340,6 @@ class Service:
             )
             if saver is not None:
                 saver.request()
-        self._state.memory_is_high = alert.is_above
 
     def _end(self, process: ReverbProcess, port: int, saver: Saver | None) -> int:
         """Take no more work, write a last checkpoint and stop; return the exit code."""
@@ -389,6 +364,11 @@ class Service:
         process.stop(_STOP_TIMEOUT_S)
         _logger.info("stopped")
         return STOPPED if is_saved else LAST_CHECKPOINT_FAILED
+
+
+def is_high(used_bytes: int, alert_bytes: int, *, was_high: bool) -> bool:
+    """Return whether memory is above the limit of its alert, or was and has not fallen well below it since."""
+    return used_bytes > alert_bytes * (_REARM_SHARE if was_high else 1)
 
 
 def _exit_code(error: Exception) -> int:

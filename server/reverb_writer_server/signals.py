@@ -25,8 +25,7 @@ _received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put whi
 def install_handlers(*, has_parent: bool) -> None:
     """Queue these signals for `next_signal`, instead of ending the process; call it in the main thread.
 
-    Args:
-        has_parent: also `PARENT_ENDED`, which is otherwise left as it is: Slurm's script ignores it for all processes.
+    `PARENT_ENDED` is left as it is without a parent: Slurm's script ignores it for all processes.
     """
     for handled in (*_ENDING, *([PARENT_ENDED] if has_parent else [])):
         signal.signal(handled, lambda number, _: _received.put(number))
@@ -55,11 +54,8 @@ def wake() -> None:
 def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send a signal when the thread that has started this process ends; call it in the main thread.
 
-    It may come more than once: the kernel gives an orphan to the process's other threads, and these end, too.
-
-    Args:
-        parent: id of the process of that thread. If it has ended before this call, this process ends at once.
-        number: the signal.
+    It may come more than once: the kernel gives an orphan to the process's other threads, and these end, too. If the
+    process `parent` has ended before this call, this one ends at once.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:

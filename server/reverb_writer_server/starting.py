@@ -10,16 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import reverb_writer as rw
-from reverb_writer_server.checkpoints.contents import Checkpoint
-from reverb_writer_server.checkpoints.folder import CheckpointFolder, restorable, select_checkpoint
-from reverb_writer_server.checkpoints.owner import CheckpointError
-from reverb_writer_server.checks import RestoreError, tables_to_serve
+from reverb_writer_server.checkpoints.contents import Checkpoint, differences, tables_of
+from reverb_writer_server.checkpoints.folder import CheckpointFolder, check_directory, restorable, select_checkpoint
+from reverb_writer_server.checkpoints.owner import CheckpointError, UnrestorableError
 from reverb_writer_server.config.schema import ServerConfig
-from reverb_writer_server.observability.describe import format_bytes
+from reverb_writer_server.observability.banner import format_bytes
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.child import StartRequest
-from reverb_writer_server.reverb.errors import UnrestorableError
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
 _logger = logging.getLogger(__name__)
@@ -27,23 +25,19 @@ _PROGRESS_EVERY_S = 5.0
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
+class RestoreError(rw.errors.ReverbWriterError):
+    """The checkpoint and the configuration differ, or the checkpoint cannot be read."""
+
+
 @dataclass(frozen=True)
 class Started:
-    """A Reverb that serves.
-
-    Attributes:
-        process: its process.
-        port: its port.
-        tables: its tables.
-        restored: the checkpoint that it has restored; None if it has begun empty.
-        seconds: how long the start took.
-    """
+    """A Reverb that serves."""
 
     process: ReverbProcess
     port: int
     tables: tuple[rw.TableConfig, ...]
-    restored: Checkpoint | None
-    seconds: float
+    restored: Checkpoint | None  # None if it has begun empty
+    seconds: float  # that the start took
 
     def log(self, monitor: Monitor) -> None:
         """Log what was restored."""
@@ -59,14 +53,7 @@ def start(
     new_process: Callable[[], ReverbProcess],
     undo: contextlib.ExitStack,
 ) -> Started:
-    """Start Reverb, and try one checkpoint after the other until it serves.
-
-    Args:
-        config: what to serve.
-        folder: the folder of checkpoints, if there is one.
-        state: is told the phase, its progress, and the checkpoints that are damaged.
-        new_process: starts a process.
-        undo: ends the process.
+    """Start Reverb, and try one checkpoint after the other until it serves; `undo` ends its process.
 
     Raises:
         RestoreError: no checkpoint can be restored, or the one to restore differs from the configuration.
@@ -93,7 +80,15 @@ def start(
             state.damaged = (*state.damaged, checkpoint.name)
             assert folder is not None  # noqa: S101  # the checkpoint is in it
             folder.damaged.add(checkpoint.name)
-            _tell(faults[-1], wanted.restore, found[number + 1 :])
+            if wanted.restore != "latest":
+                raise RestoreError(f"{faults[-1]}. Choose another one, or `none`.") from error
+            if older := found[number + 1 :]:
+                _logger.error(  # noqa: TRY400  # the message says what is done; a traceback would hide it
+                    "%s. THE NEXT OLDER ONE IS TRIED, %s: what came after it is not served. The damaged one stays "
+                    "until newer ones replace it.",
+                    faults[-1],
+                    older[0].name,
+                )
     if faults:
         try:
             select_checkpoint(found[0].path.parent.parent, wanted.restore)
@@ -106,19 +101,6 @@ def start(
     return _start_with(config, folder, state, new_process, undo, None)
 
 
-def _tell(fault: str, restore: str, older: list[Checkpoint]) -> None:
-    """Say loudly that an older checkpoint is tried; refuse to if the damaged one was named."""
-    if restore != "latest":
-        raise RestoreError(f"{fault}. Choose another one, or `none`.")
-    if older:
-        _logger.error(
-            "%s. THE NEXT OLDER ONE IS TRIED, %s: what came after it is not served. The damaged one stays until newer "
-            "ones replace it.",
-            fault,
-            older[0].name,
-        )
-
-
 def _start_with(
     config: ServerConfig,
     folder: CheckpointFolder | None,
@@ -127,12 +109,7 @@ def _start_with(
     undo: contextlib.ExitStack,
     restore: Checkpoint | None,
 ) -> Started:
-    """Start Reverb with a checkpoint, or empty.
-
-    Raises:
-        UnrestorableError: Reverb refuses the checkpoint, or crashes over it.
-        FormatError: the checkpoint is damaged.
-    """
+    """Start Reverb with a checkpoint, or empty."""
     tables = tables_to_serve(config, restore)
     started_at = time.monotonic()
     process = new_process()
@@ -181,3 +158,51 @@ def _progress(state: ServiceState, restore: Checkpoint | None) -> Callable[[int]
             _logger.info("restoring %s: %s", restore.name, state.detail)
 
     return waiting
+
+
+def what_to_restore(config: ServerConfig) -> Checkpoint | None:
+    """Return the checkpoint that a start would restore; None if it would begin empty. The items are not read.
+
+    Raises:
+        CheckpointError: the folder cannot hold checkpoints.
+        RestoreError: the chosen checkpoint cannot be used, or differs from the configuration.
+    """
+    wanted = config.checkpoints
+    if wanted.directory is None:
+        return None
+    check_directory(wanted.directory)
+    try:
+        chosen = select_checkpoint(wanted.directory, wanted.restore)
+        tables_to_serve(config, chosen)  # refuses a checkpoint of other tables
+    except (CheckpointError, rw.errors.FormatError) as error:
+        raise RestoreError(str(error)) from error
+    return chosen
+
+
+def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tuple[rw.TableConfig, ...]:
+    """Return the tables to serve if that checkpoint is restored.
+
+    Raises:
+        RestoreError: the checkpoint differs from the configuration, and that is refused.
+        FormatError: the checkpoint is damaged.
+    """
+    tables, whose = tuple(table.config for table in config.tables), config.checkpoints.on_mismatch
+    if checkpoint is None:
+        return tables
+    saved = tables_of(checkpoint)
+    found = differences(tables, saved)
+    if not found:
+        return tables
+    differ = f"checkpoint {checkpoint.name} and the configuration differ"
+    lines = "\n  ".join(found)
+    if whose == "refuse":
+        raise RestoreError(
+            f"{differ}:\n  {lines}\nSet checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables are "
+            "served, or checkpoints.restore to `none`."
+        )
+    _logger.warning("%s; the tables of the %s are served:\n  %s", differ, whose, lines)
+    if whose == "config":
+        return tables
+    unknown = {state.name for state in saved} - {table.name for table in tables}
+    # Reverb takes the rules from the checkpoint, but needs the name of each table.
+    return (*tables, *(rw.TableConfig(name) for name in sorted(unknown)))

@@ -47,26 +47,11 @@ class ClaimError(CheckpointError):
 
 
 class FolderClaim:
-    """The claim of this server, written by a thread of its own because a disk may not answer.
-
-    Attributes:
-        number: of this server.
-        newer: the highest number that another server has taken since; None if there is none.
-    """
+    """The claim of this server, written by a thread of its own because a disk may not answer."""
 
     def __init__(self, directory: Path, address: str, phase: Callable[[], str], *, machine: str | None = None) -> None:
-        """Take the next number.
-
-        Args:
-            directory: the folder of checkpoints; the claims are beside it.
-            address: where clients reach this server.
-            phase: returns what the server does now, for the file.
-            machine: id of this machine's boot; None to ask the kernel.
-
-        Raises:
-            OSError: the file cannot be created.
-        """
-        self.newer: int | None = None
+        """Take the next number; `phase` returns what the server does now, `machine` is the id of the machine's boot."""
+        self.newer: int | None = None  # the highest number that another server has taken since
         self._folder, self._directory = directory.parent, directory
         self._address, self._phase = address, phase
         self._machine = machine or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -84,31 +69,16 @@ class FolderClaim:
         return time.monotonic() - self._looked_at > DOUBT_S
 
     def wait(self, tell: Callable[[str], None]) -> None:
-        """Wait until every server of a lower number has ended; remove their claims.
-
-        Args:
-            tell: is called with what is waited for.
-
-        Raises:
-            ClaimError: a newer server is there.
-        """
+        """Wait until every server of a lower number has ended; remove their claims; refuse if a newer one is there."""
         heard: dict[int, tuple[int, float]] = {}  # the last beat of each, and when it was new here
         while self.newer is None and (what := self._obstacle(heard)):
             tell(what)
             time.sleep(_POLL_S)
-        self.check()
         with contextlib.suppress(OSError):  # a claim that stays only delays the next server
-            for claim in self._lower():
+            for claim in self._lower() if self.newer is None else ():
                 path_of(self._folder, claim.number).unlink(missing_ok=True)
                 for partial in self._folder.glob(f".{claim.number}.*"):
                     partial.unlink(missing_ok=True)
-
-    def check(self) -> None:
-        """Refuse to go on if a newer server is there.
-
-        Raises:
-            ClaimError: it is.
-        """
         if self.newer is not None:
             raise ClaimError(
                 f"{self._directory}: server {self.newer} has taken over from this one, number {self.number}. Clients "
@@ -190,25 +160,15 @@ class FolderClaim:
 
 
 class Turn:
-    """The turn of one server; of a server that is to claim nothing it is always.
-
-    Attributes:
-        in_doubt: whether another server may have begun.
-    """
+    """The turn of one server; of a server that is to claim nothing it is always."""
 
     def __init__(self, config: ServerConfig, host: str | None, state: ServiceState) -> None:
-        """Prepare.
-
-        Args:
-            config: what to serve.
-            host: name of this machine for clients; None to claim nothing.
-            state: is told what is waited for.
-        """
+        """Prepare; `host` is the name of this machine for clients, None to claim nothing."""
         self._directory = None if host is None else config.checkpoints.directory
         self._address = f"{host}:{config.port}"
         self._state = state
         self._claim: FolderClaim | None = None
-        self.in_doubt = False
+        self.in_doubt = False  # whether another server may have begun
 
     @property
     def is_claimed(self) -> bool:
@@ -221,12 +181,7 @@ class Turn:
         return self._claim is not None and self._claim.newer is not None
 
     def take(self, resources: contextlib.ExitStack) -> None:
-        """Claim the checkpoints, and wait until no other server uses them; the thread that does the work calls it.
-
-        Raises:
-            ClaimError: a newer server has claimed them meanwhile.
-            OSError: the claim cannot be written.
-        """
+        """Claim the checkpoints, and wait until no other server uses them; the thread that does the work calls it."""
         if self._directory is None:
             return
         self._claim = FolderClaim(self._directory, self._address, lambda: self._state.phase)
@@ -235,10 +190,9 @@ class Turn:
         self._state.detail = ""
 
     def must_end_at_once(self, process: ReverbProcess | None) -> bool:
-        """Stop Reverb as long as there is a doubt; the main thread calls it again and again.
+        """Stop Reverb as long as there is a doubt; return whether a newer server may have begun in it.
 
-        Returns:
-            Whether a newer server may have begun in the doubt: then a last checkpoint would come too late.
+        Then a last checkpoint would come too late. The main thread calls this again and again.
         """
         if self._claim is None or (process is not None and not process.alive()):
             self.in_doubt = False

@@ -62,6 +62,8 @@ def test_demo_plays_writes_samples_and_passes_a_modest_goal(start: StartDemo) ->
     out, _ = demo.communicate(timeout=END_WITHIN_S)
     assert demo.returncode == 0, out
     assert "The mean return passed 12" in out
+    header = next(line for line in out.splitlines() if line.startswith("reverb-writer "))
+    assert len(header) <= 80  # columns of a terminal
     counts = {
         name: int(number.replace(",", "")) for name, number in re.findall(r"(steps|items|samples) +([\d,]+)", out)
     }

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -402,6 +403,37 @@ def test_many_streams_of_one_process_share_a_connection_without_waiting(gateway:
             observer(STEP)
             observer.flush()
         assert client.server_info()["replay"].current_size == 150
+
+
+@by_gateway
+def test_connection_has_limits_of_http_2_and_the_gateway_few_processes(gateway: Gateway) -> None:
+    host, port = gateway.address.split(":")
+    tls = ssl.create_default_context(cafile=str(gateway.certificates / "ca.crt"))
+    tls.load_cert_chain(gateway.certificates / "client.pem")
+    tls.set_alpn_protocols(["h2"])
+    with socket.create_connection((host, int(port)), 60) as plain, tls.wrap_socket(plain, server_hostname=host) as one:
+        one.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))  # no settings of its own
+        with one.makefile("rb") as reply:
+            header = reply.read(9)
+            settings = dict(struct.iter_unpack(">HI", reply.read(int.from_bytes(header[:3], "big"))))
+    assert header[3] == 4  # a frame of settings
+    assert settings[3] == 2048  # streams of a connection at once: without a limit, nginx says 128
+    limits = (FOLDER / "gateway" / "nginx.conf").read_text()
+    assert "keepalive_requests 100000;" in limits  # and so many in all, after which gRPC makes a new connection
+    masters = {int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _serves(path, gateway)}
+    (master,) = masters
+    children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
+    workers = [child for child in children if b"worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    assert len(workers) == 2  # however many processors the host has
+
+
+def _serves(path: Path, gateway: Gateway) -> bool:
+    """Return whether a process is the nginx of a gateway, which listens for its workers."""
+    with contextlib.suppress(OSError, IndexError):
+        if path.read_bytes().startswith(b"nginx: master"):
+            configuration = path.read_bytes().split(b"-c ")[1].rstrip(b"\0").split()[0].decode()
+            return f"listen {gateway.address.split(':')[1]} " in Path(configuration).read_text()
+    return False
 
 
 def test_authority_and_its_key_lie_apart_from_what_gateway_server_and_clients_get(certificates: Path) -> None:

@@ -27,13 +27,13 @@ pytestmark = [
 
 # A server that is alive as far as its process tells, and whose pages are all wrong.
 WRONG = """#!{python}
-import http.server, re, sys
+import http.server, sys
 class Page(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(503 if self.path == "/livez" else 200)
         self.end_headers()
         self.wfile.write(b'{{"tables": 1}}')
-port = int(re.search(r"http\\]\\nport = (\\d+)", open("/dev/stdin").read())[1])
+port = int(sys.argv[sys.argv.index("--http-port") + 1])
 print("reverb_writer_server: ready at nowhere \\udcff".encode(errors="surrogateescape").decode("latin1"), flush=True)
 http.server.HTTPServer(("127.0.0.1", port), Page).serve_forever()
 """
@@ -43,11 +43,7 @@ http.server.HTTPServer(("127.0.0.1", port), Page).serve_forever()
 def child(folder: Path, python: str = SERVER_PYTHON, **options: Any) -> Iterator[ServerChild]:
     """Run a server within the block."""
     ends: queue.Queue[ChildEnd] = queue.Queue()
-
-    def configuration(port: int, http_port: int) -> str:
-        checkpoints = f'[checkpoints]\ndirectory = "{folder}"\nevery_s = 0\n'
-        return f"port = {port}\n[http]\nport = {http_port}\n{checkpoints}[tables.replay]\nmax_size = 10\n"
-
+    configuration = f'[checkpoints]\ndirectory = "{folder}"\nevery_s = 0\n[tables.replay]\nmax_size = 10\n'
     made = ServerChild(python, configuration, ends.put, **options)
     try:
         yield made

@@ -225,7 +225,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "chunks flipped": lambda path: _flip(path / "chunks.tfrecord"),
     "tables zeroed": lambda path: _zero(path / "tables.tfrecord"),
     "items cut short": lambda path: _truncate(path / "items.tfrecord"),
-    "chunks cut short, of an earlier version": _truncate_without_manifest,
+    "chunks cut short, without a manifest": _truncate_without_manifest,
     "chunks missing": lambda path: (path / "chunks.tfrecord").unlink(),
     "manifest damaged": lambda path: (path / "MANIFEST.json").write_text("[]"),
     "foreign": _of_another_server,

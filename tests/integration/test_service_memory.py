@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,6 @@ TIMES_FILLED = 2
 @pytest.mark.parametrize("seed", range(4))
 def test_full_table_takes_about_what_was_estimated(tmp_path: Path, seed: int) -> None:
     from reverb_writer_server.config.schema import load
-    from reverb_writer_server.observability.memory import estimate
 
     chance = random.Random(seed)  # noqa: S311  # no secrets
     length = chance.randint(1, 24)
@@ -57,7 +57,7 @@ def test_full_table_takes_about_what_was_estimated(tmp_path: Path, seed: int) ->
             eventually(lambda: client.server_info()["replay"].current_size == max_size, "the table is full")
         taken = reverb.memory_info().rss - before
     (table,) = load(tmp_path / "server.toml", {}).tables
-    said = estimate(table).total_bytes
+    said = table.estimate().total_bytes
     assert said is not None
     assert 0.8 * taken <= said + STREAMS_BYTES <= 1.8 * taken
 
@@ -105,10 +105,12 @@ def test_crossing_the_limit_writes_a_checkpoint_and_fires_the_alert_and_refuses_
 def test_limit_is_crossed_again_when_memory_has_fallen_to_85_percent_of_it(
     now_bytes: list[int], crosses: list[bool]
 ) -> None:
-    from reverb_writer_server.observability.memory import MemoryAlert
+    from reverb_writer_server.service import is_high
 
-    alert = MemoryAlert(100)
-    assert [alert.crosses(now) for now in now_bytes] == crosses
+    states = [False]
+    for now in now_bytes:
+        states.append(is_high(now, 100, was_high=states[-1]))
+    assert [now and not before for before, now in itertools.pairwise(states)] == crosses
 
 
 def _fill_until(writer: rw.Client, is_enough: Callable[[], bool]) -> int:

@@ -80,7 +80,7 @@ def gone(pid: int) -> bool:
 
 def processes_of(pid: int) -> list[int]:
     """Return a server's process and the one that has Reverb in it."""
-    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    return [pid, *map(int, " ".join(one.read_text() for one in Path(f"/proc/{pid}/task").glob("*/children")).split())]
 
 
 def parent_of(pid: int) -> int:

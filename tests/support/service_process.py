@@ -89,17 +89,25 @@ class ServiceProcess:
 
     def child(self) -> int:
         """Return the number of the process that has Reverb in it."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        children = self._children()
         assert children, f"the server has lost its child:\n{self.log()}"
         return int(children[0])
 
     def restores(self) -> bool:
         """Return whether a child of it reads the chunks of a checkpoint."""
-        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+        for child in self._children():
             with contextlib.suppress(OSError):  # a file was closed, or the child has ended
                 if any(file.readlink().name == "chunks.tfrecord" for file in Path(f"/proc/{child}/fd").iterdir()):
                     return True
         return False
+
+    def _children(self) -> list[str]:
+        """Return the processes that its threads have started."""
+        found: list[str] = []
+        for thread in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                found += thread.read_text().split()
+        return found
 
     def _start(self) -> subprocess.Popen[str]:
         ports = {"REVERB_WRITER__PORT": str(self.port), "REVERB_WRITER__HTTP__PORT": str(self.http_port)}

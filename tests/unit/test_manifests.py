@@ -194,9 +194,15 @@ def test_image_of_ray_is_that_of_its_dockerfile() -> None:
     assert cluster["rayVersion"] == version
 
 
+def variables_of_image() -> dict[str, str]:
+    """Return the keys of the configuration that the server's image sets, as environment variables."""
+    text = (ROOT / "docker" / "server.Dockerfile").read_text()
+    return dict(re.findall(r"\b(REVERB_WRITER__\w+)=(\S+)", text))
+
+
 def test_probes_and_ports_are_those_of_the_configuration() -> None:
     schema = pytest.importorskip("reverb_writer_server.config.schema", reason="the server is not installed")
-    config = schema.load(FOLDER / "server.toml", {})
+    config = schema.load(FOLDER / "server.toml", variables_of_image())
     (container,) = read("server/statefulset.yaml")["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"reverb": config.port, "http": config.http.port}
@@ -300,10 +306,22 @@ def test_server_writes_a_checkpoint_before_it_has_all_of_its_memory(manifest: st
     assert 0.8 < alert / limit < 0.95
 
 
+def test_every_service_of_compose_has_a_health_check_and_is_built_or_pulled() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    dockerfile = (ROOT / services["replay"]["build"]["dockerfile"]).read_text()
+    assert re.search(r'^HEALTHCHECK .* CMD \["/usr/local/bin/healthcheck"\]$', dockerfile, re.MULTILINE)
+    without = {name for name, service in services.items() if "healthcheck" not in service}
+    once = {name for name, service in services.items() if service.get("healthcheck") == {"disable": True}}
+    assert (without, once) == ({"replay"}, {"certs"})  # the image's; it runs once
+    ours = {name for name, service in services.items() if service["image"].startswith("reverb-writer")}
+    assert ours == {name for name, service in services.items() if "build" in service}
+
+
 def test_configurations_to_start_from_differ_only_where_they_must() -> None:
     schema = pytest.importorskip("reverb_writer_server.config.schema", reason="the server is not installed")
-    files = (ROOT / "docker" / "server.toml", FOLDER / "server.toml", ROOT / "examples" / "server.toml")
-    image, kubernetes, example = (schema.load(file, {}) for file in files)
+    files = (ROOT / "docker" / "server.toml", FOLDER / "server.toml")
+    image, kubernetes = (schema.load(file, variables_of_image()) for file in files)
+    example = schema.load(ROOT / "examples" / "server.toml", {})
     folder = dataclasses.replace(image.checkpoints, every_s=kubernetes.checkpoints.every_s)  # the demo's is short
     assert (image.port, image.bind, image.http, folder) == (
         kubernetes.port,

@@ -120,7 +120,7 @@ class TestClaim:
         new.wait(tell)
         assert waited[0] == "waits for the server before it to end (a:1, serving)"
         with pytest.raises(claim.ClaimError, match="server 2 has taken over from this one, number 1"):
-            old.check()
+            old.wait(waited.append)
         new.close()
         assert numbers_in(tmp_path / "shard") == [2]
 

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
-from reverb_writer_server.reverb.allocator import with_jemalloc
-from reverb_writer_server.reverb.supervisor import ReverbProcess
+from reverb_writer_server.reverb.supervisor import ReverbProcess, with_jemalloc
 
 LIBRARY = ctypes.util.find_library("jemalloc")
 

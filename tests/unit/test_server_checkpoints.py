@@ -118,12 +118,12 @@ def test_next_start_keeps_what_was_finished_and_clears_what_was_not(tmp_path: Pa
         written(folder.incoming, "unfinished", at=2, done=False)
         written(folder.incoming, ".converted", at=3)  # what earlier versions left when they were killed
         folder.fitted.mkdir()
-        assert folder.starts == 1
+        assert folder.owner.mark.starts == 1
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
         assert names(folder.directory) == ["00000001-19700101T000001.000000Z"]
         assert [path.name for path in (folder.directory / "kept").iterdir()] == names(folder.directory)
         assert list(folder.incoming.iterdir()) == []
-        assert folder.starts == 2
+        assert folder.owner.mark.starts == 2
 
 
 def test_older_incomplete_and_damaged_ones_go_with_the_last_that_is_kept(tmp_path: Path) -> None:
@@ -168,12 +168,12 @@ def test_damaged_mark_is_written_anew_and_the_checkpoints_stay(tmp_path: Path, c
         (first,) = adopted(folder)
     (tmp_path / "own" / "OWNER.json").write_text(content, "latin-1")
     with CheckpointFolder(tmp_path / "own", keep=3) as folder:
-        assert folder.starts == 1
+        assert folder.owner.mark.starts == 1
         assert names(folder.directory) == [first]
         written(folder.incoming, "b", at=1)
         assert adopted(folder)[0].startswith("00000002-")
     with CheckpointFolder(tmp_path / "own", keep=3) as folder:
-        assert folder.starts == 2
+        assert folder.owner.mark.starts == 2
 
 
 def test_folder_that_has_lost_its_mark_is_known_by_its_checkpoints(tmp_path: Path) -> None:

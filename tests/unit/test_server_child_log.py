@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
-from reverb_writer_server.reverb.child_log import level_of
+from reverb_writer_server.reverb.supervisor import level_of
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRati
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
+from reverb_writer_server.config.keys import ConfigError
 from reverb_writer_server.config.schema import KEYS, ServedTable, ServerConfig, load
-from reverb_writer_server.config.sources import ConfigError
-from reverb_writer_server.observability.banner import memory_lines
-from reverb_writer_server.observability.describe import describe
-from reverb_writer_server.observability.memory import available_bytes, estimate
+from reverb_writer_server.machine import available_bytes
+from reverb_writer_server.observability.banner import describe, memory_lines
 
 
 def read(tmp_path: Path, text: str, environment: dict[str, str] | None = None, **flags: Any) -> ServerConfig:
@@ -140,8 +139,8 @@ def test_sizes_of_the_file_hold_where_no_option_names_them(
 
 @pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith("tables.")])
 def test_every_key_can_be_set_by_a_variable(key: str) -> None:
-    kind = KEYS[key].kind
-    value = kind.options[-1] if kind.options else {bool: "false", int: "7", float: "7", str: "text"}[kind.types[-1]]
+    one = KEYS[key]
+    value = one.options[-1] if one.options else {int: "7", float: "7", str: "text"}[one.types[-1]]
     others = {"SHARDS": "8", "SHARD": "3"} if key.startswith("cluster.") else {}  # which are set together
     environment = {f"REVERB_WRITER__CLUSTER__{name}": other for name, other in others.items()}
     load(None, {**environment, f"REVERB_WRITER__{key.upper().replace('.', '__')}": value})
@@ -174,7 +173,7 @@ def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) ->
         ("prot = 1", r"unknown key `prot`. Did you mean `port`? Allowed: port"),
         (
             "[http]\nprot = 1",
-            "unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, address_file, max_silence_s",
+            "unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, max_silence_s",
         ),
         ("tables.a.sampler = 'unifrom'", r'`tables.a.sampler`: got "unifrom" (string), allowed: "uniform" or "fifo"'),
         ("tables.a.min_size = 0", r"`tables.a.min_size`: got 0 (integer), allowed: an integer from 1 to"),
@@ -212,7 +211,7 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
         (
             "REVERB_WRITER__HTTP",
             "3",
-            '`http`: got "3" (string), allowed: a section [http] with port, host, address_file, max_silence_s.',
+            '`http`: got "3" (string), allowed: a section [http] with port, host, max_silence_s.',
         ),
         (
             "REVERB_WRITER__TABLES",
@@ -360,7 +359,7 @@ def test_overlapping_windows_share_their_chunks_where_the_oldest_goes_first(
     remover: Any, stride: int, episode: int | None, steps: int, slices: float, chunks: float
 ) -> None:
     config = TableConfig("a", 1000, remover=remover, signature=SIGNATURE)
-    one = estimate(ServedTable(config, 20, stride, episode_length=episode))
+    one = ServedTable(config, 20, stride, episode_length=episode).estimate()
     assert (one.steps, one.step_bytes) == (steps, 84 * 84 * 4 + 4)
     held = 1000 * (600 + 2 * (145 * slices + 1400 * chunks))
     num_steps = steps - (20 - min(stride, 20) if episode is None and remover == "fifo" else 0)
@@ -392,9 +391,9 @@ def test_total_of_memory_is_told_though_some_tables_have_no_estimate() -> None:
 
 
 def test_memory_of_what_is_not_described_is_unknown() -> None:
-    assert estimate(ServedTable(TableConfig("a"))).total_bytes is None
+    assert ServedTable(TableConfig("a")).estimate().total_bytes is None
     unknown = {"x": ArraySpec((5, None), np.dtype(np.uint8))}
-    assert estimate(ServedTable(TableConfig("a", signature=unknown))).total_bytes is None
+    assert ServedTable(TableConfig("a", signature=unknown)).estimate().total_bytes is None
 
 
 @pytest.mark.parametrize(

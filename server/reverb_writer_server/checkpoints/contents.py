@@ -72,33 +72,26 @@ class Checkpoint(SavedReplay):
         return None
 
     def check(self) -> None:
-        """Read the files, and see whether they are as they were written.
-
-        Raises:
-            FormatError: one is missing, truncated or damaged; the message names it.
-        """
+        """Read the files, and see whether they are as they were written."""
         fault = self.fault()
         if fault:
             raise FormatError(fault)
         expected = self._manifest()
-        if any(name not in expected or expected[name].crc32 is None for name in FILES):
-            inspect(self)  # of an earlier version, or from elsewhere
+        if not expected:
+            inspect(self)  # it is from elsewhere, or the disk was full
             return
         try:
             for name in FILES:
-                if read_file(self.path / name) != expected[name]:
+                if read_file(self.path / name) != expected.get(name):
                     raise FormatError(f"{name} is damaged: its checksum differs from the one that was stored with it")
         except OSError as error:
             raise FormatError(f"cannot be read ({error})") from error
 
     def _manifest(self) -> dict[str, Extent]:
-        """Return what is known of each file: nothing without the manifest, sizes only of earlier versions."""
+        """Return what is known of each file: nothing without the manifest."""
         try:
             found = json.loads((self.path / MANIFEST).read_bytes())
-            return {
-                name: Extent(one, None) if isinstance(one, int) else Extent(int(one["bytes"]), int(one["crc32"]))
-                for name, one in found.items()
-            }
+            return {name: Extent(int(one["bytes"]), int(one["crc32"])) for name, one in found.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
@@ -107,68 +100,53 @@ class Checkpoint(SavedReplay):
 
 @dataclass(frozen=True)
 class TableState:
-    """A table in a checkpoint.
-
-    Attributes:
-        name: its name.
-        max_size: maximum number of items.
-        sampler: chose the items to sample.
-        remover: chose the items to remove.
-        max_times_sampled: samples after which an item was removed; 0 for no limit.
-        limiter: the rule of its rate limiter.
-        inserts: since the table was created or reset.
-        samples: since then.
-        deletes: since then.
-        signature: nest of `ArraySpec`, or None.
-    """
+    """A table in a checkpoint."""
 
     name: str
     max_size: int
     sampler: Selector
     remover: Selector
-    max_times_sampled: int
+    max_times_sampled: int  # 0 for no limit
     limiter: Balance
-    inserts: int
+    inserts: int  # since the table was created or reset
     samples: int
     deletes: int
-    signature: Any
+    signature: Any  # a nest of `ArraySpec`, or None
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a checkpoint.
-
-    Attributes:
-        tables: their rules and counters.
-        items: number of items of each table.
-        chunks: number of chunks.
-        steps: number of steps in the chunks.
-    """
+    """The contents of a checkpoint."""
 
     tables: tuple[TableState, ...]
-    items: dict[str, int]
-    chunks: int
-    steps: int
+    items: dict[str, int]  # number of items of each table
+    chunks: int  # their number
+    steps: int  # of the chunks
 
 
 def checked(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
-    """Read a finished checkpoint to its end, and return what its manifest says: size and checksum of each file.
-
-    Raises:
-        FormatError: a file is truncated or damaged.
-        FileNotFoundError: there is no such checkpoint.
-    """
+    """Read a finished checkpoint to its end, and return what its manifest says: size and checksum of each file."""
     found = {name: read_file(checkpoint.path / name, inflate=name != DONE) for name in FILES}
     return {name: {"bytes": one.size_bytes, "crc32": one.crc32 or 0} for name, one in found.items()}
 
 
 def tables_of(checkpoint: Checkpoint) -> tuple[TableState, ...]:
-    """Return the tables without reading their items.
-
-    Raises:
-        FormatError: the file is damaged.
-    """
-    return tuple(map(_table_state, checkpoint.tables()))
+    """Return the tables without reading their items."""
+    return tuple(
+        TableState(
+            name=table.table_name,
+            max_size=table.max_size,
+            sampler=read_selector(table.sampler),
+            remover=read_selector(table.remover),
+            max_times_sampled=max(0, table.max_times_sampled),
+            limiter=read_balance(table.rate_limiter),
+            inserts=table.rate_limiter.insert_count,
+            samples=table.rate_limiter.sample_count,
+            deletes=table.rate_limiter.delete_count,
+            signature=signatures.decode(table.signature),
+        )
+        for table in checkpoint.tables()
+    )
 
 
 def inspect(checkpoint: Checkpoint) -> Contents:
@@ -201,9 +179,6 @@ def inspect(checkpoint: Checkpoint) -> Contents:
             f"{checkpoint.path}: {len(needed)} chunks that items refer to are missing; the checkpoint has {chunks}."
         )
     return Contents(tables, {name: items[name] for name in sorted(names)}, chunks, steps)
-
-
-verify = inspect  # reading all of a checkpoint finds every fault
 
 
 def differences(tables: Sequence[TableConfig], checkpoint: Sequence[TableState]) -> list[str]:
@@ -254,19 +229,3 @@ def _leaves(signature: Any) -> list[str]:
         return []
     leaves = tree.flatten_with_path(signature)
     return [f"{'/'.join(map(str, path))}: {leaf.dtype}{list(leaf.shape or ())}" for path, leaf in leaves]
-
-
-def _table_state(table: Any) -> TableState:
-    limiter = table.rate_limiter
-    return TableState(
-        name=table.table_name,
-        max_size=table.max_size,
-        sampler=read_selector(table.sampler),
-        remover=read_selector(table.remover),
-        max_times_sampled=max(0, table.max_times_sampled),
-        limiter=read_balance(limiter),
-        inserts=limiter.insert_count,
-        samples=limiter.sample_count,
-        deletes=limiter.delete_count,
-        signature=signatures.decode(table.signature),
-    )

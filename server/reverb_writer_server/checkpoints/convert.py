@@ -14,18 +14,24 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from reverb_writer.errors import FormatError
-from reverb_writer.files.saved_replay import SavedReplay
+from reverb_writer.files.saved_replay import SavedReplay, open_saved
 from reverb_writer.files.tfrecord import CHUNKS, DONE, ITEMS, TABLES, RecordWriter, write_records
+from reverb_writer.progress import progress
 from reverb_writer.protocol import messages
 from reverb_writer.tables import Queue, TableConfig
 from reverb_writer.tables.table_messages import read_balance, write_table
+from reverb_writer_server.checkpoints.folder import CheckpointFolder, finished_in
+from reverb_writer_server.checkpoints.owner import CheckpointError
+from reverb_writer_server.config.keys import ConfigError
+from reverb_writer_server.config.schema import load
 
+_RESHARDED = "resharded"  # `CheckpointFolder` moves it to its place when it is complete
 _RUN = 256  # items at most that go to one server before the next one's turn, though they share chunks
 
 
@@ -38,15 +44,10 @@ class _Item(NamedTuple):
 
 @dataclass
 class Target:
-    """A checkpoint to write.
+    """A checkpoint to write."""
 
-    Attributes:
-        path: its folder, which does not exist.
-        tables: the rules that its tables get, by name.
-    """
-
-    path: Path
-    tables: Mapping[str, TableConfig]
+    path: Path  # its folder, which does not exist
+    tables: Mapping[str, TableConfig]  # the rules that its tables get, by name
     items: dict[str, list[_Item]] = field(default_factory=dict, init=False)  # of each table, the oldest first
 
 
@@ -55,14 +56,7 @@ def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[s
 
     The items of tables that the targets do not have are left out, and the oldest items of a table that has less room
     than before. If the rate limiter of a table differs, its counters are set as if samplers had kept pace with inserts.
-
-    Args:
-        sources: checkpoints; an item that several have under one key is taken once.
-        targets: which have the same tables.
-
-    Raises:
-        FormatError: a checkpoint is damaged.
-        OSError: a target cannot be written.
+    An item that several sources have under one key is taken once. All targets have the same tables.
     """
     tables = _tables_by_name(sources)
     left_out: dict[str, int] = {}
@@ -90,6 +84,47 @@ def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[s
     for target in targets:
         (target.path / DONE).touch()
     return {name: count for name, count in left_out.items() if count}
+
+
+def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str], shards: int | None) -> Iterator[str]:
+    """Write checkpoints for the servers of a configuration, and yield a line about each, and about what is left out.
+
+    `saved` has of each old server a checkpoint, or a folder of checkpoints, of which the newest is taken. `shards` is
+    the number of new servers, in place of the configuration's.
+    """
+    flags: dict[tuple[str, ...], Any] = {} if shards is None else {("cluster", "shards"): shards}
+    num_shards = load(config, environment, {**flags, ("cluster", "shard"): 0}).cluster.shards
+    loaded = [load(config, environment, {**flags, ("cluster", "shard"): shard}) for shard in range(num_shards)]
+    with contextlib.ExitStack() as stack:
+        folders = []
+        for one in loaded:
+            if one.checkpoints.directory is None:
+                raise ConfigError(f"{config}: `checkpoints.directory`: got nothing, allowed: a path.")
+            folders.append(stack.enter_context(CheckpointFolder(one.checkpoints.directory, one.checkpoints.keep)))
+        sources = [_open(path) for path in saved]  # now that what was finished in the new folders is kept
+        targets = [
+            Target(folder.incoming / _RESHARDED, {table.config.name: table.config for table in one.tables})
+            for folder, one in zip(folders, loaded, strict=True)
+        ]
+        with progress(f"resharding {len(sources)} checkpoints to {num_shards}"):
+            left_out = convert(sources, targets)
+        for folder, target in zip(folders, targets, strict=True):
+            adopted = folder.adopt_finished()
+            for reason in adopted.refused.values():
+                raise CheckpointError(f"{folder.directory}: the new checkpoint is damaged: {reason}")
+            counts = ", ".join(f"{name} {len(items):,}" for name, items in sorted(target.items.items()))
+            yield f"{adopted.kept[_RESHARDED].path}: {counts or 'no items'}"
+    for name, count in sorted(left_out.items()):
+        yield f"table `{name}`: {count:,} items left out: it has no room for them, or is not configured"
+
+
+def _open(path: Path) -> SavedReplay:
+    if finished := finished_in(path):
+        raise CheckpointError(
+            f"{path}: {finished[-1].name} is finished, but its server has ended before it has kept it. Start that "
+            "server and end it, or name a checkpoint."
+        )
+    return open_saved(path)
 
 
 def _time(item: _Item) -> tuple[int, int]:

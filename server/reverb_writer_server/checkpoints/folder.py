@@ -22,8 +22,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from reverb_writer.errors import FormatError
 from reverb_writer.files.saved_replay import KEPT, NAME, OWNER, PARTIAL, checkpoint_name
@@ -37,11 +37,7 @@ _FITTED = f"{PARTIAL}fitted"  # never adopted, and cleared with the other leftov
 
 
 def checkpoints_in(directory: Path) -> list[Checkpoint]:
-    """Return the checkpoints of a folder, complete or not, newest first; a running server may use the folder.
-
-    Raises:
-        CheckpointError: it is not a folder of checkpoints.
-    """
+    """Return the checkpoints of a folder, complete or not, newest first; a running server may use the folder."""
     if not _is_ours(directory):
         raise CheckpointError(f"{directory}: is not a folder of checkpoints (it has no {OWNER}). Check the path.")
     return _kept_in(directory)
@@ -53,11 +49,7 @@ def finished_in(directory: Path) -> list[Path]:
 
 
 def restorable(directory: Path, restore: str) -> list[Checkpoint]:
-    """Return the checkpoints that `restore` ("latest", "none" or a name) allows, in the order in which to try them.
-
-    Raises:
-        CheckpointError: no checkpoint has that name.
-    """
+    """Return the checkpoints that `restore` ("latest", "none" or a name) allows, in the order in which to try them."""
     found = checkpoints_in(directory) if directory.exists() and any(directory.iterdir()) else []
     if restore in ("none", "latest"):
         return found if restore == "latest" else []
@@ -90,46 +82,27 @@ def select_checkpoint(directory: Path, restore: str) -> Checkpoint | None:
     )
 
 
-@dataclass(frozen=True)
-class Adopted:
-    """What has become of the finished checkpoints that Reverb had left.
+class Adopted(NamedTuple):
+    """What has become of the finished checkpoints that Reverb had left, by the names that it gave them."""
 
-    Attributes:
-        kept: those that are kept now, by the name that Reverb gave them.
-        refused: what is wrong with the others, by that name; they are deleted.
-    """
-
-    kept: dict[str, Checkpoint] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, Checkpoint]
+    refused: dict[str, str]  # what is wrong with those that are deleted
 
 
 class CheckpointFolder:
-    """The checkpoint folder of a running server; a context manager that holds its lock. Not thread-safe.
-
-    Attributes:
-        directory: the folder.
-        incoming: the folder that Reverb writes to.
-        fitted: where a copy for other tables may be written.
-        owner: the mark of the folder.
-        starts: how often a server has started on the folder, this time included.
-        damaged: names of checkpoints that could not be restored, though they look complete.
-    """
+    """The checkpoint folder of a running server; a context manager that holds its lock. Not thread-safe."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         """Lock the folder, which is created if it does not exist; clear what is unfinished, keep what is finished.
-
-        Args:
-            directory: an empty folder, or one that this server has used before.
-            keep: how many checkpoints to keep, >= 1.
 
         Raises:
             CheckpointError: the folder contains other files, another server uses it, or it cannot be written.
         """
         self.directory = directory
-        self.incoming = directory / _INCOMING
-        self.fitted = directory / KEPT / _FITTED
+        self.incoming = directory / _INCOMING  # where Reverb writes
+        self.fitted = directory / KEPT / _FITTED  # where a copy for other tables may be written
         self.keep = keep
-        self.damaged: set[str] = set()
+        self.damaged: set[str] = set()  # names of checkpoints that could not be restored, though they look complete
         self._kept = directory / KEPT
         with contextlib.ExitStack() as undo:
             try:
@@ -145,15 +118,10 @@ class CheckpointFolder:
             except OSError as error:
                 raise _unusable(directory, error) from error
             self.owner.update(starts=self.owner.mark.starts + 1)
-            self.starts = self.owner.mark.starts
             self._undo = undo.pop_all()
 
     def clear_unfinished(self, min_age_s: float = 0.0) -> None:
-        """Delete what saves, restores and deletions have left unfinished; no save may be under way.
-
-        Args:
-            min_age_s: age from which on a save counts as left; a younger one may have begun at this moment.
-        """
+        """Delete what saves, restores and deletions have left unfinished; a save of less than this age stays."""
         for leftover in _entries(self.incoming):
             is_old = min_age_s == 0 or abs(time.time() - Checkpoint(leftover).written_at.timestamp()) >= min_age_s
             if leftover.name.startswith(".") or (is_old and not (leftover / DONE).is_file()):
@@ -167,12 +135,8 @@ class CheckpointFolder:
             _remove(leftover)
 
     def adopt_finished(self) -> Adopted:
-        """Keep what Reverb has finished since the last call if it is sound, and delete all but the newest.
-
-        Raises:
-            OSError: a checkpoint cannot be moved; it stays where it is.
-        """
-        adopted = Adopted()
+        """Keep what Reverb has finished since the last call if it is sound, and delete all but the newest."""
+        adopted = Adopted({}, {})
         for path in sorted(finished_in(self.directory), key=lambda path: Checkpoint(path).written_at):
             try:
                 adopted.kept[path.name] = self._adopt(path)
@@ -258,11 +222,7 @@ class CheckpointFolder:
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a folder that cannot hold checkpoints; one that does not exist yet can.
-
-    Raises:
-        CheckpointError: it contains other files, or is not a folder.
-    """
+    """Refuse a folder that cannot hold checkpoints; one that does not exist yet can."""
     if not directory.exists():
         return
     try:
@@ -312,11 +272,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder within the block.
-
-    Raises:
-        BlockingIOError: another program has it.
-    """
+    """Hold the lock of a folder within the block."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,47 +24,39 @@ class CheckpointError(ReverbWriterError):
     """A folder of checkpoints or a checkpoint that cannot be used."""
 
 
+class UnrestorableError(RuntimeError):
+    """Reverb refuses a checkpoint: it is damaged, or does not fit the tables."""
+
+
 @dataclass(frozen=True)
 class Mark:
-    """What outlives a server.
-
-    Attributes:
-        owner: who wrote it.
-        starts: how often a server has started on the folder.
-        sequence: the highest number that a checkpoint has had.
-        failure: why the last start failed; empty if it did not.
-        failures: how many starts in a row have failed for that reason.
-        end: how the last server that served has ended: `stopped` as asked, `unhealthy` by itself, `died` with Reverb,
-            `oom` if the kernel ended Reverb for want of memory; `killed` while one serves, or if it told nothing else.
-    """
+    """What outlives a server."""
 
     owner: str = "reverb-writer-server"
-    starts: int = 0
-    sequence: int = 0
-    failure: str = ""
-    failures: int = 0
+    starts: int = 0  # of a server on the folder
+    sequence: int = 0  # the highest number that a checkpoint has had
+    failure: str = ""  # why the last start failed; empty if it did not
+    failures: int = 0  # how many starts in a row have failed for that reason
+    # How the last server that served has ended: `stopped` as asked, `unhealthy` by itself, `died` with Reverb, `oom` if
+    # the kernel ended Reverb for want of memory; `killed` while one serves, or if it told nothing else.
     end: str = "stopped"
 
 
 class OwnerFile:
-    """The file with the mark, locked until it is closed.
-
-    Attributes:
-        mark: what it says.
-    """
+    """The file with the mark, locked until it is closed."""
 
     def __init__(self, directory: Path) -> None:
-        """Lock the file, which is created if it does not exist, and read it.
-
-        Raises:
-            CheckpointError: another server has locked it.
-            OSError: it can be neither opened nor created.
-        """
+        """Lock the file, which is created if it does not exist, and read it."""
         self._path = directory / OWNER
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _lock(self._descriptor, directory)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.mark = _read(self._path)
+        except BlockingIOError as error:
+            self.close()
+            raise CheckpointError(
+                f"{directory}: another server uses it. Stop that server, or use another folder."
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -99,20 +91,11 @@ def is_locked(directory: Path) -> bool:
     return False
 
 
-def _lock(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise CheckpointError(
-            f"{directory}: another server uses it. Stop that server, or use another folder."
-        ) from error
-
-
 def _read(path: Path) -> Mark:
     content = path.read_bytes()
     if not content:
         return Mark()
-    found: object = None
+    found: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(content)
     if not isinstance(found, dict):
@@ -120,9 +103,6 @@ def _read(path: Path) -> Mark:
             "%s: is damaged and will be replaced; the checkpoints are not affected, starts count from 1", path
         )
         return Mark()
-    good: dict[str, Any] = {}
-    for name, default in asdict(Mark()).items():
-        value: Any = found.get(name)
-        if type(value) is type(default) and (isinstance(value, str) or value >= 0):
-            good[name] = value
-    return Mark(**good)
+    kinds = {name: type(default) for name, default in asdict(Mark()).items()}
+    good = {name: value for name, value in found.items() if type(value) is kinds.get(name)}
+    return Mark(**{name: value for name, value in good.items() if isinstance(value, str) or value >= 0})

@@ -10,22 +10,18 @@ from reverb_writer.errors import SpecError
 from reverb_writer.protocol import messages
 from reverb_writer.tables import TableConfig, check_unique_names
 from reverb_writer.tables.table_messages import read_table
-from reverb_writer_server.config.sources import ConfigError
+from reverb_writer_server.config.keys import ConfigError, unreadable
 
 SUFFIXES = frozenset({".textproto", ".textpb", ".pbtxt", ".prototxt"})
 
 
 def read(path: Path) -> tuple[int, list[TableConfig]]:
-    """Return the port, 0 if there is none, and the tables.
-
-    Raises:
-        ConfigError: the file is not valid; the message names the line, or the table and what is allowed.
-    """
+    """Return the port, 0 if there is none, and the tables."""
     message = messages.ReverbServerConfig()
     try:
         text_format.Parse(path.read_text(), message)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Check the path and its permissions.") from error
+        raise unreadable(path, error) from error
     except text_format.ParseError as error:
         raise ConfigError(f"{path}: line {error}. Allowed: a ReverbServerConfig of Reverb 0.14 as text.") from error
     if not message.tables:

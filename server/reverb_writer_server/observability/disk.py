@@ -6,10 +6,11 @@ nothing else waits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,61 +23,49 @@ _JOIN_S = 1.0
 
 @dataclass(frozen=True)
 class DiskFacts:
-    """What was found.
+    """What was found; None if there is no such file or folder, or it does not answer."""
 
-    Attributes:
-        free_bytes: room on the file system of the checkpoints; None if there is no folder for them.
-        total_bytes: size of that file system; None likewise.
-        certificate_expires_at: Unix time at which the first of the gateway's certificates ends; None if unknown.
-    """
-
-    free_bytes: int | None = None
-    total_bytes: int | None = None
-    certificate_expires_at: float | None = None
+    free_bytes: int | None = None  # on the file system of the checkpoints
+    total_bytes: int | None = None  # of that file system
+    certificate_expires_at: float | None = None  # Unix time at which the first of the gateway's certificates ends
 
 
-class DiskWatch:
-    """Looks at once, and then every ten seconds in its own thread until it is closed."""
+@contextlib.contextmanager
+def watching(directory: Path | None, certificate: Path | None, found: Callable[[DiskFacts], None]) -> Iterator[None]:
+    """Call `found` with the facts, at once and every ten seconds in the block; a thread that hangs is left behind."""
+    closed, told = threading.Event(), ""
 
-    def __init__(self, directory: Path | None, certificate: Path | None, found: Callable[[DiskFacts], None]) -> None:
-        """Look, and start the thread.
+    def run() -> None:
+        nonlocal told
+        while not closed.wait(_EVERY_S):
+            told = _look(directory, certificate, found, told)
 
-        Args:
-            directory: the folder of checkpoints.
-            certificate: a PEM file with the gateway's certificate.
-            found: called with what was found.
-        """
-        self._directory, self._certificate, self._found = directory, certificate, found
-        self._told = ""
-        self._look()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="disk-watch", daemon=True)
-        self._thread.start()
+    told = _look(directory, certificate, found, told)
+    thread = threading.Thread(target=run, name="disk-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closed.set()
+        thread.join(_JOIN_S)
 
-    def close(self) -> None:
-        """Stop the thread, or leave it behind if the disk does not answer. Idempotent."""
-        self._closed.set()
-        self._thread.join(_JOIN_S)
 
-    def _run(self) -> None:
-        while not self._closed.wait(_EVERY_S):
-            self._look()
-
-    def _look(self) -> None:
-        trouble = []
-        free = total = expires_at = None
-        if self._directory is not None:
-            try:
-                total, _, free = shutil.disk_usage(self._directory)
-            except OSError as error:
-                trouble.append(f"cannot look at the checkpoints: {error}")
-        if self._certificate is not None:
-            try:
-                certificates = x509.load_pem_x509_certificates(self._certificate.read_bytes())
-                expires_at = min(one.not_valid_after_utc.timestamp() for one in certificates)
-            except (OSError, ValueError) as error:
-                trouble.append(f"cannot read the gateway's certificate {self._certificate}: {error}")
-        self._found(DiskFacts(free, total, expires_at))
-        if trouble and (told := "; ".join(trouble)) != self._told:
-            self._told = told
-            _logger.warning("%s", told)
+def _look(directory: Path | None, certificate: Path | None, found: Callable[[DiskFacts], None], told: str) -> str:
+    """Look once; log what cannot be read unless it was `told`, and return it."""
+    trouble = []
+    free = total = expires_at = None
+    if directory is not None:
+        try:
+            total, _, free = shutil.disk_usage(directory)
+        except OSError as error:
+            trouble.append(f"cannot look at the checkpoints: {error}")
+    if certificate is not None:
+        try:
+            certificates = x509.load_pem_x509_certificates(certificate.read_bytes())
+            expires_at = min(one.not_valid_after_utc.timestamp() for one in certificates)
+        except (OSError, ValueError) as error:
+            trouble.append(f"cannot read the gateway's certificate {certificate}: {error}")
+    found(DiskFacts(free, total, expires_at))
+    if trouble and "; ".join(trouble) != told:
+        _logger.warning("%s", "; ".join(trouble))
+    return "; ".join(trouble) or told

@@ -6,18 +6,16 @@ health checks; here the oldest idle connection is closed instead.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
@@ -30,12 +28,13 @@ from reverb_writer_server.reverb.ports import port_in_use
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-_logger = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 128
 _NUM_THREADS = 4
 _BACKLOG = 1024
 _IDLE_TIMEOUT_S = 10  # after which a silent client is disconnected
 _MAX_REQUEST_BYTES = 8192
+_TEXT = "text/plain; charset=utf-8"
+_Routes: TypeAlias = Mapping[str, tuple[str, Callable[[], tuple[bool, bytes | str]]]]
 _HEADERS = [
     ("Cache-Control", "no-store"),
     (
@@ -46,40 +45,18 @@ _HEADERS = [
 ]
 
 
-class _Reply(NamedTuple):
-    status: HTTPStatus
-    kind: str
-    body: bytes
-
-
 class StatusServer:
-    """Serves HTTP in its own threads until it is closed.
-
-    Attributes:
-        host: an address or a name at which clients on this machine reach it.
-        port: its port.
-        address: both, "HOST:PORT".
-    """
+    """Serves HTTP in its own threads until it is closed."""
 
     def __init__(self, host: str, port: int, state: ServiceState) -> None:
-        """Start to listen.
-
-        Args:
-            host: an address of this machine; "0.0.0.0" for all of IPv4, "::" for all of IPv4 and IPv6.
-            port: 1 to 65535.
-            state: what is served.
-
-        Raises:
-            PortInUseError: another process has the port.
-            OSError: `host` is not an address of this machine.
-        """
+        """Start to listen at an address of this machine; "0.0.0.0" is all of IPv4, "::" all of IPv4 and IPv6."""
         page = resources.files(__package__).joinpath("status.html").read_bytes()
-        routes: dict[str, Callable[[], _Reply]] = {
-            "/": lambda: _Reply(HTTPStatus.OK, "text/html; charset=utf-8", page),
-            "/status.json": lambda: _Reply(HTTPStatus.OK, "application/json", json.dumps(state.snapshot()).encode()),
-            "/metrics": lambda: _Reply(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.exposition(state)),
-            "/livez": lambda: _health_reply(*state.alive()),
-            "/readyz": lambda: _health_reply(*state.ready()),
+        routes: _Routes = {
+            "/": ("text/html; charset=utf-8", lambda: (True, page)),
+            "/status.json": ("application/json", lambda: (True, json.dumps(state.snapshot()))),
+            "/metrics": (metrics.CONTENT_TYPE, lambda: (True, metrics.exposition(state))),
+            "/livez": (_TEXT, state.alive),
+            "/readyz": (_TEXT, state.ready),
         }
         self.host, self.port = _reachable(host), port
         self.address = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
@@ -88,21 +65,6 @@ class StatusServer:
         self._server = _Server(_application(routes), self._sockets, _listener(host, port))
         self._thread = threading.Thread(target=self._server.run, name="status-server", daemon=True)
         self._thread.start()
-
-    @contextlib.contextmanager
-    def address_in(self, file: Path) -> Iterator[None]:
-        """Have host and port in a file within the block, so that a health check needs no configuration."""
-        partial = file.with_name(f"{file.name}.partial")
-        try:
-            partial.write_text(f"{self.host} {self.port}\n")
-            partial.replace(file)
-        except OSError as error:
-            _logger.warning("http.address_file cannot be written, so docker/healthcheck will fail: %s", error)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                file.unlink()
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
@@ -155,22 +117,23 @@ def _reachable(host: str) -> str:
     return "localhost" if unspecified else host
 
 
-def _health_reply(healthy: bool, text: str) -> _Reply:
-    status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
-    return _Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+def _application(routes: _Routes) -> WSGIApplication:
+    """Return the application of routes: the kind of each one's content, and a function that says if all is well."""
 
-
-def _application(routes: dict[str, Callable[[], _Reply]]) -> WSGIApplication:
     def application(environment: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        method, route = environment["REQUEST_METHOD"], routes.get(environment["PATH_INFO"])
+        method, path = environment["REQUEST_METHOD"], environment["PATH_INFO"]
+        kind, status, content = _TEXT, HTTPStatus.OK, b""
         if method not in ("GET", "HEAD"):
-            reply = _Reply(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"GET, HEAD\n")
-        elif route is None:
-            reply = _Reply(HTTPStatus.NOT_FOUND, "text/plain", f"{' '.join(routes)}\n".encode())
+            status, content = HTTPStatus.METHOD_NOT_ALLOWED, b"GET, HEAD\n"
+        elif path not in routes:
+            status, content = HTTPStatus.NOT_FOUND, f"{' '.join(routes)}\n".encode()
         else:
-            reply = route()
-        headers = [("Content-Type", reply.kind), ("Content-Length", str(len(reply.body))), *_HEADERS]
-        start_response(f"{reply.status.value} {reply.status.phrase}", headers)
-        return [b"" if method == "HEAD" else reply.body]
+            kind, reply = routes[path]
+            is_well, body = reply()
+            status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
+            content = f"{body}\n".encode() if isinstance(body, str) else body
+        headers = [("Content-Type", kind), ("Content-Length", str(len(content))), *_HEADERS]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [b"" if method == "HEAD" else content]
 
     return application

@@ -13,14 +13,14 @@ from prometheus_client.registry import Collector
 
 from reverb_writer.tables.rate_limits import insert_room, keeps_ratio, reached_ratio, sample_room
 from reverb_writer.tables.table_info import TableInfo
+from reverb_writer_server.machine import available_bytes, used_bytes
 from reverb_writer_server.observability.banner import versions
-from reverb_writer_server.observability.memory import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import ServerSnapshot
 from reverb_writer_server.observability.state import Job, ServiceState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_TableValue: TypeAlias = Callable[[TableInfo], float]
+_TableValue: TypeAlias = Callable[[TableInfo], float | None]  # None for none
 
 _GAUGES: dict[str, tuple[str, _TableValue]] = {
     "size": ("items in the table", lambda table: table.current_size),
@@ -32,13 +32,14 @@ _GAUGES: dict[str, tuple[str, _TableValue]] = {
     "insert_room": ("inserts before something must be sampled", insert_room),
     "sample_room": ("samples before something must be inserted", sample_room),
     "episodes": ("episodes that its items come from", lambda table: table.num_episodes),
-}
-_OF_RATIOS: dict[str, tuple[str, _TableValue]] = {
     "ratio_wanted": (
         "samples per insert that the rate limiter aims at",
-        lambda table: table.rate_limiter.samples_per_insert,
+        lambda table: table.rate_limiter.samples_per_insert if keeps_ratio(table) else None,
     ),
-    "diff": ("inserts x ratio_wanted - samples", lambda table: table.rate_limiter.diff),
+    "diff": (
+        "inserts x ratio_wanted - samples",
+        lambda table: table.rate_limiter.diff if keeps_ratio(table) else None,
+    ),
 }
 _COUNTERS: dict[str, tuple[str, _TableValue]] = {
     "inserts": ("items inserted", lambda table: table.rate_limiter.num_inserts),
@@ -67,85 +68,63 @@ class _Collector(Collector):
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._service()
-        yield from self._checkpoints()
-        monitor = self._state.monitor
-        if monitor is None:
-            return
-        answered_at = time.time() - monitor.age_s()
-        yield GaugeMetricFamily("reverb_answer_timestamp_seconds", "last answer of Reverb, Unix time", answered_at)
-        if monitor.answers():  # old figures would pass for those of now
-            snapshot = monitor.latest()
-            yield from _of_tables(list(snapshot.tables.values()))
-            yield from _blocked(snapshot)
-
-    def _service(self) -> Iterator[Metric]:
-        state, disk = self._state, self._state.disk
+        state = self._state
         yield InfoMetricFamily("reverb_build", "versions of the packages that run", versions())
-        yield GaugeMetricFamily("reverb_ready", "whether clients can use the server", float(state.ready()[0]))
-        yield GaugeMetricFamily(
-            "reverb_memory_alert", "whether memory is above memory.alert_bytes", float(state.memory_is_high)
-        )
         yield CounterMetricFamily("reverb_starts", "starts of a server with this checkpoint folder", state.starts)
+        yield CounterMetricFamily("reverb_checkpoint_failures", "checkpoints that failed", state.checkpoints.failures)
+        failed = CounterMetricFamily("reverb_job_failures", "failures of what the service does", labels=["job"])
+        for job in get_args(Job):
+            failed.add_metric([job], state.failures[job])
+        yield failed
         ended = GaugeMetricFamily("reverb_previous_end", "how the server before has ended: 1", labels=["how"])
         ended.add_metric([state.previous_end], 1)
         yield ended
-        yield GaugeMetricFamily("reverb_start_time_seconds", "start of this server, Unix time", state.started_at)
-        yield GaugeMetricFamily("reverb_memory_bytes", "resident memory of the server", used_bytes(state.process_ids))
-        yield GaugeMetricFamily(
-            "reverb_memory_limit_bytes", "memory limit of the container, or memory of the machine", available_bytes()
-        )
-        if disk.free_bytes is not None and disk.total_bytes is not None:
-            yield GaugeMetricFamily("reverb_disk_free_bytes", "room for checkpoints", disk.free_bytes)
-            yield GaugeMetricFamily("reverb_disk_size_bytes", "size of their file system", disk.total_bytes)
-        if disk.certificate_expires_at is not None:
-            yield GaugeMetricFamily(
-                "reverb_certificate_expiry_timestamp_seconds",
-                "end of the gateway's certificate, Unix time",
-                disk.certificate_expires_at,
-            )
+        for name, (meaning, value) in _of_service(state).items():
+            if value is not None:
+                yield GaugeMetricFamily(f"reverb_{name}", meaning, value)
+        if state.monitor is not None and state.monitor.answers():  # old figures would pass for those of now
+            snapshot = state.monitor.latest()
+            yield from _of_tables(list(snapshot.tables.values()))
+            yield _blocked(snapshot)
 
-    def _checkpoints(self) -> Iterator[Metric]:
-        log = self._state.checkpoints
-        yield GaugeMetricFamily("reverb_checkpoints_kept", "complete checkpoints on disk", log.kept)
-        yield CounterMetricFamily("reverb_checkpoint_failures", "checkpoints that failed", log.failures)
-        yield GaugeMetricFamily(
-            "reverb_checkpoints_damaged",
-            "checkpoints that could not be restored at this start",
-            len(self._state.damaged),
-        )
-        failed = CounterMetricFamily("reverb_job_failures", "failures of what the service does", labels=["job"])
-        for job in get_args(Job):
-            failed.add_metric([job], self._state.failures[job])
-        yield failed
-        if self._state.checkpoint_every_s:
-            yield GaugeMetricFamily(
-                "reverb_checkpoint_interval_seconds", "time between checkpoints", self._state.checkpoint_every_s
-            )
-        if log.written_at is not None:
-            yield GaugeMetricFamily(
-                "reverb_checkpoint_timestamp_seconds", "newest complete checkpoint, Unix time", log.written_at
-            )
-            yield GaugeMetricFamily("reverb_checkpoint_bytes", "size of the newest complete checkpoint", log.size_bytes)
-        if log.took_s is not None:
-            yield GaugeMetricFamily(
-                "reverb_checkpoint_duration_seconds", "duration of this server's last checkpoint", log.took_s
-            )
+
+def _of_service(state: ServiceState) -> dict[str, tuple[str, float | None]]:
+    """Return meaning and value of each gauge of the whole server; None for a gauge that is missing now."""
+    disk, saved, monitor = state.disk, state.checkpoints, state.monitor
+    size = None if saved.written_at is None else saved.size_bytes
+    return {
+        "ready": ("whether clients can use the server", state.ready()[0]),
+        "start_time_seconds": ("start of this server, Unix time", state.started_at),
+        "answer_timestamp_seconds": (
+            "last answer of Reverb, Unix time",
+            None if monitor is None else time.time() - monitor.age_s(),
+        ),
+        "memory_alert": ("whether memory is above memory.alert_bytes", state.memory_is_high),
+        "memory_bytes": ("resident memory of the server", used_bytes(state.process_ids)),
+        "memory_limit_bytes": ("memory limit of the container, or memory of the machine", available_bytes()),
+        "disk_free_bytes": ("room for checkpoints", disk.free_bytes),
+        "disk_size_bytes": ("size of their file system", disk.total_bytes),
+        "certificate_expiry_timestamp_seconds": (
+            "end of the gateway's certificate, Unix time",
+            disk.certificate_expires_at,
+        ),
+        "checkpoints_kept": ("complete checkpoints on disk", saved.kept),
+        "checkpoints_damaged": ("checkpoints that could not be restored at this start", len(state.damaged)),
+        "checkpoint_interval_seconds": ("time between checkpoints", state.checkpoint_every_s or None),
+        "checkpoint_timestamp_seconds": ("newest complete checkpoint, Unix time", saved.written_at),
+        "checkpoint_bytes": ("size of the newest complete checkpoint", size),
+        "checkpoint_duration_seconds": ("duration of this server's last checkpoint", saved.took_s),
+    }
 
 
 def _of_tables(tables: list[TableInfo]) -> Iterator[Metric]:
-    with_ratio = [table for table in tables if keeps_ratio(table)]
-    for gauges, those in ((_GAUGES, tables), (_OF_RATIOS, with_ratio)):
-        for name, (meaning, value_of) in gauges.items():
-            gauge = GaugeMetricFamily(f"reverb_table_{name}", meaning, labels=["table"])
-            for table in those:
-                gauge.add_metric([table.name], float(value_of(table)))
-            yield gauge
-    for name, (meaning, value_of) in _COUNTERS.items():
-        counter = CounterMetricFamily(f"reverb_table_{name}", meaning, labels=["table"])
-        for table in tables:
-            counter.add_metric([table.name], value_of(table))
-        yield counter
+    for kind, metrics in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, (meaning, value_of) in metrics.items():
+            metric = kind(f"reverb_table_{name}", meaning, labels=["table"])
+            for table in tables:
+                if (value := value_of(table)) is not None:
+                    metric.add_metric([table.name], float(value))
+            yield metric
     worker = CounterMetricFamily(
         "reverb_table_worker_seconds", "time of the table's worker by state", labels=["table", "state"]
     )
@@ -155,7 +134,7 @@ def _of_tables(tables: list[TableInfo]) -> Iterator[Metric]:
     yield worker
 
 
-def _blocked(snapshot: ServerSnapshot) -> Iterator[Metric]:
+def _blocked(snapshot: ServerSnapshot) -> Metric:
     seconds = {(one.table, one.side): one.seconds for one in snapshot.standstills}
     gauge = GaugeMetricFamily(
         "reverb_table_blocked_seconds",
@@ -165,4 +144,4 @@ def _blocked(snapshot: ServerSnapshot) -> Iterator[Metric]:
     for name in snapshot.tables:
         for side in ("inserts", "samples"):
             gauge.add_metric([name, side], math.ceil(seconds.get((name, side), 0.0)))
-    yield gauge
+    return gauge

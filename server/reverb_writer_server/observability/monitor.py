@@ -24,44 +24,29 @@ _FRESH_S = 6.0  # an answer is this old at most where the server answers at once
 
 @dataclass(frozen=True)
 class ServerSnapshot:
-    """The server's tables at one moment.
+    """The server's tables at one moment."""
 
-    Attributes:
-        tables: figures by name; none before the first answer.
-        standstills: the sides, inserts or samples, that are blocked.
-        at: `time.monotonic()` of the snapshot.
-    """
-
-    tables: Mapping[str, TableInfo]
-    standstills: tuple[Standstill, ...]
-    at: float
+    tables: Mapping[str, TableInfo]  # by name; none before the first answer
+    standstills: tuple[Standstill, ...]  # the sides, inserts or samples, that are blocked
+    at: float  # `time.monotonic()`
 
 
 class Monitor:
     """Takes a snapshot of a server every two seconds, in its own thread, until it is closed. Thread-safe.
 
     A server may answer on connections that it has, and yet accept no new one: both are asked for.
-
-    Attributes:
-        client: its client; other threads may use it too.
-        ran_at: `time.monotonic()` at which its thread last began a round.
     """
 
     def __init__(self, address: str, order: Sequence[str], is_saving: Callable[[], bool]) -> None:
         """Start the thread; the server need not answer yet.
 
-        Args:
-            address: address of the server, "HOST:PORT".
-            order: names of the tables, in the order in which they are reported.
-            is_saving: whether the server writes a checkpoint, and comes on with it.
+        `order` has the names of the tables; `is_saving` tells whether a checkpoint is being written, and comes on.
         """
-        self._address = address
-        self._order = order
-        self._is_saving = is_saving
-        self.client = rw.Client(address, timeout_s=_ANSWER_TIMEOUT_S)
+        self._address, self._order, self._is_saving = address, order, is_saving
+        self._client = rw.Client(address, timeout_s=_ANSWER_TIMEOUT_S)
         self._watch = StandstillDetector()
         self._closed, self._answered = threading.Event(), threading.Event()
-        self.ran_at = self._accepted_at = self._saved_at = time.monotonic()
+        self.ran_at = self._accepted_at = self._saved_at = time.monotonic()  # when its thread last began a round, ...
         self._latest = ServerSnapshot({}, (), self.ran_at)
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
@@ -116,7 +101,7 @@ class Monitor:
         """Stop the thread. Idempotent."""
         self._closed.set()
         self._thread.join(2 * _ANSWER_TIMEOUT_S)
-        self.client.close()
+        self._client.close()
 
     def _run(self) -> None:
         was_usable = True
@@ -139,7 +124,7 @@ class Monitor:
             self._saved_at = time.monotonic()
         if accepts_connections(self._address, _ACCEPT_TIMEOUT_S):
             self._accepted_at = time.monotonic()
-        info = self.client.shards[0].request_info()
+        info = self._client.shards[0].request_info()
         tables = {name: info.tables[name] for name in self._order}
         self._latest = ServerSnapshot(tables, tuple(self._watch.update(info)), info.at)
         self._answered.set()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from reverb_writer_server.checkpoints.contents import Checkpoint
+from reverb_writer_server.machine import available_bytes, used_bytes
 from reverb_writer_server.observability.disk import DiskFacts
-from reverb_writer_server.observability.memory import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import Monitor
 
 _MAX_PAUSE_S = 30.0  # of a thread that is alive; its calls end within seconds
@@ -23,23 +23,14 @@ Job: TypeAlias = Literal["checkpoint", "keep", "connect", "figures", "memory"]
 
 @dataclass(frozen=True)
 class CheckpointStatus:
-    """The checkpoints so far.
+    """The checkpoints so far."""
 
-    Attributes:
-        latest: the newest complete one; None if there is none.
-        size_bytes: size of the latest one.
-        kept: number of complete checkpoints on disk.
-        took_s: duration of the last checkpoint of this service, in seconds; None before the first.
-        failures: number of checkpoints that failed.
-        written_at: Unix time at which the latest one was written; None if there is none.
-    """
-
-    latest: Checkpoint | None = None
-    size_bytes: int = 0
-    kept: int = 0
-    took_s: float | None = None
-    failures: int = 0
-    written_at: float | None = field(init=False, default=None)
+    latest: Checkpoint | None = None  # the newest complete one
+    size_bytes: int = 0  # of the latest one
+    kept: int = 0  # complete checkpoints on disk
+    took_s: float | None = None  # duration of the last checkpoint of this service
+    failures: int = 0  # checkpoints that failed
+    written_at: float | None = field(init=False, default=None)  # Unix time of the latest one
 
     def __post_init__(self) -> None:
         """Look at the disk once: the checkpoint may be removed at any time, and readers must not fail."""
@@ -52,46 +43,28 @@ class CheckpointStatus:
 
 
 class ServiceState:
-    """The state of the service, written by it alone. Thread-safe for readers: each attribute is replaced as a whole.
-
-    Attributes:
-        phase: "starting", "restoring", "serving", "draining", "stopped", or "failed" if it cannot start.
-        detail: more about the phase, such as the progress of a restore.
-        monitor: None before the server runs.
-        checkpoints: the checkpoints so far.
-        disk: what the service's disk has.
-        keeps_checkpoints: whether there is a checkpoint folder.
-        checkpoint_every_s: seconds between checkpoints; 0 for no periodic ones.
-        starts: number of starts of a server with that folder; 1 without one.
-        previous_end: how the server before has ended, as the mark of the folder says.
-        damaged: names of the checkpoints that could not be restored.
-        failures: how often each job has failed.
-        reverb_pid: id of the Reverb process; None before it runs.
-        memory_is_high: whether memory is above memory.alert_bytes, or has not yet fallen well below it.
-        max_silence_s: seconds without an answer of Reverb after which the service is not alive; 0 for no limit.
-    """
+    """The state of the service, written by it alone. Thread-safe for readers: each attribute is replaced as a whole."""
 
     def __init__(self) -> None:
         """Begin in the phase "starting"."""
-        self.phase = "starting"
-        self.detail = ""
+        self.phase = "starting"  # then "restoring", "serving", "draining", "stopped"; or "failed" if it cannot start
+        self.detail = ""  # more about the phase, such as the progress of a restore
         self.address = ""
-        self.monitor: Monitor | None = None
+        self.monitor: Monitor | None = None  # before the server runs
         self.checkpoints = CheckpointStatus()
-        self.keeps_checkpoints = False
-        self.starts = 1
-        self.previous_end = "stopped"
-        self.started_at = time.time()
-        self._began_at = time.monotonic()
-        self.damaged: tuple[str, ...] = ()
-        self.failures: Counter[Job] = Counter()
-        self.disk = DiskFacts()
+        self.keeps_checkpoints = False  # whether there is a folder for them
         self.checkpoint_every_s = 0.0
-        self.reverb_pid: int | None = None
-        self.estimates: dict[str, int | None] = {}
-        self.max_silence_s = 0.0
-        self.memory_is_high = False
-        self._loop_ran_at = self._work_ran_at = time.monotonic()
+        self.starts = 1  # of a server with that folder
+        self.previous_end = "stopped"  # how the server before has ended, as the mark of the folder says
+        self.damaged: tuple[str, ...] = ()  # names of the checkpoints that could not be restored
+        self.disk = DiskFacts()
+        self.failures: Counter[Job] = Counter()
+        self.reverb_pid: int | None = None  # before it runs
+        self.estimates: dict[str, int | None] = {}  # bytes of each table when it is full
+        self.memory_is_high = False  # above memory.alert_bytes, or not yet well below it again
+        self.max_silence_s = 0.0  # without an answer of Reverb, after which the service is not alive; 0 for no limit
+        self.started_at = time.time()
+        self._began_at = self._loop_ran_at = self._work_ran_at = time.monotonic()
 
     @property
     def process_ids(self) -> tuple[int | str, ...]:

@@ -27,24 +27,14 @@ from reverb_writer_server.signals import end_with
 
 @dataclass(frozen=True)
 class StartRequest:
-    """The request to start a server.
+    """The request to start a server."""
 
-    Attributes:
-        tables: the tables to serve, at least one.
-        port: 1 to 65535, or None for a free one.
-        checkpoints: the folder that Reverb writes to; None for a temporary one.
-        restore: a complete checkpoint to restore; None to begin empty.
-        fitted: where to write a copy of the checkpoint with the rules of `tables`, which is restored in its place; None
-            to restore it as it is.
-        bind: the address to accept connections on, as `ReplayServer` takes it.
-    """
-
-    tables: tuple[TableConfig, ...]
-    port: int | None
-    checkpoints: Path | None
-    restore: Path | None
-    fitted: Path | None
-    bind: str
+    tables: tuple[TableConfig, ...]  # at least one
+    port: int | None  # None for a free one
+    checkpoints: Path | None  # the folder that Reverb writes to; None for a temporary one
+    restore: Path | None  # a complete checkpoint; None to begin empty
+    fitted: Path | None  # where to write a copy with the rules of `tables`, to restore it in its place
+    bind: str  # the address to accept connections on, as `ReplayServer` takes it
 
 
 def main(connection: Connection) -> None:

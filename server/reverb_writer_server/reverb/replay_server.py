@@ -9,20 +9,23 @@ import threading
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # dm-reverb compares versions by distutils
     import reverb
+    import tensorflow as tf
+    import tree
     from reverb.platform.default.checkpointers import DefaultCheckpointer
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
-from reverb_writer.tables import TableConfig, check_tables
-from reverb_writer_server.config.bind import ALL, LOOPBACK
-from reverb_writer_server.reverb.errors import UnrestorableError
-from reverb_writer_server.reverb.loopback import restrict_to_loopback
+from reverb_writer.protocol import messages
+from reverb_writer.tables import Selector, TableConfig, check_tables
+from reverb_writer.tables.table_messages import write_selector
+from reverb_writer_server.checkpoints.owner import UnrestorableError
+from reverb_writer_server.reverb.loopback import ALL, LOOPBACK, restrict_to_loopback
 from reverb_writer_server.reverb.ports import free_port, port_in_use, reserved
-from reverb_writer_server.reverb.reverb_tables import reverb_table
 
 
 class ReplayServer:
@@ -73,7 +76,7 @@ class ReplayServer:
         self.address = f"localhost:{self.port}"
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        reverb_tables = [reverb_table(table) for table in tables]
+        reverb_tables = [_reverb_table(table) for table in tables]
         with contextlib.ExitStack() as undo:
             folder = checkpoints or undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
             checkpointer = DefaultCheckpointer(
@@ -121,3 +124,42 @@ class ReplayServer:
     ) -> None:
         """Stop it."""
         self.stop()
+
+
+def _reverb_table(config: TableConfig) -> reverb.Table:
+    """Return a new, empty table."""
+    balance = config.rate_limiter.balance
+    return reverb.Table(
+        name=config.name,
+        sampler=_selector(config.sampler),
+        remover=_selector(config.remover),
+        max_size=config.max_size,
+        rate_limiter=reverb.rate_limiters.RateLimiter(
+            samples_per_insert=balance.samples_per_insert,
+            min_size_to_sample=balance.min_size,
+            min_diff=balance.min_diff,
+            max_diff=balance.max_diff,
+        ),
+        max_times_sampled=config.max_times_sampled,
+        signature=_signature(config),
+    )
+
+
+def _selector(selector: Selector) -> Any:
+    options = messages.KeyDistributionOptions()
+    write_selector(selector, options)
+    return reverb.pybind.selector_from_proto(options.SerializeToString())
+
+
+def _signature(config: TableConfig) -> Any:
+    if config.signature is None:
+        return None
+
+    def spec(leaf: Any) -> tf.TensorSpec:
+        try:
+            return tf.TensorSpec(leaf.shape, leaf.dtype, getattr(leaf, "name", None) or None)
+        except (AttributeError, TypeError, ValueError) as error:
+            where, expected = f"table `{config.name}`: a leaf of `signature`", "an object with `shape` and `dtype`"
+            raise SpecError(f"{where} must be {expected}, such as ArraySpec, got {leaf!r}.") from error
+
+    return tree.map_structure(spec, config.signature)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -13,16 +15,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
-from reverb_writer_server.machine_limits import cpu_s, num_oom_kills, statistics
-from reverb_writer_server.reverb.allocator import with_jemalloc
+from reverb_writer_server.machine import cpu_s, num_oom_kills, statistics
 from reverb_writer_server.reverb.child import StartRequest
-from reverb_writer_server.reverb.child_log import level_of
 from reverb_writer_server.reverb.draining import Endpoint
 
 _logger = logging.getLogger("reverb")
@@ -30,17 +30,25 @@ _POLL_S = 0.2
 _PAUSE_S = 0.02
 _ANSWER_TIMEOUT_S = 60.0
 _NUM_LAST_LINES = 20
+_PRELOAD = "LD_PRELOAD"
+
+# gRPC and TensorFlow write the levels of what they log. Reverb 0.14 writes none, but in three of its files each message
+# is for information, and the others only tell what is wrong.
+_INFO = re.compile(
+    r"\[reverb/cc/(platform/default/server|platform/tfrecord_checkpointer|reverb_service_impl)\.cc:"
+    r"|[ID]\d{4} |\S+ \S+: I \S+\.cc:|WARNING: All log messages before absl"
+)
+_ERROR = re.compile(
+    r"[EF]\d{4} |\S+ \S+: [EF] \S+\.cc:|\[reverb/cc/\S+\] (Check failed|\S+\(\) failed)|Fatal Python error"
+)
+_EXPECTED_WHEN_DRAINING = "Failed accept4: Invalid argument"  # of gRPC, whose listener is shut down
 
 
 class ReverbProcessError(ReverbWriterError):
-    """The Reverb process has ended, or does not answer.
-
-    Attributes:
-        number: its exit code, or the signal that ended it as a negative number; None if it runs.
-    """
+    """The Reverb process has ended, or does not answer."""
 
     def __init__(self, message: str, number: int | None = None) -> None:
-        """Take the message and the exit code."""
+        """Take the message, and the exit code or minus the signal that has ended it; None if it runs."""
         super().__init__(message)
         self.number = number
 
@@ -128,14 +136,8 @@ class ReverbProcess:
     def start(self, request: StartRequest, waiting: Callable[[int], None]) -> tuple[int, dict[str, int]]:
         """Start the server; return its port and how many items of each table were left out.
 
-        Args:
-            request: what to serve.
-            waiting: called several times a second until the server runs, with the number of bytes that it has read from
-                its checkpoint, or 0 where the system does not count them. An exception from it ends the wait.
-
-        Raises:
-            ReverbProcessError: the process has ended; the message has its last log lines.
-            ReverbWriterError, OSError, ValueError, RuntimeError: the server could not start.
+        `waiting` is called several times a second until the server runs, with the number of bytes that it has read from
+        its checkpoint, or 0 where the system does not count them. An exception from it ends the wait.
         """
         while not self._connection.poll(_POLL_S):
             waiting(0)
@@ -226,6 +228,22 @@ class ReverbProcess:
                 line = raw.decode(errors="replace").rstrip()
                 self._last_lines.append(line)
                 _logger.log(level_of(line, drains=self._drains), "%s", line)
+
+
+def with_jemalloc(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which a process uses jemalloc: docs/decisions.md#allocator.
+
+    The environment is unchanged if it has `LD_PRELOAD`, even an empty one, or if jemalloc is not installed.
+    """
+    library = None if _PRELOAD in environment else ctypes.util.find_library("jemalloc")
+    return dict(environment) if library is None else {**environment, _PRELOAD: library}
+
+
+def level_of(line: str, *, drains: bool) -> int:
+    """Return the level of `logging` of a line of the Reverb process; `drains` if it was told to refuse connections."""
+    if _INFO.match(line) or (drains and _EXPECTED_WHEN_DRAINING in line):
+        return logging.DEBUG
+    return logging.ERROR if _ERROR.match(line) else logging.WARNING
 
 
 def _signal_name(number: int) -> str:
