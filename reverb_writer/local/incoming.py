@@ -15,12 +15,11 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError
 from reverb_writer.local.chunk_store import Chunk
 from reverb_writer.local.item_size import check_item_size
+from reverb_writer.local.read_items import ItemGroup, read_items
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
-from reverb_writer.local.stored_items import Item
-from reverb_writer.local.table import Table
+from reverb_writer.local.stored_items import Item, SharedChunks
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.trajectory_parsing import Parsed, parse_trajectory
 
 _MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no more of it is fed
 
@@ -56,10 +55,7 @@ class Incoming:
         try:
             request = messages.StoredRequest.FromString(message)
             chunks = [read_chunk(data) for data in request.chunks]
-            items = [
-                (read := messages.StoredItem.FromString(item), parse_trajectory(read.flat_trajectory))
-                for item in request.items
-            ]
+            groups = list(read_items(request.items))
         except (DecodeError, FormatError) as error:
             raise Refusal(
                 Status.INVALID_ARGUMENT, f"{len(message)} bytes that are no insert request: {error}"
@@ -70,14 +66,13 @@ class Incoming:
             for chunk in chunks:
                 if chunk.key not in self._kept:
                     self._kept[chunk.key] = self._store.chunks.add(chunk)
-            if items:
+            if groups:
                 self._check_kept(request.keep_chunk_keys)
-                made = [self._item(*item) for item in items]
-                self._store.chunks.take(sum([item.num_bytes for item in made]))
-                tables = self._insert(made)
+                items = self._items(groups, len(request.items))
+                self._insert(items)
                 self._keep(request.keep_chunk_keys)
-                for table in tables:
-                    table.advance()
+                for name in dict.fromkeys([group.table for group in groups]):
+                    self._store.tables[name].advance()
 
     def end(self) -> None:
         """Give up what waits, and keep nothing. Idempotent."""
@@ -85,43 +80,62 @@ class Incoming:
             if not self._ended:
                 self._ended = True
                 for table in self._store.tables.values():
-                    table.withdraw_inserts(self._confirm_waiting)
+                    table.withdraw_inserts(self._confirm_inserted)
                     table.advance()
                 self._store.chunks.release(self._kept.values())
                 self._kept.clear()
 
-    def _item(self, read: Any, parsed: Parsed) -> Item:
-        """Return an item for its table; refuse one that could not be in it."""
-        table = self._store.table(read.table)
-        table.check_priority(read.key, read.priority)
-        keys = chunks_named(parsed)
+    def _items(self, groups: Sequence[ItemGroup], num_items: int) -> list[Item]:
+        """Return the items of a request in its order; refuse one that could not be in its table."""
+        items: list[Any] = [None] * num_items
+        made: list[SharedChunks] = []
+        for group in groups:
+            self._check(group)
+            stops = [*[start for start, _ in group.runs[1:]], len(group.keys)]
+            of_items: list[SharedChunks] = []
+            for (start, tensors), stop in zip(group.runs, stops, strict=True):
+                shared = self._shared(group, start, stop, tensors)
+                made.append(shared)
+                of_items += [shared] * (stop - start)
+            fields = (group.keys, group.priorities, group.trajectories, group.slices, of_items)
+            for number, item in zip(group.numbers, map(Item, *fields), strict=True):
+                items[number] = item
+        self._store.chunks.take(sum([shared.num_items * shared.item_bytes for shared in made]))
+        for shared in made:
+            self._store.chunks.acquire(shared.chunks)
+        return items
+
+    def _check(self, group: ItemGroup) -> None:
+        table = self._store.table(group.table)
+        for priority, key in dict(zip(group.priorities, group.keys, strict=True)).items():
+            table.check_priority(key, priority)
+
+    def _shared(self, group: ItemGroup, start: int, stop: int, tensors: dict[int, int]) -> SharedChunks:
+        """Return the chunks of the items `start` to `stop` of a group."""
         try:
-            chunks = [self._kept[key] for key in keys]
+            chunks = [self._kept[key] for key in tensors]
         except KeyError as error:
-            text = f"item {read.key} names chunk {error}, which this stream has not sent, or has not kept."
+            text = f"item {group.keys[start]} names chunk {error}, which this stream has not sent, or has not kept."
             raise Refusal(Status.INVALID_ARGUMENT, text) from None
-        for chunk in chunks:
-            tensor = keys[chunk.key]
+        for chunk, tensor in zip(chunks, tensors.values(), strict=True):
             if tensor >= chunk.num_tensors:
-                text = f"item {read.key} names tensor {tensor} of chunk {chunk.key}, which has {chunk.num_tensors}."
+                key, has = group.keys[start], chunk.num_tensors
+                text = f"item {key} names tensor {tensor} of chunk {chunk.key}, which has {has}."
                 raise Refusal(Status.INVALID_ARGUMENT, text)
         if self._store.max_item_bytes is not None:
-            check_item_size(read.key, parsed, self._kept, self._store.max_item_bytes)
-        return Item(read.key, read.table, read.priority, chunks, read.flat_trajectory, parsed)
+            for key, slices in zip(group.keys[start:stop], group.slices[start:stop], strict=True):
+                check_item_size(key, (group.layout, slices), self._kept, self._store.max_item_bytes)
+        num_slices = sum(map(len, group.slices[start]))
+        return SharedChunks(group.table, group.layout, chunks, stop - start, len(group.trajectories[start]), num_slices)
 
-    def _insert(self, items: Sequence[Item]) -> list[Table]:
-        """Put items into their tables, or where they wait; return the tables."""
-        confirmed = []
-        tables = {}
+    def _insert(self, items: Sequence[Item]) -> None:
+        """Have the tables let the items in when they may come in; `advance` does so."""
+        self.num_waiting += len(items)
+        by_table: dict[str, list[Item]] = {}
         for item in items:
-            self._store.chunks.acquire(item.chunks)
-            table = tables[item.table] = self._store.tables[item.table]
-            if table.insert(item, self._confirm_waiting):
-                confirmed.append(item.key)
-        self.num_waiting += len(items) - len(confirmed)
-        if confirmed:
-            self._confirm(confirmed)
-        return [*tables.values()]
+            by_table.setdefault(item.shared.table, []).append(item)
+        for table, of_table in by_table.items():
+            self._store.tables[table].insert(of_table, self._confirm_inserted)
 
     def _keep(self, keys: Sequence[int]) -> None:
         """Forget all kept chunks but these."""
@@ -134,8 +148,8 @@ class Incoming:
                 text = f"`keep_chunk_keys` names chunk {key}, which this stream has not sent, or has not kept."
                 raise Refusal(Status.INVALID_ARGUMENT, text)
 
-    def _confirm_waiting(self, keys: list[int]) -> None:
-        """Tell that items that have waited are in their table. The caller holds the lock."""
+    def _confirm_inserted(self, keys: list[int]) -> None:
+        """Tell that items are in their table. The caller holds the lock."""
         self.num_waiting -= len(keys)
         self._confirm(keys)
 
@@ -144,14 +158,3 @@ def read_chunk(data: bytes) -> Chunk:
     """Read as much of a ChunkData as the server must know; what it holds has the form that it must have."""
     read = messages.ChunkData.FromString(data)
     return Chunk(read.chunk_key, read.sequence_range.episode_id, len(read.data.tensors), data)
-
-
-def chunks_named(parsed: Parsed) -> dict[int, int]:
-    """Return the keys of the chunks that an item names, in order, with the highest tensor that it names of each."""
-    layout, slices = parsed
-    keys: dict[int, int] = {}
-    for group, pieces in zip(layout.groups, slices, strict=True):
-        tensor = max(group.tensors)
-        for key, _, _ in pieces:
-            keys[key] = max(keys.get(key, 0), tensor)
-    return keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,23 +29,33 @@ class ItemRows:
         self.times_sampled = np.zeros(1024, np.int32)
         self.sample_bytes = np.zeros(1024, np.int64)
 
-    def place(self, row: int, item: Item, times_sampled: int) -> None:
-        """Put an item into a row that has none, at most one after the last."""
-        if row == len(self.items):
+    def place(self, rows: Sequence[int], items: Sequence[Item]) -> None:
+        """Put items, never sampled, into rows that have none; new rows follow the last one without a gap."""
+        size, needed = len(self.items), max(rows) + 1
+        if needed > size:
             for name, array in vars(self).items():
-                setattr(self, name, np.concatenate([array, np.empty_like(array)]))
-        self.items[row] = item
-        self.keys[row], self.priorities[row], self.times_sampled[row] = item.key, item.priority, times_sampled
-        self.sample_bytes[row] = item.sample_bytes
+                longer = np.zeros(max(2 * size, needed), array.dtype)
+                longer[:size] = array
+                setattr(self, name, longer)
+        self.items[rows] = np.fromiter(items, object, len(items))  # an assignment would ask each whether it is an array
+        self.keys[rows] = [item.key for item in items]
+        self.priorities[rows] = [item.priority for item in items]
+        self.sample_bytes[rows] = [item.shared.sample_bytes for item in items]
+        self.times_sampled[rows] = 0
+
+    def remove(self, rows: Sequence[int]) -> list[Item]:
+        """Take the items out of some rows."""
+        items: list[Item] = self.items[rows].tolist()
+        self.items[rows] = None
+        return items
 
     def draw(self, rows: npt.NDArray[np.intp], probabilities: npt.ArrayLike, table_size: int) -> Samples:
         """Return samples of rows, each of which counts, and have the next ones know."""
-        before = self.times_sampled[rows]
-        np.add.at(self.times_sampled, rows, 1)
-        times = self.times_sampled[rows]
-        counted: dict[int, int] = {}
-        for number in (times - before > 1).nonzero()[0].tolist():  # of a row that was drawn several times
-            row = int(rows[number])
-            times[number] = counted[row] = counted.get(row, int(before[number])) + 1
+        order = rows.argsort(kind="stable")
+        ordered = rows[order]
+        earlier = np.arange(len(rows)) - ordered.searchsorted(ordered)  # draws of the same row before each
+        times = self.times_sampled[rows] + 1
+        times[order] += earlier.astype(np.int32)
+        self.times_sampled[rows] = times  # of a row that stands there several times, the last one counts
         sizes = np.full(len(rows), table_size)
         return Samples(self.items[rows], self.keys[rows], self.priorities[rows], probabilities, sizes, times)

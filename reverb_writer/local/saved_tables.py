@@ -28,10 +28,11 @@ from reverb_writer.files.saved_replay import (
     sequence_of,
 )
 from reverb_writer.files.tfrecord import CHUNKS, DONE, ITEMS, TABLES, write_records
-from reverb_writer.local.incoming import chunks_named, read_chunk
+from reverb_writer.local.incoming import read_chunk
+from reverb_writer.local.read_items import tensors_named
 from reverb_writer.local.refusals import Refusal
 from reverb_writer.local.store import Store
-from reverb_writer.local.stored_items import Item
+from reverb_writer.local.stored_items import Item, SharedChunks
 from reverb_writer.local.table import Table
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
@@ -55,7 +56,7 @@ def save(store: Store, folder: str | os.PathLike[str]) -> Path:
         OSError: the folder cannot be written; what was saved before is still there.
     """
     with store.lock:  # copies what may change; the bytes of chunks and trajectories are shared
-        chunks = {chunk.key: chunk for table in store.tables.values() for item in table for chunk in item.chunks}
+        chunks = {chunk.key: chunk for table in store.tables.values() for item in table for chunk in item.shared.chunks}
         items = [item for table in store.tables.values() for item in table.encoded_items()]
         tables = [_encode_table(table) for table in store.tables.values()]
     kept = Path(folder) / KEPT
@@ -122,16 +123,19 @@ def _fill(store: Store, saved: SavedReplay) -> None:
         table.check_priority(read.key, read.priority)
         parsed = parse_trajectory(read.flat_trajectory)
         its_chunks = []
-        for key, tensor in chunks_named(parsed).items():
+        for key, tensor in tensors_named(parsed).items():
             if key not in chunks or tensor >= chunks[key].num_tensors:
                 raise FormatError(
                     f"{saved.path}: item {read.key} of table `{read.table}` needs tensor {tensor} of chunk {key}, "
                     "which was not saved."
                 )
             its_chunks.append(store.chunks.add(chunks[key]))
-        item = Item(read.key, read.table, read.priority, its_chunks, read.flat_trajectory, parsed)
+        layout, slices = parsed
+        flat = read.flat_trajectory
+        shared = SharedChunks(read.table, layout, its_chunks, 1, len(flat), sum(map(len, slices)))
+        item = Item(read.key, read.priority, flat, slices, shared)
         item.inserted_at = read.inserted_at.seconds * 1_000_000_000 + read.inserted_at.nanos
-        store.chunks.take(item.num_bytes)
+        store.chunks.take(shared.item_bytes)
         table.restore(item, read.times_sampled)
 
 

@@ -8,10 +8,12 @@ Source: Reverb 0.14 (behaviour of its selectors, measured side by side).
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,27 +29,34 @@ _HEAP_SLACK = 64
 
 
 class Chooser(ABC):
-    """Chooses among rows."""
+    """Chooses among rows.
+
+    Attributes:
+        is_fifo: whether it chooses the rows in the order in which they came.
+    """
+
+    is_fifo = False
 
     @abstractmethod
-    def insert(self, row: int, priority: float) -> None:
-        """Take a row that it does not have."""
+    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
+        """Take rows that it does not have."""
 
     @abstractmethod
     def update(self, row: int, priority: float) -> None:
         """Change the priority of a row that it has."""
 
     @abstractmethod
-    def delete(self, row: int) -> None:
-        """Forget a row that it has."""
+    def delete(self, rows: Sequence[int]) -> None:
+        """Forget rows that it has."""
 
     @abstractmethod
     def draw(self, num_draws: int) -> Draws:
         """Choose `num_draws` times among all rows, of which there is one at least."""
 
-    def draw_one(self) -> int:
-        """Choose a row, of which there is one at least."""
-        return int(self.draw(1)[0][0])
+    def first(self, num_rows: int) -> list[int]:
+        """Choose rows, each once; more than one only if `is_fifo`."""
+        rows: list[int] = self.draw(num_rows)[0].tolist()
+        return rows
 
     def refuses(self, priority: float) -> str | None:
         """Say why no item can have a priority; None if one can."""
@@ -58,11 +67,11 @@ class _Deterministic(Chooser):
     """Chooses the same row until there is a change."""
 
     @abstractmethod
-    def draw_one(self) -> int:
+    def first(self, num_rows: int) -> list[int]:
         """Return the row."""
 
     def draw(self, num_draws: int) -> Draws:
-        return np.full(num_draws, self.draw_one()), np.ones(num_draws)
+        return np.full(num_draws, self.first(1)[0]), np.ones(num_draws)
 
 
 class _Ordered(_Deterministic):
@@ -70,19 +79,20 @@ class _Ordered(_Deterministic):
 
     def __init__(self, *, newest: bool) -> None:
         self._rows: OrderedDict[int, None] = OrderedDict()  # a dict takes long to find its first key after deletions
-        self._newest = newest
+        self.is_fifo = not newest
 
-    def insert(self, row: int, priority: float) -> None:  # noqa: ARG002
-        self._rows[row] = None
+    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:  # noqa: ARG002
+        self._rows.update(dict.fromkeys(rows))
 
     def update(self, row: int, priority: float) -> None:
         """Leave it in its place."""
 
-    def delete(self, row: int) -> None:
-        del self._rows[row]
+    def delete(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            del self._rows[row]
 
-    def draw_one(self) -> int:
-        return next(reversed(self._rows) if self._newest else iter(self._rows))
+    def first(self, num_rows: int) -> list[int]:
+        return list(itertools.islice(self._rows if self.is_fifo else reversed(self._rows), num_rows))
 
 
 class _Uniform(Chooser):
@@ -93,21 +103,23 @@ class _Uniform(Chooser):
         self._rows = np.zeros(1024, np.intp)  # of which the first ones are valid
         self._places: dict[int, int] = {}
 
-    def insert(self, row: int, priority: float) -> None:  # noqa: ARG002
-        place = self._places[row] = len(self._places)
-        if place == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[place] = row
+    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:  # noqa: ARG002
+        start = len(self._places)
+        self._places.update(zip(rows, range(start, start + len(rows)), strict=True))
+        if len(self._places) > len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros(len(self._places), np.intp)])
+        self._rows[start : start + len(rows)] = rows
 
     def update(self, row: int, priority: float) -> None:
         """Do nothing."""
 
-    def delete(self, row: int) -> None:
-        place = self._places.pop(row)
-        last = int(self._rows[len(self._places)])
-        if last != row:
-            self._rows[place] = last
-            self._places[last] = place
+    def delete(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            place = self._places.pop(row)
+            last = int(self._rows[len(self._places)])
+            if last != row:
+                self._rows[place] = last
+                self._places[last] = place
 
     def draw(self, num_draws: int) -> Draws:
         size = len(self._places)
@@ -122,16 +134,18 @@ class _Prioritized(Chooser):
         self._weights = SumTree()
         self._all = _Uniform(rng)
 
-    def insert(self, row: int, priority: float) -> None:
-        self._all.insert(row, priority)
-        self.update(row, priority)
+    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
+        self._all.insert(rows, priorities)
+        for row, priority in zip(rows, priorities, strict=True):
+            self.update(row, priority)
 
     def update(self, row: int, priority: float) -> None:
         self._weights.set(row, self._weight(priority))
 
-    def delete(self, row: int) -> None:
-        self._all.delete(row)
-        self._weights.set(row, 0.0)
+    def delete(self, rows: Sequence[int]) -> None:
+        self._all.delete(rows)
+        for row in rows:
+            self._weights.set(row, 0.0)
 
     def draw(self, num_draws: int) -> Draws:
         total = self._weights.total
@@ -159,7 +173,11 @@ class _Heap(_Deterministic):
         self._valid: dict[int, tuple[float, int, int]] = {}
         self._count = 0
 
-    def insert(self, row: int, priority: float) -> None:
+    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
+        for row, priority in zip(rows, priorities, strict=True):
+            self.update(row, priority)
+
+    def update(self, row: int, priority: float) -> None:
         self._count += 1
         entry = self._valid[row] = (self._sign * priority, self._count, row)
         heapq.heappush(self._heap, entry)
@@ -167,16 +185,14 @@ class _Heap(_Deterministic):
             self._heap = list(self._valid.values())
             heapq.heapify(self._heap)
 
-    def update(self, row: int, priority: float) -> None:
-        self.insert(row, priority)
+    def delete(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            del self._valid[row]
 
-    def delete(self, row: int) -> None:
-        del self._valid[row]
-
-    def draw_one(self) -> int:
+    def first(self, num_rows: int) -> list[int]:  # noqa: ARG002  # one
         while self._valid.get(self._heap[0][2]) is not self._heap[0]:
             heapq.heappop(self._heap)
-        return self._heap[0][2]
+        return [self._heap[0][2]]
 
 
 def make_chooser(selector: Selector, rng: np.random.Generator) -> Chooser:

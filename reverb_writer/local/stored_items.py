@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.local.chunk_store import Chunk
+from reverb_writer.local.read_items import Slices
 from reverb_writer.protocol.messages import Timestamp
 from reverb_writer.protocol.responses import Samples
 from reverb_writer.protocol.tensors import varint
-from reverb_writer.protocol.trajectory_parsing import Parsed
+from reverb_writer.protocol.trajectory_parsing import ItemLayout, Parsed
 
 _KEY, _TABLE, _PRIORITY, _TIMES_SAMPLED = b"\x08", b"\x12", b"\x29", b"\x30"  # fields 1, 2, 5, 6 of a PrioritizedItem
 _INSERTED_AT, _TRAJECTORY = b"\x3a", b"\x42"  # and fields 7, 8
@@ -70,43 +71,60 @@ def _tail_template() -> npt.NDArray[Any]:
 _TEMPLATE = _tail_template()
 
 
+class SharedChunks:
+    """The chunks that some items of one table name, and what else these items have in common.
+
+    Attributes:
+        table: name of the table.
+        layout: of the items' columns.
+        chunks: each once, in the order in which the items name them.
+        num_items: how many items there are, those that wait for the table included; it counts them.
+        num_stored: how many are in the table; it counts them.
+        item_bytes: memory that an item takes, without its chunks.
+        sample_bytes: that a sample of an item takes in a response, about.
+    """
+
+    __slots__ = ("chunks", "item_bytes", "layout", "num_items", "num_stored", "sample_bytes", "table")
+
+    def __init__(
+        self,
+        table: str,
+        layout: ItemLayout,
+        chunks: Sequence[Chunk],
+        num_items: int,
+        trajectory_bytes: int,
+        num_slices: int,
+    ) -> None:
+        """Take chunks; none of the items, which have so many slices each, is in the table yet."""
+        self.table, self.layout, self.chunks = table, layout, chunks
+        self.num_items, self.num_stored = num_items, 0
+        self.item_bytes = trajectory_bytes + _ITEM_BYTES + _SLICE_BYTES * num_slices
+        self.sample_bytes = sum([len(chunk.encoded) for chunk in chunks]) + trajectory_bytes + _TAIL.itemsize
+
+
 class Item:
     """What is sampled: slices of chunks.
 
     Attributes:
         key: random, unsigned 64 bits.
-        table: its name.
         priority: with which it came; see `ItemRows` for the one that it has now.
-        chunks: that its trajectory names, each once, in the order in which it names them.
-        flat_trajectory: which rows of which chunks it has: parsed once, here and for the readers of this process.
+        shared: its chunks, its table and its layout.
         inserted_at: when it came into its table, in nanoseconds since 1970; 0 before that.
-        num_bytes: memory that it takes, without its chunks.
-        sample_bytes: that a sample of it takes in a response, about.
     """
 
-    __slots__ = (
-        "_parts",
-        "_trajectory",
-        "chunks",
-        "flat_trajectory",
-        "inserted_at",
-        "key",
-        "num_bytes",
-        "priority",
-        "sample_bytes",
-        "table",
-    )
+    __slots__ = ("_parts", "_slices", "_trajectory", "inserted_at", "key", "priority", "shared")
 
-    def __init__(
-        self, key: int, table: str, priority: float, chunks: Sequence[Chunk], trajectory: bytes, parsed: Parsed
-    ) -> None:
-        """Make an item that is in no table yet; `trajectory` is a FlatTrajectory."""
-        self.key, self.table, self.priority = key, table, priority
-        self.chunks, self._trajectory, self.flat_trajectory = chunks, trajectory, parsed
-        self.num_bytes = len(trajectory) + _ITEM_BYTES + _SLICE_BYTES * sum(map(len, parsed[1]))
-        self.sample_bytes = sum([len(chunk.encoded) for chunk in chunks]) + len(trajectory) + _TAIL.itemsize
+    def __init__(self, key: int, priority: float, trajectory: bytes, slices: Slices, shared: SharedChunks) -> None:
+        """Make an item that is in no table yet; `trajectory` is a FlatTrajectory, and `slices` is what it says."""
+        self.key, self.priority, self.shared = key, priority, shared
+        self._trajectory, self._slices = trajectory, slices
         self.inserted_at = 0
         self._parts: tuple[bytes, ...] = ()
+
+    @property
+    def flat_trajectory(self) -> Parsed:
+        """Which rows of which chunks it has, for the readers of this process."""
+        return self.shared.layout, self._slices
 
     def encode(self, priority: float, times_sampled: int) -> bytes:
         """Return its PrioritizedItem."""
@@ -123,7 +141,7 @@ class Item:
         if not self._parts:
             head = self.head()
             info = b"".join((_INFO, varint(len(head)), head))
-            data = [chunk.encoded for chunk in self.chunks]
+            data = [chunk.encoded for chunk in self.shared.chunks]
             num_bytes = len(info) + sum(map(len, data)) + _TAIL.itemsize
             self._parts = (b"".join((_ENTRY, varint(num_bytes), info)), *data)
         return self._parts
@@ -138,11 +156,11 @@ class Item:
     @property
     def data(self) -> list[bytes]:
         """The ChunkData of its chunks."""
-        return [chunk.data for chunk in self.chunks]
+        return [chunk.data for chunk in self.shared.chunks]
 
     def _constant(self) -> tuple[bytes, ...]:
         """Return the fields of its PrioritizedItem that do not change."""
-        name = self.table.encode()
+        name = self.shared.table.encode()
         seconds, nanos = divmod(self.inserted_at, 1_000_000_000)
         inserted_at = Timestamp(seconds=seconds, nanos=nanos).SerializeToString()
         return (
@@ -159,7 +177,7 @@ def encode_responses(samples: Samples, *, rate_limited: bool) -> Iterator[bytes]
     parts: list[bytes] = []
     num_bytes = 0
     for item, tail in zip(samples, _tails(samples, rate_limited), strict=True):
-        if item.sample_bytes > _MAX_ENTRY_BYTES:
+        if item.shared.sample_bytes > _MAX_ENTRY_BYTES:
             if parts:
                 yield b"".join(parts)
                 parts, num_bytes = [], 0
@@ -167,7 +185,7 @@ def encode_responses(samples: Samples, *, rate_limited: bool) -> Iterator[bytes]
             continue
         parts += item.parts()
         parts.append(tail)
-        num_bytes += item.sample_bytes
+        num_bytes += item.shared.sample_bytes
         if num_bytes >= _RESPONSE_BYTES:
             yield b"".join(parts)
             parts, num_bytes = [], 0
@@ -191,7 +209,7 @@ def _split(item: Item, tail: bytes) -> Iterator[bytes]:
     head = item.head()
     fields: list[bytes] = [_INFO, varint(len(head)), head, tail[: -len(_END)]]
     num_bytes = 0
-    for chunk in item.chunks:
+    for chunk in item.shared.chunks:
         if num_bytes and num_bytes + len(chunk.encoded) > _MAX_ENTRY_BYTES:
             yield _response(fields)
             fields, num_bytes = [], 0

@@ -13,14 +13,15 @@ Source: Reverb 0.14 (behaviour of `table.cc` and `rate_limiter.cc`, measured sid
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.local.chunk_store import ChunkStore
+from reverb_writer.local.chunk_store import Chunk, ChunkStore
 from reverb_writer.local.item_rows import ItemRows
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
@@ -32,7 +33,7 @@ _DRAW_BYTES = 1 << 20  # of samples that are drawn at once: what a response hold
 _MAX_DRAWS = 256
 
 Confirm = Callable[[list[int]], object]
-"""Gets the keys of items that have waited and are in the table now."""
+"""Gets the keys of items that are in the table now."""
 
 
 class SampleRequest:
@@ -77,6 +78,7 @@ class Table:
         self._inserts: collections.deque[tuple[Item, Confirm]] = collections.deque()
         self._requests: collections.deque[SampleRequest] = collections.deque()
         self._is_advancing = False
+        self._inserted_at = 0  # time of the last item
         self._sample_bytes = float(_DRAW_BYTES)  # of the last ones, the mean
         self._clear()
 
@@ -125,21 +127,14 @@ class Table:
             text = f"table `{self.config.name}`: the priority of item {key} {reason}, got {priority:g}."
             raise Refusal(Status.INVALID_ARGUMENT, text)
 
-    def insert(self, item: Item, confirm: Confirm) -> bool:
-        """Take an item, which has a reference to each of its chunks; call `advance` after one or many.
+    def insert(self, items: Iterable[Item], confirm: Confirm) -> None:
+        """Queue items; call `advance` afterwards.
 
         Args:
-            item: with a priority that `check_priority` lets pass.
-            confirm: gets its key from a later `advance`, if it has to wait.
-
-        Returns:
-            Whether it is in the table now.
+            items: with chunks that have a reference for them, and priorities that `check_priority` lets pass.
+            confirm: gets their keys when they are in the table.
         """
-        if not self._inserts and self._may_insert(item):
-            self._insert(item)
-            return True
-        self._inserts.append((item, confirm))
-        return False
+        self._inserts.extend([(item, confirm) for item in items])
 
     def request(self, request: SampleRequest) -> None:
         """Queue a request for samples; call `advance` afterwards."""
@@ -154,8 +149,7 @@ class Table:
         """Give up the items that wait for `confirm`."""
         given_up = [item for item, whose in self._inserts if whose == confirm]
         self._inserts = collections.deque(pair for pair in self._inserts if pair[1] != confirm)
-        for item in given_up:
-            self._forget(item)
+        self._forget(given_up)
 
     def update(self, updates: Mapping[int, float], deletes: Iterable[int]) -> None:
         """Change priorities, then delete; keys that the table does not have are ignored. Call `advance` afterwards.
@@ -168,15 +162,13 @@ class Table:
         for key, priority in updates.items():
             if key in self._rows:
                 self._update(self._rows[key], priority)
-        for key in deletes:
-            if key in self._rows:
-                self._delete(self._rows[key])
+        self._delete([self._rows[key] for key in dict.fromkeys(deletes) if key in self._rows])
 
     def reset(self) -> None:
         """Delete all items, and count from zero again; who waits goes on waiting. Call `advance` afterwards."""
-        for item in self:
-            self._forget(item)
+        items = [*self]
         self._clear()
+        self._forget(items)
 
     def advance(self) -> None:
         """Let in and out what the rate limiter allows.
@@ -200,17 +192,33 @@ class Table:
         """Let in and out what may be now, and tell it; return whether that was something."""
         confirmed: dict[Confirm, list[int]] = {}
         moves = False
-        while self._inserts and self._may_insert(self._inserts[0][0]):
-            item, confirm = self._inserts.popleft()
-            self._insert(item)
-            confirmed.setdefault(confirm, []).append(item.key)
+        while count := self._num_inserts_allowed():
             moves = True
+            inserts = [self._inserts.popleft() for _ in range(count)]
+            self._insert([item for item, _ in inserts])
+            for item, confirm in inserts:
+                confirmed.setdefault(confirm, []).append(item.key)
         while self._requests and self._serve(self._requests[0]):
             self._requests.popleft().ready()
             moves = True
         for confirm, keys in confirmed.items():
             confirm(keys)
         return moves
+
+    def _num_inserts_allowed(self) -> int:
+        """Return how many of the items that wait may come in at once: new ones, or a single one that is known."""
+        if self._inserts and self._inserts[0][0].key in self._rows:
+            return 1
+        allowed = self._balance.num_inserts_allowed(len(self._rows), self.diff)
+        keys = [item.key for item, _ in itertools.islice(self._inserts, None if math.isinf(allowed) else int(allowed))]
+        if self._rows.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
+            return len(keys)
+        new: set[int] = set()
+        for key in keys:
+            if key in self._rows or key in new:
+                break
+            new.add(key)
+        return len(new)
 
     def measure(self) -> None:
         """Bring `worker_time_s` up to date."""
@@ -224,55 +232,80 @@ class Table:
 
     def restore(self, item: Item, times_sampled: int) -> None:
         """Take an item of a saved table; the caller sets the counters."""
-        self._place(item, times_sampled)
+        (row,) = self._place([item])
+        self._items.times_sampled[row] = times_sampled
 
-    def _may_insert(self, item: Item) -> bool:
-        return item.key in self._rows or not self._balance.blocks_inserts(len(self._rows), self.diff)
-
-    def _insert(self, item: Item) -> None:
-        known = self._rows.get(item.key)
+    def _insert(self, items: Sequence[Item]) -> None:
+        """Take items that are new, or a single one that is known."""
+        known = self._rows.get(items[0].key)
         if known is not None:  # it was sent again: its content stays, and it does not count
-            self._update(known, item.priority)
-            self._forget(item)
+            self._update(known, items[0].priority)
+            self._forget(items)
             return
-        item.inserted_at = time.time_ns()
-        self._place(item)
-        self.num_inserts += 1
-        if len(self._rows) > self.config.max_size:  # afterwards: the remover may choose the new one
-            self._delete(self._remover.draw_one())
+        # No two at one time: a real server that is restored puts items into the order of their times.
+        self._inserted_at = max(time.time_ns(), self._inserted_at)
+        for item in items:
+            self._inserted_at += 1
+            item.inserted_at = self._inserted_at
+        self.num_inserts += len(items)
+        rest = items
+        while rest:
+            # A remover may choose the new item, so a full table takes one at a time; unless the oldest ones go.
+            room = max(self.config.max_size - len(self._rows), 1)
+            count = len(rest) if self._remover.is_fifo else room
+            self._place(rest[:count])
+            rest = rest[count:]
+            if (excess := len(self._rows) - self.config.max_size) > 0:
+                self._delete(self._remover.first(excess))
 
-    def _place(self, item: Item, times_sampled: int = 0) -> None:
-        row = self._free.pop() if self._free else len(self._rows)
-        self._items.place(row, item, times_sampled)
-        self._rows[item.key] = row
-        self._sampler.insert(row, item.priority)
-        self._remover.insert(row, item.priority)
-        for chunk in item.chunks:
-            self._episodes[chunk.episode_id] += 1
+    def _place(self, items: Sequence[Item]) -> list[int]:
+        """Put new items into rows; return which."""
+        count, first = len(items), len(self._rows) + len(self._free)
+        rows = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        rows += range(first, first + count - len(rows))
+        self._items.place(rows, items)
+        self._rows.update(zip([item.key for item in items], rows, strict=True))
+        priorities = [item.priority for item in items]
+        self._sampler.insert(rows, priorities)
+        self._remover.insert(rows, priorities)
+        for item in items:
+            shared = item.shared
+            if not shared.num_stored:
+                self._episodes.update([chunk.episode_id for chunk in shared.chunks])
+            shared.num_stored += 1
+        return rows
 
     def _update(self, row: int, priority: float) -> None:
         self._items.priorities[row] = priority
         self._sampler.update(row, priority)
         self._remover.update(row, priority)
 
-    def _delete(self, row: int) -> None:
-        item: Item = self._items.items[row]
-        self._items.items[row] = None
-        self._sampler.delete(row)
-        self._remover.delete(row)
-        self._free.append(row)
-        del self._rows[item.key]
-        for chunk in item.chunks:
+    def _delete(self, rows: Sequence[int]) -> None:
+        items = self._items.remove(rows)
+        self._sampler.delete(rows)
+        self._remover.delete(rows)
+        self._free += rows
+        for item in items:
+            del self._rows[item.key]
+            item.shared.num_stored -= 1
+            if not item.shared.num_stored:
+                self._forget_episodes(item.shared.chunks)
+        self._forget(items)
+
+    def _forget_episodes(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
             self._episodes[chunk.episode_id] -= 1
             if not self._episodes[chunk.episode_id]:
                 del self._episodes[chunk.episode_id]
                 self.num_deleted_episodes += 1
-        self._forget(item)
 
-    def _forget(self, item: Item) -> None:
-        """Free what an item takes that is not in the table."""
-        self._chunks.release(item.chunks)
-        self._chunks.give_back(item.num_bytes)
+    def _forget(self, items: Iterable[Item]) -> None:
+        """Free what items take that are not in the table."""
+        for item in items:
+            item.shared.num_items -= 1
+            if not item.shared.num_items:
+                self._chunks.release(item.shared.chunks)
+        self._chunks.give_back(sum([item.shared.item_bytes for item in items]))
 
     def _serve(self, request: SampleRequest) -> bool:
         """Draw as many samples as a request lacks, a response holds and the limiter allows; return whether any."""
@@ -301,4 +334,4 @@ class Table:
         self.num_samples += len(rows)
         self.num_unique_samples += int(np.count_nonzero(times_sampled == 1))
         if times_sampled[0] == self.config.max_times_sampled:  # then it is the only one
-            self._delete(int(rows[0]))
+            self._delete(rows.tolist())

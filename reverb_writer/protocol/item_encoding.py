@@ -10,6 +10,9 @@ their bytes are a template with fixed offsets, which is repeated and in which a 
             └── columns             one for each leaf of the step; they differ only in `index`
                 └── chunk_slices    one for each chunk that the window touches: chunk_key, offset, length, index
 
+`decode_items` goes the other way, because a server in Python needs it: it reads the columns of bytes, encodes the
+numbers again, and compares.
+
 Pure functions of arrays: thread-safe, no I/O. Source: reverb/cc/schema.proto; protobuf's encoding guide.
 """
 
@@ -107,6 +110,53 @@ def encode_items(
     return rows
 
 
+class DecodedItems(NamedTuple):
+    """n items of one table whose windows touch m chunks each, and whose columns are tensors 0, 1, ... of these."""
+
+    keys: npt.NDArray[np.uint64]  # [n]
+    priorities: npt.NDArray[np.float64]  # [n]
+    chunk_keys: npt.NDArray[np.uint64]  # [n, m]
+    offsets: npt.NDArray[np.int64]  # [n, m] first step used of each chunk
+    lengths: npt.NDArray[np.int64]  # [n, m] number of steps used of each chunk
+    trajectory_at: int  # where in each item its FlatTrajectory begins
+
+
+def decode_items(items: Sequence[bytes], table: str, num_slices: int, num_columns: int) -> DecodedItems | None:
+    """Decode items of one size that `encode_items` has made; None if it has not made all of them.
+
+    Args:
+        items: PrioritizedItems, each without the tag and the length of the request's field.
+        table: table of the first item.
+        num_slices: chunks that the first item touches.
+        num_columns: columns of the first item.
+    """
+    template = _item_template(table, num_slices, num_columns)
+    begin = template.key_at - len(_ITEM_KEY)
+    n, size = len(items), template.item.size - begin
+    if len(items[0]) != size:
+        return None
+    data = b"".join(items)
+    rows = np.frombuffer(data, np.uint8).reshape(n, size)
+    keys = _numbers(rows[:, len(_ITEM_KEY) : len(_ITEM_KEY) + _KEY_WIDTH])
+    priority_at = template.priority_at - begin
+    priorities = rows[:, priority_at : priority_at + 8].copy().view("<f8")[:, 0]
+    block = template.blocks[0]
+    at = block.start + block.numbers_at - begin
+    slices: npt.NDArray[np.uint8] = np.ndarray(
+        (n, num_slices, _SLICE.itemsize), np.uint8, data, at, (size, block.slice_size, 1)
+    )
+    chunk_keys = _numbers(slices[..., :_KEY_WIDTH])
+    offsets, lengths = (_numbers(slices[..., at : at + 2]).astype(np.int64) for at in _STEPS_AT)
+    every = np.arange(chunk_keys.size).reshape(chunk_keys.shape)
+    again = encode_slices(chunk_keys.ravel(), every, offsets, lengths)
+    if not (lengths >= 1).all() or not np.array_equal(
+        encode_items(table, keys, priorities, again, num_columns)[:, begin:], rows
+    ):
+        return None
+    start = len(template.item) - begin - template.trajectory_bytes
+    return DecodedItems(keys, priorities.astype(np.float64, copy=False), chunk_keys, offsets, lengths, start)
+
+
 def encode_chunk(
     key: int,
     episode_id: int,
@@ -162,10 +212,18 @@ def _varints(numbers: npt.NDArray[np.integer[Any]], width: int) -> npt.NDArray[n
     return groups.astype(np.uint8) | _MARKS[-width:]
 
 
+def _numbers(varints: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Decode varints of one width: [..., width] -> [...]."""
+    groups = (varints & 0x7F).astype(np.uint64) << _SHIFTS[: varints.shape[-1]]
+    numbers: npt.NDArray[np.uint64] = groups.sum(-1, dtype=np.uint64)
+    return numbers
+
+
 _STEP_VARINTS = _varints(np.arange(MAX_CHUNK_LENGTH + 1), 2).view(np.uint16)[:, 0]
 _SLICE = np.dtype(  # the numbers of a slice: the bytes of an item after the slice's first tag
     [("key", f"V{_KEY_WIDTH}"), ("offset_tag", "u1"), ("offset", "u2"), ("length_tag", "u1"), ("length", "u2")]
 )
+_STEPS_AT = _KEY_WIDTH + 1, _KEY_WIDTH + 4  # where in these bytes offset and length are
 
 
 def _column(index: int, num_slices: int) -> tuple[bytes, int, int]:
@@ -193,6 +251,7 @@ class _ItemTemplate(NamedTuple):
     item: npt.NDArray[np.uint8]
     key_at: int
     priority_at: int
+    trajectory_bytes: int
     blocks: list[_Block]
 
 
@@ -214,4 +273,6 @@ def _item_template(table: str, num_slices: int, num_columns: int) -> _ItemTempla
             column, numbers_at, slice_size = columns[first]
             blocks.append(_Block(at, last - first, len(column), numbers_at, slice_size))
             at += (last - first) * len(column)
-    return _ItemTemplate(np.frombuffer(item, np.uint8), base + len(_ITEM_KEY), base + len(head), blocks)
+    return _ItemTemplate(
+        np.frombuffer(item, np.uint8), base + len(_ITEM_KEY), base + len(head), len(trajectory), blocks
+    )

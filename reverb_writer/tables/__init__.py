@@ -68,6 +68,12 @@ class Balance(NamedTuple):
         """Return whether nothing may be sampled from a table of `size` items whose balance is `diff`."""
         return size < self.min_size or diff - 1 < self.min_diff
 
+    def num_inserts_allowed(self, size: int, diff: float) -> float:
+        """Return how many items may come in at once, with `size` items and `diff`: a whole number, or infinity."""
+        if math.isinf(self.max_diff):
+            return math.inf
+        return max(self.min_size - size, math.floor((self.max_diff - diff) / self.samples_per_insert), 0)
+
     def num_samples_allowed(self, size: int, diff: float) -> float:
         """Return how many samples may be taken at once, with `size` items and `diff`: a whole number, or infinity."""
         if self.blocks_samples(size, diff):

@@ -32,9 +32,7 @@ _LEAST_S = 1.0  # between two answers of a server, for a sentence on what happen
 def insert_room(table: TableInfo) -> float:
     """Return how many items the rate limiter lets in before something must be sampled; infinity without a bound."""
     limiter = table.rate_limiter
-    if math.isinf(limiter.max_diff):
-        return math.inf
-    return max(_missing(table), math.floor((limiter.max_diff - limiter.diff) / limiter.samples_per_insert), 0)
+    return limiter.balance.num_inserts_allowed(table.current_size, limiter.diff)
 
 
 def sample_room(table: TableInfo) -> float:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from reverb_writer.protocol import item_encoding
-from reverb_writer.protocol.messages import InsertStreamRequest
+from reverb_writer.protocol.messages import InsertStreamRequest, PrioritizedItem, StoredItem, StoredRequest
 
 no_deadline = settings(deadline=None)  # the machine may be busy
 few = settings(deadline=None, max_examples=30)
@@ -84,6 +84,54 @@ def test_items_are_parsed_as_they_were_encoded(request: dict[str, Any]) -> None:
         pieces = [numbers[i].tolist() for numbers in (chunk_keys, request["offsets"], request["lengths"])]
         for index, column in enumerate(columns):
             assert parsed_slices(column) == [(*numbers, index) for numbers in zip(*pieces, strict=True)]
+
+
+def encoded_items(request: dict[str, Any]) -> list[bytes]:
+    return list(StoredRequest.FromString(encode(**request).tobytes()).items)
+
+
+@no_deadline
+@given(requests())
+@example({**LARGEST, "table": "replay"})
+def test_items_are_decoded_as_they_were_encoded(request: dict[str, Any]) -> None:
+    items = encoded_items(request)
+    num_slices = request["touched"].shape[1]
+    found = item_encoding.decode_items(items, request["table"], num_slices, request["num_columns"])
+    assert found is not None
+    assert found.keys.tolist() == request["keys"].tolist()
+    assert found.priorities.tolist() == request["priorities"].tolist()
+    assert found.chunk_keys.tolist() == request["chunk_keys"][request["touched"]].tolist()
+    assert (found.offsets.tolist(), found.lengths.tolist()) == (
+        request["offsets"].tolist(),
+        request["lengths"].tolist(),
+    )
+    for item in items:
+        assert StoredItem.FromString(item).flat_trajectory == item[found.trajectory_at :]
+
+
+@no_deadline
+@given(requests(), st.data())
+def test_items_that_another_writer_may_have_made_are_not_decoded_together(
+    request: dict[str, Any], data: st.DataObject
+) -> None:
+    items = encoded_items(request)
+    damaged = bytearray(items[-1])
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+    num_slices = request["touched"].shape[1]
+    found = item_encoding.decode_items(
+        [*items[:-1], bytes(damaged)], request["table"], num_slices, request["num_columns"]
+    )
+    if found is not None:  # then the bit belongs to a number of the item
+        read = PrioritizedItem.FromString(bytes(damaged))
+        assert found.keys[-1] == read.key
+        assert np.array(read.priority).tobytes() == found.priorities[-1].tobytes()
+        slices = [
+            (piece.chunk_key, piece.offset, piece.length) for piece in read.flat_trajectory.columns[0].chunk_slices
+        ]
+        assert slices == list(
+            zip(found.chunk_keys[-1].tolist(), found.offsets[-1].tolist(), found.lengths[-1].tolist(), strict=True)
+        )
 
 
 @few

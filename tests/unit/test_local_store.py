@@ -13,10 +13,11 @@ import sampled
 from store_messages import Inserter, chunk, draw, item, store_of
 
 from reverb_writer.local.chunk_store import ChunkStore
-from reverb_writer.local.incoming import Incoming, chunks_named
+from reverb_writer.local.incoming import Incoming
+from reverb_writer.local.read_items import tensors_named
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
-from reverb_writer.local.stored_items import Item, encode_responses
+from reverb_writer.local.stored_items import SharedChunks, encode_responses
 from reverb_writer.local.sum_tree import SumTree
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
@@ -42,17 +43,17 @@ def test_a_million_draws_agree_with_the_closed_form_after_updates_and_deletions(
     chooser = make_chooser(selector, rng)
     priorities = rng.uniform(0, 10, 3000)
     for row, priority in enumerate(priorities):
-        chooser.insert(row, priority)
+        chooser.insert([row], [priority])
     for row in range(0, 3000, 3):
         priorities[row] = rng.choice([0.0, 0.1, 50.0])
         chooser.update(row, priorities[row])
     alive = np.ones(3000, bool)
     for row in range(0, 3000, 2):
         alive[row] = False
-        chooser.delete(row)
+        chooser.delete([row])
     for row in range(0, 3000, 10):
         alive[row], priorities[row] = True, 4.0
-        chooser.insert(row, 4.0)
+        chooser.insert([row], [4.0])
     weights = alive.astype(float)
     if isinstance(selector, Prioritized):
         weights *= np.where(priorities > 0, priorities, 0) ** selector.exponent * (priorities > 0)
@@ -173,10 +174,10 @@ def test_memory_of_an_item_of_many_slices_is_counted() -> None:
     for number in range(1000):
         pieces.add(chunk_key=(1 << 40) + number, offset=300, length=400, index=0)
     flat = trajectory.SerializeToString()
-    made = Item(1, "replay", 1.0, [], flat, parse_trajectory(flat))
-    ((slices,),) = made.flat_trajectory[1:]
+    layout, (slices,) = parse_trajectory(flat)
+    made = SharedChunks("replay", layout, [], 1, len(flat), len(slices))
     parsed = sys.getsizeof(slices) + sum(sum(map(sys.getsizeof, (one, *one))) for one in slices)
-    assert made.num_bytes >= sys.getsizeof(flat) + parsed
+    assert made.item_bytes >= sys.getsizeof(flat) + parsed
 
 
 def test_a_chunk_is_shared_by_streams() -> None:
@@ -285,7 +286,7 @@ def test_an_impossible_request_inserts_nothing(request_: Any, text: str) -> None
 def test_chunk_is_named_with_the_highest_of_its_tensors_whatever_their_order() -> None:
     columns = [[(7, 0, 1, 2)], [(7, 0, 1, 1)], [(7, 1, 1, 0), (8, 0, 1, 0)], [(8, 0, 2, 1)]]
     parsed = parse_trajectory(sampled.item(1, columns).flat_trajectory.SerializeToString())
-    assert chunks_named(parsed) == {7: 2, 8: 1}
+    assert tensors_named(parsed) == {7: 2, 8: 1}
 
 
 def test_item_that_names_a_tensor_behind_the_last_of_its_chunk_is_refused() -> None:
