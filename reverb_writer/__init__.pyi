@@ -36,10 +36,10 @@ from reverb_writer.transitions import to_transitions as to_transitions
 from reverb_writer.transport.wire import TLS as TLS
 from reverb_writer.windows import EndOfEpisode as EndOfEpisode
 from reverb_writer.windows import WindowSpec as WindowSpec
-from reverb_writer.writing.observer_stats import ObserverStats as ObserverStats
 from reverb_writer.writing.observers import EpisodeObserver as EpisodeObserver
 from reverb_writer.writing.observers import SequenceObserver as SequenceObserver
 from reverb_writer.writing.observers import TrajectoryObserver as TrajectoryObserver
+from reverb_writer.writing.stream_options import ObserverStats as ObserverStats
 from reverb_writer.writing.window_kinds import WindowTarget as WindowTarget
 
 __version__: str

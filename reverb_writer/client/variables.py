@@ -44,7 +44,7 @@ from reverb_writer.protocol.specs import decode_spec, encode_spec
 from reverb_writer.tables.table_info import check_tables_exist
 
 _LOG = logging.getLogger(__package__)
-_PAUSE_S = (0.05, 0.5)  # between two questions of a call that waits: at first, and at most
+_PAUSE_S = 0.1  # between two questions of a call that waits
 _LAST = b"last"  # marks the version after which there is none
 
 _MAX_BYTES = 1_000_000_000  # of a nest
@@ -273,13 +273,12 @@ class Variables:
             return news.version >= self.version and (news.is_last or news.version > newer_than)
 
         deadline = Deadline(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
-        pause_s, longest_s = _PAUSE_S
         why, seen = "waiting for the server", dict[str, _Count]()
         with logged(lambda: f"table `{self._table}`: {why} at {self._client.address}"):
             while not is_wanted(news := self._look(seen, deadline)):
                 seen = news.seen
                 why = f"nothing {'newer ' if seen else ''}was published yet, waiting for it"
-                time.sleep(min(pause_s, max(deadline.timeout_s - deadline.spent_s, 0.0)))
+                time.sleep(min(_PAUSE_S, max(deadline.timeout_s - deadline.spent_s, 0.0)))
                 if deadline.spent_s >= deadline.timeout_s:
                     raise ReplayTimeoutError(
                         f"table `{self._table}` {'has no newer version' if seen else 'is empty'} at "
@@ -287,7 +286,6 @@ class Variables:
                         f"{'See whether the learner runs' if seen else 'Nothing was published yet: start the learner'}"
                         ", or raise `timeout_s`."
                     )
-                pause_s = min(2 * pause_s, longest_s)
         with self._lock:
             self._seen, self.version, self._is_finished = news.seen, news.version, news.is_last
             self._question = self._unread = None  # an answer may be older

@@ -128,17 +128,11 @@ class Observer(ObserverLife):
             self._on_overflow()
 
     def _wake(self, sender: Sender) -> None:
-        """Wake the sender, once for each row that it has named."""
+        """Wake the sender, once for each row that it has named; warn once if no end of an episode was ever marked."""
         wake_at = sender.ring.wake_at
         sender.post()
         self._woken_for = wake_at  # not before: an interrupt may come first
-        if not self._is_marked:
-            self._look_for_marks(sender)
-
-    def _look_for_marks(self, sender: Sender) -> None:
-        """Warn once if no end of an episode was ever marked: windows would be cut across episodes."""
-        num_steps = int(np.max(sender.ring.head[1]))
-        if num_steps < _UNMARKED_STEPS:
+        if self._is_marked or (num_steps := int(np.max(sender.ring.head[1]))) < _UNMARKED_STEPS:
             return
         if not self._unmarked_steps:
             _LOG.warning(

@@ -20,10 +20,9 @@ from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
 from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.waits import Wait
-from reverb_writer.writing.observer_stats import Books, ObserverStats
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.step_layout import ItemSizes, StepLayout
-from reverb_writer.writing.stream_options import StreamOptions
+from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
 from reverb_writer.writing.window_kinds import WindowTarget
 
 _LOG = logging.getLogger(__package__)

@@ -20,9 +20,8 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import default_actor_id, rank_shards
 from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.observer_stats import Books, ObserverStats
 from reverb_writer.writing.ring import StepRing
-from reverb_writer.writing.stream_options import StreamOptions
+from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
 from reverb_writer.writing.window_items import ItemEncoder, Ready
 from reverb_writer.writing.window_kinds import WindowKinds
 
@@ -211,10 +210,10 @@ class Outbox:
     def _choose(self, num_items: int) -> Destination:
         """Return where the next episode goes: to the first in its order that is there and has room for its items."""
         self._num_episodes += 1
-        if len(self._destinations) == 1:
-            return next(iter(self._destinations.values()))
-        in_use = self._destinations
-        up = {name: each for name, each in in_use.items() if each.server.shard.state == "up"} or in_use
+        every = self._destinations
+        if len(every) == 1:
+            return next(iter(every.values()))
+        up = {name: each for name, each in every.items() if each.server.shard.state == "up"} or every
         ranked = [up[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", up)]
         there = [destination for destination in ranked if not destination.is_lost] or ranked
         free = (destination for destination in there if self._room_of(destination) >= max(num_items, 1))

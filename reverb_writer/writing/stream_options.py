@@ -1,14 +1,16 @@
-"""The options of an observer's stream: time-outs, bounds, chunks."""
+"""The records of an observer's stream: the options that a caller sets, and the counters that it reads."""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
+from reverb_writer.scalars import Scalars
 
 OnBlock = Literal["wait", "raise", "drop_oldest"]
 
@@ -76,16 +78,16 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         """Check what has no check elsewhere."""
-        if self.max_in_flight_items is not None:
-            integer("max_in_flight_items", self.max_in_flight_items, minimum=1)
         integer("max_in_flight_bytes", self.max_in_flight_bytes, minimum=1)
+        for name in ("max_in_flight_items", "max_item_bytes"):
+            if (number := getattr(self, name)) is not None:
+                integer(name, number, minimum=1)
         if self.on_block not in ("wait", "raise", "drop_oldest"):
             raise SpecError(f"`on_block` must be 'wait', 'raise' or 'drop_oldest', got {self.on_block!r}.")
-        if self.timeout_s is not None:
-            check_timeout(self.timeout_s)
-        if self.connect_timeout_s is not None:
-            check_timeout(self.connect_timeout_s, "connect_timeout_s")
         check_timeout(self.patience_s, "patience_s")
+        for name in ("timeout_s", "connect_timeout_s"):
+            if (seconds := getattr(self, name)) is not None:
+                check_timeout(seconds, name)
         if self.actor_id is not None and (not isinstance(self.actor_id, str) or not self.actor_id):
             raise SpecError(f"`actor_id` must be a string that is not empty, or None, got {self.actor_id!r}.")
         if not self.max_delay_s > 0:
@@ -94,7 +96,68 @@ class StreamOptions:
             raise SpecError(
                 f"`until` must be a function without arguments, got {self.until!r}. Put `lambda:` before it."
             )
-        if self.max_item_bytes is not None:
-            integer("max_item_bytes", self.max_item_bytes, minimum=1)
         if self.chunk_length is not None:
             integer("chunk_length", self.chunk_length, minimum=1, maximum=MAX_CHUNK_LENGTH)
+
+
+@dataclass(frozen=True)
+class ObserverStats(Scalars):
+    """Counters of an observer since it was made. `pending_items` and `pending_bytes` are present values.
+
+    Attributes:
+        steps: steps taken, including boundary steps, without padding.
+        episodes: episodes ended.
+        items: windows completed, counted once for each table.
+        acknowledged_items: items that the server has confirmed.
+        pending_items: items that the server has not confirmed yet.
+        pending_bytes: memory of pending items that are encoded, bytes.
+        dropped_items: items that were given up: by `on_block="drop_oldest"`, with a lost shard, by a close that ran out
+            of time, or because a priority function failed.
+        dropped_steps: steps that are in no window, by reason; with several kinds of windows, summed over the kinds.
+            Steps appended = steps in a window + steps dropped, for each kind, once its episode has ended.
+        blocked_s: seconds that calls have waited.
+        reconnects: lost connections that were made again.
+        server_restarts: reconnections to a server that was restarted.
+        resent_items: items sent again after a lost connection; a server stores each item once.
+        lost_shards: number of times that one of several servers was given up.
+        unconfirmed_items: dropped items that a lost shard had not confirmed; the shard may have stored some.
+        failed_priorities: dropped items whose priority function failed.
+        unmarked_steps: steps since the last mark of an episode's end, once 10,000 steps have come without a mark.
+    """
+
+    steps: int = 0
+    episodes: int = 0
+    items: int = 0
+    acknowledged_items: int = 0
+    pending_items: int = 0
+    pending_bytes: int = 0
+    dropped_items: int = 0
+    dropped_steps: dict[str, int] = field(default_factory=dict)
+    blocked_s: float = 0.0
+    reconnects: int = 0
+    server_restarts: int = 0
+    resent_items: int = 0
+    lost_shards: int = 0
+    unconfirmed_items: int = 0
+    failed_priorities: int = 0
+    unmarked_steps: int = 0
+
+
+class Books:
+    """The counters behind `ObserverStats`, of a sender and of the senders before it. Only their threads change them."""
+
+    def __init__(self) -> None:
+        """Begin with zeros."""
+        self.counts: collections.Counter[str] = collections.Counter()  # by the name of the field
+        self.dropped_steps: collections.Counter[str] = collections.Counter()  # by reason
+
+    def stats(self, *, pending_items: int, pending_bytes: int) -> ObserverStats:
+        """Return the counters now, without those of the observer's own thread; for the sender's thread."""
+        counts = self.counts
+        return ObserverStats(
+            **counts,
+            pending_items=pending_items,
+            pending_bytes=pending_bytes,
+            dropped_items=counts["items"] - counts["acknowledged_items"] - pending_items,
+            dropped_steps=dict(self.dropped_steps),
+        )

@@ -74,7 +74,7 @@ def window_targets(
     if spec is not None:
         if not table:
             raise SpecError("`table` must be a name or several different ones, got none.")
-        targets.append(WindowTarget(spec, table, priority))  # type: ignore[arg-type]  # it makes a tuple of it
+        targets.append(WindowTarget(spec, (table,) if isinstance(table, str) else tuple(table), priority))
     for name, window in (windows or {}).items():
         if isinstance(window, WindowSpec):
             targets.append(WindowTarget(window, (name,), priority))
