@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.nests import shapes_text
+from reverb_writer.scalars import Record
 
 Array = npt.NDArray[Any]
 
@@ -57,7 +58,7 @@ class SampleInfo(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class BatchInfo:
+class BatchInfo(Record):
     """Information about the B samples of a batch: the fields of `SampleInfo` as arrays, and others.
 
     Its `repr` shows shapes instead of numbers. From `as_torch`, the arrays are tensors on the device: keys int64 with

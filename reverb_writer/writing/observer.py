@@ -230,7 +230,7 @@ class Observer(ObserverLife):
         """
         self._refuse_envs("write_episode")
         steps = episode.steps()
-        self.check_episode(episode)
+        self._check_episode(episode)
         written = 0 if self._sender is None else self._sender.ring.head[0]
         try:
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
@@ -240,12 +240,8 @@ class Observer(ObserverLife):
                 self._mark(self._sender, Reset([0], align=False, discard=True))
             raise
 
-    def check_episode(self, episode: Episode) -> None:  # noqa: ARG002  # of the subclasses
-        """Check whether `write_episode` could write `episode` now. Nothing is changed.
-
-        Raises:
-            SpecError: the observer is in the middle of another episode, or the episode is too long for it.
-        """
+    def _check_episode(self, episode: Episode) -> None:  # noqa: ARG002  # of the subclasses
+        """Raise `SpecError` if `write_episode` cannot write `episode` now."""
         num_steps = self._sender.ring.head[1] if self._sender is not None else 0
         if num_steps and not self._spans_episodes:
             raise SpecError(f"the observer is in the middle of an episode, at step {num_steps}. Call `reset` first.")

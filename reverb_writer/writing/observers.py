@@ -160,18 +160,13 @@ class EpisodeObserver(Observer):
         """
         super().__call__(step, end_of_episode, env_mask)
 
-    def check_episode(self, episode: Episode) -> None:
-        """Check whether `write_episode` could write `episode` as an item now; see `TrajectoryObserver.check_episode`.
-
-        Raises:
-            SpecError: it is longer than `max_sequence_length`, or the observer is in the middle of another one.
-        """
+    def _check_episode(self, episode: Episode) -> None:
         if not self._bypass and len(episode) + 1 > (self._max_steps or 0):
             raise SpecError(
                 f"the episode has {len(episode) + 1} steps, boundary step included, which is more than "
                 f"max_sequence_length={self._max_steps}. Raise `max_sequence_length`, or slice the episode."
             )
-        super().check_episode(episode)
+        super()._check_episode(episode)
 
     def _on_overflow(self) -> None:
         text = (
