@@ -6,6 +6,7 @@ raises.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from docstrings import described, docstrings, methods, parameters, raised, sections
 
-from reverb_writer.errors import SpecError
+from reverb_writer.errors import DOCS, SpecError
 from reverb_writer.lazy import module_of_names
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +153,31 @@ def test_every_public_class_says_its_state_in_a_line() -> None:
     values = [object_of(package, name) for package, name in public_names()]
     classes = [value for value in values if inspect.isclass(value) and not getattr(value, "_is_protocol", False)]
     assert not [value.__name__ for value in classes if value.__repr__ is object.__repr__]
+
+
+def strings_of_code(source: str) -> Iterator[str]:
+    """Yield the strings of a module that are no docstrings, f-strings as they stand in the source."""
+    tree = ast.parse(source)
+    texts = {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts:
+            yield node.value
+
+
+def test_messages_link_to_pages_of_the_site() -> None:
+    links = set()
+    for path in [*(ROOT / "reverb_writer").rglob("*.py"), *(ROOT / "server").rglob("*.py")]:
+        for text in strings_of_code(path.read_text("utf-8")):
+            assert not re.search(r"\bdocs/\w+/[\w-]+\.md\b", text), f"{path}: a user has no such file: {text}"
+            links.update(re.findall(r"\{DOCS\}/([\w/-]+)\.html", text))
+    assert len(links) > 1
+    assert not [page for page in links if not (ROOT / f"docs/{page}.md").exists()]
+    for project in ("pyproject.toml", "server/pyproject.toml"):
+        assert f'\nDocumentation = "{DOCS}"\n' in (ROOT / project).read_text("utf-8")
 
 
 def test_every_example_is_shown() -> None:
