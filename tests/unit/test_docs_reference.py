@@ -24,8 +24,9 @@ from reverb_writer.lazy import module_of_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path.read_text("utf-8") for path in (ROOT / "docs/reference").glob("*.md")}
-ENTRY = re.compile(r"^\.\. auto(?:class|function|data):: (\S+)$", re.MULTILINE)
+ENTRY = re.compile(r"^\.\. auto(class|function|data|module):: (\S+)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(?:python|pycon)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCKS = [block for path in sorted((ROOT / "docs").rglob("*.md")) for block in BLOCK.findall(path.read_text("utf-8"))]
 PACKAGES = (
     "reverb_writer",
     *(
@@ -65,16 +66,15 @@ def object_of(package: str, name: str) -> object:
     return getattr(importlib.import_module(package), name)
 
 
-def pages_of(package: str, name: str) -> list[str]:
-    """Return the pages with an entry of this very object, under this name or where it comes from."""
-    wanted = object_of(package, name)
-    found = []
+def entries() -> Iterator[tuple[str, str]]:
+    """Yield module and name of each entry of the reference; an entry of a module has all its public names."""
     for page in PAGES.values():
-        for entry in ENTRY.findall(page):
-            of, _, called = entry.rpartition(".")
-            if called == name and object_of(of, called) == wanted:
-                found.append(page)
-    return found
+        for kind, entry in ENTRY.findall(page):
+            if kind == "module":
+                yield from ((entry, name) for name in importlib.import_module(entry).__all__)
+            else:
+                module, _, name = entry.rpartition(".")
+                yield module, name
 
 
 @pytest.mark.parametrize(("package", "name"), list(public_names()))
@@ -84,17 +84,18 @@ def test_every_public_name_has_an_entry_and_an_example(package: str, name: str) 
         assert value.__doc__
         assert value.__name__ in PACKAGES
         return
-    pages = pages_of(package, name)
-    assert len(pages) == 1, f"{package}.{name} needs one entry in docs/reference/"
+    found = [module for module, called in entries() if called == name and object_of(module, called) == value]
+    assert len(found) == 1, (
+        f"{package}.{name} needs one entry in docs/reference/, under this name or where it comes from"
+    )
     in_docstring = ">>> " in (inspect.getdoc(value) or "")
-    in_block = any(re.search(rf"\b{name}\b", block) for block in BLOCK.findall(pages[0]))
-    assert in_docstring or in_block, f"{package}.{name} needs an example: a doctest, or a block of its page"
+    in_block = any(re.search(rf"\b{name}\b", block) for block in BLOCKS)
+    assert in_docstring or in_block, f"{package}.{name} needs an example: a doctest, or a block of a page"
 
 
-@pytest.mark.parametrize("entry", sorted({entry for page in PAGES.values() for entry in ENTRY.findall(page)}))
-def test_every_entry_is_of_a_public_name(entry: str) -> None:
-    package, _, name = entry.rpartition(".")
-    assert (package, name) in set(public_names())
+@pytest.mark.parametrize(("module", "name"), sorted(set(entries())))
+def test_every_entry_is_of_a_public_name(module: str, name: str) -> None:
+    assert (module, name) in set(public_names())
 
 
 def public_callables() -> Iterator[Any]:
