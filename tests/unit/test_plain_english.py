@@ -27,7 +27,7 @@ BEGINNING = r"(?:^(?:[#*|-]+ )?|(?<=[.!?:;] )|(?<=\| ))"
 RULES = {
     "a sentence begins with a free relative": BEGINNING + r"(?:What|Whatever|Whoever|Whichever)\b(?![^.!?]*\?)",
     "`for` means because": r"[,;] for (?:it|they|there|he|we|nothing|nobody) (?!\w+ing\b)",
-    "`a` means per": rf"\bone an? {MANY}\b|\b\d(?:[\d,.]*\d)?(?: [a-z]+)? an? {MANY}\b",
+    "`a` means per": rf"\bone an? {MANY}\b|\b\d(?:[\d,.]*\d)?(?: (?!of|in|as|from|for|to|by|is)[a-z]+)? an? {MANY}\b",
     "`is there` means exists": r"\b(?:is|are|was|were|be) there\b",
     "`likewise`": r"\b[Ll]ikewise\b",
     "`of them`": r"\bof them\b",
