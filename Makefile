@@ -54,7 +54,7 @@ PARALLEL = --numprocesses $(WORKERS) --dist worksteal
 
 ifneq ($(HAS_SERVER),)
 demo: .venv/.made  ## server, actors and a learner on CartPole, live in the terminal
-	@.venv/bin/python examples/demo.py
+	@.venv/bin/reverb-writer demo
 
 test: .venv/.made .venv-tf-agents/.made  ## the tests, on real servers, but for those marked `slow`
 	$(call test-beside-peers,not slow)
@@ -73,7 +73,7 @@ TF_AGENTS_PAGES = $(foreach page,$(shell grep -rl --include='*.md' 'needs: tf_ag
 	'tests/unit/test_docs_sessions.py::test_every_session_of_a_page_prints_what_the_page_says[$(page)]')
 else
 demo: .venv-client/.made
-	@.venv-client/bin/python examples/demo.py
+	@.venv-client/bin/reverb-writer demo
 
 test slow: .venv-client/.made
 	.venv-client/bin/pytest $(PARALLEL) -m '$(if $(filter slow,$@),slow,not slow)' reverb_writer $(CLIENT_TESTS)

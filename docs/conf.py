@@ -25,6 +25,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
+suppress_warnings = ["ref.python"]  # Sphinx looks for fields such as `mask` in other classes, too, and finds several
 
 myst_enable_extensions = ["colon_fence", "deflist", "linkify"]
 myst_heading_anchors = 4
@@ -66,6 +67,7 @@ _SHOWN_AS = {
     "README.md": "index.md",
 }
 _PLURAL = re.compile(r"(`[^`\s][^`]*`)(?=s\b)")  # reStructuredText ends markup before a space only
+_PAGE = re.compile(r"`?\bdocs/([\w/-]+)\.md`?")
 _LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
 
 
@@ -101,7 +103,10 @@ def _read(_app: Any, page: str, source: list[str]) -> None:
 
 
 def _drawings(_app: Any, _what: str, _name: str, _of: Any, _options: Any, lines: list[str]) -> None:
-    """Show indented blocks and tables of a docstring as they stand there; reStructuredText would flow them together."""
+    """Show indented blocks and tables of a docstring as they stand there; reStructuredText would flow them together.
+
+    Pages that a docstring names become links.
+    """
     shown: list[str] = []
     below, is_code = 0, False
     for line in lines:
@@ -119,7 +124,7 @@ def _drawings(_app: Any, _what: str, _name: str, _of: Any, _options: Any, lines:
         else:
             below = indent
             shown.append(line)
-    lines[:] = [_PLURAL.sub(r"\1\\ ", line) for line in shown]
+    lines[:] = [_PAGE.sub(r":doc:`/\1`", _PLURAL.sub(r"\1\\ ", line)) for line in shown]
 
 
 def _is_field_of_a_tuple(_app: Any, _what: str, _name: str, member: Any, _skip: bool, _options: Any) -> bool | None:

@@ -33,7 +33,6 @@ THEMES = {
         "ours": "#1f6fb2",
         "theirs": "#b26a1f",
         "good": "#2c8a57",
-        "box": "#eef3f8",
     },
     "dark": {
         "text": "#ddd",
@@ -41,29 +40,12 @@ THEMES = {
         "ours": "#6cb2eb",
         "theirs": "#e0a15e",
         "good": "#6fcf97",
-        "box": "#25303a",
     },
 }
 Colours = dict[str, str]
 UNITS = {"steps": "writing", "items": "reading"}
 BALANCE = rw.SampleToInsertRatio(samples_per_insert=8, min_size=100, error_buffer=200)
 RUN_S, PHASE_S, LOOK_S = 6.0, 1.5, 0.02
-STEP = (
-    ("env.step", "a step: a nest of arrays"),
-    ("Observer", "checked against the first step"),
-    ("StepRing", "copied into a row: the call is over"),
-    ("Sender", "chunks compressed; windows encoded as items"),
-    ("Delivery", "sent; kept until it is acknowledged"),
-    ("Reverb server", "a table's item refers to ranges of chunks"),
-)
-SAMPLE = (
-    ("Reverb server", "chooses items; sends them with their chunks"),
-    ("SampleStream", "fetched ahead, up to a limit"),
-    ("Mixer", "which server's samples come next"),
-    ("BatchAssembler", "each chunk is decoded once; rows are gathered"),
-    ("ReplayDataset", "Batch(data, info): leaves [B, T, ...]"),
-    ("learner", "to_transitions, returns, update_priorities"),
-)
 
 
 def new_figure(width: float, height: float, colours: Colours) -> tuple[Figure, Any]:
@@ -115,23 +97,6 @@ def draw_windows(colours: Colours) -> Figure:
     axes.set_title(
         f"sequence_length {length}, stride_length {stride}; dotted: padding; empty: in no window", fontsize=10
     )
-    return figure
-
-
-def draw_flow(stations: tuple[tuple[str, str], ...], colours: Colours) -> Figure:
-    """Draw stations from top to bottom, each with what happens there."""
-    figure, axes = new_figure(6.4, 0.75 * len(stations), colours)
-    axes.set(xlim=(0, 10), ylim=(len(stations) - 0.2, -0.2))
-    axes.axis("off")
-    for row, (name, does) in enumerate(stations):
-        axes.add_patch(FancyBboxPatch((0.1, row), 3.2, 0.6, "round,pad=0,rounding_size=0.12", fc=colours["box"],
-                                      ec=colours["ours"]))  # fmt: skip
-        axes.text(1.7, row + 0.3, name, color=colours["text"], ha="center", va="center", family="monospace")
-        axes.text(3.7, row + 0.3, does, color=colours["text"], va="center")
-        if row:
-            axes.annotate(
-                "", (1.7, row - 0.02), (1.7, row - 0.38), arrowprops={"arrowstyle": "->", "color": colours["ours"]}
-            )
     return figure
 
 
@@ -244,14 +209,12 @@ def pictures() -> Iterator[tuple[str, Callable[[Colours], Figure]]]:
     """Yield each picture's name and what draws it."""
     rows, found = run_limiter(), read_throughput(FIGURES.read_text("utf-8"))
     yield "windows", draw_windows
-    yield "step", lambda colours: draw_flow(STEP, colours)
-    yield "sample", lambda colours: draw_flow(SAMPLE, colours)
     yield "rate-limiter", lambda colours: draw_limiter(rows, colours)
     yield "throughput", lambda colours: draw_throughput(found, colours)
 
 
 def main(folder: Path) -> None:
-    """Draw all of them."""
+    """Draw all pictures."""
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "pictures", "font.family": "sans-serif"})
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in pictures():

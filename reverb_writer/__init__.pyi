@@ -1,6 +1,7 @@
 # The public names of this package, once: type checkers read them here, and so does `reverb_writer.lazy`.
 
 from reverb_writer import environments as environments
+from reverb_writer import episodes as episodes
 from reverb_writer import errors as errors
 from reverb_writer import files as files
 from reverb_writer import returns as returns
@@ -15,7 +16,6 @@ from reverb_writer.episodes import Episode as Episode
 from reverb_writer.episodes import EpisodeBatch as EpisodeBatch
 from reverb_writer.local.server import LocalServer as LocalServer
 from reverb_writer.reading.mixed_dataset import MixedDataset as MixedDataset
-from reverb_writer.reading.read_options import ReadOptions as ReadOptions
 from reverb_writer.reading.replay_dataset import ReplayDataset as ReplayDataset
 from reverb_writer.reading.slice_dataset import SliceDataset as SliceDataset
 from reverb_writer.reading.transforms import burn_in as burn_in

@@ -38,6 +38,9 @@ __all__ = [
     "UnsafeDataError",
 ]
 
+DOCS = "https://reverb-writer.readthedocs.io/en/latest"
+"""Address of the documentation site; messages link to its pages."""
+
 
 class ReverbWriterError(Exception):
     """Base of every error of this package."""

@@ -1,4 +1,4 @@
-"""Records of numbers as one flat dict, which TensorBoard, Weights & Biases, Trackio and MLflow take as it is."""
+"""Records as a small table of text, and their numbers as one flat dict, which every logger of metrics takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,31 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-class Scalars:
+class Record:
+    """The base class of dataclasses that print as a small table."""
+
+    def __str__(self) -> str:
+        """Return numbers and names as a table, without those that are 0 or empty.
+
+        >>> @dataclasses.dataclass
+        ... class Counts(Record):
+        ...     table: str
+        ...     steps: int
+        ...     resent_items: int
+        ...     blocked_s: float
+        >>> print(Counts("replay", 1200, 0, 0.25))
+        Counts, without zeros
+          table      replay
+          steps      1,200
+          blocked_s  0.25
+        """
+        values = {name: value for name, value in _values(self) if hasattr(value, "dtype") or value}
+        width = max(map(len, values), default=0)
+        lines = [f"  {name:{width}}  {_text(value)}" for name, value in values.items()]
+        return "\n".join([f"{type(self).__name__}, without zeros", *lines])
+
+
+class Scalars(Record):
     """The base class of dataclasses of counters."""
 
     def as_scalars(self, prefix: str = "") -> dict[str, float]:
@@ -23,35 +47,23 @@ class Scalars:
         >>> Counts(7, {"overflow": 2}).as_scalars("replay/")
         {'replay/steps': 7.0, 'replay/dropped_steps/overflow': 2.0}
         """
-        return {prefix + name: number for name, number in _numbers(self)}
-
-    def __str__(self) -> str:
-        """Return the numbers as a table, without those that are 0.
-
-        >>> @dataclasses.dataclass
-        ... class Counts(Scalars):
-        ...     steps: int
-        ...     resent_items: int
-        ...     blocked_s: float
-        >>> print(Counts(1200, 0, 0.25))
-        Counts, without zeros
-          steps      1,200
-          blocked_s  0.25
-        """
-        numbers = {name: number for name, number in _numbers(self) if number}
-        width = max(map(len, numbers), default=0)
-        lines = [f"  {name:{width}}  {round(number, 3):,.15g}" for name, number in numbers.items()]
-        return "\n".join([f"{type(self).__name__}, without zeros", *lines])
+        return {prefix + name: float(value) for name, value in _values(self) if isinstance(value, int | float)}
 
 
-def _numbers(record: Any) -> Iterator[tuple[str, float]]:
-    """Yield names and numbers of a dataclass or a mapping."""
+def _text(value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"{round(float(value), 3):,.15g}"
+    return value if isinstance(value, str) else f"{value.dtype} {list(value.shape)}"
+
+
+def _values(record: Any) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of a dataclass or a mapping: numbers, strings and arrays."""
     if isinstance(record, Mapping):
         pairs = [(str(key), value) for key, value in record.items()]
     else:
         pairs = [(field.name, getattr(record, field.name)) for field in dataclasses.fields(record)]
     for name, value in pairs:
-        if isinstance(value, int | float):
-            yield name, float(value)
+        if isinstance(value, int | float | str) or hasattr(value, "dtype"):
+            yield name, value
         elif isinstance(value, Mapping) or dataclasses.is_dataclass(value):
-            yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))
+            yield from ((f"{name}/{inner}", found) for inner, found in _values(value))

@@ -100,7 +100,7 @@ class Client:
 
     def __init__(
         self,
-        address: Any,
+        replay: Any,
         tls: TLS | bool | None = None,
         token: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -111,9 +111,10 @@ class Client:
         """Prepare the connections; they are made when they are first needed.
 
         Args:
-            address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables. Servers
-                that come and go: a `Target`, `file:PATH` as `TargetFile`, or any `TargetSource`, which is waited
-                for. Or an object with an address, such as a `LocalServer`, a `ReplayServer` or a `reverb.Client`.
+            replay: the address of a server, `host:port`, `unix:path` or `dns:host:port`; or a list of addresses of
+                servers with the same tables. For servers that may change: `file:PATH`, a `Target`, or any
+                `TargetSource`, whose first target the client waits for. Or an object with an address, such as a
+                `LocalServer`, a `ReplayServer`, a `ReplayCluster` or a `reverb.Client`.
             tls: certificates; True for the system's; None or False for plain text.
             token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
             timeout_s: time-out of each call, seconds, > 0; a call also waits for a server that is not up yet.
@@ -125,7 +126,7 @@ class Client:
             ServerUnavailableError, ReplayTimeoutError: a server does not answer within `connect_timeout_s`, or the
                 source tells no target within that time or `timeout_s`.
         """
-        source, timeout_s = source_of(address), check_timeout(timeout_s)
+        source, timeout_s = source_of(replay), check_timeout(timeout_s)
         first_s = timeout_s if connect_timeout_s is None else check_timeout(connect_timeout_s, "connect_timeout_s")
         deadline = Deadline(first_s)
         self.__setstate__(((source, tls, token, timeout_s, use_proxy), first_target(source, deadline)))

@@ -94,7 +94,7 @@ class Variables:
 
     def __init__(
         self,
-        client: Any,
+        replay: Any,
         table: str,
         timeout_s: float | None = None,
         *,
@@ -104,10 +104,10 @@ class Variables:
         """Find the table.
 
         Args:
-            client: a `Client`, an address or several, a target, or a `reverb.Client`.
-            table: its name.
-            timeout_s: how long a call waits at most, seconds; None for the client's.
-            interval_s: how often `poll` asks the server, seconds, >= 0.
+            replay: a `Client`, or an address, addresses or an object that `Client` takes.
+            table: name of the table.
+            timeout_s: time-out of a call, seconds; None for the client's.
+            interval_s: time between two questions of `poll` to the server, seconds, >= 0.
             connect_timeout_s: time-out of the constructor, which waits for the server, seconds; None for `timeout_s`.
 
         Raises:
@@ -118,7 +118,7 @@ class Variables:
         self._interval_s = check_wait(interval_s, "interval_s")
         if connect_timeout_s is not None:
             connect_timeout_s = check_timeout(connect_timeout_s, "connect_timeout_s")
-        self._client, self._owns_client = as_client(client, timeout_s)
+        self._client, self._owns_client = as_client(replay, timeout_s)
         self._table = table
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0

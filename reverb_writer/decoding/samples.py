@@ -15,6 +15,7 @@ import numpy.typing as npt
 from reverb_writer.decoding.chunk_ring import row_bytes
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import shapes_text
+from reverb_writer.scalars import Record
 from reverb_writer.slices import axes
 
 Array = npt.NDArray[Any]
@@ -71,7 +72,7 @@ class SampleInfo(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class BatchInfo:
+class BatchInfo(Record):
     """Information about the B samples of a batch: the fields of `SampleInfo` as arrays, and others.
 
     Its `repr` shows shapes instead of numbers. From `as_torch`, the arrays are tensors on the device: keys int64 with

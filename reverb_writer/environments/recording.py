@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from reverb_writer.environments.n_step_transform import NStepTransform
 from reverb_writer.errors import SpecError
 
 
@@ -47,11 +46,12 @@ def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) 
     # If a package was never imported, no environment of it exists.
     gymnasium, dm_env = sys.modules.get("gymnasium"), sys.modules.get("dm_env")
     is_vector = gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv)
-    if isinstance(observer, NStepTransform) and observer.num_envs != (env.num_envs if is_vector else None):
+    num_envs = env.num_envs if is_vector else None
+    taken = getattr(observer, "num_envs", num_envs)  # a function of a step has no such attribute
+    if taken != num_envs:
         raise SpecError(
-            f"the `NStepTransform` is for {_count(observer.num_envs)}, and `env` has "
-            f"{_count(env.num_envs if is_vector else None)}. Put it in front of a `TrajectoryObserver` of as many "
-            "environments, or pass it `num_envs`."
+            f"`env` is {_count(num_envs)}, and the {type(observer).__name__} takes steps of {_count(taken)}. "
+            f"Pass `num_envs={num_envs}` to it."
         )
     if is_vector:
         from reverb_writer.environments.gymnasium_recorders import VectorRecorder  # noqa: PLC0415  # needs gymnasium

@@ -51,7 +51,7 @@ class ReplayDataset(Dataset):
 
     def __init__(
         self,
-        client: Any,
+        replay: Any,
         table: str,
         batch_size: int,
         *,
@@ -61,9 +61,9 @@ class ReplayDataset(Dataset):
         """Find the table; the first `next` begins to fetch.
 
         Args:
-            client: a `Client`, an address or several, a `Target` or its source, or a `reverb.Client`. Several servers
-                are sampled as if one had all items, if the table is uniform or prioritized; from any other table a
-                batch comes from one of them, each in its turn.
+            replay: a `Client`, or an address, addresses or an object that `Client` takes. If there are several servers,
+                a uniform or prioritized table is sampled as if one server had all items. From any other table, batches
+                come from each server in turn.
             table: its name.
             batch_size: B, samples in a batch, >= 1.
             collate: how samples that differ in length become a batch. "error" raises; "pad" fills up with zeros to the
@@ -81,7 +81,7 @@ class ReplayDataset(Dataset):
             raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', 'flat', got {collate!r}.")
         batch_size = integer("batch_size", batch_size, minimum=1)
         self.batch_size, self.gives_lists = batch_size, collate == "list"
-        self._open(client, table, batch_size, read_options, lambda structure: WholeSamples(structure, collate))
+        self._open(replay, table, batch_size, read_options, lambda structure: WholeSamples(structure, collate))
 
 
 class WholeSamples:

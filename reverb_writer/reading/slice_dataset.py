@@ -55,7 +55,7 @@ class SliceDataset(Dataset):
 
     def __init__(
         self,
-        client: Any,
+        replay: Any,
         table: str,
         num_slices: int,
         slice_len: int,
@@ -75,9 +75,9 @@ class SliceDataset(Dataset):
         """Find the table; the first `next` begins to fetch.
 
         Args:
-            client: a `Client`, an address or several, a `Target` or its source, or a `reverb.Client`. Several servers
-                are sampled as if one had all items, if the table is uniform or prioritized; from any other table a pool
-                comes from one of them, each in its turn.
+            replay: a `Client`, or an address, addresses or an object that `Client` takes. If there are several servers,
+                a uniform or prioritized table is sampled as if one server had all items. From any other table, pools
+                come from each server in turn.
             table: its name. A `MixedDataset` has slices of several tables.
             num_slices: slices in a batch, >= 1.
             slice_len: rows in a slice, >= 1; at most, unless `short` says otherwise.
@@ -117,7 +117,7 @@ class SliceDataset(Dataset):
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self.num_slices = num_slices
         how = SliceOptions(sampler, slices_per_item, replacement, row_priority_fn, emit_init, with_next)
-        self._open(client, table, pool_size, read_options, lambda structure: SlicesOfPools(structure, how, rng))
+        self._open(replay, table, pool_size, read_options, lambda structure: SlicesOfPools(structure, how, rng))
 
 
 _COPY_BYTES = 16 << 20  # slices of a pool are copied together if they are no larger: the allocator reuses such memory

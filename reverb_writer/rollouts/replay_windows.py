@@ -12,7 +12,7 @@ from typing import Any
 
 import tree
 
-from reverb_writer.errors import IncompleteError, StructureError
+from reverb_writer.errors import DOCS, IncompleteError, StructureError
 from reverb_writer.nests import fields_of, map_present
 from reverb_writer.rollouts.array_nests import Arrays
 from reverb_writer.rollouts.storage_records import Transition
@@ -96,9 +96,9 @@ def _check_ends(arrays: Arrays, found: Mapping[str, Any], data: Any) -> None:
         if wrong:
             raise StructureError(
                 f"`{name}` is set on {wrong} boundary steps, which only hold the final observation (`is_last` or "
-                "`step_type`). It belongs on the row of the action that ended the episode, one row before: "
-                "docs/explanation/steps.md draws it. Do not write boundary steps for a rollout: all its rows "
-                "are training data."
+                "`step_type`). It belongs on the row of the action that ended the episode, one row before. Do not "
+                "write boundary steps for a rollout: all its rows are training data. "
+                f"{DOCS}/explanation/steps.html draws the rows."
             )
 
 

@@ -119,6 +119,11 @@ class Batch:
     markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
     next: Any = field(default=None, metadata=SAMPLES)
 
+    @property
+    def mask(self) -> Any:
+        """The mask of padding: [B, T] of windows with `collate="pad"`, [N] of slices with `short="pad"`, else None."""
+        return getattr(self.info, "mask", None) if self.markers is None else self.markers.mask
+
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""
         return iter((self.data, self.info))

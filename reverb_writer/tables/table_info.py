@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reverb_writer.errors import StructureError
+from reverb_writer.scalars import Record
 from reverb_writer.tables import Balance
 
 COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 
 
 @dataclass(frozen=True)
-class RateLimiterInfo:
+class RateLimiterInfo(Record):
     """A table's rate limiter and its counters.
 
     Attributes:
@@ -47,7 +48,7 @@ class RateLimiterInfo:
 
 
 @dataclass(frozen=True)
-class TableInfo:
+class TableInfo(Record):
     """One table of a server, or of several servers together.
 
     Attributes:

@@ -21,11 +21,11 @@ import numpy as np
 import tree
 
 from reverb_writer.arrays import Array, any_true, array_like, array_namespace, as_array, as_bool, concatenated
-from reverb_writer.errors import StructureError
+from reverb_writer.errors import DOCS, StructureError
 from reverb_writer.nests import fields_of, join_paths
 from reverb_writer.steps import FIRST, FLAG_NAMES, LAST, find_flags
 
-_ADVICE = "docs/explanation/steps.md draws which row has which flag."
+_ADVICE = f"{DOCS}/explanation/steps.html draws which row has which flag."
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def translate_error(
     is_refusal_of_stream = code in {*_REFUSALS, grpc.StatusCode.NOT_FOUND} and not details.startswith(_CONNECTION_ENDED)
     if code in NO_ANSWER or (is_stream and not is_refusal_of_stream):
         return ServerUnavailableError(f"there is no connection to the server at {address} ({reason}).")
-    return _KINDS.get(code, ReverbWriterError)(f"the server at {address} refused: {reason}.")
+    return _KINDS.get(code, ReverbWriterError)(f"the server at {address} refused: {reason.rstrip('.')}.")
 
 
 def describe_error(error: grpc.RpcError) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 END_WITHIN_S = 100.0
 
 pytest.importorskip("gymnasium")
@@ -27,7 +26,7 @@ def start() -> Iterator[StartDemo]:
     demos: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-u", str(DEMO), *arguments]
+        command = [sys.executable, "-u", "-m", "reverb_writer.cli", "demo", *arguments]
         demo = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -98,7 +97,7 @@ def test_a_process_that_dies_ends_the_demo_which_says_which(start: StartDemo, sc
     os.kill(next(pid for pid, started in processes.items() if started == script), signal.SIGKILL)
     out, _ = demo.communicate(timeout=END_WITHIN_S)
     assert demo.returncode == 1, out
-    assert re.search(rf"^{name}\d? ?was killed by SIGKILL", out, re.MULTILINE), out
+    assert re.search(rf"^(Error: )?{name}\d? ?was killed by SIGKILL", out, re.MULTILINE), out
     assert not [script for pid, script in processes.items() if alive(pid)]
 
 

@@ -1,4 +1,4 @@
-"""Every Python program of the documentation runs as it stands, page by page. Port 8000 is a free one here."""
+"""Every Python program of the documentation runs as it stands, page by page."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import PIECE, each_page, runnable
-from ports import free_port
+from pages import BLOCK, CHECKS, each_page, runnable
 
-PORT = "8000"
 ENDS_WITHIN_S = 250  # TF-Agents takes 50 s on a busy machine
 
 
 def program(page: str) -> str:
-    """Return a page's blocks as one program."""
-    return "\n".join(match[2] or match[3] for match in PIECE.finditer(page) if match[1] != "pycon")
+    """Return a page's blocks as one program, and after them its checks."""
+    blocks = [text for kind, text in BLOCK.findall(page) if kind == "python"]
+    return "\n".join([*blocks, *CHECKS.findall(page)])
 
 
-def test_a_page_is_run_with_what_it_does_not_show() -> None:
-    page = "a\n<!-- test:\nx = 1\n-->\nb\n```python\nprint(x)\n```\n```\nno\n```\n```pycon\n>>> 1\n1\n```\n"
-    assert program(page) == "x = 1\n\nprint(x)\n"
+def test_a_page_is_run_as_it_stands_and_then_checked() -> None:
+    page = "a\n<!-- test:\nassert x\n-->\nb\n```python\nx = 1\n```\n```\nno\n```\n```pycon\n>>> 1\n1\n```\n"
+    assert program(page) == "x = 1\n\nassert x\n"
 
 
 def test_a_page_is_run_as_far_as_its_packages_are_here() -> None:
@@ -37,7 +36,7 @@ def test_every_program_of_a_page_runs(path: Path, tmp_path: Path) -> None:
     page, missing = runnable(path.read_text("utf-8"))
     if re.search(r"^```python$", page, re.MULTILINE):
         file = tmp_path / "page.py"  # a file, because processes that a page spawns import it
-        file.write_text(program(page).replace(PORT, str(free_port())), "utf-8")
+        file.write_text(program(page), "utf-8")
         done = subprocess.run(
             [sys.executable, str(file)],
             cwd=tmp_path,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import http.server
+import importlib
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -122,11 +124,13 @@ def test_pages_have_each_method_and_the_arguments_of_constructors(site: Path) ->
     missing = []
     for source in (ROOT / "docs/reference").glob("*.md"):
         page = (site / "reference" / f"{source.stem}.html").read_text("utf-8")
-        for package, name in re.findall(
-            r"^.. autoclass:: (reverb_writer[\w.]*)\.(\w+)", source.read_text("utf-8"), re.MULTILINE
-        ):
-            if package != "reverb_writer_server":
-                value = getattr(importlib.import_module(package), name)
+        text = source.read_text("utf-8")
+        found = re.findall(r"^.. autoclass:: (reverb_writer[\w.]*)\.(\w+)", text, re.MULTILINE)
+        for module in re.findall(r"^.. automodule:: (\S+)", text, re.MULTILINE):
+            found += [(module, name) for name in importlib.import_module(module).__all__]
+        for package, name in found:
+            value = None if package == "reverb_writer_server" else getattr(importlib.import_module(package), name)
+            if inspect.isclass(value):
                 arguments = sections(value.__init__.__doc__ or "")
                 missing += [f"{name}({one})" for one in arguments if not re.search(rf">[*]*{one}</strong>", page)]
                 missing += [one for one in methods(value) if f'id="{package}.{name}.{one}"' not in page]

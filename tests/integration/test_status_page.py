@@ -100,7 +100,7 @@ def test_metrics_are_those_of_the_tables(served: ServiceProcess) -> None:
 
 def test_every_metric_is_explained_and_every_explained_one_is_told(served: ServiceProcess) -> None:
     guide = Path(__file__).parent.parent.parent / "docs/reference/metrics.md"
-    _, _, rows = guide.read_text().partition("## All of them")
+    _, _, rows = guide.read_text().partition("## All metrics")
     explained = {row.split("`")[1] for row in rows.splitlines() if row.startswith("| `")}
     told = {name.partition("{")[0] for name in served.metrics()}
     # The server itself has asked for no checkpoint, and has no gateway.

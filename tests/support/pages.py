@@ -1,8 +1,7 @@
 """The pages of the documentation, as far as the packages of this interpreter reach.
 
-A page may need what a reader has already: a server, an environment, a network. It says so in comments that the site
-does not show. `<!-- test: ... -->` holds Python that runs before the blocks that follow it. `<!-- needs: a -->` names
-packages that everything after it needs: without them, the page runs as far as that.
+Comments that the site does not show are for tests. `<!-- needs: a -->` names packages that everything after it needs:
+without them, the page runs as far as that. `<!-- test: ... -->` holds checks, which run after all blocks of the page.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-PIECE = re.compile(r"^```(python|pycon)\n(.*?)^```$|^<!-- test:\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+CHECKS = re.compile(r"^<!-- test:\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
 NEEDS = re.compile(r"<!-- needs: (.*?) -->")
 
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

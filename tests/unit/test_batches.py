@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 
 import numpy as np
 import pytest
 
 import reverb_writer as rw
+from reverb_writer import slices
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.slices.axes import converted
 from reverb_writer.slices.batch import Batch
+
+RNG = np.random.default_rng(0)
 
 
 def info_of(n: int, members: list[int] | None = None) -> BatchInfo:
@@ -45,6 +49,23 @@ def test_importance_weights_are_relative_to_the_largest_of_each_member(
 @pytest.mark.parametrize("members", [None, []])
 def test_no_samples_have_no_importance_weights(members: list[int] | None) -> None:
     assert info_of(0, members).importance_weights().shape == (0,)
+
+
+def test_information_prints_as_a_table_of_shapes() -> None:
+    assert str(info_of(2)).splitlines()[:3] == [
+        "BatchInfo, without zeros",
+        "  keys           uint64 [2]",
+        "  priorities     float64 [2]",
+    ]
+
+
+def test_mask_of_a_batch_is_that_of_its_windows_or_slices() -> None:
+    assert Batch({}, None).mask is Batch({}, info_of(2)).mask is None
+    mask = np.array([[True, False], [True, True]])
+    assert Batch({}, dataclasses.replace(info_of(2), mask=mask)).mask is mask
+    steps = {"reward": np.arange(3.0), "done": np.array([False, True, True])}
+    drawn = slices.SliceSampler(2, 2, short="pad").each(slices.find_trajectories(slices.read_markers(steps)), RNG)
+    assert slices.gather(steps, drawn).mask.tolist() == [True, True, True, False]
 
 
 class Tensor:

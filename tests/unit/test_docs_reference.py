@@ -6,6 +6,7 @@ raises.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import pkgutil
 import re
@@ -18,13 +19,14 @@ from typing import Any
 import pytest
 from docstrings import described, docstrings, methods, parameters, raised, sections
 
-from reverb_writer.errors import SpecError
+from reverb_writer.errors import DOCS, SpecError
 from reverb_writer.lazy import module_of_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path.read_text("utf-8") for path in (ROOT / "docs/reference").glob("*.md")}
-ENTRY = re.compile(r"^\.\. auto(?:class|function|data):: (\S+)$", re.MULTILINE)
+ENTRY = re.compile(r"^\.\. auto(class|function|data|module):: (\S+)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(?:python|pycon)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCKS = [block for path in sorted((ROOT / "docs").rglob("*.md")) for block in BLOCK.findall(path.read_text("utf-8"))]
 PACKAGES = (
     "reverb_writer",
     *(
@@ -40,6 +42,7 @@ PACKAGES = (
 RECORDS = {
     "reverb_writer.client.client": ("ClientStats", "TableStats"),
     "reverb_writer.decoding.samples": ("BatchInfo", "SampleInfo"),
+    "reverb_writer.reading.read_options": ("ReadOptions",),
     "reverb_writer.reading.stats": ("DatasetStats", "FetchStats"),
     "reverb_writer.tables.table_info": ("RateLimiterInfo", "TableInfo"),
     "reverb_writer.writing.stream_options": ("StreamOptions",),
@@ -63,16 +66,15 @@ def object_of(package: str, name: str) -> object:
     return getattr(pkgutil.resolve_name(package), name)
 
 
-def pages_of(package: str, name: str) -> list[str]:
-    """Return the pages with an entry of this very object, under this name or where it comes from."""
-    wanted = object_of(package, name)
-    found = []
+def entries() -> Iterator[tuple[str, str]]:
+    """Yield module and name of each entry of the reference; an entry of a module has all its public names."""
     for page in PAGES.values():
-        for entry in ENTRY.findall(page):
-            of, _, called = entry.rpartition(".")
-            if called == name and object_of(of, called) == wanted:
-                found.append(page)
-    return found
+        for kind, entry in ENTRY.findall(page):
+            if kind == "module":
+                yield from ((entry, name) for name in pkgutil.resolve_name(entry).__all__)
+            else:
+                module, _, name = entry.rpartition(".")
+                yield module, name
 
 
 @pytest.mark.parametrize(("package", "name"), list(public_names()))
@@ -82,17 +84,18 @@ def test_every_public_name_has_an_entry_and_an_example(package: str, name: str) 
         assert value.__doc__
         assert f"{package}.{name}" in PACKAGES
         return
-    pages = pages_of(package, name)
-    assert len(pages) == 1, f"{package}.{name} needs one entry in docs/reference/"
+    found = [module for module, called in entries() if called == name and object_of(module, called) == value]
+    assert len(found) == 1, (
+        f"{package}.{name} needs one entry in docs/reference/, under this name or where it comes from"
+    )
     in_docstring = ">>> " in (inspect.getdoc(value) or "")
-    in_block = any(re.search(rf"\b{name}\b", block) for block in BLOCK.findall(pages[0]))
-    assert in_docstring or in_block, f"{package}.{name} needs an example: a doctest, or a block of its page"
+    in_block = any(re.search(rf"\b{name}\b", block) for block in BLOCKS)
+    assert in_docstring or in_block, f"{package}.{name} needs an example: a doctest, or a block of a page"
 
 
-@pytest.mark.parametrize("entry", sorted({entry for page in PAGES.values() for entry in ENTRY.findall(page)}))
-def test_every_entry_is_of_a_public_name(entry: str) -> None:
-    package, _, name = entry.rpartition(".")
-    assert (package, name) in set(public_names())
+@pytest.mark.parametrize(("module", "name"), sorted(set(entries())))
+def test_every_entry_is_of_a_public_name(module: str, name: str) -> None:
+    assert (module, name) in set(public_names())
 
 
 def public_callables() -> Iterator[Any]:
@@ -151,6 +154,31 @@ def test_every_public_class_says_its_state_in_a_line() -> None:
     values = [object_of(package, name) for package, name in public_names()]
     classes = [value for value in values if inspect.isclass(value) and not getattr(value, "_is_protocol", False)]
     assert not [value.__name__ for value in classes if value.__repr__ is object.__repr__]
+
+
+def strings_of_code(source: str) -> Iterator[str]:
+    """Yield the strings of a module that are no docstrings, f-strings as they stand in the source."""
+    tree = ast.parse(source)
+    texts = {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts:
+            yield node.value
+
+
+def test_messages_link_to_pages_of_the_site() -> None:
+    links = set()
+    for path in [*(ROOT / "reverb_writer").rglob("*.py"), *(ROOT / "server").rglob("*.py")]:
+        for text in strings_of_code(path.read_text("utf-8")):
+            assert not re.search(r"\bdocs/\w+/[\w-]+\.md\b", text), f"{path}: a user has no such file: {text}"
+            links.update(re.findall(r"\{DOCS\}/([\w/-]+)\.html", text))
+    assert len(links) > 1
+    assert not [page for page in links if not (ROOT / f"docs/{page}.md").exists()]
+    for project in ("pyproject.toml", "server/pyproject.toml"):
+        assert f'\nDocumentation = "{DOCS}"\n' in (ROOT / project).read_text("utf-8")
 
 
 def test_every_example_is_shown() -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import PIECE, ROOT, each_page, runnable
+from pages import BLOCK, ROOT, each_page, runnable
 
 from reverb_writer.slices import By, Short
 from reverb_writer.windows import EndOfEpisode
@@ -19,7 +19,7 @@ WINDOWS = ROOT / "docs/explanation/windows.md"
 @each_page
 def test_every_session_of_a_page_prints_what_the_page_says(path: Path) -> None:
     page, missing = runnable(path.read_text("utf-8"))
-    blocks = [match[2] for match in PIECE.finditer(page) if match[1] == "pycon"]
+    blocks = [match[2] for match in BLOCK.finditer(page) if match[1] == "pycon"]
     session = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, path.name, str(path), 0)
     report: list[str] = []
     results = doctest.DocTestRunner(verbose=False).run(session, out=report.append)

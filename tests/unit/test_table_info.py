@@ -76,3 +76,21 @@ def test_servers_that_are_configured_differently_are_told_as_they_are() -> None:
 def test_only_server_is_told_as_it_is() -> None:
     one = table(1, RateLimiterInfo(1.0, 0.0, 10.0, 1, 10, 0))
     assert together(one) == one
+
+
+def test_table_prints_as_a_small_table() -> None:
+    assert str(table(7, RateLimiterInfo(1.0, -INF, INF, 1, 9, 2))).splitlines() == [
+        "TableInfo, without zeros",
+        "  name                             t",
+        "  sampler                          fifo",
+        "  remover                          fifo",
+        "  max_size                         100",
+        "  max_times_sampled                1",
+        "  current_size                     7",
+        "  rate_limiter/samples_per_insert  1",
+        "  rate_limiter/min_diff            -inf",
+        "  rate_limiter/max_diff            inf",
+        "  rate_limiter/min_size_to_sample  1",
+        "  rate_limiter/num_inserts         9",
+        "  rate_limiter/num_samples         2",
+    ]

@@ -245,16 +245,27 @@ def test_n_step_transitions_of_many_environments(mode: AutoresetMode) -> None:
     assert all(mode_ends[-1] for mode_ends in ends)
 
 
-def test_n_step_transforms_and_environments_must_be_of_one_number() -> None:
-    vector = SyncVectorEnv(counters())
-    with pytest.raises(
-        rw.errors.SpecError, match="is for a single environment, and `env` has 2 environments that step together"
-    ):
-        rw.environments.record(vector, rw.environments.NStepTransform(print, 3, 0.9))
-    with pytest.raises(rw.errors.SpecError, match=r"is for 3 environments .* has 2 environments"):
-        rw.environments.record(vector, rw.environments.NStepTransform(print, 3, 0.9, num_envs=3))
-    with pytest.raises(rw.errors.SpecError, match=r"is for 2 environments .* has a single environment"):
-        rw.environments.record(counters()[0](), rw.environments.NStepTransform(print, 3, 0.9, num_envs=2))
+@pytest.mark.parametrize(
+    ("num_envs", "takes", "message"),
+    [
+        (2, None, "is 2 environments that step together, and the NStepTransform takes steps of a single environment"),
+        (2, 3, "is 2 environments .* takes steps of 3 environments that step together. Pass `num_envs=2` to it"),
+        (None, 2, "is a single environment, and the .* takes steps of 2 environments .* Pass `num_envs=None` to it"),
+    ],
+)
+def test_observers_and_environments_must_be_of_one_number(
+    num_envs: int | None, takes: int | None, message: str
+) -> None:
+    env = counters()[0]() if num_envs is None else SyncVectorEnv(counters())
+    with pytest.raises(rw.errors.SpecError, match=message):
+        rw.environments.record(env, rw.environments.NStepTransform(print, 3, 0.9, num_envs=takes))
+    with rw.LocalServer([rw.TableConfig("replay")]) as server:
+        observer = rw.TrajectoryObserver(server, "replay", 2, num_envs=takes)
+        with (
+            observer,
+            pytest.raises(rw.errors.SpecError, match=message.replace("NStepTransform", "TrajectoryObserver")),
+        ):
+            rw.environments.record(env, observer)
 
 
 def test_an_environment_that_hides_its_terminal_observations_is_refused() -> None:

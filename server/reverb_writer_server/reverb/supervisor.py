@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from reverb_writer.errors import ReverbWriterError
+from reverb_writer.errors import DOCS, ReverbWriterError
 from reverb_writer_server.machine import cpu_s, num_oom_kills, statistics
 from reverb_writer_server.reverb.child import StartRequest
 from reverb_writer_server.reverb.draining import Endpoint
@@ -182,7 +182,7 @@ class ReverbProcess:
         if self.was_ended_for_want_of_memory():
             how += (
                 ": the kernel has ended it for want of memory. Lower max_size of its tables, or give it more; "
-                "docs/deploy/sizing.md has the sizes"
+                f"{DOCS}/deploy/sizing.html has the sizes"
             )
         return f"the Reverb process {how}. Its last log lines:\n" + "\n".join(self._last_lines)
 
