@@ -1,7 +1,7 @@
 """Tables of a replay server. Here is their configuration: which item is sampled or removed, and who waits when.
 
     table_dicts      a table as plain values, for TOML and JSON
-    table_messages   a table in Reverb's messages, and the answer in which a server tells of its tables
+    table_messages   a table in Reverb's messages, and a server's answer about its tables
     shares           one shard's part of a table that several shards serve together
     table_info       the tables of a server as it reports them
     rate_limits      which side of a rate limiter waits, and why
