@@ -12,7 +12,7 @@ from reverb_writer.lazy import lazy_names
 
 if "grpc" not in sys.modules:
     # gRPC's own handlers let one forked child in five crash, even one that does not use gRPC, such as the worker of a
-    # data loader. Without them none does. Read by gRPC when it is imported; who has set it already has the last word.
+    # data loader. Without them none does. Read by gRPC when it is imported; a value that is set already stays.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __version__ = "0.1.0"

@@ -12,14 +12,14 @@ from reverb_writer.errors import StructureError
 from reverb_writer.lazy import needs
 
 _EXTRAS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}
-"""What installs array-api-compat beside a library: extras of this package; `arrays` for all others."""
+"""Extras of this package that install array-api-compat beside a library; `arrays` for all other libraries."""
 
 Array = Any
 """An array of NumPy, or of another library that array-api-compat knows."""
 
 
 def array_namespace(*arrays: Any) -> Any:
-    """Return the library of the arrays: NumPy, unless one of them is of another library."""
+    """Return the library of the arrays: NumPy, unless an array is of another library."""
     own = (np.ndarray, np.generic, int, float, list, tuple, NoneType)
     if all(isinstance(array, own) for array in arrays):
         return np

@@ -1,7 +1,7 @@
 """Work done by other threads, for a thread that an interrupt may meet at any moment.
 
 `KeyboardInterrupt`, and whatever else a handler of a signal raises, comes at any moment of the main thread: also in
-`threading.Condition.__enter__`, when the lock has just been taken and no one is there yet to give it back. All who need
+`threading.Condition.__enter__`, when the lock has just been taken and no code runs yet that releases it. All who need
 that lock later hang for ever. Other threads get no signals. So work that takes locks of Python's, such as starting a
 thread, is kept out of the main thread:
 

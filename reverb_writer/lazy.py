@@ -1,4 +1,4 @@
-"""What loads only when it is used: public names of packages (PEP 562) and optional packages. Imports nothing heavy.
+"""Names that load when they are used: public names of packages (PEP 562) and optional packages. Imports nothing heavy.
 
 The public names of a package stand in its stub, `__init__.pyi`: type checkers read them there, and so does the package.
 """

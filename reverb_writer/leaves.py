@@ -5,10 +5,10 @@ Callers differ in which conversions of dtype they accept, so that is an argument
     `Fit`        numbers of another dtype                            Python numbers              used by
     -----------  --------------------------------------------------  --------------------------  --------------------
     EXACT        refused, but for another byte order                 those that the dtype holds  steps of observers
-    LOSSLESS     if values change by rounding to a float at most     likewise                    accumulators, spaces
-    LOSSY        any number                                          likewise                    accumulators, spaces
+    LOSSLESS     if values change by rounding to a float at most     as for other dtypes         accumulators, spaces
+    LOSSY        any number                                          any number                  accumulators, spaces
 
-Strings fit leaves of strings, whose dtype is `object`, and nothing else does. What does not fit raises
+Strings fit leaves of strings, whose dtype is `object`, and nothing else does. A value that does not fit raises
 StructureError, which says what it is and what is expected.
 """
 
@@ -151,7 +151,7 @@ def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice:
         return None
     if relation == _SAFE:
         return array.astype(dtype)
-    # If the sum of the squares is below the limit, so is each number: the fastest check of all of them.
+    # If the sum of the squares is below the limit, so is each number: the fastest check.
     if limit and (abs(array.item()) if array.ndim == 0 else float(abs(np.vdot(array, array)))) < limit:
         return array.astype(dtype)
     cast, kept = _cast(array, dtype)

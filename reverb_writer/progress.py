@@ -16,8 +16,8 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[..
     """Show a bar on standard error from the second second on; nothing in pipes, or in notebooks without ipywidgets.
 
     Args:
-        description: what is done.
-        total: how many parts it has; None if that is not known.
+        description: the work that is done.
+        total: number of parts; None if it is not known.
 
     Yields:
         A function that counts one part more; `said` is shown beside the bar.

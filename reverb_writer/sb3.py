@@ -76,7 +76,7 @@ class ReplayBuffer:
             optimize_memory_usage: has no effect; here for programs that give it.
             handle_timeout_termination: whether `dones` is 0 where `infos` has a true `TimeLimit.truncated`.
             table: its name.
-            timeout_s: how long a call waits at most, seconds.
+            timeout_s: time-out of a call, seconds.
 
         Raises:
             SpecError: an argument is invalid.

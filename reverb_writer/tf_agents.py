@@ -3,7 +3,7 @@
     from tf_agents.replay_buffers.reverb_utils import ReverbAddTrajectoryObserver    # before
     from reverb_writer.tf_agents import ReverbAddTrajectoryObserver                  # after
 
-Arguments, properties and messages are those of TF-Agents 0.19. What our own observers take besides can be given by
+Arguments, properties and messages are those of TF-Agents 0.19. Further options of our own observers can be given by
 keyword: `timeout_s`, `end_of_episode`, `windows`, ...
 
     here                               is
@@ -51,7 +51,7 @@ class FlattenedTrajectoryError(StructureError, TypeError):
 
 
 class _ReverbObserver(Observer):
-    """What TF-Agents' observers have in common and ours do not; comes before one of ours among the bases."""
+    """Common to TF-Agents' observers and not to ours; comes before one of ours among the bases."""
 
     @property
     def py_client(self) -> Any:
@@ -218,7 +218,7 @@ class ReverbAddEpisodeObserver(_ReverbObserver, EpisodeObserver):
             max_sequence_length: steps in an episode at most, boundary step included, >= 1.
             priority: of every item, finite and >= 0, or a function of the episode.
             bypass_partial_episodes: whether a longer episode is dropped, not refused.
-            **options: what `EpisodeObserver` takes besides.
+            **options: further arguments of `EpisodeObserver`.
 
         Raises:
             SpecError, StructureError, ServerUnavailableError: as for `ReverbAddTrajectoryObserver`.

@@ -32,7 +32,7 @@ UNALIGNED_TAIL: Final = "unaligned_tail"  # it comes after the last window
 
 
 class EndOfEpisode(enum.Enum):
-    """What becomes of the steps that no regular window holds when an episode of `n` steps ends.
+    """The treatment of the steps that no regular window holds when an episode of `n` steps ends.
 
     Let `m` be the steps missing until the next regular window is complete: L - n if n < L, else (L - n) % S.
 
@@ -74,7 +74,7 @@ class WindowSpec:
         sequence_length: L, the steps of a window, >= 1; None for one window per episode, which holds all of it.
         stride_length: S, the steps from one window's start to the next one's, >= 1. With S > L, S - L of every S steps
             are in no window: DROP, PAD and TILE allow it with a warning (one per process and pair), the others do not.
-        end_of_episode: What becomes of the last steps; a string is turned into the enum's member.
+        end_of_episode: treatment of the last steps; a string is turned into the enum's member.
 
     Raises:
         SpecError: A number is not an integer or is too small, the mode is unknown, or the three do not go together.
@@ -230,5 +230,5 @@ def _warn_of_gap(length: int, stride: int) -> None:
     warnings.warn(
         f"`stride_length` {stride} > `sequence_length` {length}: {stride - length} of every {stride} steps will be in "
         f"no window. Lower `stride_length` to {length} to keep them.",
-        stacklevel=4,  # past __post_init__ and the generated __init__: whoever called WindowSpec()
+        stacklevel=4,  # past __post_init__ and the generated __init__: the caller of WindowSpec()
     )

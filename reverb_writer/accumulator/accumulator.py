@@ -169,7 +169,7 @@ class TrajectoryAccumulator:
             client: an `rw.Client`; an address or a `reverb.Client` costs a connection with each call, unless
                 something else in the process has one to that address.
             table: its name, or several.
-            priority: in each of them, finite and >= 0.
+            priority: in each table, finite and >= 0.
             partial: as for `build`.
             timeout_s: in seconds; None for the client's.
 

@@ -1,6 +1,6 @@
 """`reverb-writer demo`: a server, actors and a learner on CartPole, each in its own process, live in this terminal.
 
-The processes are scripts of `examples/`, started as by hand. All of them end with the demo.
+The processes are scripts of `examples/`, started as by hand. All end with the demo.
 """
 
 from __future__ import annotations

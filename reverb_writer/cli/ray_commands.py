@@ -58,7 +58,7 @@ def up(
     timeout: float,
     address: str,
 ) -> None:
-    """Start the cluster NAME, unless it is there already, and print its shards."""
+    """Start the cluster NAME, unless it exists already, and print its shards."""
     with report_errors():
         connect_ray(address)
         cluster = ReplayCluster.start(
@@ -74,7 +74,7 @@ def up(
             timeout_s=timeout,
         )
         if not cluster.started:
-            click.echo(f"{name} is there already")
+            click.echo(f"{name} exists already")
         _print(cluster.status())
 
 

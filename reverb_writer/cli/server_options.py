@@ -48,7 +48,7 @@ _SAMPLER = (
     click.option(
         "--sampler",
         type=click.Choice(get_args(SelectorName)),
-        help="What chooses the next item to sample from each --table; uniform by default.",
+        help="Rule that chooses the next item to sample from each --table; uniform by default.",
     ),
     click.option(
         "--sampler-exponent", type=float, metavar="X", help="Exponent of --sampler prioritized; 1 by default."

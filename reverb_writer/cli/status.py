@@ -80,7 +80,7 @@ def command(
     """Show the tables of the server at ADDRESS (host:port), and which inserts or samples are blocked.
 
     Of several servers that are one replay each is shown, and those that are blocked or unreachable are named at the
-    end. An ADDRESS may also be a file of them, `file:PATH`.
+    end. An ADDRESS may also be a file of addresses, `file:PATH`.
 
     With --watch a missing answer is shown and the server is asked again; the exit code is that of the last state.
 

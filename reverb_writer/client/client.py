@@ -184,7 +184,7 @@ class Client:
 
         Raises:
             ServerUnavailableError: nothing answers at the address within the time-out.
-            ReplayTimeoutError: the server is there but does not answer.
+            ReplayTimeoutError: the server holds the connection but does not answer.
         """
         infos = self._all(lambda shard, deadline: shard.request_info(deadline.timeout_s), timeout_s)
         return merge_tables([info.tables for info in infos])
@@ -257,7 +257,7 @@ class Client:
 
         Args:
             table: its name.
-            num_samples: how many, >= 1.
+            num_samples: number of samples, >= 1.
             timeout_s: for all waits for the server together, in seconds; None for the client's. The time that the
                 caller takes between two samples does not count.
 
@@ -353,7 +353,7 @@ def only_server(client: Client) -> Server:
     """Return the server of a client that must not have several; raise `SpecError` if it has."""
     client.connections.check_usable()
     if len(client.shards) > 1:
-        raise SpecError(f"this is for a client of one server, got {client.address}. Make a client of one of them.")
+        raise SpecError(f"this is for a client of one server, got {client.address}. Make a client of one server.")
     return client.shards[0]
 
 

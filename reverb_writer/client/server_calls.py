@@ -39,7 +39,7 @@ from reverb_writer.transport.waits import insert_items
 _LOG = logging.getLogger(__package__)
 
 _LOOK_EVERY_S = 0.2  # why no sample comes
-_MAX_IN_FLIGHT = 2048  # samples; more are requested when half of them have come
+_MAX_IN_FLIGHT = 2048  # samples; more are requested when half have come
 _CACHE_BYTES = 64 << 20  # limit of a table's decoded chunks; one larger sample may exceed it
 
 

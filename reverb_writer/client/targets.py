@@ -104,7 +104,7 @@ class Target:
 
 @runtime_checkable
 class TargetSource(Protocol):
-    """What tells the newest target. It must be picklable."""
+    """A source of targets. It must be picklable."""
 
     def look_up(self, timeout_s: float) -> Target:
         """Return the newest target, within `timeout_s` seconds.
@@ -184,7 +184,7 @@ def source_of(address: Any) -> TargetSource:
         if isinstance(of := getattr(address, name, None), str):
             return source_of(of)
     raise SpecError(
-        "`address` must be `host:port`, several of them, a Target or a source of one, or an object with an address, "
+        "`address` must be `host:port`, a list of these, a Target or a source of one, or an object with an address, "
         f"such as a server; got {address!r}."
     )
 

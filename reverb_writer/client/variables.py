@@ -255,7 +255,7 @@ class Variables:
         Raises:
             ReplayTimeoutError: nothing was published in time.
             FinishedError: the run has ended, and nothing was published in it.
-            StructureError, FormatError: as `poll`. What `load_state_dict` raises is raised as it is.
+            StructureError, FormatError: as `poll`. Errors of `load_state_dict` are raised as they are.
         """
         nest = self.poll() if self.version else self.latest()
         if nest is None:

@@ -43,7 +43,7 @@ class ItemCache:
     """
 
     def __init__(self, layout: ItemLayout, spec: bytes, partitions: Sequence[Partition], max_item_bytes: int) -> None:
-        """Start without items; `max_item_bytes` is the memory limit of what is known of them."""
+        """Start without items; `max_item_bytes` is the memory limit of the row ranges."""
         self.layout, self.spec, self.partitions = layout, spec, partitions
         self._max_item_bytes = max_item_bytes
         # Those that were forgotten included: their places are not used again until all are cleared.

@@ -61,7 +61,7 @@ class SampleInfo(NamedTuple):
         priority: priority of the item when it was sampled.
         probability: probability of the item among the items of the table.
         table_size: number of items in the table when the item was sampled.
-        times_sampled: how often the item has been sampled, this time included.
+        times_sampled: number of samples of the item, this one included.
     """
 
     key: int
@@ -109,7 +109,7 @@ class BatchInfo(Record):
         return shapes_text(self)
 
     def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:
-        """Return [B] weights that make up for sampling by priority, the largest of them 1.
+        """Return [B] weights that make up for sampling by priority, the largest 1.
 
         They are (table size x probability) ** -exponent, divided by the largest. They compare samples of one table, on
         one server or on several that are sampled as one. In a mixed batch, those of each dataset are divided by their

@@ -12,7 +12,7 @@ _LOG = logging.getLogger(__package__)
 
 
 class TableStructure:
-    """What the items of a table look like to one dataset, whichever server they come from. Not thread-safe.
+    """The structure of a table's items for one dataset, whichever server they come from. Not thread-safe.
 
     Without a signature the first item settles it. Later items of another spec are foreign. An item without a spec, as
     other writers write them, is never foreign; if it is the first one, items are tuples of columns.
@@ -30,7 +30,7 @@ class TableStructure:
         self._verdicts: dict[bytes, bool] = {}  # of other specs than the first
 
     def pack(self, columns: Sequence[Any]) -> Any:
-        """Return the nest of some columns; a tuple of them where it is not known."""
+        """Return the nest of some columns; a tuple of columns where it is not known."""
         return self._pack(columns)
 
     def admits(self, spec: bytes) -> bool:

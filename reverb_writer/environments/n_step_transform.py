@@ -56,7 +56,7 @@ class _Ring:
         others = [number for number, name in enumerate(names) if name not in _FOLDED]
         rewards, discounts = ([number for number, name in enumerate(names) if name == wanted] for wanted in _FOLDED)
         self._pack_folded = packer(structure_of(fields["discount" if len(discounts) > 1 else "reward"]))
-        # If only one of them is a nest, the other is repeated.
+        # If only one is a nest, the other is repeated.
         if not tree.is_nested(fields["discount"]):
             discounts *= len(rewards)
         if not tree.is_nested(fields["reward"]):
@@ -107,7 +107,7 @@ class _Ring:
 
 
 class NStepTransform:
-    """Fold steps into transitions over n of them, and pass those on to an observer.
+    """Fold steps into transitions over n steps, and pass the transitions to an observer.
 
     Takes steps as `reverb_writer.environments` records them, or any dict or named tuple (such as `Trajectory`) with
     `observation`, `action`, `reward` and `discount`, where reward and discount are results of the action, and only the

@@ -27,10 +27,10 @@ def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) 
         A `gymnasium.Wrapper`, `gymnasium.vector.VectorWrapper` or `dm_env.Environment`, used from one thread at a time.
         `reset` and `close` record episodes that are not over as truncated, with their last observation.
 
-        `step` raises StructureError if an action is not of its space; nothing has changed. What `extras` raises and
-        what the observer raises goes through: steps that were written stay written, and the next `reset` ends their
+        `step` raises StructureError if an action is not of its space; nothing has changed. Errors of `extras` and
+        of the observer are raised as they are: steps that were written stay written, and the next `reset` ends their
         episodes. Until then `step` raises `gymnasium.error.ResetNeeded`, in dm_env StructureError, because a step would
-        be missing; likewise before the first `reset`, and after an interrupt.
+        be missing. So it does before the first `reset`, and after an interrupt.
 
     Raises:
         SpecError: `env` is not an environment; it has a space that cannot be written (names the part, and the reason);

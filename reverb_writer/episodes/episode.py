@@ -19,7 +19,7 @@ from reverb_writer.windows import WindowSpec
 
 _CHECK_EVERY = 50
 
-# What a state has: attributes that are never changed in place, columns, and objects of the user's.
+# Contents of a state: attributes that are never changed in place, columns, and objects of the user's.
 _IDS = ("id_", "agent_id", "module_id", "multi_agent_episode_id")
 _PLAIN = (*_IDS, "t_started", "t", "is_terminated", "is_truncated")
 _COLUMNS = ("observations", "infos", "actions", "rewards")
@@ -205,7 +205,7 @@ class Episode(EpisodeData):
         """Return the chunk that follows: no steps yet, starting where this one is now.
 
         Args:
-            len_lookback_buffer: how many of the last steps can be looked back at, >= 0; at most all of them.
+            len_lookback_buffer: number of the last steps that can be looked back at, from 0 to all.
 
         Raises:
             ClosedError: the episode is done.

@@ -47,17 +47,17 @@ class EpisodeData:
 
         Args:
             id_: None for a random one.
-            observations: T + 1 of them.
+            observations: T + 1.
             observation_space: their Gymnasium space; only one-hot vectors need it.
-            infos: T + 1 of them; None for empty ones.
-            actions: T of them.
+            infos: T + 1; None for empty ones.
+            actions: T.
             action_space: their Gymnasium space.
             rewards: T numbers.
             terminated: whether the environment ended in a terminal state.
             truncated: whether a time limit or the like ended it.
             extra_model_outputs: T of each, by name.
             t_started: the step at which the chunk starts; None for 0.
-            len_lookback_buffer: how many of the T steps are look-back; "auto" for all.
+            len_lookback_buffer: number of the T steps that are look-back; "auto" for all.
             agent_id: stored as an attribute.
             module_id: stored as an attribute.
             multi_agent_episode_id: stored as an attribute.

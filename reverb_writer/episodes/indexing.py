@@ -26,7 +26,7 @@ from reverb_writer.errors import SpecError
 Indices = int | slice | Sequence[int] | None
 
 Span = tuple[int, slice, int, int]
-"""What a slice reads, in its order: number of fill values, rows, number of rows, number of fill values after them."""
+"""The parts of a slice, in its order: number of fill values, rows, number of rows, number of fill values after them."""
 
 
 def is_single(index: Any) -> bool:

@@ -27,14 +27,14 @@ Array = npt.NDArray[Any]
 _ALL = slice(None)
 
 BROKEN_STATE = (ReverbWriterError, AttributeError, LookupError, TypeError, ValueError)
-"""What may be raised because a state is none."""
+"""Errors that a value raises which is not a state."""
 
 
 class InfiniteLookbackBuffer:
     """Rows that are appended one by one; the first `lookback` rows are history that is only read.
 
     Rows are nests without time. Their leaves are copied into lists, of which `finalize()` makes arrays. Before it,
-    getters return lists of rows; after it, arrays [T, ...] or nests of them. Results are owned by the caller. Not
+    getters return lists of rows; after it, arrays [T, ...] or nests of arrays. Results are owned by the caller. Not
     thread-safe.
 
     Source: RLlib 2.35 `InfiniteLookbackBuffer`; docs/how-to/from-rllib.md lists the differences.
@@ -55,7 +55,7 @@ class InfiniteLookbackBuffer:
 
         Args:
             data: a list of rows, or a nest of arrays [T, ...], which makes the buffer finalized; copied.
-            lookback: how many of them are look-back.
+            lookback: number of rows that are look-back.
             space: the Gymnasium space of a row; only one-hot vectors need it.
             untyped: whether rows are any objects, stored unchanged; such a buffer always returns lists.
 
@@ -110,7 +110,7 @@ class InfiniteLookbackBuffer:
         self.rows.append(self.rows.checked(item, "item"))
 
     def extend(self, items: Any) -> None:
-        """Add rows: `items` is a list of them, or a nest of arrays [T, ...].
+        """Add rows: `items` is a list of rows, or a nest of arrays [T, ...].
 
         Raises:
             StructureError: structure or shapes of one differ from the first row. Nothing changed.

@@ -1,7 +1,7 @@
 """Rows of one form: lists of copied leaves, or arrays once they are finalized.
 
 Adding a row is done in two parts, so that several columns can add a row together: `checked` may refuse it and changes
-nothing, `append` cannot fail. Likewise for several rows: `fitting` and `put`.
+nothing, `append` cannot fail. The same holds for several rows: `fitting` and `put`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Rows:
     """Rows that are appended, read and overwritten by number.
 
     Attributes:
-        form: what all rows have in common; None before the first row.
+        form: common form of all rows; None before the first row.
         columns: the rows of each leaf, a list or, if finalized, an array [T, ...].
         finalized: whether they are arrays.
     """
@@ -147,7 +147,7 @@ class Rows:
         return form, [listed(column)[0] for column in columns]
 
     def block(self, data: Any) -> Block:
-        """Return rows as a block, copied: a list of them, or a nest of arrays [m, ...]."""
+        """Return rows as a block, copied: a list of rows, or a nest of arrays [m, ...]."""
         if self.form is ANY_OBJECTS:
             return Block(ANY_OBJECTS, [list(data)])
         if isinstance(data, list):

@@ -146,7 +146,7 @@ def _struct_of(space: Any) -> Any:
 
 def parts_of(space: Any) -> dict[Any, Any] | tuple[Any, ...] | None:
     """Return the spaces directly within a Dict or Tuple space; None if it is another one, or None."""
-    kinds = kinds_of(space)  # a OneOf has `spaces`, too, but a sample is of one of them
+    kinds = kinds_of(space)  # a OneOf has `spaces`, too, but a sample is of one space
     return dict(space.spaces) if "Dict" in kinds else tuple(space.spaces) if "Tuple" in kinds else None
 
 

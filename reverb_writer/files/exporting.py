@@ -49,7 +49,7 @@ def export_saved(
         folder: a checkpoint, a folder of checkpoints, of which the newest is taken, or what `LocalServer.save` has
             written.
         table: its name.
-        writer: where items go.
+        writer: writer of the items.
 
     Yields:
         The outcome of each item, oldest first.
@@ -90,8 +90,8 @@ def export_items(
     Args:
         client: of the server.
         table: its name.
-        writer: where items go.
-        timeout_s: how long to wait for a sample, seconds; None for the client's.
+        writer: writer of the items.
+        timeout_s: time to wait for a sample, seconds; None for the client's.
 
     Yields:
         The outcome of each item.

@@ -101,11 +101,11 @@ class Manifest:
     Attributes:
         num_steps: steps, the boundary step included.
         boundary_step: whether the last step only holds the final observation, as in TF-Agents and RLDS.
-        end: how it ended.
+        end: kind of its end.
         terminated: whether the environment ended it; None if it is not known.
         truncated: whether a limit ended it, so that the state after it has a value; None if it is not known.
-        layout: what its steps have in common.
-        metadata: what the writer was given to keep with it; JSON.
+        layout: layout of its steps.
+        metadata: data that the writer was given to keep with it; JSON.
     """
 
     num_steps: int

@@ -118,7 +118,7 @@ class RolloutDataset(RolloutFileBase):
         Args:
             data_dir: directory of trajectories, or several.
             num_envs: N, environments that step together, >= 1.
-            dataset_loops: how often each trajectory is delivered; < 1 for ever.
+            dataset_loops: number of deliveries of each trajectory; < 1 for ever.
             shuffle: whether to shuffle the trajectories, in a new order for each loop.
             keep_latest: N, to read the newest N only, and to wait for as many; 0 for all.
             start_range: [low, high), from which the first step of each trajectory is drawn; a shorter
@@ -148,7 +148,7 @@ class RolloutDataset(RolloutFileBase):
         self._shard = (0, 1)
         self._rng = np.random.default_rng()
         self.num_dataset_looped = 0
-        self._unused: collections.deque[Path] = collections.deque()  # trajectories of this loop that nobody has taken
+        self._unused: collections.deque[Path] = collections.deque()  # trajectories of this loop that are not taken yet
         self._num_opened = 0  # trajectories of this loop that were taken
         self._skipped: dict[str, str] = {}
         self._cursors: list[Cursor | None] = []

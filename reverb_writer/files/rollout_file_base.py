@@ -20,7 +20,7 @@ class RolloutFileBase:
     A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`. Not thread-safe.
 
     Attributes:
-        data_dir: where the files are.
+        data_dir: folder of the files.
         num_envs: N, environments that step together.
         device: None for NumPy arrays, or the device of PyTorch tensors.
         all_env_ids: [N], 0..N-1.
@@ -30,7 +30,7 @@ class RolloutFileBase:
         """Set the location of the files; they are read when they are first needed.
 
         Args:
-            data_dir: where the files are, in the form that the subclass documents.
+            data_dir: folder of the files, in the form that the subclass documents.
             num_envs: N, >= 1.
             device: None for NumPy arrays, or the device of PyTorch tensors, such as "cpu".
         """
@@ -117,7 +117,7 @@ class RolloutFileBase:
         """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it.
 
         Raises:
-            StopIteration: nothing is left for any of them.
+            StopIteration: nothing is left for any environment.
         """
         raise NotImplementedError
 

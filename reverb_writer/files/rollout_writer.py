@@ -183,7 +183,7 @@ class RolloutWriter:
 
         Args:
             steps: nest with leaves [T, ...], T >= 1, each like this writer's first step.
-            end: how it ended.
+            end: kind of its end.
             terminated: whether the environment ended it.
             truncated: whether a limit ended it.
             metadata: JSON, in addition to the writer's.

@@ -1,4 +1,4 @@
-"""The folder of a server's checkpoints, and the items of one of them as bytes of Reverb's messages.
+"""The folder of a server's checkpoints, and the items of one checkpoint as bytes of Reverb's messages.
 
     FOLDER/
       OWNER.json     if `reverb-writer-server` has used the folder

@@ -38,12 +38,12 @@ PREFIX, SUFFIX = "trajectory_", ".npz"
 
 _PARTIAL = ".partial_"
 _MANIFEST = "manifest.json"
-_ABANDONED_S = 3600.0  # a file that is being written changes all the time: for an hour without a change, nobody writes
+_ABANDONED_S = 3600.0  # a file that is being written changes all the time: after an hour, its writer is gone
 _IMAGE_DIMS = 3  # [T, height, width], or more
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADER_ALIGNMENT = 64
 _DEFLATE_LEVEL = 1  # images: twice as fast as 6 to write, a sixtieth of the size instead of a hundredth
-# What `zipfile` raises for a file that is damaged, torn or none; RuntimeError if it says that it is encrypted.
+# Errors of `zipfile` for a file that is damaged, torn or none; RuntimeError if it says that it is encrypted.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError, RuntimeError, ValueError)
 
 

@@ -74,7 +74,7 @@ class TransitionFields:
     """The names under which steps have the fields of transitions. Immutable."""
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
-        """Use the usual names, and the given ones instead of them."""
+        """Use the usual names, and given names in their place."""
         given = dict(names or {})
         if unknown := set(given) - set(_NAMES):
             raise SpecError(f"`fields` has {', '.join(sorted(unknown))}, expected some of {', '.join(_NAMES)}.")

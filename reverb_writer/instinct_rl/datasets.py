@@ -65,7 +65,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
     """The trajectories of a directory as instinct_rl reads them: also its pickles, and in the order of modification.
 
     The unpickler makes NumPy arrays and nothing else; a pickle that asks for more is skipped by name. Each loop reads
-    the pickles again; `convert_trajectories` makes files of them that are read faster. In a `DataLoader` with
+    the pickles again; `convert_trajectories` makes files that are read faster. In a `DataLoader` with
     `batch_size=None`, each worker reads its own share of the trajectories.
 
     Attributes:
@@ -94,7 +94,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
         Args:
             data_dir: directory of trajectories, pickled ones or those of this project, or several directories.
             num_envs: N, environments that step together, >= 1.
-            dataset_loops: how often each trajectory is delivered; < 1 for ever.
+            dataset_loops: number of deliveries of each trajectory; < 1 for ever.
             random_shuffle_traj_order: whether to shuffle the trajectories, in a new order for each loop.
             keep_latest_n_trajs: N, to read the newest N only, and to wait for as many; 0 for all.
             starting_frame_range: [low, high), from which the first step of each trajectory is drawn; a shorter
@@ -103,7 +103,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             seed: for the order and the first steps; None for a random one.
             fields: name of the leaf by field of `Transition`, if it is not one of the usual names.
             first_frame_done: whether `done` is also set on the first transition of each trajectory, as there.
-            wait_timeout_s: how long to wait for the first trajectories, seconds, >= 0.
+            wait_timeout_s: time to wait for the first trajectories, seconds, >= 0.
 
         Raises:
             SpecError: an argument is out of range; nothing was read.

@@ -2,7 +2,7 @@
 
 A pickle is a program. This one may only name what NumPy's own pickles name, and what stands behind those names here is
 Python of this module that makes an array of bytes; NumPy's C code for pickles never sees them. Opcodes are on a list,
-too, and are checked before any of them runs.
+too, and are checked before any of their instructions runs.
 
 Source: CPython 3.11, `pickletools`; NumPy 1.26 and 2, `ndarray.__reduce_ex__`.
 """
@@ -109,7 +109,7 @@ class _Array:
 
 
 class _Named:
-    """What stands behind a name: can be called, and not be changed by a pickle."""
+    """The object behind a name: can be called, and not be changed by a pickle."""
 
     __slots__ = ("_call",)
 

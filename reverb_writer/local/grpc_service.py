@@ -142,7 +142,7 @@ class _InsertCall:
             raise
 
     def take_confirmed(self) -> list[int]:
-        """Wait for items that are in their tables now and return the keys of all of them; none at the end."""
+        """Wait for items that are in their tables now and return all their keys; none at the end."""
         keys: list[int] = []
         while not keys or not self._confirmed.empty():
             more = self._confirmed.get()

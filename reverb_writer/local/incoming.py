@@ -1,4 +1,4 @@
-"""What one insert stream brings: chunks, items that name them, and which chunks are kept for items to come.
+"""The contents of one insert stream: chunks, items that name them, and which chunks are kept for items to come.
 
 A request is read whole before it changes a table: one that is damaged, or names what is not there, inserts nothing.
 

@@ -1,4 +1,4 @@
-"""What the server answers to a request that it cannot carry out. No gRPC: `grpc_service.py` translates it."""
+"""The answer to a request that the server cannot carry out. No gRPC: `grpc_service.py` translates it."""
 
 from __future__ import annotations
 

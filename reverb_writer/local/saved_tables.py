@@ -1,4 +1,4 @@
-"""A server's tables as a checkpoint of Reverb, so that they are there again tomorrow, here or on a real server.
+"""A server's tables as a checkpoint of Reverb, which restores them later, here or on a real server.
 
 `files/saved_replay` describes the folder. A checkpoint gets its name when it is complete, and only then are the ones
 before it deleted: a folder holds one whole save or another.

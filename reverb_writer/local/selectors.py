@@ -155,7 +155,7 @@ class _Prioritized(Chooser):
         return rows, self._weights.get(rows) / total
 
     def refuses(self, priority: float) -> str | None:
-        return None if 0 <= priority < math.inf else "must be finite and >= 0 where a table is prioritized"
+        return None if 0 <= priority < math.inf else "must be finite and >= 0 in a prioritized table"
 
     def _weight(self, priority: float) -> float:
         try:

@@ -125,7 +125,7 @@ class LocalServer:
             The checkpoint in the folder, as `ReplayServer(tables, restore=...)` takes it.
 
         Raises:
-            OSError: It cannot be written. What was saved there before is still there.
+            OSError: It cannot be written. An earlier save in that folder is unchanged.
         """
         with progress(f"saving {self.address}"):
             return in_background(lambda: saved_tables.save(self._store, folder)).result()
@@ -160,7 +160,7 @@ class LocalServer:
         """Wait until another thread has called `close()`, and return whether that came true.
 
         Args:
-            timeout_s: How many seconds to wait at most; None for ever, which must be said as there is no default.
+            timeout_s: time to wait, seconds; None for ever. It has no default.
         """
         return self._closed.wait(timeout_s)
 

@@ -34,7 +34,7 @@ _INFO, _END = b"\x0a", b"\x18\x01"  # fields 1 and 3 of a SampleEntry
 _ENTRY = b"\x0a"  # field 1 of a SampleStreamResponse
 _RESPONSE_BYTES = 1 << 20
 _MAX_ENTRY_BYTES = 64 << 20  # gRPC's messages end at 2 GB
-# What the objects that belong to an item take beside its trajectory, and each slice of that once it is parsed, roughly.
+# Memory of the objects that belong to an item beside its trajectory, and each slice of that once it is parsed, roughly.
 _ITEM_BYTES, _SLICE_BYTES = 830, 170
 _DOUBLE = struct.Struct("<d")
 
@@ -103,7 +103,7 @@ class SharedChunks:
 
 
 class Item:
-    """What is sampled: slices of chunks.
+    """The data of an item: slices of chunks.
 
     Attributes:
         key: random, unsigned 64 bits.

@@ -63,8 +63,8 @@ class Table:
     Attributes:
         config: what was asked for.
         num_inserts, num_samples: since the start, or since it was emptied.
-        num_unique_samples: items that were sampled at least once, likewise.
-        num_deleted_episodes: episodes of which no item is left, likewise.
+        num_unique_samples: items that were sampled at least once, since the same time.
+        num_deleted_episodes: episodes of which no item is left, since the same time.
         worker_time_s: how long it spent in each state, by `TableInfo`'s names.
     """
 
@@ -141,7 +141,7 @@ class Table:
         self._requests.append(request)
 
     def withdraw(self, request: SampleRequest) -> None:
-        """Take a request out of the queue, if it is there."""
+        """Take a request out of the queue, if it waits there."""
         if request in self._requests:
             self._requests.remove(request)
 

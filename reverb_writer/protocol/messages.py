@@ -9,7 +9,7 @@ How to read it:
 
     Message                       a message; `Outer.Inner` is nested in `Outer`
       name: type = 3              field number 3; a type is a scalar or another message
-      name: repeated type = 4     any number of them
+      name: repeated type = 4     any number of fields
       kind/name: type = 5         at most one of the fields that start with `kind/` is set
 
 A class has its message's name, without the package. The classes are typed as `Any`: their fields exist at run time

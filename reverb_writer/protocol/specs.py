@@ -1,4 +1,4 @@
-"""What one step of an item looks like, as bytes that every chunk carries, and structures compared with each other.
+"""The structure of a step of an item, as bytes that every chunk carries, and structures compared with each other.
 
 A spec is a nest of `ArraySpec` of one step: it has the form of a Reverb signature, without the time dimension. It is
 the last tensor of a chunk, uint8 [1, bytes], to which no item refers: a mark, and the encoded spec. Pure.

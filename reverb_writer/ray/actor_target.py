@@ -1,6 +1,6 @@
 """Where a cluster's shards are: as the files beside their checkpoints say, else as their actors do.
 
-While neither can be read, what is known stays: whether a server is there, clients find out themselves.
+While neither can be read, what is known stays: clients find out themselves whether a server answers.
 """
 
 from __future__ import annotations

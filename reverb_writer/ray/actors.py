@@ -83,7 +83,7 @@ def actor_of(name: str) -> Any:
 
 
 def named_shards() -> dict[str, list[str]]:
-    """Return the names of the shards' actors that are there, by cluster."""
+    """Return the names of the shards' actors that exist, by cluster."""
     import ray  # noqa: PLC0415  # of the extra
 
     found: dict[str, list[str]] = {}

@@ -44,7 +44,7 @@ def read_claim(folder: Path, number: int) -> Claim:
     """Return what a server's file says.
 
     Raises:
-        OSError: it cannot be read, or was removed because a newer server is there.
+        OSError: it cannot be read, or was removed because a newer server exists.
     """
     try:
         found: Any = json.loads(path_of(folder, number).read_bytes())

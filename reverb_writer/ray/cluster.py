@@ -2,7 +2,7 @@
 
 start   1 memory         the estimate, as the server's command prints it, too
         2 actors         a detached one for each shard that has none, or an error that says what room is missing
-        3 serve          all of them; if one does not, all that this start has begun is undone
+        3 serve          all shards; if one does not, all that this start has begun is undone
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ReplayCluster:
 
     Attributes:
         name: of the cluster.
-        spec: what it is.
+        spec: definition of the cluster.
         started: whether this object has started it.
 
     Example:
@@ -75,7 +75,7 @@ class ReplayCluster:
         timeout_s: float = 300.0,
         placement_timeout_s: float = 30.0,
     ) -> ReplayCluster:
-        """Start a cluster and wait until it serves; attach to it if it is there already.
+        """Start a cluster and wait until it serves; attach to it if it exists already.
 
         It outlives this process. If Ray is not connected yet, `ray.init()` does that first.
 
@@ -94,8 +94,8 @@ class ReplayCluster:
                 unless nodes know each other by 127.0.0.1.
             runtime_env: Ray's, of the actors, as for this package if the cluster does not have it. The servers get its
                 `env_vars`.
-            timeout_s: how long all of it may take, seconds.
-            placement_timeout_s: how much of it may pass until there is room, seconds.
+            timeout_s: time-out of the whole start, seconds.
+            placement_timeout_s: part of it that may pass until there is room, seconds.
 
         Raises:
             SpecError: an argument can never work, or a cluster of this name differs in what describes it.
@@ -133,7 +133,7 @@ class ReplayCluster:
             placement_timeout_s=check_timeout(placement_timeout_s, "placement_timeout_s"),
         )
         if not started:
-            _logger.info("cluster `%s` is there already: attached to it", name)
+            _logger.info("cluster `%s` exists already: attached to it", name)
         return cls(spec, started=started)
 
     @classmethod
@@ -202,7 +202,7 @@ class ReplayCluster:
         """End all servers, each with a last checkpoint, and give the room back. Idempotent.
 
         Args:
-            timeout_s: how long the last checkpoints may take, seconds. Servers that take longer are left to themselves,
+            timeout_s: time for the last checkpoints, seconds. Servers that take longer are left to themselves,
                 and so are those whose actors are silent for 60 s; which is logged with their names.
         """
         connect_ray()

@@ -1,4 +1,4 @@
-"""What a cluster is, what its shards say, and why it cannot start. Plain values: they pass between processes."""
+"""The shards of a cluster, their reports, and why it cannot start. Plain values: they pass between processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ShardStartError(ReverbWriterError, RuntimeError):
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """What a cluster is, as each of its actors knows it."""
+    """The definition of a cluster, as each of its actors knows it."""
 
     name: str  # of the cluster
     tables: tuple[TableConfig, ...]  # of all shards together

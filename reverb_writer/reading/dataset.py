@@ -1,4 +1,4 @@
-"""What every dataset of a replay table has: it is opened, iterated, converted, counted, closed and pickled.
+"""Common to every dataset of a replay table: it is opened, iterated, converted, counted, closed and pickled.
 
 Prefetcher -> next(), which waits and says why -> the learner -> update_priorities() -> PriorityUpdates
 """
@@ -131,7 +131,7 @@ class Dataset(Views):
         of another batch.
 
         Args:
-            timeout_s: how long to wait for a full batch, in seconds, >= 0.
+            timeout_s: time to wait for a full batch, in seconds, >= 0.
 
         Raises:
             UnsafeDataError, FormatError, StructureError, ClosedError: as `next`.

@@ -30,7 +30,7 @@ from reverb_writer.slices.batch import Batch
 class MixedDataset(Views):
     """An iterator over batches whose samples come from several datasets: a batch of each.
 
-    It ends when one of them ends. Samples of a batch stand in the order of the datasets; `info.members` has the number
+    It ends when a dataset ends. Samples of a batch stand in the order of the datasets; `info.members` has the number
     of each one's dataset. Iterated by one thread at a time; the rest is thread-safe. A context manager, which closes
     the datasets.
 
@@ -94,7 +94,7 @@ class MixedDataset(Views):
         It ends no iteration; see `ReplayDataset.take`.
 
         Args:
-            timeout_s: how long to wait for a full batch, in seconds, >= 0.
+            timeout_s: time to wait for a full batch, in seconds, >= 0.
         """
         end = time.monotonic() + check_wait(timeout_s)
         for number, dataset in enumerate(self.datasets):

@@ -245,7 +245,7 @@ class Mixer(abc.ABC):
             if source.server.name not in names:
                 self._leave(source)
         kept = {name: source for name, source in self._sources.items() if name in names}
-        # A single pass is of the items that were there when it began, and of a dataset that is closed none are new.
+        # A single pass is of the items that the table held when it began, and no item is new to a closed dataset.
         if is_first or not (self._is_ending or self._options.single_pass):
             for shard in shards:
                 if shard.name not in kept:

@@ -123,7 +123,7 @@ class Prefetcher:
     def pop_rest(self) -> Batch | Exception | None:
         """Return the next batch, or a smaller one of the samples that have come; None if there are none.
 
-        Waits for what the thread makes of them, but not for a batch that a user's function works on already.
+        Waits for the batches that the thread makes, but not for a batch that a user's function works on already.
         """
         request = self._request = Flag()
         self._changed.set()

@@ -182,12 +182,12 @@ class PriorityUpdates:
 
 
 def checked_updates(batch_or_keys: Any, priorities: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
-    """Return keys and their priorities as arrays [n], if all of them can be set; else raise SpecError."""
+    """Return keys and their priorities as arrays [n], if all can be set; else raise SpecError."""
     keys, priorities = keys_of(batch_or_keys), host_array(priorities).astype(np.float64)
     if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
         raise SpecError(f"`keys` must be [n] integers as `info.keys` has them, got {keys.dtype} {keys.shape}.")
     if priorities.shape != keys.shape:
-        raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a sample, or slice.")
+        raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one per sample, or slice.")
     bad = priorities[~(np.isfinite(priorities) & (priorities >= 0))]
     if len(bad):
         others = f" and {len(bad) - 1} more such" if len(bad) > 1 else ""

@@ -33,7 +33,7 @@ class ReadOptions:
     """Options of a dataset; its constructor takes each as a keyword.
 
     Attributes:
-        max_in_flight_batches: limit of batches fetched ahead, >= 1. What is ahead is older than what could be sampled
+        max_in_flight_batches: limit of batches fetched ahead, >= 1. Batches ahead are older than what could be sampled
             now, and counts as sampled for the rate limiter. Of several servers, samples of twice as many batches may
             wait to be drawn, or samples of as many batches of each server for their turn.
         timeout_s: time-out of a batch, in seconds; None for the client's.
@@ -49,8 +49,8 @@ class ReadOptions:
             items.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.
         transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. The
-            dataset calls it in the thread that fetches, so it runs while the learner trains. What it raises, `next`
-            raises instead of that batch.
+            dataset calls it in the thread that fetches, so it runs while the learner trains. `next` raises
+            its errors in place of that batch.
 
     Raises:
         SpecError: an option can never work; names it.

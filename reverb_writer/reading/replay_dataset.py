@@ -66,14 +66,14 @@ class ReplayDataset(Dataset):
                 come from each server in turn.
             table: its name.
             batch_size: B, samples in a batch, >= 1.
-            collate: how samples that differ in length become a batch. "error" raises; "pad" fills up with zeros to the
+            collate: treatment of samples that differ in length. "error" raises; "pad" fills up with zeros to the
                 longest, with `info.mask`; "list" gives a list of B nests [T_i, ...]; "flat" gives leaves
                 [T_0 + T_1 + ..., ...], and `info.lengths` tells each T_i.
             **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`.
 
         Raises:
             SpecError: an argument can never work.
-            StructureError: there is no such table; names those that exist.
+            StructureError: there is no such table; names the tables that exist.
             ServerUnavailableError: a server does not answer within the time-out.
         """
         read_options = ReadOptions(**options)

@@ -84,7 +84,7 @@ class SliceDataset(Dataset):
             by: "trajectory" draws one slice of every item that the server draws. "row" draws any slices of `pool_size`
                 items that the server draws; each row is equally likely. For equally likely rows of the whole table,
                 write items with their length as priority, and sample by priority.
-            short: what becomes of trajectories shorter than a slice: "keep", "skip", or "pad" with a mask.
+            short: treatment of trajectories shorter than a slice: "keep", "skip", or "pad" with a mask.
             span: rows that a slice may hang over the first and the last row of its trajectory: a number, or a pair.
             replacement: False to draw each trajectory, or each slice if `by` is "row", only once from a pool. From a
                 table with `max_times_sampled=1`, each item comes only once altogether.
@@ -92,7 +92,7 @@ class SliceDataset(Dataset):
                 drawn with the priority of its first row. `by` must be "row".
             emit_init: False for `is_init` only if it is stored.
             pool_size: items that are fetched together, >= 1; None for `num_slices`.
-            slices_per_item: how many slices a pool gives for each of its trajectories, >= 1. They come in rounds: each
+            slices_per_item: number of slices that a pool gives per trajectory, >= 1. They come in rounds: each
                 round has one slice of each trajectory. The server sends whole items, so more slices of each are
                 cheaper; batches that follow each other have slices of the same items then. `replacement` must be True.
             with_next: give `batch.next`, the row that follows each slice, to bootstrap where a slice was cut.

@@ -82,14 +82,14 @@ __all__ = [
 
 
 class Advantages(NamedTuple):
-    """What `gae` returns: `advantages` and `returns`, both in the shape of the rewards, [B, T, ...]."""
+    """The result of `gae`: `advantages` and `returns`, both in the shape of the rewards, [B, T, ...]."""
 
     advantages: Array
     returns: Array
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` returns: `values` and `advantages`, both in the shape of the rewards, [B, T, ...]."""
+    """The result of `vtrace`: `values` and `advantages`, both in the shape of the rewards, [B, T, ...]."""
 
     values: Array
     advantages: Array

@@ -93,7 +93,7 @@ class Arrays:
         Args:
             name: the argument's name, for errors.
             given: leaves [num_rows, ...]; trailing axes of size 1 may be left out.
-            shapes: what `row_shapes` has returned.
+            shapes: the result of `row_shapes`.
             num_rows: number of rows.
         """
         given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(shapes) else given
@@ -130,7 +130,7 @@ def row_shapes(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
         return _Shape((shapes,), dtype)
     if not isinstance(shapes, Sequence) or isinstance(shapes, str):
         raise SpecError(
-            f"`{name}` must be a shape, such as (3,), something with `shape` and `dtype`, or a nest of them, "
+            f"`{name}` must be a shape, such as (3,), something with `shape` and `dtype`, or a nest of these, "
             f"got {shapes!r}."
         )
     if all(hasattr(size, "__index__") for size in shapes):

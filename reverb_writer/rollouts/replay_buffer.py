@@ -24,7 +24,7 @@ class ReplayBuffer:
         next_states: leaves [size, ...]; row i follows row i of `states`.
         buffer_size: maximum number of pairs.
         num_samples: number of pairs.
-        step: where the next pair goes.
+        step: row of the next pair.
         device: None for NumPy.
 
     Source: instinct_rl's `ReplayBuffer`.
@@ -40,7 +40,7 @@ class ReplayBuffer:
         """Allocate the ring.
 
         Args:
-            obs_dim: shape of a state: an int, a shape, something with `shape` and `dtype`, or a nest of them.
+            obs_dim: shape of a state: an int, a shape, something with `shape` and `dtype`, or a nest of these.
             buffer_size: maximum number of pairs, >= 1.
             device: None for NumPy arrays, else the device of PyTorch tensors.
             seed: seed of the samples; None for a random one.

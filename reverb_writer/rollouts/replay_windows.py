@@ -1,6 +1,6 @@
 """Windows of a replay table as the rows of a rollout: each window is an environment.
 
-batch.data    leaves [batch size, L, ...]        batches of B windows       transitions, one a step
+batch.data    leaves [batch size, L, ...]        batches of B windows       transitions, each step
                                           ──>    [B, L, ...]          ──>   [B, ...]
 """
 

@@ -87,7 +87,7 @@ class RolloutStorage:
         Args:
             num_envs: B, >= 1.
             num_transitions_per_env: T, number of steps in a rollout, >= 1.
-            obs_shape: observation of an environment: a shape, something with `shape` and `dtype`, or a nest of them.
+            obs_shape: observation of an environment: a shape, something with `shape` and `dtype`, or a nest of these.
                 float32 where no dtype is given.
             critic_obs_shape: the critic's observation; None or (None,) if the critic reads the observation.
             actions_shape: an action.

@@ -22,7 +22,7 @@ A transition has leaves [B, ...] for B environments; trailing axes of size 1 may
 [layers, B, H], as in PyTorch's recurrent networks: a pair for an LSTM, a pair of those for actor and critic; their
 column is [T, B, layers, H], and a minibatch has those of first rows, [layers, n, H]. `cuts` is not 0 in the last row
 of a window from `fill_from`: the row after it comes from other actors. `mask` is 0 in rows that are no training data;
-`is_real` is there if transitions have a mask, in minibatches that keep such rows.
+`is_real` exists if transitions have a mask, in minibatches that keep such rows.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from reverb_writer.slices.boundaries import positions
 
 
 class Padded(NamedTuple):
-    """What `split_and_pad_trajectories` returns: the nest, leaves [T, n, ...], and masks [T, n], True on real rows."""
+    """The result of `split_and_pad_trajectories`: the nest, leaves [T, n, ...], and masks [T, n], True on real rows."""
 
     data: Any
     masks: Any

@@ -84,7 +84,7 @@ class Trajectories:
     def rows(
         self, which: Integers | None = None, begin: Integers | None = None, lengths: Integers | None = None
     ) -> Integers:
-        """Return the rows of trajectories, or of parts of them, one after the other.
+        """Return the rows of trajectories, or of parts of trajectories, one after the other.
 
         Args:
             which: [m] numbers of trajectories; None for all.
@@ -121,7 +121,7 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     Raises:
         SpecError: the cursor is out of range, or the ring is not full.
         StructureError: the markers have no boundaries.
-        IncompleteError: there are no rows, or all of them are padding.
+        IncompleteError: there are no rows, or all rows are padding.
 
     Source: TorchRL `SliceSampler`. Beyond it, starts count as markers and several kinds of markers may be given at
     once: a start marks the end before it, and an end separates trajectories that have the same id.

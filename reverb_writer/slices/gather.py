@@ -165,7 +165,7 @@ def sample_members(
 
     Args:
         members: steps and trajectories of each. All steps have one structure.
-        sampler: draws `num_slices` slices from all of them together.
+        sampler: draws `num_slices` slices from all members together.
         rng: source of randomness.
         weights: finite numbers >= 0, one for each member, not all 0; None for equal ones. Each share is rounded up or
             down at random, so that its average is exact.

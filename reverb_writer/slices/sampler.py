@@ -30,7 +30,7 @@ from reverb_writer.slices.markers import Flags, Integers
 
 
 class By(enum.Enum):
-    """What is drawn: a trajectory and then one of its slices, or one of all slices. Lower-case names work too."""
+    """The unit of drawing: a trajectory and then one of its slices, or one of all slices. Lower-case names work too."""
 
     TRAJECTORY = "trajectory"
     ROW = "row"
@@ -41,7 +41,7 @@ class By(enum.Enum):
 
 
 class Short(enum.Enum):
-    """What happens to trajectories shorter than a slice. Lower-case names work too.
+    """The treatment of trajectories shorter than a slice. Lower-case names work too.
 
     KEEP returns shorter slices, and so batches of fewer rows. SKIP never draws them, so the data of short episodes is
     unused. PAD repeats the last row, and returns a mask; it also pads slices that `span` shortens.
@@ -128,7 +128,7 @@ class SliceSampler:
         num_slices: slices in a batch, >= 1.
         slice_len: L, rows in a slice, >= 1; fewer are possible unless `short` is SKIP or PAD.
         by: whether trajectories or slices are drawn uniformly, or in proportion to priorities.
-        short: what happens to trajectories of fewer rows.
+        short: treatment of trajectories of fewer rows.
         span: rows of a slice that may be before the first and after the last row of its trajectory: a pair, or one
             number for both; 0 to L - 1.
 
@@ -149,7 +149,7 @@ class SliceSampler:
         slice_len = integer("slice_len", self.slice_len, minimum=1)
         span = self.span if isinstance(self.span, tuple) else (self.span, self.span)
         if len(span) != 2:  # noqa: PLR2004  # left and right
-            raise SpecError(f"`span` must be a number or a pair of them, got {self.span!r}.")
+            raise SpecError(f"`span` must be a number or a pair of numbers, got {self.span!r}.")
         checked = {
             "num_slices": integer("num_slices", self.num_slices, minimum=1),
             "slice_len": slice_len,

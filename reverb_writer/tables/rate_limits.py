@@ -239,7 +239,7 @@ class StandstillDetector:
     """Tells from one answer of a server to the next which sides stand still, and since when. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Start without an answer: it takes two of them."""
+        """Start without an answer: rates need two answers."""
         self._last: ServerInfo | None = None
         self._since: dict[tuple[str, Side], float] = {}
 

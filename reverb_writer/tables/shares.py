@@ -19,7 +19,7 @@ def share_of(table: TableConfig, shard: int, num_shards: int) -> TableConfig:
     Args:
         table: of all shards together.
         shard: number of the shard, from 0.
-        num_shards: how many there are, >= 1.
+        num_shards: number of shards, >= 1.
 
     Raises:
         SpecError: a share would be too small to work; says which, and what the table needs.

@@ -52,7 +52,7 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
 
     Returns:
         `Transitions`, leaves [B, T - 1, ...] or [N - 1, ...]: one less than rows, because the last row of a window is
-        there for its observation. Leaves are views where the library has views. Of slices with `next` (`with_next`),
+        needed for its observation. Leaves are views where the library has views. Of slices with `next` (`with_next`),
         [N, ...]: one from each row, because the row after each slice is known.
 
     Raises:

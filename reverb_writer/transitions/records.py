@@ -81,7 +81,7 @@ class Transitions(NamedTuple):
 
 
 class NStepTransitions(Transitions):
-    """What `n_step`, `first` and `dataset.transitions` return: `Transitions` that have one target each.
+    """The result of `n_step`, `first` and `dataset.transitions`: `Transitions` that have one target each.
 
     They overlap, or are single ones, so `continues` is False, and functions of runs of rows refuse them.
 

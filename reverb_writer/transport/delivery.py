@@ -5,7 +5,7 @@
 
 A `Delivery` has no thread and no lock: its owner calls it from one thread, and runs there what `post` gets from other
 threads. When the connection is lost, all items that are not confirmed are sent again with the same keys. The server
-keeps an item whose key it knows and only takes the new priority, so no item is there twice.
+keeps an item whose key it knows and only takes the new priority, so no item exists twice.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Delivery:
                 event, reason = error, str(error)
         if isinstance(event, ReverbWriterError):
             self._pipe = None
-            # A table that a stream does not find may be there when the server is asked for its tables.
+            # A table that a stream does not find may exist when the server is asked for its tables.
             self._lost(event, reason or str(event), is_gone=isinstance(event, StructureError))
             return
         self.heard_at, self._failures = time.monotonic(), 0

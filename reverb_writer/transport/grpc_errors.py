@@ -25,7 +25,7 @@ _REFUSALS = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
-"""What a server, or a gateway in front of it, ends a stream with that it will not take the next time either."""
+"""Status codes with which a server, or a gateway in front of it, refuses a stream that it will refuse again."""
 
 _KINDS: dict[grpc.StatusCode, type[ReverbWriterError]] = {
     grpc.StatusCode.NOT_FOUND: StructureError,
@@ -70,10 +70,10 @@ def describe_error(error: grpc.RpcError) -> str:
 
 
 def is_silence(reason: str) -> bool:
-    """Return whether gRPC's text for a lost or failed connection says that the other side is there but silent.
+    """Return whether gRPC's text for a lost or failed connection says that the other side exists but is silent.
 
     A process that is stopped or overloaded does not take the connections that the kernel has made for it. A host has
-    several addresses; at one of them it may be refused all the same.
+    several addresses; at one address it may still be refused.
     """
     text = reason.lower()
     return any(word in text for word in ("timed out", "timeout", "deadline exceeded")) and "dns" not in text
@@ -89,7 +89,7 @@ def is_listening(address: str) -> bool:
     """Return whether something accepts connections at one of the addresses of `host:port`, tried once.
 
     gRPC names only the last of the addresses that failed. If `localhost` is refused at ::1 and silent at 127.0.0.1, it
-    mostly names the refusal, although the server is there.
+    mostly names the refusal, although the server exists.
     """
     host, _, port = address.rpartition(":")
     if host.startswith("unix") or not port.isdigit():

@@ -63,8 +63,8 @@ class InFlight:
 
     Attributes:
         items: items added.
-        acknowledged: of them, those that the server has confirmed.
-        dropped: of them, those given up.
+        acknowledged: items that the server has confirmed.
+        dropped: items that were given up.
         pending_bytes: memory of those that are neither.
         progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending then, of the next `add`.
     """

@@ -1,4 +1,4 @@
-"""One asyncio loop for all calls and streams of this process, in a daemon thread that starts with the first of them.
+"""One asyncio loop for all calls and streams of this process, in a daemon thread that starts with the first call.
 
     any thread --submit, PendingCall--> the loop's thread: grpc.aio, timers, time-outs --> a queue or a function
 

@@ -1,4 +1,4 @@
-"""What becomes of gRPC when the process forks, and when the interpreter ends.
+"""The end of gRPC when the process forks, and when the interpreter ends.
 
 gRPC does not survive a fork, neither its clients nor its servers: in the child of a process that has used it, no call
 of it may be made, and no object of it may be deleted.

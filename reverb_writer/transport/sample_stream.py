@@ -112,7 +112,7 @@ class SampleStream:
         self._num_requested = self._num_come = 0  # over the connection
         self._question: PendingCall[ServerInfo] | None = None
         self._answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
-        self._earlier = collections.deque([info] if info else [])  # answers of the last seconds, one a second
+        self._earlier = collections.deque([info] if info else [])  # answers of the last seconds, one per second
         self._refusal = ""  # what came in the place of the newest answer
         self._is_asked = False  # whether a wait wants to know why
         self._num_ready = 0  # items that an answer has told and that were not requested
@@ -151,7 +151,7 @@ class SampleStream:
         Args:
             now: of `time.monotonic()`.
             num_held: samples that `read` has returned and the caller still has.
-            max_samples: how many samples may be in flight or held.
+            max_samples: limit of the samples in flight or held.
 
         Returns:
             When to call this again, if `changed` is not called before.

@@ -108,7 +108,7 @@ class Wire:
     Channels of one process with the same address and options share a connection.
     """
 
-    _held = False  # whether grpc.aio is kept from ending with its last channel, and beginning anew with the next
+    _held = False  # whether grpc.aio is kept from ending with its last channel, and beginning again with the next
 
     def __init__(
         self,

@@ -18,13 +18,13 @@ from reverb_writer.writing.step_layout import StepLayout
 
 @dataclass(slots=True)
 class Chunk:
-    """Steps `start` to `stop` of an episode, all columns of them, encoded."""
+    """Steps `start` to `stop` of an episode, all columns, encoded."""
 
     key: int  # the chunk's
     start: int  # step count before its first step
     stop: int  # step count after its last step
     data: bytes  # as `encode_chunk` makes it
-    # the columns themselves, if a priority is a function of them; they are owned by the chunk
+    # the columns themselves, if a priority is a function; they are owned by the chunk
     columns: Sequence[npt.NDArray[Any]] | None = None
     held: bool = False  # whether the server has been told to keep it for later items
     counted: bool = False  # whether a request in flight already counts its bytes

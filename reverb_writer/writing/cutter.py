@@ -33,7 +33,7 @@ class Cutter:
     Attributes:
         taken: rows taken so far.
         num_items: items that were complete so far.
-        num_unencoded: of them, those that are not encoded yet.
+        num_unencoded: steps that are not encoded yet.
         unsent_bytes: bytes of chunks that no request has taken yet.
         has_new: set when rows or marks are taken; the sender takes it back.
         episodes: the episode under way of each environment.

@@ -53,7 +53,7 @@ class TooFewStepsError(SpecError):
 
 
 class Observer(ObserverLife):
-    """What all observers do with a step. Subclasses say which windows they write.
+    """The way of a step in all observers. Subclasses say which windows they write.
 
     Called from one thread at a time; another thread may go on between episodes, or after `reset`. A context manager.
     """

@@ -32,7 +32,7 @@ _STATS_S = 1.0  # how long the counters are waited for
 
 
 class ObserverLife:
-    """What an observer does besides taking steps. A context manager."""
+    """An observer, without the taking of steps. A context manager."""
 
     _spans_episodes = False
     _max_steps: int | None = None  # of an episode; None for no bound

@@ -45,7 +45,7 @@ class WindowObserver(Observer):
         """Find the tables and open the stream.
 
         Args:
-            replay: a `Client`, an address or a `reverb.Client`.
+            replay: a `Client`, or an address, addresses or an object that `Client` takes.
             table: the table, or several that get the same windows.
             sequence_length: L, steps in a window, >= 1.
             stride_length: S, steps from one window's start to the next one's, >= 1.
@@ -53,12 +53,12 @@ class WindowObserver(Observer):
                 gets the mask [L] of real steps if it has a parameter `mask`; or "max", the largest priority that this
                 process has set so far in the tables, 1.0 at first. A function is called by the observer's own thread,
                 when its window is encoded; if it fails, the window is lost, counted, and the first one is logged.
-            end_of_episode: what becomes of the last steps of an episode, see `EndOfEpisode`.
+            end_of_episode: treatment of the last steps of an episode, see `EndOfEpisode`.
             windows: several kinds of windows from one stream, each step stored once: a `WindowSpec` for each table, or
                 a `WindowTarget` for each name, with tables and a priority of its own. They add to the
                 arguments above, or replace them.
-            spec: nest of array specs or arrays that the steps of one environment must look like; None for what the
-                first step looks like.
+            spec: nest of array specs or arrays that the steps of one environment must fit; None for the
+                structure of the first step.
             mask: write one more column, after the leaves, that is True for real steps and False for padding.
             num_envs: N, for environments that step together: leaves are [N, ...], and each environment has its own
                 episodes. None for steps without a batch dimension.
@@ -66,7 +66,7 @@ class WindowObserver(Observer):
 
         Raises:
             SpecError: an argument can never work.
-            StructureError: a table is not there; names those that are.
+            StructureError: a table does not exist; names the tables that exist.
             ServerUnavailableError: no server answers within the time-out.
         """
         spec_of_table = None
@@ -130,14 +130,14 @@ class EpisodeObserver(Observer):
         """Find the tables and open the stream; errors as for `TrajectoryObserver`.
 
         Args:
-            replay: a `Client`, an address or a `reverb.Client`.
+            replay: a `Client`, or an address, addresses or an object that `Client` takes.
             table: the table, or several.
             max_sequence_length: steps in an episode at most, boundary step included, >= 1.
             priority: of every item, finite and >= 0, a function of the episode (a nest of arrays [T, ...]), or "max".
-            bypass_partial_episodes: what becomes of a longer episode: dropped, counted and logged once (True), or a
+            bypass_partial_episodes: treatment of a longer episode: dropped, counted and logged once (True), or a
                 ValueError at its first step too many, after which `reset()` or the next episode continues (False).
-            spec: nest of array specs or arrays that the steps of one environment must look like; None for what the
-                first step looks like.
+            spec: nest of array specs or arrays that the steps of one environment must fit; None for the
+                structure of the first step.
             num_envs: as for `TrajectoryObserver`.
             **options: time-out, bounds and policies of the stream: the fields of `StreamOptions`.
         """

@@ -1,7 +1,7 @@
 """The ring between an observer and its sender: one thread writes rows, another one reads them, and there is no lock.
 
     observer: copies a step's leaves into the next rows -> `head` advances by one assignment
-    sender:   reads rows below `head` -> seals chunks of them -> `granted` says how far the observer may go
+    sender:   reads rows below `head` -> seals chunks of rows -> `granted` says how far the observer may go
 
 A row is one step of one environment. A call of N environments writes N rows. A mark stands between two rows. `head`
 and `granted` are each assigned by one side only, so an interrupt of the observer comes before its step or its mark is
@@ -112,7 +112,7 @@ class StepRing:
         last: npt.NDArray[np.bool_],
         env_ids: npt.NDArray[np.integer[Any]],
     ) -> None:
-        """Write a step of each of some environments: leaves [N, ...] and `last` [N], of all of them."""
+        """Write a step of each of some environments: leaves [N, ...] and `last` [N], of all environments."""
         written, num_steps, num_marks = self.head
         rows = self.rows(written, written + len(env_ids))
         if len(env_ids) == len(num_steps):

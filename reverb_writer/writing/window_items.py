@@ -174,7 +174,7 @@ def _slices(
     chunk_stops: Integers,
     chunk_keys: npt.NDArray[np.uint64],
 ) -> tuple[Integers, Integers, npt.NDArray[Any]]:
-    """Return which chunks each window touches [n, m], how many [n], and its slices of them [n, m]."""
+    """Return which chunks each window touches [n, m], how many [n], and its slices of the chunks [n, m]."""
     first = np.searchsorted(chunk_stops, starts, "right")
     last = np.searchsorted(chunk_starts, ends, "left") - 1
     widths = last - first + 1

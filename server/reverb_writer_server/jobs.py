@@ -1,4 +1,4 @@
-"""What a service does from time to time. A job that fails is counted and logged, and ends nothing."""
+"""Periodic work of a service. A job that fails is counted and logged, and ends nothing."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Service:
                 self._stop_at_once()  # or nothing is served yet, so nothing is lost
                 return 128 + received
             if received is not None:
-                was_asked = not is_parent_ended  # nobody has asked: the first who does may not stop it at once
+                was_asked = not is_parent_ended  # no signal has come: the first one may not stop it at once
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 self._stop.set()
             code = self._look_at_turn()
@@ -138,7 +138,7 @@ class Service:
             _logger.error("the server ends itself: %s", why)
             self._ends_itself = True
             self._stop.set()
-        if hangs:  # nobody is there to write a last checkpoint
+        if hangs:  # no thread is left to write a last checkpoint
             self._stop_at_once()
         return NOT_ALIVE if hangs else None
 
@@ -269,7 +269,7 @@ class Service:
 
     def _fails_again(self, code: int, error: Exception) -> bool:
         """Count a failed start; return whether so many have failed alike that another one is of no use."""
-        if self._folder is None or self._turn.is_claimed:  # whoever starts it again, tells
+        if self._folder is None or self._turn.is_claimed:  # the program that starts it again says so
             return False
         failure = f"{code}: {str(error).partition(chr(10))[0]}"
         before = self._folder.owner.mark

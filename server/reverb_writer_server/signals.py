@@ -2,7 +2,7 @@
 
 Handlers queue them, and the service reads them from the queue.
 
-SIGHUP is one of them: it comes when a terminal is closed, and would otherwise end the process without a checkpoint.
+SIGHUP is one: it comes when a terminal is closed, and would otherwise end the process without a checkpoint.
 
 `signal.sigtimedwait` is not used: in CPython 3.11 it returns a signal that was not sent if the process is stopped for
 longer than its time-out and continued (SIGSTOP, a debugger, a frozen container).

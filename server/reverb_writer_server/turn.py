@@ -101,7 +101,7 @@ class FolderClaim:
                 continue
             told, told_at = phase, began_at
             try:
-                # A file that is new in the folder has NFS read the folder anew.
+                # A file that is new in the folder has NFS read the folder again.
                 self._write(phase)
                 newest = numbers_in(self._folder)[-1]
             except (OSError, IndexError) as error:

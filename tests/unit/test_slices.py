@@ -270,7 +270,7 @@ def test_member_of_weight_zero_is_never_drawn_from() -> None:
         ({"short": "strict"}, "`short` must be 'keep', 'skip' or 'pad', got 'strict'."),
         ({"span": 5}, "`span` must be <= 4, got 5."),
         ({"span": (0, -1)}, "`span` must be >= 0, got -1."),
-        ({"span": (1, 1, 1)}, "`span` must be a number or a pair of them"),
+        ({"span": (1, 1, 1)}, "`span` must be a number or a pair of numbers"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:

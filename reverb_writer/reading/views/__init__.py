@@ -44,7 +44,7 @@ class Views:
         """Return a `torch.utils.data.IterableDataset` of batches of tensors; see `views.torch`.
 
         Args:
-            device: where the tensors go; None for the CPU. For a CUDA device memory is pinned.
+            device: device of the tensors; None for the CPU. For a CUDA device memory is pinned.
 
         With `DataLoader(dataset.as_torch(), batch_size=None, num_workers=N, multiprocessing_context="spawn")` each
         worker process opens a dataset like this one, with a client of the same servers, certificates and token. This

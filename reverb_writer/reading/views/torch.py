@@ -18,7 +18,7 @@ with needs("`as_torch`", "reverb-writer[torch]"):
     import torch
     import torch.utils.data
 
-# What PyTorch has no dtype for, or computes nothing with.
+# Dtypes that PyTorch lacks, or computes nothing with.
 _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
 

@@ -13,7 +13,7 @@ from reverb_writer.transitions import NStepTransitions, n_step, to_transitions
 
 
 class TransitionsView(Views):
-    """What `dataset.transitions()` returns: the same dataset, whose `next` and `take` return transitions.
+    """The result of `dataset.transitions()`: the same dataset, whose `next` and `take` return transitions.
 
     Each `NStepTransitions` has its `batch`, for `update_priorities(transitions.batch, ...)` and the weights of its
     `info`. All else is the dataset's.

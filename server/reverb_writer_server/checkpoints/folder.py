@@ -204,7 +204,7 @@ class CheckpointFolder:
         tables_of(one)
         try:
             (path / MANIFEST).write_text(json.dumps(manifest))
-        except OSError as error:  # a full disk: the checkpoint itself is there
+        except OSError as error:  # a full disk: the checkpoint itself exists
             _logger.warning("%s: is kept without its checksums (%s)", path.name, error)
             (path / MANIFEST).unlink(missing_ok=True)
         for file in path.iterdir():

@@ -47,14 +47,14 @@ class ClusterConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """What stands in front of the server."""
+    """The gateway in front of the server."""
 
     certificate: _Path = path("PEM file with the gateway's certificate, whose end is a metric")
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is saved and restored."""
+    """Saving and restoring."""
 
     directory: _Path = path(
         "folder that holds checkpoints and nothing else; without one, data are lost when the server ends",
@@ -72,7 +72,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """What happens if memory becomes scarce."""
+    """Behaviour if memory becomes scarce."""
 
     alert_bytes: int = whole(
         0, 0, 2**62, "resident memory of the server above which it writes a checkpoint and an alert fires; 0 for none"
@@ -81,7 +81,7 @@ class MemoryConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What is logged."""
+    """The log."""
 
     format: str = choice("text json", "format of the log", "--log-format")
     level: str = choice(
@@ -94,7 +94,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class TableKeys:
-    """What can be set of a table. `table_from_dict` makes its rules of it, where a key that is not set counts."""
+    """The keys of a table. `table_from_dict` makes its rules of it, where a key that is not set counts."""
 
     max_size: int = whole(1_000_000, 1, _MAX, "maximum number of items")
     sampler: str = choice(_SELECTORS, "chooses the next item to sample")

@@ -1,1 +1,1 @@
-"""What a server reports about itself: banner, log lines, metrics, status page."""
+"""The reports of a server about itself: banner, log lines, metrics, status page."""

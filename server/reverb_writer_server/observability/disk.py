@@ -1,4 +1,4 @@
-"""What lies on disk, looked at every ten seconds: room for checkpoints, the newest of them, the gateway's certificate.
+"""The disk, looked at every ten seconds: room for checkpoints, the newest checkpoint, the gateway's certificate.
 
 A thread of its own looks, because a network file system may answer late or never: then these facts become old, and
 nothing else waits.

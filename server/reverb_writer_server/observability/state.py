@@ -18,7 +18,7 @@ _MAX_PAUSE_S = 30.0  # of a thread that is alive; its calls end within seconds
 _DISK_PATIENCE = 10
 
 Job: TypeAlias = Literal["checkpoint", "keep", "connect", "figures", "memory"]
-"""What a service does from time to time, as its failures are counted."""
+"""The kinds of periodic work, as their failures are counted."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What systemd is told: readiness, status and that the service is alive, over the socket of sd_notify(3).
+"""Messages to systemd: readiness, status and that the service is alive, over the socket of sd_notify(3).
 
 starting, restoring  STATUS, and more time to start
 serving              READY=1; WATCHDOG=1 as long as `/livez` would answer 200

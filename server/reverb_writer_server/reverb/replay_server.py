@@ -111,7 +111,7 @@ class ReplayServer:
         """Wait until another thread has called `stop()`, and return whether it has.
 
         Args:
-            timeout_s: how many seconds to wait at most; None, which has to be explicit, for no limit.
+            timeout_s: time to wait, seconds; None for no limit. It has no default.
         """
         return self._stopped.wait(timeout_s)
 
