@@ -63,7 +63,7 @@ class Flag:
 
 
 class Outcome(Flag, Generic[_T]):
-    """What work in another thread comes to; set when the work has come to its end. Thread-safe."""
+    """The result of work in another thread; set when the work has ended. Thread-safe."""
 
     def __init__(self) -> None:
         """Begin without one."""

@@ -27,8 +27,8 @@ def progress(description: str, total: int | None = None) -> Iterator[Callable[..
         yield lambda said="": None  # noqa: ARG005  # the same as below
         return
 
-    from rich import progress as rich  # noqa: PLC0415  # likewise
-    from rich.console import Console  # noqa: PLC0415  # not loaded where nobody would see a bar
+    from rich import progress as rich  # noqa: PLC0415  # as above
+    from rich.console import Console  # noqa: PLC0415  # not loaded where no bar is shown
 
     counts = (rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[said]}")) if total is not None else ()
     times = rich.TimeElapsedColumn(), rich.TimeRemainingColumn()

@@ -1,4 +1,4 @@
-"""What observers and learners of one process share, and the end of observers that were not closed.
+"""State that observers and learners of one process share, and the end of observers that were not closed.
 
 A learner that waits for samples has the complete windows sent that observers of its process still hold: it may wait for
 just these. When the interpreter ends, observers deliver for up to two seconds; in a forked child they are refused.

@@ -1,4 +1,4 @@
-"""The connections of a client, which follow its target, and calls to all of them at once.
+"""The connections of a client, which follow its target, and calls to all servers at once.
 
 source -> look_up(), now and then and when a shard is unreachable -> Target -> a Server for each shard
 
@@ -58,7 +58,7 @@ class ServerSet:
         self._trouble: str | None = None  # why the newest target is not followed
         self.shards = self._connections_of(target)
         if not isinstance(source, Target):
-            # The thread must not keep a client alive that nobody uses any more.
+            # The thread must not keep a client alive that is not used any more.
             follow = functools.partial(_follow, weakref.ref(self), self._closed, self._wanted)
             start_thread(follow, "reverb-writer-target")
 
@@ -183,7 +183,7 @@ def _text(target: Target) -> str:
 
 
 def on_each(shards: Sequence[Server], verb: Callable[[Server], _T]) -> tuple[dict[Server, _T], dict[Server, Exception]]:
-    """Do something on all shards at once; return what came of it, and which of them are unreachable, and why.
+    """Do something on all shards at once; return the results, and the unreachable shards with the reasons.
 
     Raises the first other error, once all are done.
     """
@@ -220,7 +220,7 @@ def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, Server
 
     Raises:
         ServerUnavailableError: none does within `timeout_s` seconds; of several, whatever keeps them from it.
-        ReplayTimeoutError: the only one is there, and does not answer in time.
+        ReplayTimeoutError: the only server is reached, and does not answer in time.
     """
     if len(shards) == 1:
         return {shards[0]: shards[0].request_info(timeout_s)}

@@ -77,14 +77,14 @@ class EncodedChunk:
 
     Attributes:
         schema: of these tensors.
-        length: rows that all of them have.
+        length: number of rows of every tensor.
         num_bytes: decoded size, the characters of strings included.
     """
 
     __slots__ = ("_contents", "_delta_encoded", "_strings", "length", "num_bytes", "schema")
 
     def __init__(self, chunk: Any, indices: Sequence[int], max_bytes: int) -> None:
-        """Take tensors of a `reverb_writer.sampled.Chunk`; `max_bytes` limits each of them, decoded."""
+        """Take tensors of a `reverb_writer.sampled.Chunk`; `max_bytes` limits each tensor, decoded."""
         stored = chunk.data.tensors
         if max(indices) >= len(stored):
             raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(stored)}.")

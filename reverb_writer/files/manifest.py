@@ -52,7 +52,7 @@ class End(enum.Enum):
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What all steps of a trajectory have in common."""
+    """Properties that all steps of a trajectory share."""
 
     nest: Any  # of `ArraySpec`, in the structure of a step
     leaves: Mapping[str, Any]  # the same by name, in dm-tree's order

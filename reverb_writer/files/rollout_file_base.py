@@ -67,7 +67,7 @@ class RolloutFileBase:
             num_transitions_per_env: T, >= 1; None for one, without the dimension T.
 
         Returns:
-            What `get_buffer` makes, filled: leaves [N, ...], or [T, N, ...]; owned by the caller.
+            The buffer of `get_buffer`, filled: leaves [N, ...], or [T, N, ...]; owned by the caller.
 
         Raises:
             StopIteration: nothing is left for any environment.

@@ -122,7 +122,7 @@ class DecodedItems(NamedTuple):
 
 
 def decode_items(items: Sequence[bytes], table: str, num_slices: int, num_columns: int) -> DecodedItems | None:
-    """Decode items of one size that `encode_items` has made; None if it has not made all of them.
+    """Decode items of one size that `encode_items` has made; None if another writer has made one.
 
     Args:
         items: PrioritizedItems, each without the tag and the length of the request's field.

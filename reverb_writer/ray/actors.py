@@ -159,7 +159,7 @@ def start_shards(
     """Have all actors of a cluster, and wait until all serve; return whether this call has started it.
 
     Raises:
-        SpecError: a cluster of this name is there and is another one.
+        SpecError: another cluster has this name.
         PlacementError, ShardStartError, ReplayTimeoutError: if this call has started it, nothing is left behind.
     """
     import ray  # noqa: PLC0415  # of the extra
@@ -223,7 +223,7 @@ def _look(spec: ClusterSpec, deadline: Deadline) -> dict[str, ShardReport]:
 def _check_room(spec: ClusterSpec, need: Mapping[str, float], most_free: Mapping[str, float]) -> None:
     """Refuse a cluster that is larger than what Ray's nodes have, or than what they have had free at once.
 
-    Both are by kind: what each shard needs, and what has been free for all of them.
+    Both are by kind: the need of each shard, and the room that all shards have together.
     """
     import ray  # noqa: PLC0415  # of the extra
 
@@ -254,6 +254,6 @@ def _check_same(there: ClusterSpec, wanted: ClusterSpec) -> None:
     differences = [f"{name} {one}, not {other}" for name, (one, other) in pairs.items() if one != other]
     if differences:
         raise SpecError(
-            f"cluster `{wanted.name}` is there already and has {'; '.join(differences)}. Attach to it, stop it, or "
+            f"cluster `{wanted.name}` exists and has {'; '.join(differences)}. Attach to it, stop it, or "
             "take another name."
         )

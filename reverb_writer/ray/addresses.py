@@ -16,7 +16,7 @@ _NAME = re.compile(r"\d{8,}\.json")
 
 @dataclass(frozen=True)
 class Claim:
-    """What the file of a server says; empty where it has just been created."""
+    """The content of a server's file; empty where the file has just been created."""
 
     number: int  # of the server: higher than that of each one before it
     address: str = ""  # `host:port`

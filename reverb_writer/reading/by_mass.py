@@ -130,7 +130,7 @@ class ByMass(Mixer):
         return self._max_samples if len(self._sources) == 1 else source.max_samples
 
     def _draw(self, shards: Sequence[_Shard], num_samples: int, now: float) -> bool:
-        """Draw the servers of the next samples; return whether that can be done now, and one of them has samples."""
+        """Draw the servers of the next samples; return whether that can be done now, and one server has samples."""
         usable = [shard for shard in shards if self._is_usable(shard) and not shard.is_late]
         if any(shard.lacks_mass() for shard in usable):
             return False

@@ -148,7 +148,7 @@ class SliceOptions:
 
 
 class _Pool(NamedTuple):
-    """Samples, and the slices that were drawn of them."""
+    """Samples and their slices."""
 
     rows: SampleRows
     info: BatchInfo

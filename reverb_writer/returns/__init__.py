@@ -1,4 +1,4 @@
-"""Returns, advantages and targets. One backward recursion makes nearly all of them: x_t = a_t + b_t x_{t+1}.
+"""Returns, advantages and targets. One backward recursion makes nearly every one: x_t = a_t + b_t x_{t+1}.
 
     function            a_t                                b_t                x is
     ------------------  ---------------------------------  -----------------  -----------------------------------------

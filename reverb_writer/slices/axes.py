@@ -45,7 +45,7 @@ def taken(record: _RecordT, *, samples: Any, rows: Any = None) -> _RecordT:
 
 
 def joined(records: Sequence[_RecordT], **others: Any) -> _RecordT:
-    """Return records as one, with these `others` as fields; a field that one of them lacks is None."""
+    """Return records as one, with these `others` as fields; a field that one record lacks is None."""
     found: dict[str, Any] = {}
     for name in axes(records[0]).keys() - others.keys():
         nests = [getattr(record, name) for record in records]

@@ -49,7 +49,7 @@ class Balance(NamedTuple):
     """The four numbers that define a rate limiter; the module's docstring states the rule.
 
     Attributes:
-        samples_per_insert: What one insert adds to `diff`; a sample subtracts 1.
+        samples_per_insert: Number that one insert adds to `diff`; a sample subtracts 1.
         min_size: Number of items that the table needs before sampling starts.
         min_diff: The lowest `diff` that a sample may lead to.
         max_diff: The highest `diff` that an insert may lead to.

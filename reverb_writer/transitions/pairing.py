@@ -201,7 +201,7 @@ def _order_with_next(slices: Any) -> tuple[Any, Any, Any]:
     Row N + s is the one after slice s, which is left out where the trajectory ends.
     """
     num_rows, cut = len(slices.rows), np.flatnonzero(slices.cut_by_sampler)
-    following = (slices.first_rows + slices.lengths)[cut]  # the row before which each of them is put
+    following = (slices.first_rows + slices.lengths)[cut]  # the row before which each next row is put
     order = np.append(np.insert(np.arange(num_rows), following, num_rows + cut), num_rows - 1)
     at = np.arange(num_rows) + np.searchsorted(following, np.arange(num_rows), "right")
     starts = np.zeros(len(order), bool)

@@ -351,7 +351,7 @@ class ConnectionLoss:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server is there and does not answer, by all attempts to connect in the last seconds."""
+        """Whether the server exists and does not answer, by all attempts to connect in the last seconds."""
         seen = self._seen
         is_late = isinstance(self.error, ReplayTimeoutError) or is_silence(seen)
         return is_late or (is_refusal(seen) and is_listening(self.channel.address))

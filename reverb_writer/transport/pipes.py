@@ -2,7 +2,7 @@
 
 Pipe        over the loop, to a server anywhere
 LocalPipe   to a server of this process, without a socket and without a thread
-ByteStream  either of them, with a queue of messages for the thread that reads them
+ByteStream  either pipe, with a queue of messages for the thread that reads them
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Wait:
 
 
 def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, *, is_checked: bool = False) -> None:
-    """Send items by a stream of their own, and return when the server has confirmed all of them.
+    """Send items by a stream of their own, and return when the server has confirmed every item.
 
     A server inserts what comes by one stream in its order, so an item that waits keeps all behind it waiting: items
     that have nothing to do with each other do not share a stream. After an error, the server may still insert what it

@@ -61,7 +61,7 @@ class Cutter:
         self._ended: list[Ready] = []
         count = ring.num_envs
         self.episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
-        # Of each environment: steps of its episode, those that no chunk has, the first row of them, steps of its next
+        # Of each environment: steps of its episode, steps that no chunk has, their first row, steps of its next
         # chunk, and the step count up to which its windows are encoded.
         self._steps, self._open, self._first, self._encoded = (np.zeros(count, np.int64) for _ in range(4))
         self._capacity = np.full(count, chunk_size(0), np.int64)

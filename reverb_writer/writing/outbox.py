@@ -1,6 +1,6 @@
 """Complete windows on their way to servers: which episode goes to which, and how many items may be under way.
 
-    episode -> rendezvous hashing of actor and episode -> the first server that is there and has room
+    episode -> rendezvous hashing of actor and episode -> the first server that answers and has room
     its windows -> a request -> the delivery to that server
 
 A server that is lost gets no more: its unconfirmed items are given up, counted, and the episodes that were under way
@@ -180,7 +180,7 @@ class Outbox:
     def _room(self) -> int:
         """Return how many further items may be complete: as many as the fullest destination of an episode takes.
 
-        One call has steps of all environments, and none of them may exceed the limit of its own destination.
+        One call has steps of all environments, and no step may exceed the limit of its own destination.
         """
         in_use = {episode.destination for episode in self._cutter.episodes}
         rooms = [self._room_of(destination) for destination in in_use if destination is not None]
@@ -208,7 +208,7 @@ class Outbox:
         return [destination for destination in every if not destination.is_lost] or every
 
     def _choose(self, num_items: int) -> Destination:
-        """Return where the next episode goes: to the first in its order that is there and has room for its items."""
+        """Return where the next episode goes: to the first in its order that answers and has room for its items."""
         self._num_episodes += 1
         every = self._destinations
         if len(every) == 1:

@@ -189,7 +189,7 @@ class Sender:
         now = self._turned_at = time.monotonic()
         self._outbox.check_shards()  # before new rows are taken: they are no part of an episode that is cut
         is_look = now >= self._look_at
-        # A confirmation alone is no reason to take rows: with few of them, a turn costs more than they do.
+        # A confirmation alone is no reason to take rows: with few rows, a turn costs more than the rows.
         if is_look or self._is_idle or self._waits or self.ring.head[0] > self.ring.wake_at:
             self._cutter.take()
         is_look = is_look or (self._is_idle and self._cutter.has_new)
@@ -312,7 +312,7 @@ class Sender:
         """Return whether a step may be written.
 
         A wait for a few rows goes on for two milliseconds, because confirmations may come that allow many: to wake the
-        caller's thread for each of them costs more than the rows.
+        caller's thread for each row costs more than the rows.
         """
         num_rows = self.ring.granted - wait.row
         has_waited = wait.had_room_for(min(_ROOM_S, wait.timeout_s), has_room=num_rows > 0)

@@ -43,7 +43,7 @@ class WindowTarget:
 
     Attributes:
         spec: which windows.
-        tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
+        tables: the table or tables that get each window, in this order; empty for one of the window's own name.
         priority: of every item; a function of the window; or "max", the largest priority that this process has set in
             the tables.
 

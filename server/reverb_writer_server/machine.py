@@ -1,4 +1,4 @@
-"""What the kernel tells: descriptors, memory and its limits, processor time, processes that it ended."""
+"""Figures of the kernel: descriptors, memory and its limits, processor time, processes that it ended."""
 
 from __future__ import annotations
 

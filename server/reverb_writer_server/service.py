@@ -48,8 +48,8 @@ _PAUSE_S = 0.1
 _STOP_TIMEOUT_S = 10.0
 _MAX_ALIKE = 3
 _REARM_SHARE = 0.85  # of memory.alert_bytes, below which it may be crossed again
-_GRACE_S = 5.0  # for whoever has stopped the Reverb process to continue it
-_ORPHAN_S = 900.0  # for the last checkpoint of a server whose parent has ended: nobody else would end it if it hangs
+_GRACE_S = 5.0  # a stopped Reverb process may be continued by hand in this time
+_ORPHAN_S = 900.0  # for the last checkpoint of a server whose parent has ended: nothing else would end it if it hangs
 _END_TIMEOUT_S = 10.0  # for the other thread to notice that Reverb has died
 
 

@@ -69,7 +69,7 @@ class FolderClaim:
         return time.monotonic() - self._looked_at > DOUBT_S
 
     def wait(self, tell: Callable[[str], None]) -> None:
-        """Wait until every server of a lower number has ended; remove their claims; refuse if a newer one is there."""
+        """Wait until every server of a lower number has ended; remove their claims; refuse if a newer claim exists."""
         heard: dict[int, tuple[int, float]] = {}  # the last beat of each, and when it was new here
         while self.newer is None and (what := self._obstacle(heard)):
             tell(what)

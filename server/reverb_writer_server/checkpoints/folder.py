@@ -83,7 +83,7 @@ def select_checkpoint(directory: Path, restore: str) -> Checkpoint | None:
 
 
 class Adopted(NamedTuple):
-    """What has become of the finished checkpoints that Reverb had left, by the names that it gave them."""
+    """The fate of the finished checkpoints that Reverb had left, by Reverb's names."""
 
     kept: dict[str, Checkpoint]
     refused: dict[str, str]  # what is wrong with those that are deleted

@@ -30,7 +30,7 @@ class UnrestorableError(RuntimeError):
 
 @dataclass(frozen=True)
 class Mark:
-    """What outlives a server."""
+    """Facts about an owner that remain after its end."""
 
     owner: str = "reverb-writer-server"
     starts: int = 0  # of a server on the folder

@@ -23,7 +23,7 @@ _JOIN_S = 1.0
 
 @dataclass(frozen=True)
 class DiskFacts:
-    """What was found; None if there is no such file or folder, or it does not answer."""
+    """The result; None if the file or folder does not exist or does not answer."""
 
     free_bytes: int | None = None  # on the file system of the checkpoints
     total_bytes: int | None = None  # of that file system
