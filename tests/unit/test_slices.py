@@ -93,11 +93,6 @@ def test_markers_are_not_repeated_on_padding() -> None:
     assert batch.data["is_init"].tolist() == [1, 0, 0, 0, 1, 1, 1, 1]  # as stored
 
 
-def test_slices_run_on_at_the_rings_first_row() -> None:
-    trajectories = find_trajectories(Markers(done=at(2, 7, size=10)), is_full=True, cursor=4)
-    assert drawn(SliceSampler(4, 4), trajectories) == {(8, 9, 0, 1), (9, 0, 1, 2), (3, 4), (5, 6, 7)}
-
-
 def test_slices_of_environments_stay_in_their_environment() -> None:
     ids = np.array([[0, 3], [0, 3], [1, 3], [1, 4], [1, 4]])
     steps = {"time": np.repeat(np.arange(5), 2).reshape(5, 2), "env": np.tile([0, 1], (5, 1)), "traj_ids": ids}
@@ -164,11 +159,6 @@ def test_a_pass_by_trajectory_has_one_slice_of_each() -> None:
     assert in_order.tolist() == list(range(10))
 
 
-def test_a_pass_by_row_has_every_slice_once() -> None:
-    passes = [*SliceSampler(3, 5, by="row").one_pass(THREE, rng())]
-    assert sorted(start for slices in passes for start in starts(slices)) == [0, 3, 4, 9]
-
-
 def test_a_pass_without_short_trajectories_has_fewer() -> None:
     passes = [*SliceSampler(3, 3, short="skip").one_pass(THREE, rng())]
     assert [sorted(slices.trajectories.tolist()) for slices in passes] == [[0, 1]]
@@ -225,15 +215,6 @@ def test_batches_own_their_data_and_keep_structure_and_dtypes() -> None:
 
 
 # Members.
-
-
-def test_shares_are_rounded_and_add_up() -> None:
-    assert allot(48, [1, 1, 1], rng()).tolist() == [16, 16, 16]
-    for seed in range(50):
-        shares = allot(16, [0, 0.9, 0.1, 0], rng(seed)).tolist()
-        assert shares in ([0, 14, 2, 0], [0, 15, 1, 0])
-    counts = np.sum([allot(16, [0, 0.9, 0.1, 0], rng(seed)) for seed in range(2000)], axis=0) / 2000
-    np.testing.assert_allclose(counts, [0, 14.4, 1.6, 0], atol=0.05)
 
 
 def member(first: int, lengths: list[int]) -> tuple[Any, Trajectories]:
