@@ -119,7 +119,9 @@ def test_anything_with_a_server_address_is_a_client(place: Place) -> None:
         ({"max_in_flight_items": 0}, "`max_in_flight_items` must be >= 1, got 0"),
         ({"max_in_flight_bytes": 0}, "`max_in_flight_bytes` must be >= 1, got 0"),
         ({"on_block": "panic"}, "`on_block` must be 'wait', 'raise' or 'drop_oldest', got 'panic'"),
+        ({"max_item_bytes": 0}, "`max_item_bytes` must be >= 1, got 0"),
         ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
+        *(({"num_envs": number}, "`num_envs` must be") for number in (0, -1, 2.0, True)),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_construction(
