@@ -28,13 +28,6 @@ def test_window_is_there_although_its_chunk_is_not_full(place: Place) -> None:
         assert place.column() == [[1, 2], [2, 3]]
 
 
-def test_windows_are_there_after_the_end_of_an_episode(place: Place) -> None:
-    with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=1000) as observer:
-        feed(observer, [3])
-        eventually(lambda: observer.stats().acknowledged_items == 2)
-        assert place.column() == [[1, 2], [2, 3]]
-
-
 def test_windows_are_there_after_a_flush(place: Place) -> None:
     with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=1000) as observer:
         for number in range(1, 4):

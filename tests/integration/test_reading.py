@@ -47,18 +47,6 @@ def test_batches_are_the_windows_written(replay_server: StartServer) -> None:
     assert len(starts) > 40
 
 
-def test_batches_belong_to_the_caller(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay"))
-    write_steps(server.address, "replay", 12)
-    with rw.ReplayDataset(server.address, "replay", 16) as dataset:
-        for _ in range(5):
-            a = next(dataset).data["a"]
-            assert a.flags.c_contiguous
-            assert a.flags.writeable
-            np.testing.assert_array_equal(a, a[:, :1] + np.arange(4))
-            a[...] = -1
-
-
 @pytest.mark.parametrize(("sampler", "expected"), [("fifo", [0, 1, 2, 3, 4, 5]), ("lifo", [5, 4, 3, 2, 1, 0])])
 def test_order_of_the_table_is_kept(replay_server: StartServer, sampler: Any, expected: list[int]) -> None:
     server = replay_server(rw.TableConfig("table", 10, sampler=sampler, max_times_sampled=1))
@@ -162,7 +150,7 @@ def test_close_waits_no_longer_than_told_for_samples_in_flight(replay_server: St
         assert dataset.stats().received_samples < 200  # all would have come within 20 s
 
 
-def test_buffers_are_used_again_only_if_asked_for(replay_server: StartServer) -> None:
+def test_buffers_are_used_again_only_if_asked_for_and_else_belong_to_the_caller(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("replay"))
     write_steps(server.address, "replay", 60)
     with rw.ReplayDataset(server.address, "replay", 16, reuse_buffers=True) as dataset:
@@ -173,7 +161,12 @@ def test_buffers_are_used_again_only_if_asked_for(replay_server: StartServer) ->
             arrays.append(a.__array_interface__["data"][0])
         assert len(set(arrays)) <= 3
     with rw.ReplayDataset(server.address, "replay", 16) as dataset:
-        batches = [next(dataset).data["a"] for _ in range(20)]
+        batches = []
+        for _ in range(20):
+            batches.append(next(dataset).data["a"])
+            np.testing.assert_array_equal(batches[-1], batches[-1][:, :1] + np.arange(4))
+            assert batches[-1].flags.c_contiguous
+            batches[-1][...] = -1
         assert len({a.__array_interface__["data"][0] for a in batches}) == 20
 
 
