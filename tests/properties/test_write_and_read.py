@@ -111,3 +111,35 @@ def test_uniform_tables_are_read_as_one(counts: list[int], batch_size: int, num_
         assert (batch.info.table_sizes == sum(counts)).all()
     assert stats.received_samples - stats.dropped_samples >= batch_size * num_batches
     assert (stats.batches, stats.lost_samples, stats.left_out_servers) == (num_batches, 0, 0)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
+def test_priorities_are_set_on_the_server_that_has_the_item(counts: list[int], data: st.DataObject) -> None:
+    with places(len(counts), rw.TableConfig("a", sampler=rw.Prioritized(1.0))) as (place, alone):
+        for one, count in zip(alone, counts, strict=True):
+            for _ in range(count):
+                one.client.insert({"n": np.array([0])}, {"a": 1.0})
+        with rw.ReplayDataset(place.client, "a", 4, timeout_s=20) as dataset:
+            mixed = rw.MixedDataset([dataset]) if data.draw(st.booleans()) else dataset
+            batch = next(mixed)
+            priorities = data.draw(st.lists(st.integers(2, 9), min_size=4, max_size=4))
+            mixed.update_priorities(batch, np.array(priorities))
+        expected = dict(zip(batch.info.keys.tolist(), priorities, strict=True))
+        for one in alone:
+            for sample in one.client.sample("a", 20):
+                assert sample.info.priority == expected.get(sample.info.key, 1)
+        with pytest.raises(rw.errors.SpecError, match="priorities"):
+            rw.ReplayDataset(place.client, "a", 4).update_priorities(batch, [1.0])
+
+
+def test_arrays_of_a_batch_are_those_of_an_earlier_one_if_they_may_be() -> None:
+    with places(1, fifo("a")) as (place, _):
+        for number in range(4):
+            place.client.insert({"n": np.full(3, number)}, {"a": 1.0})
+        with rw.ReplayDataset(
+            place.client, "a", 1, reuse_buffers=True, max_in_flight_batches=1, max_samples=4, timeout_s=20
+        ) as dataset:
+            arrays = [(batch.data[0].tolist(), batch.data[0].ctypes.data) for batch in dataset]
+    assert [numbers for numbers, _ in arrays] == [[[number] * 3] for number in range(4)]
+    assert len({address for _, address in arrays}) < 4

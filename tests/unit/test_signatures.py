@@ -105,8 +105,9 @@ def test_bounds_are_not_read() -> None:
         ("8a 02 02 18 15", "dtype DT_VARIANT (21), which is never decoded"),  # 33 { 3: 21 }
         # 33 { 2: { 2: { 1: -2 } }, 3: 1 }
         ("8a 02 11 12 0d 12 0b 08 fe ff ff ff ff ff ff ff ff 01 18 01", "shape [-2], expected sizes >= 0, or -1"),
+        ("8a 02 15 12 11 12 02 08 02 12 0b 08 fe ff ff ff ff ff ff ff ff 01 18 01", "shape [2, -2], expected sizes"),
     ],
-    ids=["type spec", "value", "unset element", "VARIANT", "shape"],
+    ids=["type spec", "value", "unset element", "VARIANT", "shape", "a size of a shape"],
 )
 def test_a_signature_that_cannot_be_read_is_none_and_logged_once(
     hexadecimal: str, reason: str, caplog: pytest.LogCaptureFixture

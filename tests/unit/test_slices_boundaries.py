@@ -216,6 +216,11 @@ def test_only_a_storage_of_one_environment_is_drawn() -> None:
         find_trajectories(Markers(done=np.zeros((5, 2), bool))).preview()
 
 
+def test_numbers_of_rows_are_drawn_apart() -> None:
+    numbers = find_trajectories(Markers(done=np.zeros(101, bool))).preview().splitlines()[0]
+    assert numbers.endswith("  98  99 100")
+
+
 # Trajectories.
 
 
