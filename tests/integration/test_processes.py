@@ -169,8 +169,7 @@ if __name__ == "__main__":
 
 
 @client_by_socket
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("fault", ["killed", "paused"])
+@pytest.mark.parametrize(("fault", "ending"), [("killed", "exit"), *(("paused", ending) for ending in ENDINGS)])
 def test_program_ends_although_its_server_does_not_answer(lone_server: StartServer, fault: str, ending: str) -> None:
     server = lone_server(fifo("replay"))
     with program(server, opened(100) + ENDINGS[ending]) as process:
