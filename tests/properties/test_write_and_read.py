@@ -143,3 +143,13 @@ def test_arrays_of_a_batch_are_those_of_an_earlier_one_if_they_may_be() -> None:
             arrays = [(batch.data[0].tolist(), batch.data[0].ctypes.data) for batch in dataset]
     assert [numbers for numbers, _ in arrays] == [[[number] * 3] for number in range(4)]
     assert len({address for _, address in arrays}) < 4
+
+
+def test_items_of_another_spec_than_the_first_are_left_out_and_counted() -> None:
+    with places(1, fifo("a")) as (place, _):
+        for number, dtype in enumerate((np.int64, np.float32, np.int64, np.float32, np.int64)):
+            with rw.TrajectoryObserver(place.client, "a", 1) as observer:
+                observer({"n": dtype(number)}, end_of_episode=True)
+        with rw.ReplayDataset(place.client, "a", 1, max_samples=5, timeout_s=20) as dataset:
+            assert [batch.data["n"].tolist() for batch in dataset] == [[[0]], [[2]], [[4]]]
+            assert dataset.stats().foreign_items == 2
