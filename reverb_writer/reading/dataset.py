@@ -281,6 +281,8 @@ class Dataset(Views):
             return
         began_at = time.monotonic()
         deadline = began_at + timeout_s
+        lost = self._updates.lost_servers()  # before `stop` ends the streams of the others
+        self._updates.lost_servers = lambda: lost
         self._prefetcher.stop(_MAX_SILENCE_S, began_at + timeout_s / 2)
         self._prefetcher.join(min(timeout_s, timeout_s / 2 + _STOP_S))
         self._updates.close(max(deadline - time.monotonic(), 0.0))

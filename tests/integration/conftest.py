@@ -28,15 +28,6 @@ def place(two_tables: HostedServer) -> Iterator[Place]:
         yield Place(two_tables.address, client)
 
 
-@pytest.fixture(scope="module")
-def uniform(shared_process: ServerProcess) -> Iterator[Place]:
-    """A server whose table gives its items as often as they are asked for."""
-    server = shared_process.start(rw.TableConfig("a", 1000))
-    with rw.Client(server.address, timeout_s=60) as client:
-        yield Place(server.address, client)
-    server.stop()
-
-
 @pytest.fixture(scope="session")
 def server(shared_process: ServerProcess) -> Iterator[HostedServer]:
     started = shared_process.start(

@@ -126,17 +126,3 @@ def test_a_squeeze_that_is_not_like_the_data_is_refused(place: Place) -> None:
     place.client.insert({"x": np.zeros(2), "y": np.ones(3)}, {"a": 1.0}, squeeze={"x": True, "y": False})
     (sample,) = read(place.client, "a")
     assert [column.tolist() for column in sample.data] == [[0, 0], [1, 1, 1]]
-
-
-def test_structure_that_reverb_cannot_describe_is_warned_of_once(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    key = int(place.address.rpartition(":")[2])  # another one in each test
-    for table in ("a", "a", "b"):
-        accumulator = rw.TrajectoryAccumulator({"step": {key: np.zeros(2)}})
-        for value in (1.0, 2.0):
-            accumulator.add("step", {key: value})
-        accumulator.insert(place.address, table)
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "Learners will get these items as flat tuples of columns"
-    ]

@@ -184,10 +184,3 @@ def test_help_tells_examples_and_exit_codes(command: str) -> None:
         "3",
         "130",
     ]
-
-
-def test_group_lists_its_commands() -> None:
-    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == 0
-    assert re.search(r"^  export +Write the items of a table to disk", done.stdout, re.MULTILINE)
-    assert re.search(r"^  import +Write trajectories on disk to a table", done.stdout, re.MULTILINE)

@@ -56,18 +56,6 @@ def test_actors_see_that_the_run_has_ended_and_keep_its_weights(replay_server: S
         assert actor.poll()[0].tolist() == [0, 1, 2, 3]
 
 
-def test_end_of_a_run_without_weights(replay_server: StartServer) -> None:
-    address = replay_server(WEIGHTS).address
-    with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as actor:
-        learner.finish()
-        assert actor.wait() is None
-        assert actor.finished
-        with pytest.raises(
-            rw.errors.FinishedError, match="table `weights`: the run has ended, and nothing was published"
-        ):
-            actor.latest()
-
-
 def test_end_of_a_run_without_weights_is_no_weights(replay_server: StartServer) -> None:
     address = replay_server(WEIGHTS).address
     with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights", interval_s=0.001) as actor:
@@ -81,6 +69,11 @@ def test_end_of_a_run_without_weights_is_no_weights(replay_server: StartServer) 
         eventually(sees_end)
         polled.append(actor.poll("no weights"))
         assert set(polled) == {"no weights"}
+        assert actor.wait() is None
+        with pytest.raises(
+            rw.errors.FinishedError, match="table `weights`: the run has ended, and nothing was published"
+        ):
+            actor.latest()
         learner.publish([1])  # another run
         eventually(lambda: actor.poll() == [1])
         assert not actor.finished

@@ -147,12 +147,6 @@ def test_priority_of_episodes_can_be_changed(place: Place) -> None:
     ]
 
 
-def test_function_of_the_whole_episode_is_its_priority(place: Place) -> None:
-    with rw.EpisodeObserver(place.client, "a", 500, priority=lambda episode: len(episode["n"])) as observer:
-        feed(observer, [3, 250, 1])
-    assert [item.info.priority for item in read(place.client, "a")] == [3, 250, 1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -28,13 +28,6 @@ def test_window_is_there_although_its_chunk_is_not_full(place: Place) -> None:
         assert place.column() == [[1, 2], [2, 3]]
 
 
-def test_windows_are_there_after_the_end_of_an_episode(place: Place) -> None:
-    with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=1000) as observer:
-        feed(observer, [3])
-        eventually(lambda: observer.stats().acknowledged_items == 2)
-        assert place.column() == [[1, 2], [2, 3]]
-
-
 def test_windows_are_there_after_a_flush(place: Place) -> None:
     with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=1000) as observer:
         for number in range(1, 4):
@@ -119,7 +112,9 @@ def test_anything_with_a_server_address_is_a_client(place: Place) -> None:
         ({"max_in_flight_items": 0}, "`max_in_flight_items` must be >= 1, got 0"),
         ({"max_in_flight_bytes": 0}, "`max_in_flight_bytes` must be >= 1, got 0"),
         ({"on_block": "panic"}, "`on_block` must be 'wait', 'raise' or 'drop_oldest', got 'panic'"),
+        ({"max_item_bytes": 0}, "`max_item_bytes` must be >= 1, got 0"),
         ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
+        *(({"num_envs": number}, "`num_envs` must be") for number in (0, -1, 2.0, True)),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_construction(

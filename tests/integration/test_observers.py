@@ -98,12 +98,6 @@ def test_large_steps_are_sent_in_time(place: Place) -> None:
     assert all((item.data[0] == item.data[0][:, :1, :1]).all() for item in items)
 
 
-def test_server_counts_episodes(place: Place) -> None:
-    with observed(place, rw.WindowSpec(2)) as observer:
-        feed(observer, [3, 4, 2])
-    assert place.client.server_info()["a"].num_episodes == 3
-
-
 # Boundaries.
 
 

@@ -47,18 +47,6 @@ def test_batches_are_the_windows_written(replay_server: StartServer) -> None:
     assert len(starts) > 40
 
 
-def test_batches_belong_to_the_caller(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay"))
-    write_steps(server.address, "replay", 12)
-    with rw.ReplayDataset(server.address, "replay", 16) as dataset:
-        for _ in range(5):
-            a = next(dataset).data["a"]
-            assert a.flags.c_contiguous
-            assert a.flags.writeable
-            np.testing.assert_array_equal(a, a[:, :1] + np.arange(4))
-            a[...] = -1
-
-
 @pytest.mark.parametrize(("sampler", "expected"), [("fifo", [0, 1, 2, 3, 4, 5]), ("lifo", [5, 4, 3, 2, 1, 0])])
 def test_order_of_the_table_is_kept(replay_server: StartServer, sampler: Any, expected: list[int]) -> None:
     server = replay_server(rw.TableConfig("table", 10, sampler=sampler, max_times_sampled=1))

@@ -99,25 +99,15 @@ def test_trajectories_of_tf_agents_come_again_leaf_by_leaf(place: Place, tmp_pat
             assert ours.tolist() == theirs.tolist()
 
 
-def test_environments_of_a_vector_observer_come_again(place: Place, tmp_path: Path) -> None:
-    observer, writer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2), RolloutWriter(tmp_path, num_envs=2)
-    with both(observer, writer) as write:
-        for t in range(4):
-            write({"n": np.array([t, 10 + t])}, end_of_episode=[t == 2, False])
-        observer.reset(env_ids=[1])
-        writer.end_episode(end="reset", env_ids=[1])
-    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))
-    assert sorted(place.column("a")) == sorted(place.column("b"))
-    assert len(list_trajectories(tmp_path)) == 3
-
-
-def test_environments_without_a_step_in_a_call_have_none_on_disk(place: Place, tmp_path: Path) -> None:
+def test_environments_come_again_without_the_steps_that_they_had_not(place: Place, tmp_path: Path) -> None:
     observer, writer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2), RolloutWriter(tmp_path, num_envs=2)
     with both(observer, writer) as write:
         write({"n": np.array([1, 11])}, end_of_episode=[False, False])
         write({"n": np.array([2, 0])}, env_mask=[True, False], end_of_episode=[False, True])
         write({"n": np.array([0, 12])}, env_mask=[False, True], end_of_episode=[False, True])
-        write({"n": np.array([3, 21])}, end_of_episode=[True, True])
+        write({"n": np.array([3, 21])}, end_of_episode=[True, False])
+        observer.reset(discard=True, env_ids=[1])
+        writer.end_episode(end="cut", env_ids=[1])
         with pytest.raises(rw.errors.StructureError, match="`env_mask` has shape"):
             writer({"n": np.array([4, 22])}, end_of_episode=[True, True], env_mask=[True])
     resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))

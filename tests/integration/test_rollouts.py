@@ -100,29 +100,6 @@ def test_windows_of_t_steps_leave_nothing_to_return(place: Place, dataset: Calla
     assert storage.num_rows == NUM_STEPS
 
 
-def test_windows_of_a_queue_do_not_go_on_into_those_of_other_actors(
-    place: Place, dataset: Callable[[int], Any]
-) -> None:
-    write(place, 1, first=100)  # values are half the numbers; 104 ends an episode, and is the step after
-    write(place, 1, first=200)
-    storage = QueueRolloutStorage(1, NUM_STEPS, (2,), None, np.zeros((), np.int64), buffer_dilation_ratio=2)
-    source = dataset(1)
-    for _ in range(2):
-        storage.clear()
-        following = storage.fill_from(source)
-    assert following is not None
-    storage.compute_returns(following.values, gamma=1.0, lam=1.0)
-    sums = [
-        np.arange(number, first + 4).sum() + (first + 4) / 2
-        for first in (100, 200)
-        for number in range(first, first + 4)
-    ]
-    assert plain(storage.returns[:, 0, 0]) == sums
-    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
-    assert plain(batch.obs[:NUM_STEPS, :, 0].T) == [[100, 101, 102, 103], [200, 201, 202, 203]]
-    assert plain(batch.hidden_states[0, :, 0]) == [100, 200]
-
-
 def test_next_observations_come_from_the_windows(place: Place, dataset: Callable[[int], Any]) -> None:
     write(place, 2)
     storage = SarsaRolloutStorage(2, NUM_STEPS, (2,), None, np.zeros((), np.int64))

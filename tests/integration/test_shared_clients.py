@@ -30,14 +30,15 @@ def forwarder(replay_server: StartServer) -> Iterator[Forwarder]:
         yield forwarder
 
 
-def test_observers_of_an_address_share_a_connection(forwarder: Forwarder) -> None:
+def test_observers_and_clients_of_an_address_share_a_connection(forwarder: Forwarder) -> None:
     observers = [rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(MANY)]
-    for number, observer in enumerate(observers):
-        observer({"n": np.int64(number)})
-    for observer in observers:
-        observer.close()
-    assert forwarder.accepted == 1
     with rw.Client(forwarder.address) as client:
+        for number, observer in enumerate(observers):
+            observer({"n": np.int64(number)})
+        client.server_info()
+        for observer in observers:
+            observer.close()
+        assert forwarder.accepted == 1
         assert sorted(read_column(client, "free")) == [[number] for number in range(MANY)]
 
 
@@ -87,12 +88,6 @@ def test_who_has_closed_may_not_use_what_others_hold_open(forwarder: Forwarder) 
             with pytest.raises(rw.errors.ClosedError, match=r"is closed. Make a new one"):
                 call()
         learner.publish([np.zeros(1)])
-
-
-def test_client_that_a_caller_makes_shares_the_connection_too(forwarder: Forwarder) -> None:
-    with rw.TrajectoryObserver(forwarder.address, "free", 1), rw.Client(forwarder.address) as client:
-        client.server_info()
-        assert forwarder.accepted == 1
 
 
 def test_address_can_be_had_by_the_name_that_reverb_has_for_it() -> None:

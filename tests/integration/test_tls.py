@@ -139,24 +139,18 @@ def test_plain_text_to_a_server_of_tls_and_the_reverse_are_named(server: HostedS
         client.server_info()
 
 
-@pytest.mark.parametrize("which", ["missing", "garbage", "mixed up"])
+@pytest.mark.parametrize("which", ["garbage", "mixed up"])
 def test_certificates_that_cannot_be_used_are_refused_at_once(
     folder: Path, actor: Identity, stranger: Identity, which: str
 ) -> None:
     garbage = folder / "garbage.pem"
     garbage.write_text("no certificate")
     tls = {
-        "missing": rw.TLS(root_certificates=folder / "missing.pem"),
         "garbage": rw.TLS(root_certificates=garbage),
         "mixed up": rw.TLS(certificate=actor.certificate, private_key=stranger.private_key),
     }[which]
     with pytest.raises(rw.errors.SpecError, match="cannot use the PEM files"):
         rw.Client("localhost:1", tls=tls)
-
-
-def test_certificate_without_its_key_is_refused(actor: Identity) -> None:
-    with pytest.raises(rw.errors.SpecError, match="must be given together"):
-        rw.TLS(certificate=actor.certificate)
 
 
 # Tokens.

@@ -112,13 +112,16 @@ def test_environments_are_episodes_of_their_own_to_the_server(place: Place) -> N
 # Leaves.
 
 
-def test_frames_strings_and_numbers_go_to_their_environments(place: Place) -> None:
+def test_frames_strings_and_numbers_are_copied_to_their_environments(place: Place) -> None:
     rng = np.random.default_rng(0)
     frames = rng.integers(256, size=(9, 4, 84, 84), dtype=np.uint8)
     names = np.array([[f"{t}/{env}" for env in range(4)] for t in range(9)])
     with rw.TrajectoryObserver(place.client, "a", 3, 3, num_envs=4) as observer:
         for t in range(9):
-            observer({"frame": frames[t], "half": frames[t, :, 0, :2].astype(">f2"), "name": names[t]})
+            step = {"frame": frames[t].copy(), "half": frames[t, :, 0, :2].astype(">f2"), "name": names[t].copy()}
+            observer(step)
+            for leaf in step.values():
+                leaf[:] = 0
     items = read(place.client, "a")
     assert len(items) == 12
     for item in items:
@@ -128,16 +131,6 @@ def test_frames_strings_and_numbers_go_to_their_environments(place: Place) -> No
         np.testing.assert_array_equal(frame, frames[t : t + 3, env], strict=True)
         assert half.dtype == np.float16
         assert half.tolist() == frames[t : t + 3, env, 0, :2].astype(float).tolist()
-
-
-def test_leaves_are_copied(place: Place) -> None:
-    step = step_of(0, 2)
-    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=2) as observer:
-        for number in (1, 2, 3):
-            step["n"][:] = number
-            observer(step)
-            step["n"][:] = -1
-    assert windows_by_env(place) == {1: [[1, 2], [2, 3]], 2: [[1, 2], [2, 3]]}
 
 
 # Steps that are refused.
@@ -177,12 +170,6 @@ def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
             observer({"x": np.zeros(2, "M8[s]")})
         observer(step_of(1, 2))
     assert windows_by_env(place) == {1: [[1]], 2: [[1]]}
-
-
-@pytest.mark.parametrize("num_envs", [0, -1, 2.0, True])
-def test_number_of_environments_that_is_none_is_refused(place: Place, num_envs: Any) -> None:
-    with pytest.raises(rw.errors.SpecError, match="`num_envs` must be"):
-        rw.TrajectoryObserver(place.client, "a", 2, num_envs=num_envs)
 
 
 # Reset, close, open.

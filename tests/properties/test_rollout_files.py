@@ -74,17 +74,18 @@ def test_any_changed_byte_changes_no_step(data: Any) -> None:
 
 @given(
     lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6),
-    num_envs=st.integers(1, 4),
+    num_envs=st.integers(1, 7),
     batch_lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    loops=st.integers(1, 2),
+    loops=st.integers(1, 3),
+    shuffle=st.booleans(),
 )
 @settings(max_examples=60)
 def test_every_transition_comes_once_a_loop_in_order(
-    lengths: list[int], num_envs: int, batch_lengths: list[int], loops: int
+    lengths: list[int], num_envs: int, batch_lengths: list[int], loops: int, shuffle: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_transitions(Path(folder), lengths)
-        dataset = RolloutDataset(folder, num_envs, loops)
+        dataset = RolloutDataset(folder, num_envs, loops, shuffle=shuffle)
         delivered: list[list[tuple[int, int]]] = [[] for _ in range(num_envs)]
         for turn in range(1000):
             try:
@@ -102,6 +103,7 @@ def test_every_transition_comes_once_a_loop_in_order(
                     of_env.append((episode, t))
         every = [(episode, t) for episode, n in enumerate(lengths) for t in range(n)]
         assert sorted(itertools.chain(*delivered)) == sorted(every * loops)
+        assert dataset.num_dataset_looped == loops
 
 
 def test_memory_is_bounded_by_the_longest_trajectory(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
 
-MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "100000"))
+MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "20000"))
 
 _TAGS = b"\x00\x08\x0a\x10\x18\x20\x2a\x80\x81\xff"
 

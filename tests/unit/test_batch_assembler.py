@@ -297,13 +297,6 @@ def test_each_sample_left_out_has_one_error_and_the_others_keep_their_order() ->
     assert assembler.num_samples == 0
 
 
-def test_empty_variant_tensor_is_unsafe() -> None:
-    variant = messages.ChunkData(chunk_key=3)
-    variant.data.tensors.add(dtype=messages.DataType.DT_VARIANT)
-    with pytest.raises(UnsafeDataError, match="DT_VARIANT"):
-        assembled(response((together(1, [3], [(0, 1)], 1), [variant])))
-
-
 def test_sample_larger_than_the_limit_is_unsafe() -> None:
     with pytest.raises(UnsafeDataError, match="max_"):
         assembled(response((together(1, [1], [(0, 100)], 1), [chunk(1, [np.zeros(100)])])), sample=799)

@@ -124,13 +124,7 @@ INFO_TEXT = (
 def test_batch_shows_dtypes_and_shapes() -> None:
     assert repr(info_of(64)) == INFO_TEXT
     data = {"x": np.zeros((64, 5, 3), np.float32), "name": np.full((64, 5), b"", object)}
-    assert (
-        repr(Batch(data, info_of(64)))
-        == f"Batch(data={{'x': float32 [64, 5, 3], 'name': strings [64, 5]}}, info={INFO_TEXT})"
-    )
-
-
-def test_list_of_samples_shows_the_first() -> None:
-    assert repr(Batch([{"x": np.zeros((2, 3))}] * 64, info_of(64))).startswith(
-        "Batch(data=[{'x': float64 [2, 3]}, ... 64 in all], info="
-    )
+    text = f"Batch(data={{'x': float32 [64, 5, 3], 'name': strings [64, 5]}}, info={INFO_TEXT})"
+    assert repr(Batch(data, info_of(64))) == text
+    listed = repr(Batch([{"x": np.zeros((2, 3))}] * 64, info_of(64)))
+    assert listed.startswith("Batch(data=[{'x': float64 [2, 3]}, ... 64 in all], info=")

@@ -43,7 +43,8 @@ def play(env: Any, num_steps: int, first_action: int = 10) -> None:
 
 def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() -> None:
     steps: list[Any] = []
-    play(rw.environments.record(Counting(EPISODES), steps.append), 5)
+    env = rw.environments.record(Counting(EPISODES), steps.append)
+    play(env, 5)
     assert [told(step) for step in steps] == [
         "0 10 1 1 F",
         "1 11 2 0",  # this action led to the terminal state
@@ -54,11 +55,6 @@ def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() ->
         "201 14 2 0",
         "202 0 0 0 Ltr",
     ]
-
-
-def test_steps_have_the_same_leaves_all_along() -> None:
-    steps: list[Any] = []
-    play(rw.environments.record(Counting(EPISODES), steps.append), 5)
     expected = {
         "observation": (np.float32, (2,)),
         "action": (np.int64, ()),
@@ -67,6 +63,9 @@ def test_steps_have_the_same_leaves_all_along() -> None:
         **dict.fromkeys(("is_first", "is_last", "terminated", "truncated"), (np.bool_, ())),
     }
     assert [{name: (leaf.dtype, leaf.shape) for name, leaf in step.items()} for step in steps] == [expected] * 8
+    env.reset()  # without steps it leaves nothing
+    env.close()
+    assert len(steps) == 8
 
 
 def test_the_environment_is_otherwise_the_same() -> None:
@@ -92,15 +91,6 @@ def test_an_episode_that_the_actor_leaves_is_truncated(leave: str) -> None:
     env.close()
     env.close()
     assert len(steps) == 2
-
-
-def test_a_reset_without_steps_leaves_nothing() -> None:
-    steps: list[Any] = []
-    env = rw.environments.record(Counting(EPISODES), steps.append)
-    env.reset()
-    env.reset()
-    env.close()
-    assert steps == []
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])

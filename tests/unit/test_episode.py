@@ -226,16 +226,6 @@ def test_step_out_of_its_space_is_refused_at_the_first_and_every_50th_step() -> 
     assert len(episode) == 101
 
 
-def test_numbers_of_other_types_widen_the_column_as_stacking_would() -> None:
-    episode = Episode()
-    episode.add_env_reset(np.float32(0))
-    episode.add_env_step(1, np.int8(1), 1)
-    episode.add_env_step(2.5, 300, 0.5)
-    assert episode.get_rewards() == [1.0, 0.5]
-    assert episode.get_actions() == [1, 300]
-    assert episode.get_observations() == [0.0, 1.0, 2.5]
-
-
 def test_strings_are_kept() -> None:
     episode = Episode(observation_space=spaces.Text(5))
     episode.add_env_reset("go")
@@ -371,12 +361,6 @@ def test_duration_is_that_of_the_steps() -> None:
     first = episode.get_duration_s()
     episode.add_env_step(2, 0, 0.0)
     assert 0 < first < episode.get_duration_s()
-
-
-def test_episode_can_be_pickled_and_goes_on() -> None:
-    episode = pickle.loads(pickle.dumps(grown(70)))  # noqa: S301  # our own
-    episode.add_env_step(71, 0, 1.0)
-    assert episode.get_observations(slice(-2, None)) == [70, 71]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda episode: pickle.loads(pickle.dumps(episode))])  # noqa: S301  # our own

@@ -29,10 +29,23 @@ def modules_after(statements: str) -> set[str]:
 
 
 def test_import_loads_nothing_but_the_package_and_what_makes_it_lazy() -> None:
-    loaded = modules_after("import reverb_writer")
+    loaded = modules_after("import reverb_writer\nassert 'TrajectoryObserver' in dir(reverb_writer)")
     own = {name for name in loaded if name.startswith("reverb_writer")}
     assert own == {"reverb_writer", "reverb_writer.errors", "reverb_writer.lazy"}
     assert not loaded & {"numpy", "grpc", "google.protobuf", "cramjam", "tree"}
+    assert resources.files(reverb_writer).joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("program", "left_out"),
+    [
+        ("rw.files.RolloutWriter, rw.files.RolloutDataset", {"grpc", "torch", "click"}),
+        ("a = rw.TrajectoryAccumulator({'x': np.zeros(1)}); a.add('x', 1.0); a.build()", {"grpc", "google.protobuf"}),
+        ("rw.TrajectoryObserver", {"multiprocessing"}),
+    ],
+)
+def test_what_a_part_of_the_package_does_not_need_it_does_not_load(program: str, left_out: set[str]) -> None:
+    assert not modules_after(f"import numpy as np, reverb_writer as rw\n{program}") & left_out
 
 
 @pytest.mark.parametrize("module", ["reverb_writer.tables", "reverb_writer.testing"])
@@ -68,15 +81,6 @@ def test_star_import_brings_the_public_names_and_nothing_else() -> None:
 def test_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="module 'reverb_writer' has no attribute 'TrajectoryObservr'"):
         reverb_writer.TrajectoryObservr  # type: ignore[attr-defined]  # noqa: B018  # the look-up is the test
-
-
-def test_names_are_listed_before_they_are_loaded() -> None:
-    loaded = modules_after("import reverb_writer\nassert 'TrajectoryObserver' in dir(reverb_writer)")
-    assert "reverb_writer.writing.observers" not in loaded
-
-
-def test_package_ships_its_types() -> None:
-    assert resources.files(reverb_writer).joinpath("py.typed").is_file()
 
 
 def test_names_that_two_threads_first_use_at_once_load_one_after_the_other(

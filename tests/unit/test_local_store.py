@@ -22,7 +22,7 @@ from reverb_writer.local.sum_tree import SumTree
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
-from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, Selector, TableConfig
+from reverb_writer.tables import Prioritized, SampleToInsertRatio, Selector, TableConfig
 
 NUM_DRAWS = 1_000_000
 
@@ -193,18 +193,6 @@ def test_a_chunk_is_shared_by_streams() -> None:
     assert len(draw(store, 3)) == 3
 
 
-def test_an_item_that_is_sent_again_changes_its_priority_only() -> None:
-    store = store_of(TableConfig("replay", sampler="max_heap"))
-    inserter = Inserter(store)
-    inserter.insert([1, 2], [1.0, 2.0])
-    num_bytes = store.chunks.num_bytes
-    inserter.insert([1], [3.0])
-    assert inserter.confirmed() == [1, 2, 1]
-    assert draw(store, 1)[0][0] == 1
-    assert store.table("replay").num_inserts == 2
-    assert store.chunks.num_bytes == num_bytes
-
-
 def test_inserts_wait_for_the_rate_limiter_in_turn() -> None:
     store = store_of(TableConfig("replay", rate_limiter=SampleToInsertRatio(1.0, 1, 2.0)))
     inserter = Inserter(store)
@@ -216,15 +204,6 @@ def test_inserts_wait_for_the_rate_limiter_in_turn() -> None:
     inserter.incoming.end()
     assert len(draw(store, 100)) == 4  # down to min_diff -1, with nothing new
     assert inserter.confirmed() == []
-
-
-def test_samples_wait_for_min_size() -> None:
-    store = store_of(TableConfig("replay", rate_limiter=MinSize(3)))
-    inserter = Inserter(store)
-    inserter.insert([1, 2])
-    assert draw(store, 1) == []
-    inserter.insert([3])
-    assert len(draw(store, 1000)) == 1000
 
 
 def test_a_sample_tells_whether_its_request_had_to_wait() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from google.protobuf import descriptor_pool
 
@@ -48,20 +50,7 @@ def test_the_default_descriptor_pool_is_not_changed() -> None:
 
 
 def test_methods_are_those_of_the_service() -> None:
-    methods = [
-        messages.CHECKPOINT,
-        messages.INSERT_STREAM,
-        messages.MUTATE_PRIORITIES,
-        messages.RESET,
-        messages.SAMPLE_STREAM,
-        messages.SERVER_INFO,
-    ]
-    assert [method.rpartition("/")[2] for method in methods] == [
-        "Checkpoint",
-        "InsertStream",
-        "MutatePriorities",
-        "Reset",
-        "SampleStream",
-        "ServerInfo",
-    ]
-    assert {method.rpartition("/")[0] for method in methods} == {"/deepmind.reverb.ReverbService"}
+    names = ("Checkpoint", "InsertStream", "MutatePriorities", "Reset", "SampleStream", "ServerInfo")
+    for name in names:
+        constant = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).upper()
+        assert getattr(messages, constant) == f"/deepmind.reverb.ReverbService/{name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -58,16 +59,10 @@ def test_room_is_what_the_limiter_leaves(one: TableInfo, inserts: float, samples
     assert one.blocks_samples() == (samples == 0)
 
 
-def test_ratio_is_samples_over_inserts() -> None:
+def test_rates_are_counts_over_seconds_and_not_negative_after_a_reset() -> None:
     assert reached_ratio(table(inserts=50, samples=20)) == 0.4
     assert reached_ratio(table(inserts=0)) is None
-
-
-def test_rates_are_counts_over_seconds() -> None:
     assert rates(table(inserts=100, samples=10), table(inserts=150, samples=20), 5.0) == (10.0, 2.0)
-
-
-def test_rates_are_not_negative_after_a_reset() -> None:
     assert rates(table(inserts=100, samples=10), table(inserts=5, samples=20), 5.0) == (0.0, 2.0)
     assert rates(table(), table(inserts=200), 0.0) == (0.0, 0.0)
 
@@ -80,24 +75,31 @@ def test_figures_are_json() -> None:
 # Why, and what ends it.
 
 
-def test_blocked_inserts_need_samples() -> None:
-    why, remedy = explain_side(table(inserts=125), "inserts")  # one more: 1008, 8 above 1000
-    assert why == "The rate limiter of table `replay` blocks inserts: inserts x 8 - samples = 1000, max_diff 1000."
-    assert remedy == "8 samples let the next insert in; so does a larger `error_buffer`."
-
-
-def test_blocked_samples_need_inserts() -> None:
-    why, remedy = explain_side(table(samples=200), "samples")  # one more: 599, and an insert brings 8
-    assert why == (
-        "The rate limiter of table `replay` waits for 1 more insert: inserts x 8 - samples = 600, min_diff 600."
-    )
-    assert remedy == "1 insert lets the next sample out; so does a larger `error_buffer`."
-
-
-def test_table_that_is_not_full_enough_needs_the_rest() -> None:
-    why, remedy = explain_side(table(size=97), "samples")
-    assert why == "Table `replay` has 97 items; its rate limiter waits for 3 more (min_size_to_sample 100)."
-    assert remedy == "3 inserts let sampling start; so does a lower `min_size`."
+@pytest.mark.parametrize(
+    ("one", "side", "why", "remedy"),
+    [
+        (
+            table(inserts=125),  # one more: 1008, 8 above 1000
+            "inserts",
+            "The rate limiter of table `replay` blocks inserts: inserts x 8 - samples = 1000, max_diff 1000.",
+            "8 samples let the next insert in; so does a larger `error_buffer`.",
+        ),
+        (
+            table(samples=200),  # one more: 599, and an insert brings 8
+            "samples",
+            "The rate limiter of table `replay` waits for 1 more insert: inserts x 8 - samples = 600, min_diff 600.",
+            "1 insert lets the next sample out; so does a larger `error_buffer`.",
+        ),
+        (
+            table(size=97),
+            "samples",
+            "Table `replay` has 97 items; its rate limiter waits for 3 more (min_size_to_sample 100).",
+            "3 inserts let sampling start; so does a lower `min_size`.",
+        ),
+    ],
+)
+def test_side_that_is_blocked_needs_the_other(one: TableInfo, side: Any, why: str, remedy: str) -> None:
+    assert explain_side(one, side) == (why, remedy)
 
 
 # Standing still.
@@ -115,16 +117,18 @@ def test_side_that_waits_and_does_not_move_stands_still_and_since_when_is_kept()
     )
 
 
-def test_side_that_moves_does_not_stand_still() -> None:
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (at(10, table(samples=100)), at(12, table(inserts=101, samples=108), waiting_for_inserts=1900)),  # it moves
+        (at(10, table(inserts=125)), at(12, table(inserts=125))),  # nobody uses it
+        (at(10, table(inserts=125)), at(12, table(inserts=125), state_id=2, waiting_for_sampling=2000)),  # a restart
+    ],
+)
+def test_side_that_moves_or_is_not_used_does_not_stand_still(before: ServerInfo, now: ServerInfo) -> None:
     watch = StandstillDetector()
-    watch.update(at(10, table(samples=100)))
-    assert watch.update(at(12, table(inserts=101, samples=108), waiting_for_inserts=1900)) == []
-
-
-def test_side_that_nobody_uses_does_not_stand_still() -> None:
-    watch, blocked = StandstillDetector(), table(inserts=125)
-    watch.update(at(10, blocked))
-    assert watch.update(at(12, blocked)) == []
+    assert watch.update(before) == []
+    assert watch.update(now) == []
 
 
 def test_standstill_that_has_ended_begins_anew() -> None:
@@ -134,12 +138,6 @@ def test_standstill_that_has_ended_begins_anew() -> None:
     assert watch.update(at(14, table(inserts=126, samples=8), waiting_for_sampling=2100)) == []
     (again,) = watch.update(at(16, table(inserts=126, samples=8), waiting_for_sampling=4100))
     assert again.seconds == 2
-
-
-def test_restarted_server_is_looked_at_anew() -> None:
-    watch = StandstillDetector()
-    watch.update(at(10, table(inserts=125)))
-    assert watch.update(at(12, table(inserts=125), state_id=2, waiting_for_sampling=2000)) == []
 
 
 # Progress of inserts that wait.

@@ -31,24 +31,23 @@ def cut_after_the_second(next_value: float) -> dict[str, Any]:
     return {"continues": [[1, 0, 1]], "next_values": [[0.5, next_value, 2.0]]}
 
 
-def test_gae_stops_where_an_episode_terminates() -> None:
-    advantages, returns = gae(REWARDS, VALUES, gamma=GAMMA, lam=LAM, **TERMINATED)
-    np.testing.assert_allclose(advantages, [[1.31, 0.5, 2.3]])
-    np.testing.assert_allclose(returns, [[1.81, 1.0, 2.8]])
-    np.testing.assert_allclose(normalize(advantages), [[-0.06656, -0.96506, 1.03162]], atol=1e-5)
-
-
-def test_gae_with_the_last_observations_values_is_the_approximation_at_time_outs() -> None:
-    advantages, returns = gae(REWARDS, VALUES[:, :3], gamma=GAMMA, lam=LAM, **cut_after_the_second(0.5))
-    np.testing.assert_allclose(advantages, [[1.634, 0.95, 2.3]])
-    np.testing.assert_allclose(returns, [[2.134, 1.45, 2.8]])
-    np.testing.assert_allclose(normalize(advantages), [[0.00889, -1.00441, 0.99553]], atol=1e-5)
-
-
-def test_gae_bootstraps_from_the_final_observation_at_a_time_out() -> None:
-    # Row 1: 1 + 0.9 * 3 - 0.5 = 3.2. Row 0: 1 + 0.9 * 0.5 - 0.5 + 0.72 * 3.2 = 3.254. Row 2 is of the next episode.
-    advantages, _ = gae(REWARDS, VALUES[:, :3], gamma=GAMMA, lam=LAM, **cut_after_the_second(3.0))
-    np.testing.assert_allclose(advantages, [[3.254, 3.2, 2.3]])
+@pytest.mark.parametrize(
+    ("values", "ends", "expected", "normalized"),
+    [
+        (VALUES, TERMINATED, [1.31, 0.5, 2.3], [-0.06656, -0.96506, 1.03162]),
+        # The values of the last observations stand in for those of the final ones: the approximation at time-outs.
+        (VALUES[:, :3], cut_after_the_second(0.5), [1.634, 0.95, 2.3], [0.00889, -1.00441, 0.99553]),
+        # Row 1: 1 + 0.9 * 3 - 0.5 = 3.2. Row 0: 1 + 0.9 * 0.5 - 0.5 + 0.72 * 3.2 = 3.254. Row 2 is of the next episode.
+        (VALUES[:, :3], cut_after_the_second(3.0), [3.254, 3.2, 2.3], [0.62700, 0.52623, -1.15323]),
+    ],
+)
+def test_gae_stops_at_a_termination_and_goes_on_at_a_time_out(
+    values: Any, ends: Any, expected: list[float], normalized: list[float]
+) -> None:
+    advantages, returns = gae(REWARDS, values, gamma=GAMMA, lam=LAM, **ends)
+    np.testing.assert_allclose(advantages, [expected])
+    np.testing.assert_allclose(returns, [np.array(expected) + 0.5])
+    np.testing.assert_allclose(normalize(advantages), [normalized], atol=1e-5)
 
 
 def test_nothing_follows_a_termination_whatever_its_value_is() -> None:
@@ -79,22 +78,6 @@ def test_discounted_returns_of_a_discount_a_row() -> None:
     # dm_env: the discount is 0 where the episode terminates. 1 + 0.5 * (2 + 0 * ...) = 2.
     found = discounted_returns([[1.0, 2.0, 3.0]], [[0, 0, 0, 4.0]], gamma=1.0, discounts=[[0.5, 0.0, 0.5]])
     np.testing.assert_allclose(found, [[2.0, 2.0, 5.0]])
-
-
-def test_lambda_returns_mix_the_n_step_returns_with_geometric_weights() -> None:
-    rewards, values = [[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0, 7.0]]
-    one, two, three = (n_step_returns(rewards, values, n, gamma=0.5)[0, 0] for n in (1, 2, 3))
-    assert (one, two, three) == (3.5, 3.5, 3.625)  # 1 + 5/2, 1 + 2/2 + 6/4, 1 + 2/2 + 3/4 + 7/8
-    # (1 - lambda) (G1 + lambda G2) + lambda^2 G3, with lambda = 1/2
-    assert lambda_returns(rewards, values, gamma=0.5, lam=0.5)[0, 0] == 0.5 * (3.5 + 0.5 * 3.5) + 0.25 * 3.625
-
-
-def test_vtrace_clips_its_two_ratios_apart() -> None:
-    # Errors: 1 + 0.5 * 2 - 2 = 0, 1 + 0.5 * 4 - 2 = 1. Ratio 4 of row 1: rho is 2, so v1 = 2 + 2 * 1 = 4. Row 0 with
-    # ratio 3: c is 1.5, so v0 = 2 + 2 * 0 + 0.5 * 1.5 * 2 = 3.5. Advantages: 2 (1 + 0.5 * 4 - 2), 2 (1 + 0.5 * 4 - 2).
-    values, advantages = vtrace([[1, 1]], [[2, 2, 4.0]], [[3.0, 4.0]], gamma=0.5, max_rho=2.0, max_c=1.5)
-    np.testing.assert_allclose(values, [[3.5, 4.0]])
-    np.testing.assert_allclose(advantages, [[2.0, 2.0]])
 
 
 def test_batches_come_first_and_time_first_by_request() -> None:

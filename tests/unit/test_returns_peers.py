@@ -48,23 +48,16 @@ def of_torchrl(name: str, *arrays: Floats, **options: Any) -> list[Floats]:
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
-def test_advantages_are_those_of_torchrl(lam: float) -> None:
+def test_advantages_and_returns_are_those_of_torchrl(lam: float) -> None:
+    ours = [*gae(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)]
+    ours += [lambda_returns(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)]
     theirs = of_torchrl("generalized_advantage_estimate", VALUES, next_values(), REWARDS, lam=lam)
-    ours = gae(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)
+    theirs += of_torchrl("td_lambda_return_estimate", next_values(), REWARDS, lam=lam)
+    if lam == 1:
+        ours += [discounted_returns(REWARDS, VALUES, gamma=GAMMA, **ENDS)]
+        theirs += of_torchrl("td1_return_estimate", next_values(), REWARDS)
     for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
-def test_lambda_returns_are_those_of_torchrl(lam: float) -> None:
-    (theirs,) = of_torchrl("td_lambda_return_estimate", next_values(), REWARDS, lam=lam)
-    ours = lambda_returns(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
-
-
-def test_discounted_returns_are_those_of_torchrl() -> None:
-    (theirs,) = of_torchrl("td1_return_estimate", next_values(), REWARDS)
-    np.testing.assert_allclose(discounted_returns(REWARDS, VALUES, gamma=GAMMA, **ENDS), theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("max_rho", "max_c"), [(1.0, 1.0), (2.0, 0.5)])

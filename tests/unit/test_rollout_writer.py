@@ -6,7 +6,6 @@ import contextlib
 import gc
 import io
 import json
-import logging
 import os
 import re
 import shutil
@@ -45,23 +44,13 @@ def test_steps_come_back_as_the_nest_that_they_were(tmp_path: Path) -> None:
     assert [step.action for step in only(tmp_path).steps()] == [0, 1, 2, 3, 4, 5]
 
 
-def test_every_dtype_and_strings_come_back(tmp_path: Path) -> None:
-    step = {
-        "names": np.array([b"a\0", b""], object),
-        "text": "\N{SNOWMAN}",
-        "flag": True,
-        **{dtype: np.array([[1, 0]], dtype) for dtype in ("int8", "uint64", "float16", "float64", "complex64")},
-    }
+def test_strings_come_back_as_bytes(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path) as writer:
         for _ in range(3):
-            writer(step)
+            writer({"names": np.array([b"a\0", b""], object), "text": "\N{SNOWMAN}"})
     loaded = only(tmp_path).load()
     assert loaded["names"].tolist() == [[b"a\0", b""]] * 3
     assert loaded["text"].tolist() == ["\N{SNOWMAN}".encode()] * 3
-    assert loaded["flag"].tolist() == [True] * 3
-    for dtype in ("int8", "uint64", "float16", "float64", "complex64"):
-        assert loaded[dtype].dtype == dtype
-        assert loaded[dtype].tolist() == [[[1, 0]]] * 3
 
 
 def test_bfloat16_comes_back(tmp_path: Path) -> None:
@@ -91,21 +80,18 @@ def test_numpy_reads_the_file_and_unzip_finds_it_sound(tmp_path: Path) -> None:
 
 
 def test_end_flags_are_read_from_the_steps(tmp_path: Path) -> None:
-    with RolloutWriter(tmp_path) as writer:
+    with RolloutWriter(tmp_path / "types") as writer:
         for terminal in (True, False):
             for step in tf_agents_steps(0, 2, terminal=terminal):
                 writer(step)
-    first, second = (StoredTrajectory(path).manifest for path in list_trajectories(tmp_path))
+    first, second = (StoredTrajectory(path).manifest for path in list_trajectories(tmp_path / "types"))
     assert (first.terminated, first.truncated, first.end, first.boundary_step) == (True, False, End.STEP, True)
     assert (second.terminated, second.truncated) == (False, True)
     assert (first.num_steps, first.num_transitions) == (3, 2)
-
-
-def test_end_flags_of_rlds_steps_are_read(tmp_path: Path) -> None:
-    with RolloutWriter(tmp_path) as writer:
+    with RolloutWriter(tmp_path / "rlds") as writer:
         for t in range(3):
             writer({"observation": np.float32(t), "is_last": t == 2, "is_terminal": t == 2})
-    manifest = only(tmp_path).manifest
+    manifest = only(tmp_path / "rlds").manifest
     assert (manifest.terminated, manifest.truncated, manifest.boundary_step) == (True, False, True)
 
 
@@ -243,12 +229,6 @@ def test_strings_of_negative_length_are_refused(tmp_path: Path) -> None:
         StoredTrajectory(path).load()
 
 
-def test_loaded_steps_are_the_callers(tmp_path: Path) -> None:
-    stored = StoredTrajectory(RolloutWriter(tmp_path).save({"x": np.arange(3)}))
-    stored.load()["x"][:] = 7
-    assert stored.load()["x"].tolist() == [0, 1, 2]
-
-
 def test_order_survives_copying_and_folders_within_folders(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         write_transitions(tmp_path / "from" / name, [1])
@@ -320,20 +300,6 @@ def test_damaged_trajectory_is_refused_by_name(tmp_path: Path, damage: Any, text
 def test_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(rw.errors.FormatError, match=r"trajectory `trajectory_1\.npz`: .*No such file"):
         StoredTrajectory(tmp_path / "trajectory_1.npz")
-
-
-def test_disk_that_is_full_at_the_end_of_an_episode_costs_the_next_nothing(tmp_path: Path) -> None:
-    data_dir = tmp_path / "data"
-    writer = RolloutWriter(data_dir)
-    writer({"x": 0})
-    data_dir.rmdir()
-    data_dir.touch()
-    with pytest.raises(OSError, match="data"):
-        writer({"x": 1}, end_of_episode=True)
-    data_dir.unlink()
-    data_dir.mkdir()
-    writer({"x": 2}, end_of_episode=True)
-    assert only(data_dir).load()["x"].tolist() == [2]
 
 
 def test_disk_that_is_full_while_a_file_is_written_keeps_nothing_of_it(tmp_path: Path) -> None:
@@ -429,19 +395,3 @@ def test_leaf_that_a_zip_file_would_cut_short_is_refused(tmp_path: Path) -> None
     ):
         writer({"a\0b": 1.0}, end_of_episode=True)
     assert list_trajectories(tmp_path) == []
-
-
-def test_rollouts_load_neither_grpc_nor_torch() -> None:
-    script = (
-        "import sys, reverb_writer as rw\n"
-        "rw.files.RolloutWriter, rw.files.RolloutDataset\n"
-        "sys.exit(bool({'grpc', 'torch', 'click'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
-
-
-def test_loading_twice_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_transitions(tmp_path, [2])
-    with caplog.at_level(logging.DEBUG):
-        only(tmp_path).load()
-    assert not caplog.records

@@ -62,10 +62,6 @@ def test_a_nest_is_decoded_as_it_was_encoded(nest: Any) -> None:
     tree.assert_same_structure(result, nest)
 
 
-def test_a_signature_that_is_not_set_is_none() -> None:
-    assert signatures.decode(StructuredValue()) is None
-
-
 def test_dicts_are_decoded_in_the_order_of_the_columns() -> None:
     nest = collections.OrderedDict(b=FLOAT, a=SCALAR)
     result = reparsed(nest)
@@ -75,13 +71,11 @@ def test_dicts_are_decoded_in_the_order_of_the_columns() -> None:
 
 
 def test_a_named_tuple_is_decoded_with_its_field_names() -> None:
+    assert signatures.decode(StructuredValue()) is None
     result = reparsed(Row(reward=FLOAT, action=[SCALAR]))
     assert type(result).__name__ == "Row"
     assert result._asdict() == {"reward": FLOAT, "action": [SCALAR]}
     assert result.reward == FLOAT
-
-
-def test_equal_named_tuples_are_of_one_class() -> None:
     assert type(reparsed(Row(FLOAT, SCALAR))) is type(reparsed(Row(SCALAR, FLOAT)))
 
 
@@ -111,8 +105,9 @@ def test_bounds_are_not_read() -> None:
         ("8a 02 02 18 15", "dtype DT_VARIANT (21), which is never decoded"),  # 33 { 3: 21 }
         # 33 { 2: { 2: { 1: -2 } }, 3: 1 }
         ("8a 02 11 12 0d 12 0b 08 fe ff ff ff ff ff ff ff ff 01 18 01", "shape [-2], expected sizes >= 0, or -1"),
+        ("8a 02 15 12 11 12 02 08 02 12 0b 08 fe ff ff ff ff ff ff ff ff 01 18 01", "shape [2, -2], expected sizes"),
     ],
-    ids=["type spec", "value", "unset element", "VARIANT", "shape"],
+    ids=["type spec", "value", "unset element", "VARIANT", "shape", "a size of a shape"],
 )
 def test_a_signature_that_cannot_be_read_is_none_and_logged_once(
     hexadecimal: str, reason: str, caplog: pytest.LogCaptureFixture

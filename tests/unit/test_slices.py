@@ -92,11 +92,6 @@ def test_markers_are_not_repeated_on_padding() -> None:
     assert batch.data["is_init"].tolist() == [1, 0, 0, 0, 1, 1, 1, 1]  # as stored
 
 
-def test_slices_run_on_at_the_rings_first_row() -> None:
-    trajectories = find_trajectories(Markers(done=at(2, 7, size=10)), is_full=True, cursor=4)
-    assert drawn(SliceSampler(4, 4), trajectories) == {(8, 9, 0, 1), (9, 0, 1, 2), (3, 4), (5, 6, 7)}
-
-
 def test_slices_of_environments_stay_in_their_environment() -> None:
     ids = np.array([[0, 3], [0, 3], [1, 3], [1, 4], [1, 4]])
     steps = {"time": np.repeat(np.arange(5), 2).reshape(5, 2), "env": np.tile([0, 1], (5, 1)), "traj_ids": ids}
@@ -161,11 +156,6 @@ def test_a_pass_by_trajectory_has_one_slice_of_each() -> None:
     assert [len(slices.lengths) for slices in SliceSampler(4, 3).one_pass(many, rng(), drop_last=True)] == [4, 4]
     in_order = np.concatenate([s.trajectories for s in SliceSampler(4, 3).one_pass(many, rng(), shuffle=False)])
     assert in_order.tolist() == list(range(10))
-
-
-def test_a_pass_by_row_has_every_slice_once() -> None:
-    passes = [*SliceSampler(3, 5, by="row").one_pass(THREE, rng())]
-    assert sorted(start for slices in passes for start in starts(slices)) == [0, 3, 4, 9]
 
 
 def test_a_pass_without_short_trajectories_has_fewer() -> None:

@@ -222,15 +222,6 @@ def observations(trajectories: list[Any]) -> list[list[int]]:
     return [trajectory["obs"].tolist() for trajectory in trajectories]
 
 
-def test_split_and_padded_trajectories_have_zeros_and_a_mask() -> None:
-    # Done at row 9 of 15.
-    steps = {"done": np.isin(np.arange(15), [9]), "obs": np.arange(15)}
-    padded = pad_trajectories(split_trajectories(steps))
-    assert padded.data["obs"].shape == padded.mask.shape == (2, 10)
-    assert padded.mask.tolist() == [[True] * 10, [True] * 5 + [False] * 5]
-    assert padded.data["obs"][1].tolist() == [10, 11, 12, 13, 14, 0, 0, 0, 0, 0]
-
-
 def test_an_id_that_comes_again_is_another_trajectory() -> None:
     steps = chunk([1, 1, 2, 1, 1, 2], [0] * 6)
     assert observations(split_trajectories(steps)) == [[0, 1], [2], [3, 4], [5]]

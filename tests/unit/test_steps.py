@@ -295,12 +295,6 @@ def test_string_is_taken_byte_by_byte(leaf: Any, expected: bytes) -> None:
     assert (type(taken), taken) == (bytes, expected)
 
 
-def test_arrays_of_strings_are_arrays_of_bytes() -> None:
-    (taken,) = StepStructure({"s": np.array(["a", "b"])}).flatten({"s": np.array([b"x\0", "yz"], object)}, 0)
-    assert taken.dtype == object
-    assert taken.tolist() == [b"x\0", b"yz"]
-
-
 # Batches.
 
 

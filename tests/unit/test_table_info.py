@@ -45,12 +45,9 @@ def test_bounds_of_several_servers_are_added_up() -> None:
     assert merged.rate_limiter.diff == one.diff + other.diff
     assert (merged.current_size, merged.max_size) == (10, 150)
     assert [server.rate_limiter for server in merged.servers] == [one, other]
-
-
-def test_bound_that_one_server_does_not_have_is_none() -> None:
-    one, other = RateLimiterInfo(1.0, -INF, 10.0, 1, 0, 0), RateLimiterInfo(1.0, -1.0, INF, 1, 0, 0)
-    limiter = together(table(0, one), table(0, other)).rate_limiter
-    assert (limiter.min_diff, limiter.max_diff) == (-INF, INF)
+    unbounded = together(table(0, replace(one, min_diff=-INF)), table(0, replace(other, max_diff=INF))).rate_limiter
+    assert (unbounded.min_diff, unbounded.max_diff) == (-INF, INF)
+    assert together(table(4, one)) == table(4, one)
 
 
 def test_several_servers_block_when_each_does() -> None:
@@ -71,11 +68,6 @@ def test_servers_that_are_configured_differently_are_told_as_they_are() -> None:
     assert merged.max_times_sampled == 3
     assert together(prioritized, replace(prioritized, max_times_sampled=0)).max_times_sampled == 0
     assert together(prioritized, prioritized).sampler_exponent == 0.5
-
-
-def test_only_server_is_told_as_it_is() -> None:
-    one = table(1, RateLimiterInfo(1.0, 0.0, 10.0, 1, 10, 0))
-    assert together(one) == one
 
 
 def test_table_prints_as_a_small_table() -> None:

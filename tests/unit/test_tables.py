@@ -123,6 +123,9 @@ def test_queue_and_stack_give_each_item_once() -> None:
     assert TableConfig.queue("q", 10) == TableConfig("q", 10, "fifo", "fifo", Queue(10), 1)
     assert TableConfig.stack("s", 10) == TableConfig("s", 10, "lifo", "lifo", Stack(10), 1)
     assert Queue(10) != Stack(10)
+    assert TableConfig.variables("weights") == TableConfig("weights", max_size=1)
+    word = TableConfig("replay", sampler="prioritized", remover="prioritized")
+    assert word == TableConfig("replay", sampler=Prioritized(1), remover=Prioritized(1))
 
 
 @pytest.mark.parametrize(
@@ -180,46 +183,24 @@ def test_configurations_travel_by_pickle_and_can_be_keys() -> None:
     tables = [TableConfig.queue("q", 3), TableConfig("p", sampler=Prioritized(0.6), signature={"x": np.zeros(3)})]
     assert pickle.loads(pickle.dumps(tables[0])) == tables[0]  # noqa: S301  # our own bytes
     assert len({*tables, TableConfig.queue("q", 3)}) == 2
-
-
-def test_configurations_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        TableConfig("replay").max_size = 5  # type: ignore[misc]
-
-
-def test_prioritized_as_a_word_has_the_exponent_one() -> None:
-    assert TableConfig("replay", sampler="prioritized", remover="prioritized") == TableConfig(
-        "replay", sampler=Prioritized(1), remover=Prioritized(1)
-    )
+        tables[0].max_size = 5  # type: ignore[misc]
 
 
 def test_table_of_a_program_that_trains_after_every_few_steps() -> None:
     """A batch of 64 after every 4 steps: 16 samples for each item. 8 batches of 64 are 512 samples, to either side."""
     table = TableConfig.replay("replay", 10_000, 500, 64, 4, sampler="prioritized")
     assert table == TableConfig("replay", 10_000, Prioritized(1), rate_limiter=SampleToInsertRatio(16, 500, 512))
-
-
-def test_table_that_trains_many_times_a_step_has_room_for_one_insert() -> None:
-    """A batch of 10 after every twentieth of a step: 200 samples for each item, more than 8 batches of 10."""
+    # A batch of 10 after every twentieth of a step: 200 samples for each item, more than 8 batches of 10.
     assert TableConfig.replay("replay", 100, 1, 10, 0.05).rate_limiter == SampleToInsertRatio(200, 1, 200)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+    for arguments, message in (
         ((0, 1, 1, 1), "`buffer_size` must be >= 1, got 0."),
         ((10, 0, 1, 1), "`learning_starts` must be >= 1, got 0."),
         ((10, 1, 0, 1), "`batch_size` must be >= 1, got 0."),
         ((10, 1, 1, 0), "`train_frequency` must be > 0 items per batch, got 0."),
-    ],
-)
-def test_numbers_of_a_program_are_checked_by_their_names(arguments: Any, message: str) -> None:
-    with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
-        TableConfig.replay("replay", *arguments)
-
-
-def test_table_of_variables_holds_one_item() -> None:
-    assert TableConfig.variables("weights") == TableConfig("weights", max_size=1)
+    ):
+        with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
+            TableConfig.replay("replay", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -278,37 +278,23 @@ def test_the_best_compressed_block_is_still_decoded() -> None:
     assert not decoded(array).any()
 
 
-@pytest.mark.parametrize(
-    ("shape", "content", "strings"),
-    [
-        ((2,), b"\x01\x01a", ()),
-        ((2,), b"\x01\x01abc", ()),
-        ((2,), b"\x01", ()),
-        ((2,), b"\x01\x80", ()),
-        ((1,), b"\xff" * 100, ()),
-        ((1,), b"\xff\xff\xff\xff\x0fa", ()),
-        ((0,), b"a", ()),
-        ((1000,), b"\x00", ()),
-        ((2,), b"", ()),
-        ((2,), b"", (b"a",)),
-        ((2,), b"", (b"a", b"b", b"c")),
-    ],
-    ids=[
-        "short",
-        "long",
-        "length missing",
-        "length cut",
-        "length without end",
-        "length too large",
-        "bytes without strings",
-        "many from one byte",
-        "none",
-        "one of two",
-        "three of two",
-    ],
-)
-def test_strings_that_contradict_their_lengths_are_refused(
-    shape: tuple[int, ...], content: bytes, strings: Any
-) -> None:
+CONTRADICTIONS: dict[str, tuple[tuple[int, ...], bytes, tuple[bytes, ...]]] = {
+    "short": ((2,), b"\x01\x01a", ()),
+    "long": ((2,), b"\x01\x01abc", ()),
+    "length missing": ((2,), b"\x01", ()),
+    "length cut": ((2,), b"\x01\x80", ()),
+    "length without end": ((1,), b"\xff" * 100, ()),
+    "length too large": ((1,), b"\xff\xff\xff\xff\x0fa", ()),
+    "bytes without strings": ((0,), b"a", ()),
+    "many from one byte": ((1000,), b"\x00", ()),
+    "none": ((2,), b"", ()),
+    "one of two": ((2,), b"", (b"a",)),
+    "three of two": ((2,), b"", (b"a", b"b", b"c")),
+}
+
+
+@pytest.mark.parametrize("kind", CONTRADICTIONS)
+def test_strings_that_contradict_their_lengths_are_refused(kind: str) -> None:
+    shape, content, strings = CONTRADICTIONS[kind]
     with pytest.raises(FormatError):
         tensor_codec.decode(proto(DataType.DT_STRING, shape, content, strings))

@@ -15,15 +15,6 @@ from reverb_writer.files import RolloutDataset
 torch = pytest.importorskip("torch")
 
 
-def test_device_gives_tensors(tmp_path: Path) -> None:
-    write_transitions(tmp_path, [3])
-    batch = RolloutDataset(tmp_path, 2, device="cpu").get_batch(2)
-    assert batch.observation.dtype == torch.float32
-    assert batch.observation[:, 0].tolist() == [[0, 0], [0, 1]]
-    assert batch.mask.tolist() == [[True, False], [True, False]]
-    assert batch.privileged_observation is None
-
-
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than this machine has cores
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -53,23 +44,17 @@ def test_more_workers_than_trajectories(tmp_path: Path) -> None:
     assert len(list(loader)) == 2
 
 
-def test_next_observation_and_flags_are_tensors_too(tmp_path: Path) -> None:
+def test_all_fields_are_tensors(tmp_path: Path) -> None:
     write_transitions(tmp_path, [2], truncated=(0,))
+    batch = RolloutDataset(tmp_path, 2, device="cpu").get_batch(2)
+    assert batch.observation.dtype == torch.float32
+    assert batch.observation[:, 0].tolist() == [[0, 0], [0, 1]]
+    assert batch.mask.tolist() == [[True, False], [True, False]]
+    assert batch.privileged_observation is None
     *_, last = RolloutDataset(tmp_path, 1).as_torch("cpu")
     assert last.truncated.tolist() == last.done.tolist() == [True]
     assert last.next_observation.tolist() == [[0, 1]]
     assert type(last).__name__ == "TransitionBatch"
-    assert rw.files.RolloutDataset is RolloutDataset
-
-
-def test_strings_come_as_lists_beside_tensors(tmp_path: Path) -> None:
-    with rw.files.RolloutWriter(tmp_path) as writer:
-        for t, name in enumerate((b"go", b"stop")):
-            step = {"observation": np.array(name, object), "action": np.float32(t), "reward": np.float32(t)}
-            writer(step, terminated=t == 1, truncated=False)
-    batch = RolloutDataset(tmp_path, 2, device="cpu").get_batch(2)
-    assert batch.observation == [[b"go", b""], [b"stop", b""]]
-    assert batch.action[:, 0].tolist() == [0, 1]
 
 
 def test_bfloat16_comes_as_tensors(tmp_path: Path) -> None:

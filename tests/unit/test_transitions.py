@@ -76,6 +76,14 @@ def discounts_alone(end: str) -> Any:
 LAYOUTS = [recorded, rlds, rlds_with_discounts_of_1, trajectory, gymnasium_flags, discounts_alone]
 
 
+def test_the_first_pairs_of_windows_are_their_first_rows() -> None:
+    found = rw.to_transitions(recorded("terminated"))
+    first = found.first()
+    assert [leaf.tolist() for leaf in tree.flatten(first.observation)] == [[10]]
+    assert (first.action.tolist(), first.next_observation.tolist()) == ([1], [11])
+    assert (first.mask.tolist(), first.continues.tolist()) == ([True], [False])
+
+
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_same_pairs(layout: Any, end: str) -> None:

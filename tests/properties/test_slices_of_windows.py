@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kinds import contents
 from played import (
     NEEDS_OVERLAP,
     Pair,
@@ -28,7 +27,7 @@ from reading import Place
 import reverb_writer as rw
 
 # A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
-pytestmark = [contents, pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 
 
 def check_slices(batch: rw.Batch, episodes: list[Played], layout: str, slice_len: int) -> None:

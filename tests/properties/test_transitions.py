@@ -11,7 +11,6 @@ import pytest
 import tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kinds import contents
 from played import (
     LAYOUTS,
     NEEDS_OVERLAP,
@@ -30,7 +29,7 @@ from reading import Place
 import reverb_writer as rw
 
 # A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
-pytestmark = [contents, pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 
 
 patient = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

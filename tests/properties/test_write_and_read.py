@@ -1,0 +1,155 @@
+"""Whatever is written to servers of this process, in whichever way, and read from them in whichever way: all of it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import expected, feed, observed, specs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reading import Place, fifo
+
+import reverb_writer as rw
+
+pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+
+LENGTHS = st.lists(st.integers(1, 12), max_size=6)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "chunk_length": st.sampled_from([1, 2, 5, 1000]),
+        "max_delay_s": st.just(0.002),
+        "max_in_flight_items": st.integers(1, 3),
+        "max_in_flight_bytes": st.just(1),
+    },
+)
+SERVERS = st.integers(1, 3)
+SHORT = specs(range(1, 5), range(1, 6))
+
+
+@contextlib.contextmanager
+def places(count: int, table: rw.TableConfig) -> Iterator[tuple[Place, list[Place]]]:
+    """Serve a table on some servers; give a client of all of them, and one of each."""
+    with contextlib.ExitStack() as stack:
+        addresses = [stack.enter_context(rw.LocalServer([table])).address for _ in range(count)]
+        together, *alone = (
+            Place(",".join(some), stack.enter_context(rw.Client(some)))
+            for some in (addresses, *([one] for one in addresses))
+        )
+        yield together, alone
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(SHORT), LENGTHS, OPTIONS, st.sampled_from([None, 1, 3]), SERVERS)
+def test_windows_that_are_written_are_the_windows_of_the_episodes(
+    spec: rw.WindowSpec, lengths: list[int], options: dict[str, Any], flush_every: int | None, count: int
+) -> None:
+    with places(count, fifo("a")) as (place, alone):
+        with observed(place, spec, **options) as observer:
+            feed(observer, lengths, flush_every=flush_every)
+        stats, windows = observer.stats(), expected(spec, lengths)
+        found = [one.column() for one in alone]
+    assert sorted(itertools.chain(*found)) == sorted(windows)
+    for of_one in found:  # in the order in which they were written
+        assert of_one == [window for window in windows if window in of_one]
+    assert (stats.steps, stats.episodes) == (sum(lengths), len(lengths))
+    assert (stats.items, stats.acknowledged_items, stats.pending_items) == (len(windows), len(windows), 0)
+    assert (stats.dropped_items, stats.pending_bytes, stats.resent_items, stats.reconnects) == (0, 0, 0, 0)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_queues_are_read_once_each_in_its_order(
+    counts: list[int], batch_size: int, ahead: int, ends_itself: bool
+) -> None:
+    first = itertools.count()
+    numbers = [[next(first) for _ in range(count)] for count in counts]
+    total = sum(counts)
+    with places(len(counts), fifo("a")) as (place, alone):
+        for one, own in zip(alone, numbers, strict=True):
+            for number in own:
+                one.client.insert({"n": np.full(1 + number % 3, number)}, {"a": 1.0})
+        end: dict[str, Any] = {"single_pass": True} if ends_itself or not total else {"max_samples": total}
+        with rw.ReplayDataset(
+            place.client, "a", batch_size, collate="list", max_in_flight_batches=ahead, timeout_s=20, **end
+        ) as dataset:
+            batches = list(dataset)
+            stats = dataset.stats()
+    of_servers: dict[Any, list[list[int]]] = collections.defaultdict(list)
+    for batch in batches:
+        assert 1 <= len(batch.data) <= batch_size
+        of_servers[batch.info.server].append([int(nest[0][0]) for nest in batch.data])
+        assert [len(nest[0]) for nest in batch.data] == [1 + int(nest[0][0]) % 3 for nest in batch.data]
+    for one, own in zip(alone, numbers, strict=True):
+        assert list(itertools.chain(*of_servers[one.address])) == own
+    assert (stats.received_samples, stats.lost_samples, stats.unasked_samples) == (total, 0, 0)
+    assert (stats.in_flight_samples, stats.ready_samples, stats.dropped_samples) == (0, 0, 0)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 9), st.integers(1, 5))
+def test_uniform_tables_are_read_as_one(counts: list[int], batch_size: int, num_batches: int) -> None:
+    first = itertools.count()
+    numbers = [[next(first) for _ in range(count)] for count in counts]
+    with places(len(counts), rw.TableConfig("a")) as (place, alone):
+        for one, own in zip(alone, numbers, strict=True):
+            for number in own:
+                one.client.insert({"n": np.array([number])}, {"a": 1.0})
+        with rw.ReplayDataset(place.client, "a", batch_size, timeout_s=20) as dataset:
+            batches = [next(dataset) for _ in range(num_batches)]
+            stats = dataset.stats()
+    assert {int(number) for batch in batches for number in batch.data[0][:, 0]} <= set(range(sum(counts)))
+    assert [len(batch.info.keys) for batch in batches] == [batch_size] * num_batches
+    for batch in batches:
+        np.testing.assert_allclose(batch.info.probabilities, 1 / sum(counts))
+        assert (batch.info.table_sizes == sum(counts)).all()
+    assert stats.received_samples - stats.dropped_samples >= batch_size * num_batches
+    assert (stats.batches, stats.lost_samples, stats.left_out_servers) == (num_batches, 0, 0)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
+def test_priorities_are_set_on_the_server_that_has_the_item(counts: list[int], data: st.DataObject) -> None:
+    with places(len(counts), rw.TableConfig("a", sampler=rw.Prioritized(1.0))) as (place, alone):
+        for one, count in zip(alone, counts, strict=True):
+            for _ in range(count):
+                one.client.insert({"n": np.array([0])}, {"a": 1.0})
+        with rw.ReplayDataset(place.client, "a", 4, timeout_s=20) as dataset:
+            mixed = rw.MixedDataset([dataset]) if data.draw(st.booleans()) else dataset
+            batch = next(mixed)
+            priorities = data.draw(st.lists(st.integers(2, 9), min_size=4, max_size=4))
+            mixed.update_priorities(batch, np.array(priorities))
+        expected = dict(zip(batch.info.keys.tolist(), priorities, strict=True))
+        for one in alone:
+            for sample in one.client.sample("a", 20):
+                assert sample.info.priority == expected.get(sample.info.key, 1)
+        with pytest.raises(rw.errors.SpecError, match="priorities"):
+            rw.ReplayDataset(place.client, "a", 4).update_priorities(batch, [1.0])
+
+
+def test_arrays_of_a_batch_are_those_of_an_earlier_one_if_they_may_be() -> None:
+    with places(1, fifo("a")) as (place, _):
+        for number in range(4):
+            place.client.insert({"n": np.full(3, number)}, {"a": 1.0})
+        with rw.ReplayDataset(
+            place.client, "a", 1, reuse_buffers=True, max_in_flight_batches=1, max_samples=4, timeout_s=20
+        ) as dataset:
+            arrays = [(batch.data[0].tolist(), batch.data[0].ctypes.data) for batch in dataset]
+    assert [numbers for numbers, _ in arrays] == [[[number] * 3] for number in range(4)]
+    assert len({address for _, address in arrays}) < 4
+
+
+def test_items_of_another_spec_than_the_first_are_left_out_and_counted() -> None:
+    with places(1, fifo("a")) as (place, _):
+        for number, dtype in enumerate((np.int64, np.float32, np.int64, np.float32, np.int64)):
+            with rw.TrajectoryObserver(place.client, "a", 1) as observer:
+                observer({"n": dtype(number)}, end_of_episode=True)
+        with rw.ReplayDataset(place.client, "a", 1, max_samples=5, timeout_s=20) as dataset:
+            assert [batch.data["n"].tolist() for batch in dataset] == [[[0]], [[2]], [[4]]]
+            assert dataset.stats().foreign_items == 2
