@@ -133,18 +133,6 @@ def test_priorities_are_set_on_the_server_that_has_the_item(counts: list[int], d
             rw.ReplayDataset(place.client, "a", 4).update_priorities(batch, [1.0])
 
 
-def test_arrays_of_a_batch_are_those_of_an_earlier_one_if_they_may_be() -> None:
-    with places(1, fifo("a")) as (place, _):
-        for number in range(4):
-            place.client.insert({"n": np.full(3, number)}, {"a": 1.0})
-        with rw.ReplayDataset(
-            place.client, "a", 1, reuse_buffers=True, max_in_flight_batches=1, max_samples=4, timeout_s=20
-        ) as dataset:
-            arrays = [(batch.data[0].tolist(), batch.data[0].ctypes.data) for batch in dataset]
-    assert [numbers for numbers, _ in arrays] == [[[number] * 3] for number in range(4)]
-    assert len({address for _, address in arrays}) < 4
-
-
 def test_items_of_another_spec_than_the_first_are_left_out_and_counted() -> None:
     with places(1, fifo("a")) as (place, _):
         for number, dtype in enumerate((np.int64, np.float32, np.int64, np.float32, np.int64)):

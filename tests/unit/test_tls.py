@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import reverb_writer as rw
-from reverb_writer.transport.tls import credentials_of
+from reverb_writer.transport.wire import credentials_of
 
 
 @pytest.mark.parametrize("given", ["certificate", "private_key"])
