@@ -223,7 +223,7 @@ class SampleRows:
 
     Attributes:
         info: of the samples.
-        num_columns: how many columns they have.
+        num_columns: number of columns.
         row_bytes: size of a row, without the characters of strings.
     """
 

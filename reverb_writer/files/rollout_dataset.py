@@ -126,7 +126,7 @@ class RolloutDataset(RolloutFileBase):
             device: None for NumPy arrays, or the device of PyTorch tensors.
             seed: for the order and the first steps; None for a random one.
             fields: name of the leaf by field, if it is not one of the usual names.
-            wait_timeout_s: how long to wait for the first trajectories, seconds, >= 0.
+            wait_timeout_s: time to wait for the first trajectories, seconds, >= 0.
 
         Raises:
             SpecError: an argument is out of range; nothing was read.

@@ -147,7 +147,7 @@ class Batch:
         return dataclasses.replace(converted(self, convert), info=info, markers=markers)
 
     def part(self, first: int, stop: int) -> Batch:
-        """Return slices number `first` to `stop` - 1 of a batch of slices, as views."""
+        """Return the slices `first` to `stop` - 1 of a batch of slices, as views."""
         return taken(self, samples=slice(first, stop), rows=self.markers.slices.rows_of(first, stop))
 
     @classmethod

@@ -116,7 +116,7 @@ class PendingCall(Outcome[_T]):
         Args:
             work: returns the reply, or raises ReverbWriterError; ends after `timeout_s` seconds by itself.
             address: of the server, for errors.
-            timeout_s: how long it may take.
+            timeout_s: time-out.
             deliver: gets the reply, or the error, in the loop's thread; must not wait.
 
         Raises:

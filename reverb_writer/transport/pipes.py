@@ -54,7 +54,7 @@ class Pipe:
     """A stream of bytes, in both directions. Thread-safe.
 
     Attributes:
-        reason: what ended it, in one line: gRPC's status and text, or why the connection was given up. None until then.
+        reason: cause of the end in a line: gRPC's status and text, or why the connection was given up. None until then.
     """
 
     def __init__(self, channel: Channel, method: str, deliver: Callable[[Event], object]) -> None:

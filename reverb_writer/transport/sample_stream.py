@@ -67,7 +67,7 @@ class SampleStream:
     Attributes:
         info: the server's tables when it was last connected to; None if it has not answered yet.
         answer: its tables as it has told them last; None before that.
-        loss: how the connection was lost; None while there is one.
+        loss: loss of the connection; None while there is one.
         unanswered_since: since when a question is not answered, and no sample has come; None if all are.
         num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples not requested.
         is_closed: whether no more samples will come, because it was closed.
