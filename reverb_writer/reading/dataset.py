@@ -294,7 +294,7 @@ class Dataset(Views):
         """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""
         args, kwargs = self._arguments
         given = inspect.signature(type(self)).bind(*args, **kwargs)
-        given.arguments["client"] = _picklable(given.arguments["client"])
+        given.arguments["replay"] = _picklable(given.arguments["replay"])
         return functools.partial(type(self), *given.args, **given.kwargs), ()
 
     def __repr__(self) -> str:
