@@ -46,19 +46,12 @@ _MAX_COUNT = 2**31 - 1  # Reverb counts a table's items in 32 bits
 
 
 class Balance(NamedTuple):
-    """The four numbers that define a rate limiter; the module's docstring states the rule.
+    """The four numbers that define a rate limiter; the module's docstring states the rule."""
 
-    Attributes:
-        samples_per_insert: Number that one insert adds to `diff`; a sample subtracts 1.
-        min_size: Number of items that the table needs before sampling starts.
-        min_diff: The lowest `diff` that a sample may lead to.
-        max_diff: The highest `diff` that an insert may lead to.
-    """
-
-    samples_per_insert: float
-    min_size: int
-    min_diff: float
-    max_diff: float
+    samples_per_insert: float  # number that one insert adds to `diff`; a sample subtracts 1
+    min_size: int  # number of items that the table needs before sampling starts
+    min_diff: float  # the lowest `diff` that a sample may lead to
+    max_diff: float  # the highest `diff` that an insert may lead to
 
     def blocks_inserts(self, size: int, diff: float) -> bool:
         """Return whether no further item may come into a table of `size` items whose balance is `diff`."""
