@@ -38,7 +38,8 @@ class EpisodeBatch:
         self._new: list[tuple[Any, Any]] = []  # steps that were not read yet, and in which environments they are
         self._num_read = 0
         self._steps: list[list[Any]] = [[] for _ in range(num_envs)]  # of the ongoing episodes
-        self._chunks: list[dict[str, Any]] = [{} for _ in range(num_envs)]  # their ids, and the steps before a cut
+        # After a cut, the id of the episode, and the steps before.
+        self._chunks: list[tuple[str | None, int]] = [(None, 0)] * num_envs
 
     def __repr__(self) -> str:
         return f"<EpisodeBatch of {self.num_envs} environments: {self.num_steps} steps>"
@@ -68,7 +69,7 @@ class EpisodeBatch:
                 self._steps[env_id].append(tree.map_structure(lambda leaf, at=env_id: leaf[at], step))
                 if step["is_last"][env_id]:
                     finished.append(self._episode(env_id))
-                    self._steps[env_id], self._chunks[env_id] = [], {}
+                    self._steps[env_id], self._chunks[env_id] = [], (None, 0)
         self._num_read += len(self._new)
         self._new.clear()
         return finished
@@ -83,7 +84,7 @@ class EpisodeBatch:
             if len(steps) > 1:
                 chunk = self._episode(env_id)
                 self._steps[env_id] = steps[-1:]
-                self._chunks[env_id] = {"id_": chunk.id_, "t_started": chunk.t}
+                self._chunks[env_id] = chunk.id_, chunk.t
                 episodes.append(chunk)
         return episodes
 
@@ -91,7 +92,8 @@ class EpisodeBatch:
         steps = tree.map_structure(_column, *self._steps[env_id])
         if "extras" in steps:
             steps["extra_model_outputs"] = steps.pop("extras")
-        return Episode.from_steps(steps, **{"id_": uuid.uuid4().hex, **self._chunks[env_id]})
+        id_, t_started = self._chunks[env_id]
+        return Episode.from_steps(steps, id_=id_ or uuid.uuid4().hex, t_started=t_started)
 
 
 def _column(*leaves: Any) -> Any:

@@ -34,12 +34,33 @@ class QueueRolloutStorage(RolloutStorage):
         step: the row that the next transition goes to; once the storage is full, that of the oldest one.
     """
 
-    def __init__(self, *arguments: Any, buffer_dilation_ratio: float = 1.0, **options: Any) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        num_transitions_per_env: int,
+        obs_shape: Any,
+        critic_obs_shape: Any,
+        actions_shape: Any,
+        num_rewards: int = 1,
+        device: Any = None,
+        *,
+        buffer_dilation_ratio: float = 1.0,
+        seed: int | None = None,
+    ) -> None:
         """Allocate T rows.
 
         Arguments and errors: as in `RolloutStorage`. `buffer_dilation_ratio` >= 1 is the full size as a multiple of T.
         """
-        super().__init__(*arguments, **options)
+        super().__init__(
+            num_envs,
+            num_transitions_per_env,
+            obs_shape,
+            critic_obs_shape,
+            actions_shape,
+            num_rewards,
+            device,
+            seed=seed,
+        )
         ratio = number("buffer_dilation_ratio", buffer_dilation_ratio)
         if ratio < 1:
             raise SpecError(f"`buffer_dilation_ratio` must be >= 1, got {ratio}.")

@@ -46,12 +46,19 @@ _MAX_COUNT = 2**31 - 1  # Reverb counts a table's items in 32 bits
 
 
 class Balance(NamedTuple):
-    """The four numbers that define a rate limiter; the module's docstring states the rule."""
+    """The four numbers that define a rate limiter; the module's docstring states the rule.
 
-    samples_per_insert: float  # number that one insert adds to `diff`; a sample subtracts 1
-    min_size: int  # number of items that the table needs before sampling starts
-    min_diff: float  # the lowest `diff` that a sample may lead to
-    max_diff: float  # the highest `diff` that an insert may lead to
+    Attributes:
+        samples_per_insert: Number that one insert adds to `diff`; a sample subtracts 1.
+        min_size: Number of items that the table needs before sampling starts.
+        min_diff: The lowest `diff` that a sample may lead to.
+        max_diff: The highest `diff` that an insert may lead to.
+    """
+
+    samples_per_insert: float
+    min_size: int
+    min_diff: float
+    max_diff: float
 
     def blocks_inserts(self, size: int, diff: float) -> bool:
         """Return whether no further item may come into a table of `size` items whose balance is `diff`."""
@@ -63,15 +70,12 @@ class Balance(NamedTuple):
 
     def num_inserts_allowed(self, size: int, diff: float) -> float:
         """Return how many items may come in at once, with `size` items and `diff`: a whole number, or infinity."""
-        if math.isinf(self.max_diff):
-            return math.inf
-        return max(self.min_size - size, math.floor((self.max_diff - diff) / self.samples_per_insert), 0)
+        room = (self.max_diff - diff) / self.samples_per_insert
+        return room if math.isinf(room) else max(self.min_size - size, math.floor(room), 0)
 
     def num_samples_allowed(self, size: int, diff: float) -> float:
         """Return how many samples may be taken at once, with `size` items and `diff`: a whole number, or infinity."""
-        if self.blocks_samples(size, diff):
-            return 0
-        allowed = diff - self.min_diff
+        allowed = 0 if self.blocks_samples(size, diff) else diff - self.min_diff
         return allowed if math.isinf(allowed) else math.floor(allowed)
 
 
@@ -361,11 +365,9 @@ def check_unique_names(names: Iterable[str]) -> None:
 
 
 def _bounds(samples_per_insert: float, min_size: int, error_buffer: float | tuple[float, float]) -> tuple[float, float]:
-    """Return `(min_diff, max_diff)`."""
     if isinstance(error_buffer, tuple):
         return error_buffer
-    centre = samples_per_insert * min_size
-    return (centre - error_buffer, centre + error_buffer)
+    return samples_per_insert * min_size - error_buffer, samples_per_insert * min_size + error_buffer
 
 
 def _check_room(ratio: float, min_size: int, buffer: float | tuple[float, float]) -> None:
@@ -387,8 +389,8 @@ def _check_room(ratio: float, min_size: int, buffer: float | tuple[float, float]
         )
     if min_diff > ratio * min_size:
         raise SpecError(
-            f"`error_buffer`: min_diff must be <= {first}, got {min_diff:g}: with `min_size` items in the table, "
-            f"no sample would be allowed. Lower min_diff to {ratio * min_size:g}."
+            f"`error_buffer`: min_diff must be <= {first}, got {min_diff:g}: with `min_size` items in the table, no "
+            f"sample would be allowed. Lower min_diff to {ratio * min_size:g}."
         )
     if max_diff < ratio * min_size:
         warnings.warn(
