@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import math
 import operator
 import re
 import threading
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from reverb_writer.errors import SpecError
 
+_T = TypeVar("_T")
 _ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
+
+
+def options_of(kind: Callable[..., _T], options: Mapping[str, Any], caller: object) -> _T:
+    """Return a record of the options that a caller was given as keywords.
+
+    Raises:
+        TypeError: one has no such name; names the `caller`, as Python does, and a similar name.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # of a dataclass
+    for name in options.keys() - names:
+        similar = "".join(f" Did you mean {near!r}?" for near in difflib.get_close_matches(name, names, 1))
+        raise TypeError(f"{type(caller).__name__}() got an unexpected keyword argument {name!r}.{similar}")
+    return kind(**options)
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from reverb_writer.arguments import integer
+from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.decoding.table_structure import TableStructure
@@ -76,7 +76,7 @@ class ReplayDataset(Dataset):
             StructureError: there is no such table; names the tables that exist.
             ServerUnavailableError: a server does not answer within the time-out.
         """
-        read_options = ReadOptions(**options)
+        read_options = options_of(ReadOptions, options, self)
         if collate not in ("error", "pad", "list", "flat"):
             raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', 'flat', got {collate!r}.")
         batch_size = integer("batch_size", batch_size, minimum=1)

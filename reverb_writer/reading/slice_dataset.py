@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.arguments import integer
+from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
 from reverb_writer.decoding.table_structure import TableStructure
@@ -103,7 +103,7 @@ class SliceDataset(Dataset):
         Raises:
             SpecError: an argument can never work. Other errors are those of `ReplayDataset`.
         """
-        read_options = ReadOptions(**options)
+        read_options = options_of(ReadOptions, options, self)
         sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
         if row_priority_fn is not None and sampler.by is not By.ROW:
             raise SpecError("`row_priority_fn` is for slices that are drawn by row. Pass `by='row'`.")

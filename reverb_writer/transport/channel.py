@@ -14,6 +14,7 @@ import functools
 import queue
 import re
 import time
+import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -290,7 +291,8 @@ class Channel:
                 cause = error.__cause__
                 if not isinstance(cause, grpc.RpcError) or cause.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
-                reason = str(cause.details()).rpartition("last error: ")[2]  # one an address of the host
+                last = str(cause.details()).rpartition("last error: ")[2]  # of one address of the host
+                reason = urllib.parse.unquote(last.removeprefix("UNKNOWN: "))  # a second code, and [::1] as %5B::1%5D
                 self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
                 if left_s <= _PAUSE_S:
                     raise

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from reverb_writer.arguments import check_priority, integer
+from reverb_writer.arguments import check_priority, integer, options_of
 from reverb_writer.errors import SpecError
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.observer import Observer
@@ -78,7 +78,9 @@ class WindowObserver(Observer):
                 )
             spec_of_table = WindowSpec(sequence_length, stride_length, end_of_episode)
         targets = window_targets(table, spec_of_table, priority, windows)
-        super().__init__(replay, targets, spec=spec, mask=mask, num_envs=num_envs, options=StreamOptions(**options))
+        super().__init__(
+            replay, targets, spec=spec, mask=mask, num_envs=num_envs, options=options_of(StreamOptions, options, self)
+        )
 
 
 class TrajectoryObserver(WindowObserver):
@@ -144,7 +146,9 @@ class EpisodeObserver(Observer):
         self._max_steps = integer("max_sequence_length", max_sequence_length, minimum=1)
         self._bypass = bypass_partial_episodes
         targets = window_targets(table, WindowSpec.whole_episode(), priority)
-        super().__init__(replay, targets, spec=spec, mask=False, num_envs=num_envs, options=StreamOptions(**options))
+        super().__init__(
+            replay, targets, spec=spec, mask=False, num_envs=num_envs, options=options_of(StreamOptions, options, self)
+        )
 
     def update_priority(self, priority: float) -> None:
         """Set the priority of the episodes that have not ended yet.
