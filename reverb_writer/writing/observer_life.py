@@ -87,10 +87,12 @@ class ObserverLife:
         """Open the observer again after `close()`; does nothing if it is open.
 
         Raises:
-            StructureError: a table is not there any more.
+            StructureError: a table does not exist any more.
             ServerUnavailableError: no server answers.
+            ClosedError: in a forked child.
         """
         if self._client is not None:
+            self._client.connections.check_usable()
             return
         options = self._options
         client, owns_client = as_client(self._replay, options.timeout_s)

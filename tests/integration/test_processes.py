@@ -279,6 +279,8 @@ if not child:
         observer.flush,
         observer.reset,
         vector.reset,
+        observer.open,
+        idle.open,
         client.server_info,
         lambda: client.insert(np.zeros((1, 1)), {"replay": 1.0}),
         lambda: next(client.sample("replay")),
