@@ -327,6 +327,8 @@ def test_empty_queue_is_asked_less_and_less_often(replay_server: StartServer) ->
         assert first_numbers(next(dataset)) == list(range(4))
 
 
+@client_by_socket
+@pytest.mark.parametrize("num_servers", [1, 2])
 def test_reader_outlives_a_gateway_that_refuses_for_a_while(replay_server: StartServer, num_servers: int) -> None:
     states = [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED]
     broken: list[str] = []
