@@ -95,7 +95,8 @@ def test_anything_with_a_server_address_is_a_client(place: Place) -> None:
         feed(observer, [2])
     assert place.column() == [[1], [2]]
     with pytest.raises(
-        rw.errors.SpecError, match=r"`address` must be `host:port`, a list of these, .* or an object with an address.* got 8000"
+        rw.errors.SpecError,
+        match=r"`address` must be `host:port`, a list of .* or an object with an address.* got 8000",
     ):
         rw.TrajectoryObserver(8000, "a", 1)
 
