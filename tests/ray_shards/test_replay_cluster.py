@@ -119,14 +119,14 @@ def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
     assert cluster.status().is_serving  # for `found` has not started it
 
     with pytest.raises(
-        rw.errors.SpecError, match=r"there already and has tables .*max_size=1000.*, not .*max_size=999"
+        rw.errors.SpecError, match=r"exists and has tables .*max_size=1000.*, not .*max_size=999"
     ):
         rwr.ReplayCluster.start("one", [rw.TableConfig("replay", 999)], 2, python=SERVER_PYTHON)
     with pytest.raises(rw.errors.SpecError, match="has num_shards 2, not 1"):
         rwr.ReplayCluster.start("one", TABLES, 1, python=SERVER_PYTHON)
     same: Any = {"python": SERVER_PYTHON, "checkpoint_every_s": 0}
     for other in ({"python": sys.executable}, {"checkpoints": "/elsewhere"}, {"port": 9000}):
-        with pytest.raises(rw.errors.SpecError, match=f"there already and has {next(iter(other))} "):
+        with pytest.raises(rw.errors.SpecError, match=f"exists and has {next(iter(other))} "):
             rwr.ReplayCluster.start("one", TABLES, 2, **{**same, **other})
     assert not rwr.ReplayCluster.start("one", TABLES, 2, **same).started
     assert cluster.status().is_serving
