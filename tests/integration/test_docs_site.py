@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import http.server
-import importlib
 import importlib.util
 import inspect
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -127,9 +127,9 @@ def test_pages_have_each_method_and_the_arguments_of_constructors(site: Path) ->
         text = source.read_text("utf-8")
         found = re.findall(r"^.. autoclass:: (reverb_writer[\w.]*)\.(\w+)", text, re.MULTILINE)
         for module in re.findall(r"^.. automodule:: (\S+)", text, re.MULTILINE):
-            found += [(module, name) for name in importlib.import_module(module).__all__]
+            found += [(module, name) for name in pkgutil.resolve_name(module).__all__]
         for package, name in found:
-            value = None if package == "reverb_writer_server" else getattr(importlib.import_module(package), name)
+            value = None if package == "reverb_writer_server" else getattr(pkgutil.resolve_name(package), name)
             if inspect.isclass(value):
                 arguments = sections(value.__init__.__doc__ or "")
                 missing += [f"{name}({one})" for one in arguments if not re.search(rf">[*]*{one}</strong>", page)]

@@ -118,9 +118,7 @@ def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
         pass
     assert cluster.status().is_serving  # for `found` has not started it
 
-    with pytest.raises(
-        rw.errors.SpecError, match=r"exists and has tables .*max_size=1000.*, not .*max_size=999"
-    ):
+    with pytest.raises(rw.errors.SpecError, match=r"exists and has tables .*max_size=1000.*, not .*max_size=999"):
         rwr.ReplayCluster.start("one", [rw.TableConfig("replay", 999)], 2, python=SERVER_PYTHON)
     with pytest.raises(rw.errors.SpecError, match="has num_shards 2, not 1"):
         rwr.ReplayCluster.start("one", TABLES, 1, python=SERVER_PYTHON)
