@@ -140,9 +140,9 @@ class Batch:
     def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
         """Return the batch with each array [...] of data, markers and `next` as `convert` returns it.
 
-        `convert_info` does the same for the arrays of the info, [B]; None for `convert`.
+        `convert_info` does the same for the arrays of the info, [B]; None keeps the info, whose keys have 64 bits.
         """
-        info = self.info if self.info is None else converted(self.info, convert_info or convert)
+        info = self.info if self.info is None or convert_info is None else converted(self.info, convert_info)
         markers = None if self.markers is None else converted(self.markers, convert)
         return dataclasses.replace(converted(self, convert), info=info, markers=markers)
 
