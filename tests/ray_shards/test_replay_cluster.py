@@ -186,7 +186,7 @@ def test_commands_start_and_stop_a_cluster_which_the_next_start_restores(machine
     again = rwr.ReplayCluster.attach("typed")
     with rw.Client(again.target(), timeout_s=60) as client:
         assert client.server_info()["replay"].current_size == 30
-    assert "there already" in run(*up)
+    assert "exists already" in run(*up)
     assert run("status").split() == ["typed"]
     again.stop(60)
     again.stop(60)
