@@ -207,7 +207,9 @@ class Table:
 
     def _num_inserts_allowed(self) -> int:
         """Return how many of the items that wait may come in at once: new ones, or a single one that is known."""
-        if self._inserts and self._inserts[0][0].key in self._rows:
+        if not self._inserts:
+            return 0
+        if self._inserts[0][0].key in self._rows:
             return 1
         allowed = self._balance.num_inserts_allowed(len(self._rows), self.diff)
         keys = [item.key for item, _ in itertools.islice(self._inserts, None if math.isinf(allowed) else int(allowed))]
