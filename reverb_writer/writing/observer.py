@@ -146,6 +146,7 @@ class Observer(ObserverLife):
     def _change_thread(self, num_steps: int) -> None:
         """Take the steps of another thread from here on."""
         if num_steps and self._thread is not None and not self._spans_episodes:
+            self._check(self._sender)  # a forked child is in the middle of no episode
             raise SpecError(
                 f"the observer is in the middle of an episode of another thread, at step {num_steps}. Make one "
                 "observer per thread; the thread may change between episodes, or after `reset`."
@@ -235,6 +236,7 @@ class Observer(ObserverLife):
             )
         written, open_steps, _ = (0, 0, 0) if self._sender is None else self._sender.ring.head
         if open_steps and not self._spans_episodes:
+            self._check(self._sender)
             raise SpecError(f"the observer is in the middle of an episode, at step {open_steps}. Call `reset` first.")
         try:
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))

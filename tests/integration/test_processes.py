@@ -267,10 +267,18 @@ vector({"n": np.arange(100, 102)}, end_of_episode=[True, True])
 vector.flush()
 episodes(step, end_of_episode=False)
 write(observer, range(100))
+episode = rw.Episode(observations=[0, 1], actions=[0], rewards=[1.0], len_lookback_buffer=0)
+other = rw.TrajectoryObserver(client, "replay", 2)  # another thread is in the middle of an episode
+thread = threading.Thread(target=lambda: other(step, end_of_episode=False))
+thread.start()
+thread.join()
 child = os.fork()
 if not child:
     for number, call in enumerate((
         lambda: write(observer, range(1)),
+        lambda: other(step, end_of_episode=False),
+        lambda: other.extend({"n": np.arange(3)}),
+        lambda: other.write_episode(episode),
         lambda: write(idle, range(1)),
         lambda: observer.extend({"n": np.arange(3)}),
         lambda: vector({"n": np.arange(2)}, end_of_episode=[True, True]),
@@ -294,7 +302,7 @@ if not child:
             assert "start the child with `spawn`" in str(error), error
         else:
             raise AssertionError(f"call {number} is not refused")
-    for one in (observer, idle, vector, episodes):
+    for one in (observer, idle, vector, episodes, other):
         one.stats()
         one.close()
     client.close()
@@ -302,7 +310,8 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 write(observer, range(102, 200))
 episodes.reset(discard=True)
-for one in (observer, idle, vector, episodes):
+other.reset(discard=True)
+for one in (observer, idle, vector, episodes, other):
     one.close()
 client.close()
 """
