@@ -177,6 +177,20 @@ def tf_agents(address: str, workload: Workload) -> Actor:
     return Actor(observer, observer.flush, observer.close, workload.episodes(Trajectory), workload.num_windows)
 
 
+def bare_copy(address: str, workload: Workload) -> Actor:
+    """Return an actor that copies the leaves of a step into arrays, and does nothing else."""
+    episodes = workload.episodes()
+    columns = [np.zeros((len(episodes[0]), *np.shape(leaf)), leaf.dtype) for leaf in tree.flatten(episodes[0][0])]
+    rows = itertools.cycle(range(len(episodes[0])))
+
+    def observe(step: Any) -> None:
+        row = next(rows)
+        for column, leaf in zip(columns, tree.flatten(step), strict=True):
+            column[row] = leaf
+
+    return Actor(observe, lambda: None, lambda: None, episodes, 0)
+
+
 def structured(address: str, workload: Workload) -> Actor:
     """Return an actor with Reverb's StructuredWriter, which cuts windows in C++."""
     from reverb import structured_writer as patterns

@@ -91,10 +91,22 @@ class Dataset(Views):
             parts.append(self._updates)
             changed, structure = Flag(), TableStructure(table, info.signature)
             remember = self._updates.remember_owner
-            mixer = rule(self._client, infos, info, pool_size, options, changed=changed.set, remember=remember)
+            ahead = options.max_in_flight_batches
+            if ahead is None:
+                ahead = 0 if all(shard.channel.endpoint for shard in self._client.shards) else 2
+            mixer = rule(
+                self._client,
+                infos,
+                info,
+                pool_size,
+                options,
+                num_ahead=ahead,
+                changed=changed.set,
+                remember=remember,
+            )
             self._updates.lost_servers = lambda: mixer.lost_servers
             self._mixer, maker = mixer, make_maker(structure)
-            self._prefetcher = Prefetcher(mixer, maker, pool_size, options, structure, changed=changed)
+            self._prefetcher = Prefetcher(mixer, maker, pool_size, options, structure, num_ahead=ahead, changed=changed)
             parts.append(self._prefetcher)
             self._updates.start()
         except BaseException:

@@ -83,19 +83,21 @@ class Mixer(abc.ABC):
         batch_size: int,
         options: ReadOptions,
         *,
+        num_ahead: int,
         changed: Callable[[], object],
         remember: Callable[[Sequence[int], Server], object],
     ) -> None:
         """Prepare to read a table; the first `proceed` begins.
 
-        `infos` are of the servers that have answered, by name of the shard. `changed` is called in another thread when
+        `infos` are of the servers that have answered, by name of the shard. Samples of `num_ahead` batches are
+        requested ahead, of one batch at least. `changed` is called in another thread when
         `proceed` has something to do, and must not wait. `remember` gets the keys of samples, and their server.
         """
         self.removes_items = table.max_times_sampled > 0
         self.server = ""
         self.heard_at = time.monotonic()
         self._client, self._infos, self._table, self._options = client, infos, table, options
-        self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
+        self._batch_size, self._max_samples = batch_size, batch_size * max(num_ahead, 1)
         self._changed, self._remember = changed, remember
         self._may_have_several = client.connections.may_have_several
         self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]

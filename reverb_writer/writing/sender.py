@@ -38,7 +38,7 @@ from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_
 _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
-_FAST_S, _TURN_S = 0.05, 0.01  # who wakes the thread sooner after its last turn waits for the next, at most so long
+_FAST_S, _TURN_S = 0.1, 0.01  # who wakes the thread sooner after its last turn waits for the next, at most so long
 _ROOM_S = 0.002
 _NOTICE_S = 0.2  # how long steps wait until the log says so
 _LOOK_S = 0.25  # how often rows are looked at that have not woken the thread
