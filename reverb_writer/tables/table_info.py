@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reverb_writer.errors import StructureError
-from reverb_writer.scalars import Record
+from reverb_writer.scalars import Scalars
 from reverb_writer.tables import Balance
 
 COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 
 
 @dataclass(frozen=True)
-class RateLimiterInfo(Record):
+class RateLimiterInfo(Scalars):
     """A table's rate limiter and its counters.
 
     Attributes:
@@ -48,7 +48,7 @@ class RateLimiterInfo(Record):
 
 
 @dataclass(frozen=True)
-class TableInfo(Record):
+class TableInfo(Scalars):
     """One table of a server, or of several servers together.
 
     Attributes:
