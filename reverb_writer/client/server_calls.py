@@ -190,9 +190,10 @@ class Server:
         forget_priorities(self.address, table)
 
     def checkpoint(self, deadline: Deadline) -> str:
-        """Have the server write a checkpoint; return its path on the server's machine."""
+        """Have the server write a checkpoint when it answers, once; return its path on the server's machine."""
         try:
-            reply = self.channel.call_once(messages.CHECKPOINT, b"", deadline.left_s())
+            self.request_info(deadline.left_s())
+            reply = self.channel.start(messages.CHECKPOINT, b"", deadline.left_s()).result()
         except ServerUnavailableError as error:
             raise ServerUnavailableError(
                 f"{error} If it had begun to write the checkpoint, it may finish it: look at its checkpoints before "

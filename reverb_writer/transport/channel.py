@@ -161,8 +161,7 @@ class Channel:
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a unary call; wait for the server to come up meanwhile.
 
-        A call that is lost with its connection is made again. Of Reverb's, only a checkpoint does harm when it is made
-        twice: see `call_once`.
+        A call that is lost with its connection is made again. Of Reverb's, only a checkpoint does harm then.
 
         Raises:
             ServerUnavailableError: nothing answers at the address within the time.
@@ -179,12 +178,6 @@ class Channel:
                 self.examine()
             reasons = self.recent_connect_errors(time.monotonic() - started)
             raise self._explain(reasons, timeout_s) from error.__cause__
-
-    def call_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make a `call` when the server answers, and never make it again."""
-        deadline = time.monotonic() + timeout_s
-        self.call(SERVER_INFO, b"", timeout_s)
-        return self.start(method, request, max(deadline - time.monotonic(), 0.0)).result()
 
     def start(self, method: str, request: bytes, timeout_s: float) -> PendingCall[bytes]:
         """Start a unary call, made once; if there is no server, it fails at once."""

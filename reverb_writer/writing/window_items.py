@@ -8,6 +8,7 @@ A function of priority is asked here, in the sender's thread, under no lock, and
 from __future__ import annotations
 
 import collections
+import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Sequence
@@ -54,14 +55,6 @@ class Ready(NamedTuple):
     num_items: int  # the windows whose priority function will fail count, too
 
 
-class Update(NamedTuple):
-    """Arguments of one call of `InFlight.add`."""
-
-    request: InsertRequest | None
-    hold: list[int]
-    release: list[int]
-
-
 class ItemEncoder:
     """Encodes windows of any episode of an observer. Not thread-safe: only the sender uses it."""
 
@@ -71,10 +64,11 @@ class ItemEncoder:
         """Prepare; `largest` returns the largest priority set in some tables, `counts` gets the functions' failures."""
         self._chunks, self._largest, self._counts = chunks, largest, counts
 
-    def encode(self, group: Sequence[Ready]) -> Update:
+    def encode(self, group: Sequence[Ready]) -> tuple[InsertRequest | None, list[int], list[int]]:
         """Put the windows of several episodes of the same kinds into one request; take them out of the episodes.
 
-        The chunks that the request and later windows need are marked as counted and held from here on.
+        Returns the request, and the keys of chunks that the server is to hold and to release. The chunks that the
+        request and later windows need are marked as counted and held from here on.
         """
         kinds = group[0].kinds
         chunks = [chunk for ready in group for chunk in ready.episode.chunks]
@@ -123,7 +117,7 @@ class ItemEncoder:
                 for chunk in episode.chunks:
                     chunk.held = True
         request = InsertRequest(kinds.tables, first_key, rows, needed, num_bytes) if rows else None
-        return Update(request, hold, release)
+        return request, hold, release
 
     def _priorities(
         self, target: WindowTarget, of: Integers, starts: Integers, ends: Integers, group: Sequence[Ready]
@@ -132,7 +126,9 @@ class ItemEncoder:
         if not callable(target.priority):
             number = self._largest(target.tables) if target.priority == "max" else target.priority
             return np.full(len(ends), number, np.float64)
-        takes_mask = _takes_mask(target.priority)
+        takes_mask = False
+        with contextlib.suppress(TypeError, ValueError):  # a function that is written in C may hide its parameters
+            takes_mask = "mask" in inspect.signature(target.priority).parameters
         found = np.full(len(ends), np.nan)
         for i, (number, start, end) in enumerate(zip(of.tolist(), starts.tolist(), ends.tolist(), strict=True)):
             window = self._chunks.layout.pack(_columns(group[number].episode.chunks, start, end))
@@ -157,14 +153,6 @@ def _columns(chunks: Sequence[Chunk], start: int, end: int) -> list[npt.NDArray[
         if chunk.start < end and chunk.stop > start
     ]
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
-
-
-def _takes_mask(function: Callable[..., Any]) -> bool:
-    """Return whether a function has a parameter `mask`; one that is written in C may hide its parameters."""
-    try:
-        return "mask" in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 def _slices(

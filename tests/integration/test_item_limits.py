@@ -75,7 +75,8 @@ def test_strings_count_by_their_length(server: HostedServer, client: rw.Client) 
         for length in (60, 32, 60, 32, 60):  # with a number of 4 bytes each: 100 for any two that follow each other
             observer({"text": "x" * length, "number": np.int32(0)})
         with pytest.raises(
-            rw.errors.StructureError, match=r"an item of 2 steps takes 101 bytes .*leaf is `text` with 33 bytes per step"
+            rw.errors.StructureError,
+            match=r"an item of 2 steps takes 101 bytes .*leaf is `text` with 33 bytes",
         ):
             observer({"text": "x" * 33, "number": np.int32(0)})
         observer({"text": "é" * 16, "number": np.int32(0)})
