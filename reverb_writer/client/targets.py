@@ -148,11 +148,9 @@ class TargetFile:
         for number, line in enumerate(text.splitlines(), 1):
             words: list[Any] = line.partition("#")[0].split()
             try:
-                if len(words) > 3:  # noqa: PLR2004
-                    raise SpecError(
-                        "a shard is `address`, `name address` or `name address state`, "
-                        f"got {words[3]!r} after {words[2]!r}."
-                    )
+                if len(words) > 3:  # noqa: PLR2004  # a name, an address and a state
+                    text = "a shard is `address`, `name address` or `name address state`, got "
+                    raise SpecError(f"{text}{words[3]!r} after {words[2]!r}.")  # noqa: TRY301  # as those of Shard
                 if words:
                     shards.append(Shard(*(words if len(words) > 1 else words * 2)))
             except SpecError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import queue
 import re
 import time
 import urllib.parse
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from reverb_writer.arguments import check_address
+from reverb_writer.background import Flag
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.tables.table_info import ServerInfo
@@ -144,11 +144,11 @@ class Channel:
         if not self.is_forked:
             self._closed = True
             if loop.has_begun() or self.local_pipes:
-                done: queue.SimpleQueue[None] = queue.SimpleQueue()
-                with contextlib.suppress(ClosedError, queue.Empty):  # the interpreter ends, or the machine is busy
+                done = Flag()
+                with contextlib.suppress(ClosedError):  # the interpreter ends
                     loop.submit(lambda: loop.spawn(self._close(done)))
                     if not loop.is_here():
-                        done.get(timeout=_CLOSE_S)
+                        done.wait(_CLOSE_S)
 
     def __enter__(self) -> Channel:
         return self
@@ -244,11 +244,11 @@ class Channel:
             pipe.lose(fault)
         return wire
 
-    async def _close(self, done: queue.SimpleQueue[None]) -> None:
+    async def _close(self, done: Flag) -> None:
         wire = self._give_up("the client was closed")
         if wire is not None and wire.closing is not None:
             await asyncio.wait([wire.closing])
-        done.put(None)
+        done.set()
 
     async def _ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
         self.check_usable()

@@ -53,23 +53,19 @@ class Wait:
         self._look_at = math.inf
         self._logged_at = self._began_at
         self._acknowledged = -1  # items, at the last progress
-        self._confirmed = 0
 
     def proceed(self, delivery: Delivery, acknowledged: int, num_pending: int) -> Exception | None:
         """Ask the server when it is time, log every ten seconds; return the error when the time is up.
 
         `acknowledged` items are confirmed so far: if there are more than before, the time-out may begin again.
         """
-        if acknowledged != self._acknowledged:
-            if self._acknowledged >= 0:
-                self._confirmed += acknowledged - self._acknowledged
-                if self.extends:
-                    self._restart()
-            self._acknowledged = acknowledged
+        if self.extends and self._acknowledged not in (-1, acknowledged):
+            self._restart()
+        self._acknowledged = acknowledged
         if self._is_over(delivery):
             tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
             spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
-            text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {self._why(delivery)}"
+            text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {delivery.explain()}"
             is_there = delivery.loss is None or delivery.loss.is_silent
             return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
         now = time.monotonic()
@@ -82,7 +78,7 @@ class Wait:
             self._logged_at = now
             delivery.ask()
             text = "%s: waiting for %.0f s: %s"
-            _LOG.warning(text, delivery.channel.address, self.waited_s, self._why(delivery))
+            _LOG.warning(text, delivery.channel.address, self.waited_s, delivery.explain())
         return None
 
     def _restart(self) -> None:
@@ -117,12 +113,6 @@ class Wait:
         now = time.monotonic()
         times = (self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S, self._look_at, *self._ask_at)
         return max(min(times) - now, 0.0)
-
-    def _why(self, delivery: Delivery) -> str:
-        """Say why it takes so long, as far as it shows."""
-        if self._confirmed and not delivery.has_asked and math.isfinite(self.timeout_s):
-            return f"{self._confirmed} items were confirmed meanwhile; the rest waits for its turn."
-        return delivery.explain()
 
 
 def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, *, is_checked: bool = False) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,8 @@ class Cutter:
             self._num_marks += 1
             self._take_steps(row)
             if isinstance(mark, NewPriority):
-                self._kinds = self._kinds.with_priority(mark.priority)
+                targets = [replace(target, priority=mark.priority) for target in self._kinds.targets]
+                self._kinds = WindowKinds(targets, spans_episodes=self._kinds.spans_episodes)
             else:
                 for env in mark.env_ids:
                     self.end(env, align=mark.align, discard=mark.discard)

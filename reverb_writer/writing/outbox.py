@@ -213,9 +213,9 @@ class Outbox:
         every = self._destinations
         if len(every) == 1:
             return next(iter(every.values()))
-        up = {name: each for name, each in every.items() if each.server.shard.state == "up"} or every
-        ranked = [up[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", up)]
-        there = [destination for destination in ranked if not destination.is_lost] or ranked
+        ranked = [every[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", every)]
+        up = [each for each in ranked if each.server.shard.state == "up"] or ranked
+        there = [each for each in up if not each.is_lost] or up
         free = (destination for destination in there if self._room_of(destination) >= max(num_items, 1))
         return next(free, max(there, key=self._room_of))
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from reverb_writer.background import LateThread
+from reverb_writer.background import LateThread, Outcome
 from reverb_writer.client import same_process
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
@@ -148,13 +148,10 @@ class Sender:
     def stats(self, timeout_s: float) -> ObserverStats:
         """Return the counters so far, without the steps; those of the last call if the thread is not in time."""
         if not (self.is_ended or self.is_forked or threading.get_ident() == self._ident):
-            answer: queue.SimpleQueue[None] = queue.SimpleQueue()
-            self.post(self._count)
-            self.post(lambda: answer.put(None))
-            for _ in range(2):  # the time of a process that was paused is over before the thread can answer
-                with contextlib.suppress(queue.Empty):
-                    answer.get(timeout=timeout_s / 2)
-                    break
+            counted: Outcome[None] = Outcome()
+            self.post(lambda: counted.settle(self._count))
+            if not counted.wait(timeout_s / 2):  # a process that was paused: the time was over before the thread ran
+                counted.wait(timeout_s / 2)
         return self._stats
 
     def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
@@ -185,7 +182,8 @@ class Sender:
         """Wait for something to do, and do all that there is."""
         with contextlib.suppress(queue.Empty):
             self._inbox.get(timeout=self._pause_s())()
-            self._do_posted()
+            while True:
+                self._inbox.get_nowait()()
         now = self._turned_at = time.monotonic()
         self._outbox.check_shards()  # before new rows are taken: they are no part of an episode that is cut
         is_look = now >= self._look_at
@@ -213,11 +211,6 @@ class Sender:
             times.append(_UNTIL_S)
         pause_s = min(times)
         return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
-
-    def _do_posted(self) -> None:
-        """Call what was posted."""
-        while not self._inbox.empty():
-            self._inbox.get()()
 
     def _look(self, now: float) -> None:
         """Seal the open rows in which windows wait, and plan the next look.
@@ -364,7 +357,8 @@ class Sender:
             _LOG.log(level, text, self._outbox.addresses, num_left)
         self._count()
         self.is_ended = True  # who posts something from here on sees it; what was posted before is answered here
-        self._do_posted()
+        while not self._inbox.empty():
+            self._inbox.get()()
         for wait in self._waits:
             wait.answer.put(error if wait.kind == "close" else self._end_error())
         self._at_end()
