@@ -91,7 +91,7 @@ class Cutter:
                 self._kinds = WindowKinds(targets, spans_episodes=self._kinds.spans_episodes)
             else:
                 for env in mark.env_ids:
-                    self.end(env, align=mark.align, discard=mark.discard)
+                    self.end(env, discard=mark.discard)
         self._take_steps(written)
         self._tally()
         if written - self.first_needed > self._ring.size // 2:
@@ -218,14 +218,14 @@ class Cutter:
 
     # ---------------------------------------------------------------------------------------------- ends of episodes
 
-    def end(self, env: int, *, align: bool = False, discard: bool = False) -> None:
+    def end(self, env: int, *, discard: bool) -> None:
         """End the episode of an environment here, if one is under way."""
         if self._steps[env]:
             rows = self._open_rows(np.array([env]))[0][1] if self._open[env] else np.zeros(0, np.int64)
-            self._end(env, rows, align, discard)
+            self._end(env, rows, align=not discard, discard=discard)
             self._tally()
 
-    def _end(self, env: int, rows: Integers, align: bool = False, discard: bool = False) -> None:
+    def _end(self, env: int, rows: Integers, *, align: bool = False, discard: bool = False) -> None:
         episode, num_steps = self.episodes[env], int(self._steps[env])
         reason = "overflow" if num_steps > self._max_steps else "reset" if discard else None
         end = self._kinds.episode_end(num_steps, align=align, discard=reason)

@@ -69,14 +69,12 @@ class WindowObserver(Observer):
             StructureError: a table does not exist; names the tables that exist.
             ServerUnavailableError: no server answers within the time-out.
         """
-        spec_of_table = None
-        if table is not None or sequence_length is not None or not windows:
-            if table is None or sequence_length is None:
-                raise SpecError(
-                    f"`table` and `sequence_length` belong together, got {table!r} and {sequence_length!r}. Give both, "
-                    "or `windows` alone."
-                )
-            spec_of_table = WindowSpec(sequence_length, stride_length, end_of_episode)
+        if (table is None or sequence_length is None) and not (table is sequence_length is None and windows):
+            raise SpecError(
+                f"`table` and `sequence_length` belong together, got {table!r} and {sequence_length!r}. Give both, "
+                "or `windows` alone."
+            )
+        spec_of_table = None if table is None else WindowSpec(sequence_length, stride_length, end_of_episode)
         targets = window_targets(table, spec_of_table, priority, windows)
         super().__init__(
             replay, targets, spec=spec, mask=mask, num_envs=num_envs, options=options_of(StreamOptions, options, self)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import queue
 import threading
 import time
@@ -24,6 +23,7 @@ from reverb_writer.client import same_process
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.steps import step_bytes
+from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.waits import Wait
 from reverb_writer.writing.chunk_encoder import ChunkEncoder
@@ -76,7 +76,6 @@ class Sender:
         self._is_idle = True  # whether the last look found no new rows: then the next one wakes the thread
         self._is_closing = False
         self._room_waited_s, self._ask_limiter_at_s = 0.0, _NOTICE_S
-        self._pid = os.getpid()
         self._turned_at = time.monotonic()
         self._ident: int | None = None
         self._failure: tuple[type[Exception], str] | None = None
@@ -110,7 +109,7 @@ class Sender:
     @property
     def is_forked(self) -> bool:
         """Whether this process is a forked child of the one that made the observer."""
-        return self._pid != os.getpid()
+        return not process_hooks.is_first()
 
     def post(self, work: Callable[[], None] = lambda: None) -> None:
         """Have the thread call a function, or only wake it; never waits."""
