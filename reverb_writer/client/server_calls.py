@@ -29,7 +29,7 @@ from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.responses import Samples, parse
-from reverb_writer.protocol.specs import check_signature, packer, packer_of, spec_tensor
+from reverb_writer.protocol.signatures import check_signature, packer, packer_of, spec_tensor
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InsertRequest

@@ -39,8 +39,7 @@ from reverb_writer.errors import (
     StructureError,
 )
 from reverb_writer.leaves import host_array
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.specs import decode_spec, encode_spec
+from reverb_writer.protocol.signatures import ArraySpec, decode_spec, encode_spec
 from reverb_writer.tables.table_info import check_tables_exist
 
 _LOG = logging.getLogger(__package__)

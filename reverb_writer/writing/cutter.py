@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.windows import SHORT_EPISODE
-from reverb_writer.writing.chunk_encoder import ChunkEncoder
+from reverb_writer.writing.encoders import ChunkEncoder, OpenEpisode, Ready
 from reverb_writer.writing.ring import NewPriority, StepRing
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_items import OpenEpisode, Ready
 from reverb_writer.writing.window_kinds import NEVER, Integers, WindowKinds
 
 if TYPE_CHECKING:

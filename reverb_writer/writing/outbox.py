@@ -20,9 +20,9 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import default_actor_id, rank_shards
 from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.cutter import Cutter
+from reverb_writer.writing.encoders import ItemEncoder, Ready
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
-from reverb_writer.writing.window_items import ItemEncoder, Ready
 from reverb_writer.writing.window_kinds import WindowKinds
 
 _LOG = logging.getLogger(__package__)

@@ -26,13 +26,12 @@ from reverb_writer.steps import step_bytes
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.waits import Wait
-from reverb_writer.writing.chunk_encoder import ChunkEncoder
 from reverb_writer.writing.cutter import Cutter
+from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
 from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.ring import StepRing, ring_rows
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
-from reverb_writer.writing.window_items import ItemEncoder
 from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid, chunk_length_for
 
 _LOG = logging.getLogger(__package__)

@@ -15,8 +15,7 @@ import numpy as np
 
 from reverb_writer.errors import StructureError
 from reverb_writer.protocol import tensors
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.specs import check_signature, spec_tensor
+from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
 from reverb_writer.steps import StepStructure
 from reverb_writer.writing.window_kinds import WindowTarget
 

@@ -19,12 +19,11 @@ from reverb_writer.protocol.messages import InsertStreamRequest
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.windows import EndOfEpisode, WindowSpec
-from reverb_writer.writing.chunk_encoder import ChunkEncoder
 from reverb_writer.writing.cutter import Cutter
+from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
 from reverb_writer.writing.ring import NewPriority, Reset, StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_items import ItemEncoder
 from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid
 
 pytestmark = [

@@ -9,10 +9,9 @@ import reverb_writer as rw
 from reverb_writer.protocol.messages import InsertStreamRequest
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
-from reverb_writer.writing.chunk_encoder import Chunk, ChunkEncoder
+from reverb_writer.writing.encoders import Chunk, ChunkEncoder, ItemEncoder, OpenEpisode, Ready
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
-from reverb_writer.writing.window_items import ItemEncoder, OpenEpisode, Ready
 from reverb_writer.writing.window_kinds import EpisodeEnd, WindowKinds
 
 Slices = list[tuple[int, int, int]]
