@@ -21,7 +21,7 @@ from reverb_writer.episodes import Episode
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length, rows
-from reverb_writer.transport.waits import Wait
+from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import NewPriority, Reset
 from reverb_writer.writing.sender import Sender

@@ -19,7 +19,7 @@ from reverb_writer.client.server_set import answering, logged
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
 from reverb_writer.tables.table_info import check_tables_exist
-from reverb_writer.transport.waits import Wait
+from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.step_layout import ItemSizes, StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions

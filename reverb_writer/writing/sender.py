@@ -24,8 +24,7 @@ from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.steps import step_bytes
 from reverb_writer.transport import process_hooks
-from reverb_writer.transport.delivery import Delivery
-from reverb_writer.transport.waits import Wait
+from reverb_writer.transport.delivery import Delivery, Wait
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
 from reverb_writer.writing.outbox import Outbox
