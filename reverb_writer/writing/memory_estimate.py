@@ -59,25 +59,15 @@ class _PerItem(NamedTuple):
     steps: float
 
 
-class Need(NamedTuple):
-    """The estimated memory of a server with full tables.
+def need(estimates: Sequence[Estimate], *, saves: bool) -> tuple[int, int, list[str]]:
+    """Return the estimated memory of a server with these tables, which `saves` checkpoints or does not.
 
-    Attributes:
-        total_bytes: of all that is known, while a checkpoint is written.
-        save_bytes: the part of it that is needed only then.
-        unknown: names of the tables whose size is unknown, and not in the total.
+    The bytes of all that is known, the part of them that is needed only while a checkpoint is written, and the names of
+    the tables whose size is unknown.
     """
-
-    total_bytes: int
-    save_bytes: int
-    unknown: tuple[str, ...]
-
-
-def need(estimates: Sequence[Estimate], *, saves: bool) -> Need:
-    """Return the estimated memory of a server with these tables, which `saves` checkpoints or does not."""
     save_bytes = sum(one.save_bytes or 0 for one in estimates) if saves else 0
     total = PROCESS_BYTES + save_bytes + sum(one.total_bytes or 0 for one in estimates)
-    return Need(total, save_bytes, tuple(one.table for one in estimates if one.total_bytes is None))
+    return total, save_bytes, [one.table for one in estimates if one.total_bytes is None]
 
 
 def estimate(
