@@ -40,7 +40,7 @@ def main() -> None:
                 scalars = {
                     **observer.stats().as_scalars("actor/"),
                     **dataset.stats().as_scalars("learner/"),
-                    **client.stats().as_scalars("server/"),
+                    **client.server_info()["replay"].as_scalars("table/"),
                 }
                 for name, value in scalars.items():
                     writer.add_scalar(name, value, step)

@@ -8,11 +8,9 @@ Clients of one process with the same address and options share a connection, bec
 
 from __future__ import annotations
 
-import html
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
@@ -21,8 +19,7 @@ from reverb_writer.client.server_set import ServerSet, first_target, first_that_
 from reverb_writer.client.targets import Shard, Target, source_of
 from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import LEAST_S, Deadline
-from reverb_writer.errors import ReverbWriterError, SpecError
-from reverb_writer.scalars import Scalars
+from reverb_writer.errors import SpecError
 from reverb_writer.tables.table_info import TableInfo, merge_tables
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.wire import TLS
@@ -31,53 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _T = TypeVar("_T")
-_SHOW_TIMEOUT_S = 2.0
-_COLUMNS = ("table", "items", "max_size", "inserts", "samples", "sampler", "remover")
-
-
-@dataclass(frozen=True)
-class TableStats(Scalars):
-    """Counters of a table, summed over all servers.
-
-    Attributes:
-        items: items in the table.
-        max_size: maximum number of items.
-        episodes: episodes that the items come from.
-        inserts: items inserted since the server started or the table was reset.
-        samples: samples sent since the server started or the table was reset.
-        unique_samples: items that were sampled at least once.
-    """
-
-    items: int
-    max_size: int
-    episodes: int
-    inserts: int
-    samples: int
-    unique_samples: int
-
-    @classmethod
-    def of(cls, info: TableInfo) -> TableStats:
-        """Return the counters in `info`, one table of `Client.server_info()`."""
-        limiter = info.rate_limiter
-        return cls(
-            info.current_size,
-            info.max_size,
-            info.num_episodes,
-            limiter.num_inserts,
-            limiter.num_samples,
-            info.num_unique_samples,
-        )
-
-
-@dataclass(frozen=True)
-class ClientStats(Scalars):
-    """Counters of all tables.
-
-    Attributes:
-        tables: a `TableStats` per table, by name.
-    """
-
-    tables: dict[str, TableStats]
 
 
 class Client:
@@ -181,6 +131,7 @@ class Client:
         """Return the server's tables by name.
 
         Tables of several servers are added up, bounds of rate limiters included; `TableInfo.servers` has each one's.
+        `client.server_info()["replay"].as_scalars("replay/")` is one flat dict of numbers for a logger of metrics.
 
         Raises:
             ServerUnavailableError: nothing answers at the address within the time-out.
@@ -189,29 +140,9 @@ class Client:
         infos = self._all(lambda shard, deadline: shard.request_info(deadline.timeout_s), timeout_s)
         return merge_tables([info.tables for info in infos])
 
-    def stats(self, timeout_s: float | None = None) -> ClientStats:
-        """Return the counters of all tables; raises as `server_info`.
-
-        `client.stats().as_scalars("replay/")` is one flat dict of numbers for a logger of metrics.
-        """
-        return ClientStats({name: TableStats.of(info) for name, info in self.server_info(timeout_s).items()})
-
     def __repr__(self) -> str:
         """Return the servers' addresses; does not ask them."""
         return f"<Client of {self.address}{' (closed)' if self.connections.is_closed else ''}>"
-
-    def _repr_html_(self) -> str:
-        """Return the tables for a notebook, or why they cannot be shown; waits two seconds at most."""
-        try:
-            tables = self.server_info(_SHOW_TIMEOUT_S)
-        except ReverbWriterError as error:
-            return f"<pre>{html.escape(f'{self!r}: {error}')}</pre>"
-        rows = [_row("th", _COLUMNS)]
-        for name, info in tables.items():
-            stats = TableStats.of(info)
-            numbers = (stats.items, stats.max_size, stats.inserts, stats.samples)
-            rows.append(_row("td", (name, *(f"{number:,}" for number in numbers), info.sampler, info.remover)))
-        return f"<table><caption>{html.escape(self.address)}</caption>{''.join(rows)}</table>"
 
     def insert(
         self,
@@ -364,7 +295,3 @@ def _without_callers_time(samples: Iterator[Sample], deadline: Deadline, left_at
         left_at = time.monotonic()
         yield sample
         deadline.extend(time.monotonic() - left_at)
-
-
-def _row(tag: str, cells: tuple[str, ...]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"

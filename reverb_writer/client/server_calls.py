@@ -29,12 +29,12 @@ from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.responses import Samples, parse
-from reverb_writer.protocol.specs import check_signature, packer, packer_of, spec_tensor
+from reverb_writer.protocol.signatures import check_signature, packer, packer_of, spec_tensor
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.delivery import insert_items
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.transport.sample_stream import Limit, SampleStream
-from reverb_writer.transport.waits import insert_items
 
 _LOG = logging.getLogger(__package__)
 
@@ -190,9 +190,10 @@ class Server:
         forget_priorities(self.address, table)
 
     def checkpoint(self, deadline: Deadline) -> str:
-        """Have the server write a checkpoint; return its path on the server's machine."""
+        """Have the server write a checkpoint when it answers, once; return its path on the server's machine."""
         try:
-            reply = self.channel.call_once(messages.CHECKPOINT, b"", deadline.left_s())
+            self.request_info(deadline.left_s())
+            reply = self.channel.start(messages.CHECKPOINT, b"", deadline.left_s()).result()
         except ServerUnavailableError as error:
             raise ServerUnavailableError(
                 f"{error} If it had begun to write the checkpoint, it may finish it: look at its checkpoints before "

@@ -258,7 +258,7 @@ def _ask(shard: Server, timeout_s: float) -> ServerInfo:
 @contextlib.contextmanager
 def logged(describe: Callable[[], str]) -> Iterator[None]:
     """Log every ten seconds for how long the block has been waiting, and for what: `describe` says it."""
-    done, block = Flag(), _Block()
+    done, block = Flag(), Flag()
     is_alive = weakref.ref(block)  # an interrupt may keep `done` from being set; nothing keeps the block alive
     start = time.monotonic()
 
@@ -271,7 +271,3 @@ def logged(describe: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         done.set()
-
-
-class _Block:
-    """Lives as long as the frame of a block that waits."""

@@ -146,9 +146,13 @@ class TargetFile:
             ) from None
         shards = []
         for number, line in enumerate(text.splitlines(), 1):
+            words: list[Any] = line.partition("#")[0].split()
             try:
-                if words := line.partition("#")[0].split():
-                    shards.append(_shard_of(*words))
+                if len(words) > 3:  # noqa: PLR2004  # a name, an address and a state
+                    text = "a shard is `address`, `name address` or `name address state`, got "
+                    raise SpecError(f"{text}{words[3]!r} after {words[2]!r}.")  # noqa: TRY301  # as those of Shard
+                if words:
+                    shards.append(Shard(*(words if len(words) > 1 else words * 2)))
             except SpecError as error:
                 raise SpecError(f"{self.path}, line {number}: {error}") from None
         if not shards:
@@ -208,11 +212,3 @@ def rank_shards(writer: str, names: Iterable[str]) -> list[str]:
 def default_actor_id() -> str:
     """Return an id that no other writer has: this machine, this process, and how many had one before in it."""
     return f"{socket.gethostname()}:{os.getpid()}:{next(_numbers)}"
-
-
-def _shard_of(name: str, address: str | None = None, state: Any = "up", *more: str) -> Shard:
-    if more:
-        raise SpecError(
-            f"a shard is `address`, `name address` or `name address state`, got {more[0]!r} after {state!r}."
-        )
-    return Shard(name, name if address is None else address, state)

@@ -39,8 +39,7 @@ from reverb_writer.errors import (
     StructureError,
 )
 from reverb_writer.leaves import host_array
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.specs import decode_spec, encode_spec
+from reverb_writer.protocol.signatures import ArraySpec, decode_spec, encode_spec
 from reverb_writer.tables.table_info import check_tables_exist
 
 _LOG = logging.getLogger(__package__)
@@ -127,7 +126,7 @@ class Variables:
         self._is_finished = False
         self._seen: dict[str, _Count] = {}
         self._publishes_to: str | None = None
-        self._last_number = 0  # the largest that `publish` has given out by itself
+        self._last_number = 0  # the largest that `publish` has given out
         self.version = 0
         self._lock = threading.Lock()
         try:
@@ -145,28 +144,21 @@ class Variables:
             self.close()
             raise
 
-    def publish(self, nest: Any, version: int | None = None) -> int:
+    def publish(self, nest: Any) -> int:
         """Make a nest the newest version; returns when the server has it.
 
         Args:
             nest: of arrays, in dicts with keys of type `str`, lists, tuples and named tuples; 1 GB at most. Tensors may
                 have gradients and be on any device. Or a module of PyTorch, or what else has a `state_dict()`.
-            version: its number, larger than all before it, such as the number of updates so far; None for one more than
-                the last, or for the first the time in milliseconds. Give it always or never. With None the number of a
-                call that fails is not used again: a server may have got that version.
 
         Returns:
-            The version's number.
+            The version's number. The number of a call that fails is not used again: a server may have got that version.
 
         Raises:
-            SpecError: `version` is no integer >= 1, or not larger than `Variables.version`. Nothing changed.
             StructureError: Reverb cannot store the nest, or it is too large. Nothing changed.
             ReplayTimeoutError: not confirmed in time.
         """
-        if version is not None:
-            hint = "Readers take only larger numbers than the one that they have."
-            version = integer("version", version, minimum=self.version + 1, hint=hint)
-        return self._publish(nest.state_dict() if hasattr(nest, "state_dict") else nest, version)
+        return self._publish(nest.state_dict() if hasattr(nest, "state_dict") else nest)
 
     def finish(self) -> None:
         """Say that the run has ended: `finished` becomes true, and `wait` returns None.
@@ -178,19 +170,17 @@ class Variables:
             ReplayTimeoutError, ServerUnavailableError: not confirmed in time.
         """
         news = self._look({}, Deadline(self._timeout_s))
-        newest = max(news.version, self.version)
-        self._publish(() if news.nest is None else news.nest, newest + 1 if newest else None, is_last=True)
+        self._publish(() if news.nest is None else news.nest, newest=news.version, is_last=True)
 
-    def _publish(self, nest: Any, version: int | None, *, is_last: bool = False) -> int:
+    def _publish(self, nest: Any, *, newest: int = 0, is_last: bool = False) -> int:
         leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
         num_bytes = sum(leaf.nbytes for leaf in leaves)
         if num_bytes > _MAX_BYTES:
             raise StructureError(f"a nest of {num_bytes} bytes, expected at most {_MAX_BYTES}. Publish it in parts.")
         encoded = encode_spec(tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves]))
         with self._lock:  # taken for good, also if this fails: a server may have the version all the same
-            if version is None:
-                first = 0 if self._last_number else time.time_ns() // 1_000_000
-                version = self._last_number = max(self._last_number + 1, self.version + 1, first)
+            first = 0 if self._last_number else time.time_ns() // 1_000_000
+            version = self._last_number = max(newest + 1, self._last_number + 1, self.version + 1, first)
         structure = np.array([encoded, str(version).encode(), *([_LAST] if is_last else [])], object)
         deadline = Deadline(self._timeout_s)
         shards = {shard.name: shard for shard in self._client.connections.in_state("up")}

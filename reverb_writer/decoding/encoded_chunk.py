@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages, tensors
-from reverb_writer.protocol.specs import read_spec
+from reverb_writer.protocol.signatures import read_spec
 from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varint
 
 Array = npt.NDArray[Any]

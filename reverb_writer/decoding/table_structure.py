@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from reverb_writer.protocol.specs import decode_spec, have_same_leaves, packer, spec_text
+from reverb_writer.protocol.signatures import decode_spec, have_same_leaves, packer, spec_text
 
 _LOG = logging.getLogger(__package__)
 

@@ -28,7 +28,7 @@ from reverb_writer.files.saved_replay import open_saved
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import Samples
-from reverb_writer.protocol.specs import packer, packer_of
+from reverb_writer.protocol.signatures import packer, packer_of
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
 from reverb_writer.tables.table_info import check_tables_exist
 

@@ -2,8 +2,7 @@
 
 messages               the protocol's message classes
 tensors                arrays to encoded tensors and back
-signatures             table signatures to nests of `ArraySpec` and back
-specs                  step specs to tensors of chunks and back
+signatures             table signatures and step specs to nests of `ArraySpec` and back
 
 item_encoding          writing: windows and chunks to the bytes of requests
 

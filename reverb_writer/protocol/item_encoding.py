@@ -103,10 +103,8 @@ def encode_items(
     rows[:] = template.item
     rows[:, template.key_at : template.key_at + _KEY_WIDTH] = _varints(keys, _KEY_WIDTH)
     rows[:, template.priority_at : template.priority_at + 8] = priorities.astype("<f8").view(np.uint8).reshape(n, 8)
-    for block in template.blocks:
-        strides = (rows.strides[0], block.column_size, block.slice_size)
-        at = block.start + block.numbers_at
-        np.ndarray((n, block.num_columns, m), slices.dtype, rows, at, strides)[:] = slices[:, None]
+    strides = (rows.strides[0], template.column_size, template.slice_size)
+    np.ndarray((n, num_columns, m), slices.dtype, rows, template.numbers_at, strides)[:] = slices[:, None]
     return rows
 
 
@@ -140,11 +138,8 @@ def decode_items(items: Sequence[bytes], table: str, num_slices: int, num_column
     keys = _numbers(rows[:, len(_ITEM_KEY) : len(_ITEM_KEY) + _KEY_WIDTH])
     priority_at = template.priority_at - begin
     priorities = rows[:, priority_at : priority_at + 8].copy().view("<f8")[:, 0]
-    block = template.blocks[0]
-    at = block.start + block.numbers_at - begin
-    slices: npt.NDArray[np.uint8] = np.ndarray(
-        (n, num_slices, _SLICE.itemsize), np.uint8, data, at, (size, block.slice_size, 1)
-    )
+    shape, strides = (n, num_slices, _SLICE.itemsize), (size, template.slice_size, 1)
+    slices: npt.NDArray[np.uint8] = np.ndarray(shape, np.uint8, data, template.numbers_at - begin, strides)
     chunk_keys = _numbers(slices[..., :_KEY_WIDTH])
     offsets, lengths = (_numbers(slices[..., at : at + 2]).astype(np.int64) for at in _STEPS_AT)
     every = np.arange(chunk_keys.size).reshape(chunk_keys.shape)
@@ -226,53 +221,38 @@ _SLICE = np.dtype(  # the numbers of a slice: the bytes of an item after the sli
 _STEPS_AT = _KEY_WIDTH + 1, _KEY_WIDTH + 4  # where in these bytes offset and length are
 
 
-def _column(index: int, num_slices: int) -> tuple[bytes, int, int]:
-    """Return a column with zeros for numbers, the offset of the first slice's numbers, and the size of a slice."""
-    key, step = b"\x80" * (_KEY_WIDTH - 1) + b"\0", b"\x80\0"
-    body = _SLICE_KEY + key + _SLICE_OFFSET + step + _SLICE_LENGTH + step + _SLICE_INDEX + varint(index)
-    part = _delimited(_COLUMN_SLICES, body)
-    column = _delimited(_TRAJECTORY_COLUMNS, part * num_slices)
-    return column, column.index(part) + len(part) - len(body) + len(_SLICE_KEY), len(part)
-
-
-class _Block(NamedTuple):
-    """Columns of equal size."""
-
-    start: int  # in the item
-    num_columns: int
-    column_size: int
-    numbers_at: int  # in a column
-    slice_size: int
-
-
 class _ItemTemplate(NamedTuple):
     """The encoding of items of one table with equally many slices, and offsets in it."""
 
     item: npt.NDArray[np.uint8]
     key_at: int
     priority_at: int
+    numbers_at: int  # of the first slice
+    column_size: int
+    slice_size: int
     trajectory_bytes: int
-    blocks: list[_Block]
 
 
 @functools.lru_cache(maxsize=256)
 def _item_template(table: str, num_slices: int, num_columns: int) -> _ItemTemplate:
     """Return the bytes of an item with zeros for numbers, and the offsets of the numbers."""
-    columns = [_column(index, num_slices) for index in range(num_columns)]
-    trajectory = b"".join([column for column, _, _ in columns])
-    key = _ITEM_KEY + b"\x80" * (_KEY_WIDTH - 1) + b"\0"
-    head = key + _delimited(_ITEM_TABLE, table.encode()) + _ITEM_PRIORITY
+    key, step = b"\x80" * (_KEY_WIDTH - 1) + b"\0", b"\x80\0"
+    numbers = key + _SLICE_OFFSET + step + _SLICE_LENGTH + step + _SLICE_INDEX
+    # All columns are equally long, so that one stride leads from each to the next.
+    indices = _varints(np.arange(num_columns), 1 if num_columns <= 128 else 2)  # noqa: PLR2004  # one byte up to 127
+    parts = [_delimited(_COLUMN_SLICES, _SLICE_KEY + numbers + index.tobytes()) for index in indices]
+    columns = [_delimited(_TRAJECTORY_COLUMNS, part * num_slices) for part in parts]
+    trajectory = b"".join(columns)
+    head = _ITEM_KEY + key + _delimited(_ITEM_TABLE, table.encode()) + _ITEM_PRIORITY
     body = head + bytes(8) + _delimited(_ITEM_TRAJECTORY, trajectory)
     item = _delimited(_REQUEST_ITEMS, body)
     base = len(item) - len(body)
-    blocks = []
-    at = len(item) - len(trajectory)
-    # An index takes one byte up to 127, then two.
-    for first, last in ((0, min(num_columns, 128)), (128, num_columns)):
-        if first < last:
-            column, numbers_at, slice_size = columns[first]
-            blocks.append(_Block(at, last - first, len(column), numbers_at, slice_size))
-            at += (last - first) * len(column)
     return _ItemTemplate(
-        np.frombuffer(item, np.uint8), base + len(_ITEM_KEY), base + len(head), len(trajectory), blocks
+        np.frombuffer(item, np.uint8),
+        key_at=base + len(_ITEM_KEY),
+        priority_at=base + len(head),
+        numbers_at=len(item) - len(trajectory) + columns[0].index(numbers),
+        column_size=len(columns[0]),
+        slice_size=len(parts[0]),
+        trajectory_bytes=len(trajectory),
     )

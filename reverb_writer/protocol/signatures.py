@@ -1,4 +1,4 @@
-"""Table signatures, which describe the nest of arrays in a table's items: Reverb's messages to Python nests and back.
+"""The structure of items and steps: Reverb's messages to Python nests and back, and compared with columns.
 
     messages.StructuredValue            Python
     ------------------------            ------
@@ -14,6 +14,9 @@
 The leaves of a nest, in dm-tree's order, are the columns of an item. A table whose signature cannot be read is
 treated like a table without signature: its items are flat tuples of columns.
 
+A spec is a nest of `ArraySpec` of one step: it has the form of a signature, without the time dimension. Every chunk
+carries it as its last tensor, uint8 [1, bytes], to which no item refers: a mark, and the encoded spec. Pure.
+
 Source: Reverb 0.14 (`signature.cc`), TensorFlow 2.15 (`struct.proto`, `nested_structure_coder.py`).
 """
 
@@ -22,13 +25,17 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import tree
+from google.protobuf.message import DecodeError
 
-from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
+from reverb_writer import nests
+from reverb_writer.errors import FormatError, ReverbWriterError, StructureError, UnsafeDataError
+from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.messages import StructuredValue
 from reverb_writer.steps import named_tuple
@@ -37,6 +44,11 @@ _LOG = logging.getLogger(__package__)
 
 MAX_DEPTH: Final = 32
 """Nests deeper than this are neither decoded nor encoded."""
+
+_MARK = b"\0rw-spec1"
+_MAX_BYTES = 1 << 16
+"""Size of the largest spec that is written or read: some thousand leaves."""
+_FLAT = "Learners will get these items as flat tuples of columns"
 
 
 @dataclass(frozen=True)
@@ -72,14 +84,14 @@ def decode(value: Any) -> Any:
     try:
         return _decode(value, ()) if value.ByteSize() else None
     except FormatError as error:
-        _warn_once(str(error))
+        _warn_once(f"{error} Items of the table are read as flat tuples of columns.")
         return None
 
 
 @functools.lru_cache(maxsize=256)
-def _warn_once(reason: str) -> None:
+def _warn_once(text: str) -> None:
     # Signatures are decoded with every ServerInfo, which a waiting writer requests repeatedly.
-    _LOG.warning("%s Items of the table are read as flat tuples of columns.", reason)
+    _LOG.warning("%s", text)
 
 
 def _decode(value: Any, path: tuple[object, ...]) -> Any:
@@ -88,7 +100,7 @@ def _decode(value: Any, path: tuple[object, ...]) -> Any:
     if kind == "none_value":
         return None
     if kind in ("tensor_spec_value", "bounded_tensor_spec_value"):
-        return _decode_spec(getattr(value, kind), path)
+        return _decode_leaf(getattr(value, kind), path)
     if kind == "list_value":
         return [_decode(element, (*path, index)) for index, element in enumerate(value.list_value.values)]
     if kind == "tuple_value":
@@ -103,7 +115,7 @@ def _decode(value: Any, path: tuple[object, ...]) -> Any:
     raise FormatError(f"signature{_at(path)}: expected a tensor spec, list, tuple, dict, named tuple or None.")
 
 
-def _decode_spec(spec: Any, path: tuple[object, ...]) -> ArraySpec:
+def _decode_leaf(spec: Any, path: tuple[object, ...]) -> ArraySpec:
     try:
         dtype = tensors.dtype_of(spec.dtype)
     except ReverbWriterError as error:
@@ -138,7 +150,7 @@ def encode(nest: Any) -> Any:
 def _encode(nest: Any, value: Any, path: tuple[object, ...]) -> None:
     _check_depth(path, StructureError)
     if isinstance(nest, ArraySpec):
-        _encode_spec(nest, value.tensor_spec_value, path)
+        _encode_leaf(nest, value.tensor_spec_value, path)
     elif nest is None:
         value.none_value.SetInParent()
     elif isinstance(nest, Mapping):
@@ -160,7 +172,7 @@ def _encode(nest: Any, value: Any, path: tuple[object, ...]) -> None:
         )
 
 
-def _encode_spec(spec: ArraySpec, proto: Any, path: tuple[object, ...]) -> None:
+def _encode_leaf(spec: ArraySpec, proto: Any, path: tuple[object, ...]) -> None:
     try:
         proto.dtype = tensors.dtype_number(spec.dtype)
     except StructureError as error:
@@ -185,3 +197,142 @@ def _check_depth(path: tuple[object, ...], error: type[ReverbWriterError]) -> No
 
 def _at(path: tuple[object, ...]) -> str:
     return f", leaf `{'/'.join(map(str, path))}`" if path else ""
+
+
+# ------------------------------------------------------------------------------------------------ specs of steps
+
+
+def encode_spec(nest: Any) -> bytes:
+    """Return the bytes of a spec.
+
+    >>> decode_spec(encode_spec({"reward": ArraySpec((), "float32")}))
+    {'reward': ArraySpec(shape=(), dtype=dtype('float32'), name='')}
+    """
+    encoded: bytes = encode(nest).SerializeToString(deterministic=True)
+    return encoded
+
+
+def decode_spec(data: bytes) -> Any:
+    """Return the nest of `ArraySpec` of a spec; None if it cannot be read."""
+    try:
+        return decode(StructuredValue.FromString(data))
+    except DecodeError:
+        return None
+
+
+def spec_tensor(nest: Any) -> bytes:
+    """Return the encoded tensor that tells a chunk's spec, for `item_encoding.encode_chunk`.
+
+    It is empty if Reverb cannot describe the nest, or if its spec is larger than 64 KiB; the log says so once.
+    """
+    try:
+        content = _MARK + encode_spec(nest)
+    except StructureError as error:
+        _warn_once(f"{_FLAT}: {error}")
+        return b""
+    if len(content) > _MAX_BYTES:
+        _warn_once(f"{_FLAT}: a spec of {len(content)} bytes, expected at most {_MAX_BYTES}.")
+        return b""
+    array = np.frombuffer(content, np.uint8)[None]
+    header, encode_content = tensors.encoder(array.dtype, array.shape)
+    compressed = bytes(encode_content(array))
+    return b"".join((header, tensors.varint(len(compressed)), compressed))
+
+
+@functools.lru_cache(maxsize=256)
+def read_spec(dtype: int, encoded_shape: bytes, content: bytes) -> bytes:
+    """Return the encoded spec that is a chunk's last tensor; empty if that tensor is no spec, or cannot be read."""
+    if len(content) > _MAX_BYTES:
+        return b""
+    try:
+        header = tensors.parse_header(dtype, encoded_shape)
+        if header.dtype != np.uint8 or len(header.shape) != 2 or header.shape[0] != 1:  # noqa: PLR2004
+            return b""
+        tensor = tensors.EncodedTensor(header, content)
+        tensor.check(_MAX_BYTES)
+        array = np.empty(header.shape, np.uint8)
+        tensor.decode_into(array)
+    except (FormatError, UnsafeDataError):
+        return b""
+    data = array.tobytes()
+    spec = data[len(_MARK) :] if data.startswith(_MARK) else b""
+    return spec if decode_spec(spec) is not None else b""
+
+
+def spec_text(spec: Any) -> str:
+    """Return the leaves of a spec with their dtypes and shapes.
+
+    >>> spec_text({"n": ArraySpec((), "int64"), "x": ArraySpec((3,), "float32")})
+    'n int64 (), x float32 (3,)'
+    """
+    return ", ".join(f"{path} {dtype} {shape}" for path, (dtype, shape) in _specs(spec).items()) or "no leaves"
+
+
+def have_same_leaves(one: Any, other: Any) -> bool:
+    """Return whether the leaves of two specs have the same paths, dtypes and shapes, in whatever kinds of nodes."""
+    return [*_specs(one).items()] == [*_specs(other).items()]
+
+
+def check_signature(
+    table: str,
+    signature: Any,
+    paths: Sequence[str],
+    dtypes: Sequence[np.dtype[Any]],
+    shapes: Sequence[tuple[int, ...]],
+    times: Sequence[tuple[int | None, ...]] | None = None,
+) -> None:
+    """Check that a table's signature describes the columns.
+
+    `signature` is a nest of `ArraySpec` with the time dimension. `times` has the size that stands before the shape of
+    each column: (T,), () where there is no time; None for windows of any length.
+    """
+    expected = [(path, spec) for path, spec in zip(*named_leaves(signature, "signature"), strict=True) if spec]
+    if len(expected) != len(paths):
+        names = ", ".join(name for name, _ in expected)
+        raise StructureError(
+            f"table `{table}`: its signature has {len(expected)} leaves ({names}), got {len(paths)} "
+            f"({', '.join(paths)}). Write the leaves that it names."
+        )
+    times = [(None,)] * len(paths) if times is None else times
+    # `reverb.TimestepDataset` wants the shapes of a step; with unknown sizes only all leaves together tell that apart.
+    of_steps = all(_covers(spec.shape, shape) for (_, spec), shape in zip(expected, shapes, strict=True))
+    for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, times, strict=True):
+        if spec.dtype != dtype or not (of_steps or spec.shape == shape or _covers(spec.shape, time + shape)):
+            got, wanted = (shape, spec.shape and spec.shape[1:]) if time == (None,) else (time + shape, spec.shape)
+            raise StructureError(
+                f"leaf `{path}`: {dtype} {got}, but table `{table}` holds {spec.dtype} {wanted} in `{name}` (its "
+                "signature). Cast or reshape the leaf."
+            )
+
+
+def _covers(signature: tuple[int | None, ...] | None, shape: tuple[int | None, ...]) -> bool:
+    """Return whether a signature describes values of this shape; None is any size."""
+    return signature is None or (
+        len(signature) == len(shape)
+        and all(size is None or want in (None, size) for want, size in zip(signature, shape, strict=True))
+    )
+
+
+def packer(spec: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that puts columns into the nest of a spec; into a tuple if they do not fit it, or it is None.
+
+    >>> packer({"a": ArraySpec((), "int64"), "b": [ArraySpec((), "int64")]})([1, 2])
+    {'a': 1, 'b': [2]}
+    """
+    if spec is None:
+        return tuple
+    num_leaves = len(tree.flatten(spec))
+    pack = nests.packer(spec)
+    return lambda columns: pack(columns) if len(columns) == num_leaves else tuple(columns)
+
+
+@functools.lru_cache(maxsize=64)
+def packer_of(encoded: bytes) -> Callable[[Sequence[Any]], Any]:
+    """Return `packer` of an encoded spec; of none if it is empty."""
+    return packer(decode_spec(encoded) if encoded else None)
+
+
+def _specs(nest: Any) -> dict[str, tuple[Any, Any]]:
+    """Return dtype and shape of each leaf by its name."""
+    paths, specs = named_leaves(nest, "spec")
+    return {path: (spec.dtype, spec.shape) for path, spec in zip(paths, specs, strict=True) if spec}

@@ -100,15 +100,12 @@ def dtype_of(number: int) -> np.dtype[Any]:
         except ImportError:
             raise FormatError("tensor of dtype bfloat16, which NumPy does not know. Install `ml_dtypes`.") from None
         return np.dtype(ml_dtypes.bfloat16)
+    base, suffix = (number - _REFERENCE, "_REF") if number > _REFERENCE else (number, "")
+    name = DataType(base).name + suffix if base in DataType.__members__.values() else "unknown"
     raise UnsafeDataError(
-        f"tensor of dtype {_name_of(number)} ({number}), which is never decoded, expected one of {_ALLOWED}. "
+        f"tensor of dtype {name} ({number}), which is never decoded, expected one of {_ALLOWED}. "
         "Find the writer that stores it."
     )
-
-
-def _name_of(number: int) -> str:
-    base, suffix = (number - _REFERENCE, "_REF") if number > _REFERENCE else (number, "")
-    return DataType(base).name + suffix if base in DataType.__members__.values() else "unknown"
 
 
 # Encoding

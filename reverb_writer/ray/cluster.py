@@ -228,12 +228,13 @@ def _unknown(name: str, found: Iterable[str]) -> ServerUnavailableError:
 
 def _estimate(spec: ClusterSpec) -> int:
     """Return the estimated memory of a shard, and say which tables are not in it."""
-    found = need([estimate(share_of(table, 0, spec.num_shards)) for table in spec.tables], saves=bool(spec.checkpoints))
-    if found.unknown:
+    estimates = [estimate(share_of(table, 0, spec.num_shards)) for table in spec.tables]
+    total_bytes, _, unknown = need(estimates, saves=bool(spec.checkpoints))
+    if unknown:
         _logger.warning(
             "cluster `%s`: the size of %s is unknown: give the table a signature, or `memory_bytes`, so that Ray "
             "reserves enough.",
             spec.name,
-            ", ".join(f"`{name}`" for name in found.unknown),
+            ", ".join(f"`{name}`" for name in unknown),
         )
-    return found.total_bytes
+    return total_bytes

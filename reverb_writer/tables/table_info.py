@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reverb_writer.errors import StructureError
-from reverb_writer.scalars import Record
+from reverb_writer.scalars import Scalars
 from reverb_writer.tables import Balance
 
 COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 
 
 @dataclass(frozen=True)
-class RateLimiterInfo(Record):
+class RateLimiterInfo(Scalars):
     """A table's rate limiter and its counters.
 
     Attributes:
@@ -48,7 +48,7 @@ class RateLimiterInfo(Record):
 
 
 @dataclass(frozen=True)
-class TableInfo(Record):
+class TableInfo(Scalars):
     """One table of a server, or of several servers together.
 
     Attributes:
@@ -166,20 +166,14 @@ def _merged(tables: Sequence[TableInfo]) -> TableInfo:
 
 
 def _merged_limiter(limiters: Sequence[RateLimiterInfo]) -> RateLimiterInfo:
-    num_inserts = sum(limiter.num_inserts for limiter in limiters)
-    # Each counts as often as items were inserted there; before the first one, they count equally.
-    weights = [limiter.num_inserts / num_inserts if num_inserts else 1 / len(limiters) for limiter in limiters]
+    counts = ("min_diff", "max_diff", "min_size_to_sample", "num_inserts", "num_samples")
+    summed = {name: sum(getattr(limiter, name) for limiter in limiters) for name in counts}
     ratio = _common([limiter.samples_per_insert for limiter in limiters])
-    if ratio is None:
-        ratio = sum(weight * limiter.samples_per_insert for weight, limiter in zip(weights, limiters, strict=True))
-    return RateLimiterInfo(
-        samples_per_insert=ratio,
-        min_diff=sum(limiter.min_diff for limiter in limiters),
-        max_diff=sum(limiter.max_diff for limiter in limiters),
-        min_size_to_sample=sum(limiter.min_size_to_sample for limiter in limiters),
-        num_inserts=num_inserts,
-        num_samples=sum(limiter.num_samples for limiter in limiters),
-    )
+    if ratio is None and summed["num_inserts"]:
+        ratio = (sum(limiter.diff for limiter in limiters) + summed["num_samples"]) / summed["num_inserts"]
+    elif ratio is None:
+        ratio = sum(limiter.samples_per_insert for limiter in limiters) / len(limiters)
+    return RateLimiterInfo(samples_per_insert=ratio, **summed)
 
 
 def _common(values: Sequence[Any]) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import queue
 import re
 import time
 import urllib.parse
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from reverb_writer.arguments import check_address
+from reverb_writer.background import Flag
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.tables.table_info import ServerInfo
@@ -144,11 +144,11 @@ class Channel:
         if not self.is_forked:
             self._closed = True
             if loop.has_begun() or self.local_pipes:
-                done: queue.SimpleQueue[None] = queue.SimpleQueue()
-                with contextlib.suppress(ClosedError, queue.Empty):  # the interpreter ends, or the machine is busy
+                done = Flag()
+                with contextlib.suppress(ClosedError):  # the interpreter ends
                     loop.submit(lambda: loop.spawn(self._close(done)))
                     if not loop.is_here():
-                        done.get(timeout=_CLOSE_S)
+                        done.wait(_CLOSE_S)
 
     def __enter__(self) -> Channel:
         return self
@@ -161,8 +161,7 @@ class Channel:
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a unary call; wait for the server to come up meanwhile.
 
-        A call that is lost with its connection is made again. Of Reverb's, only a checkpoint does harm when it is made
-        twice: see `call_once`.
+        A call that is lost with its connection is made again. Of Reverb's, only a checkpoint does harm then.
 
         Raises:
             ServerUnavailableError: nothing answers at the address within the time.
@@ -179,12 +178,6 @@ class Channel:
                 self.examine()
             reasons = self.recent_connect_errors(time.monotonic() - started)
             raise self._explain(reasons, timeout_s) from error.__cause__
-
-    def call_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make a `call` when the server answers, and never make it again."""
-        deadline = time.monotonic() + timeout_s
-        self.call(SERVER_INFO, b"", timeout_s)
-        return self.start(method, request, max(deadline - time.monotonic(), 0.0)).result()
 
     def start(self, method: str, request: bytes, timeout_s: float) -> PendingCall[bytes]:
         """Start a unary call, made once; if there is no server, it fails at once."""
@@ -251,11 +244,11 @@ class Channel:
             pipe.lose(fault)
         return wire
 
-    async def _close(self, done: queue.SimpleQueue[None]) -> None:
+    async def _close(self, done: Flag) -> None:
         wire = self._give_up("the client was closed")
         if wire is not None and wire.closing is not None:
             await asyncio.wait([wire.closing])
-        done.put(None)
+        done.set()
 
     async def _ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
         self.check_usable()

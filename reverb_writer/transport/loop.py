@@ -14,12 +14,11 @@ import atexit
 import contextlib
 import logging
 import os
-import queue
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from reverb_writer.background import LateThread, Outcome
+from reverb_writer.background import Flag, LateThread, Outcome
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.transport import process_hooks
 
@@ -41,13 +40,13 @@ class _Loop:
         self.thread: int | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
         self.closers: set[Callable[[str], object]] = set()  # bound methods of all that gRPC has open
-        self.has_ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.has_ended = Flag()
         self.start = LateThread(self._run, THREAD_NAME).start
 
     def _run(self) -> None:
         self.thread = threading.get_ident()
         self.asyncio.run_forever()
-        self.has_ended.put(None)
+        self.has_ended.set()
 
     async def end(self) -> None:
         """End all that is open, and then the thread."""
@@ -198,8 +197,7 @@ def _end() -> None:
         return
     if process_hooks.is_first():
         loop.asyncio.call_soon_threadsafe(lambda: spawn(loop.end()))
-        with contextlib.suppress(queue.Empty):
-            loop.has_ended.get(timeout=_END_S)
+        loop.has_ended.wait(_END_S)
     process_hooks.keep_for_ever(loop)
 
 

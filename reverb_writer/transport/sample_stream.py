@@ -207,7 +207,12 @@ class SampleStream:
         self.unanswered_since = None
         try:
             samples = self._reassembler.feed(message)
-            self._refuse_unasked(len(samples) - self.num_in_flight)
+            if (num_unasked := len(samples) - self.num_in_flight) > 0:
+                self.num_unasked += num_unasked
+                raise FormatError(  # noqa: TRY301  # as the errors of `feed`
+                    f"table `{self._name}`: the server at {self._channel.address} sent {num_unasked} samples without "
+                    "being asked. They are left out, and the stream is closed; look at what answers there."
+                )
         except FormatError:
             self._end_stream()
             self._open_at = time.monotonic() + _RETRY_S  # endless damage costs little
@@ -284,14 +289,6 @@ class SampleStream:
         self._num_requested += num_samples
         request = messages.SampleStreamRequest(table=self._name, num_samples=num_samples)
         self._stream.send(request.SerializeToString())
-
-    def _refuse_unasked(self, num_unasked: int) -> None:
-        if num_unasked > 0:
-            self.num_unasked += num_unasked
-            raise FormatError(
-                f"table `{self._name}`: the server at {self._channel.address} sent {num_unasked} samples without being "
-                "asked. They are left out, and the stream is closed; look at what answers there."
-            )
 
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None

@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.windows import SHORT_EPISODE
-from reverb_writer.writing.chunk_encoder import ChunkEncoder
+from reverb_writer.writing.encoders import ChunkEncoder, OpenEpisode, Ready
 from reverb_writer.writing.ring import NewPriority, StepRing
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_items import OpenEpisode, Ready
 from reverb_writer.writing.window_kinds import NEVER, Integers, WindowKinds
 
 if TYPE_CHECKING:
@@ -86,10 +86,11 @@ class Cutter:
             self._num_marks += 1
             self._take_steps(row)
             if isinstance(mark, NewPriority):
-                self._kinds = self._kinds.with_priority(mark.priority)
+                targets = [replace(target, priority=mark.priority) for target in self._kinds.targets]
+                self._kinds = WindowKinds(targets, spans_episodes=self._kinds.spans_episodes)
             else:
                 for env in mark.env_ids:
-                    self.end(env, align=mark.align, discard=mark.discard)
+                    self.end(env, discard=mark.discard)
         self._take_steps(written)
         self._tally()
         if written - self.first_needed > self._ring.size // 2:
@@ -216,14 +217,14 @@ class Cutter:
 
     # ---------------------------------------------------------------------------------------------- ends of episodes
 
-    def end(self, env: int, *, align: bool = False, discard: bool = False) -> None:
+    def end(self, env: int, *, discard: bool) -> None:
         """End the episode of an environment here, if one is under way."""
         if self._steps[env]:
             rows = self._open_rows(np.array([env]))[0][1] if self._open[env] else np.zeros(0, np.int64)
-            self._end(env, rows, align, discard)
+            self._end(env, rows, align=not discard, discard=discard)
             self._tally()
 
-    def _end(self, env: int, rows: Integers, align: bool = False, discard: bool = False) -> None:
+    def _end(self, env: int, rows: Integers, *, align: bool = False, discard: bool = False) -> None:
         episode, num_steps = self.episodes[env], int(self._steps[env])
         reason = "overflow" if num_steps > self._max_steps else "reset" if discard else None
         end = self._kinds.episode_end(num_steps, align=align, discard=reason)

@@ -1,8 +1,8 @@
 """Estimated memory of tables that are full.
 
 A step is stored once, in a chunk, however many items refer to it. If the oldest item is removed first, N items of L
-steps that start S steps apart hold N x S + (L - S) steps in long episodes. Items do not overlap in episodes of L
-steps, and with any other remover the remaining items may not overlap either: then each holds the chunks it touches.
+steps that start S steps apart hold N x S + (L - S) steps in long episodes. With any other remover the remaining items
+may not overlap: then each holds the chunks it touches.
 
 Beside the steps, Reverb keeps objects: for each item, for each slice that an item has of each column, and for each
 column of a chunk. Their sizes are measured: docs/decisions.md#memory-estimate. Arrays are counted
@@ -41,7 +41,6 @@ class Estimate:
         steps: number of steps in the table, in episodes of the configured length or long ones; None if unknown.
         step_bytes: size of one step, uncompressed; None if the signature does not tell.
         total_bytes: size of the full table; None if it is unknown.
-        total_bytes_without_overlap: its size if no two items share a chunk.
         save_bytes: size of the copy that exists while a checkpoint is written; None if it is unknown.
     """
 
@@ -49,7 +48,6 @@ class Estimate:
     steps: int | None
     step_bytes: int | None
     total_bytes: int | None = None
-    total_bytes_without_overlap: int | None = None
     save_bytes: int | None = None
 
 
@@ -61,25 +59,15 @@ class _PerItem(NamedTuple):
     steps: float
 
 
-class Need(NamedTuple):
-    """The estimated memory of a server with full tables.
+def need(estimates: Sequence[Estimate], *, saves: bool) -> tuple[int, int, list[str]]:
+    """Return the estimated memory of a server with these tables, which `saves` checkpoints or does not.
 
-    Attributes:
-        total_bytes: of all that is known, while a checkpoint is written.
-        save_bytes: the part of it that is needed only then.
-        unknown: names of the tables whose size is unknown, and not in the total.
+    It consists of the bytes of all tables of known size, the bytes that are needed only while a checkpoint is
+    written, and the names of the tables of unknown size.
     """
-
-    total_bytes: int
-    save_bytes: int
-    unknown: tuple[str, ...]
-
-
-def need(estimates: Sequence[Estimate], *, saves: bool) -> Need:
-    """Return the estimated memory of a server with these tables, which `saves` checkpoints or does not."""
     save_bytes = sum(one.save_bytes or 0 for one in estimates) if saves else 0
     total = PROCESS_BYTES + save_bytes + sum(one.total_bytes or 0 for one in estimates)
-    return Need(total, save_bytes, tuple(one.table for one in estimates if one.total_bytes is None))
+    return total, save_bytes, [one.table for one in estimates if one.total_bytes is None]
 
 
 def estimate(
@@ -101,20 +89,19 @@ def estimate(
         return Estimate(config.name, None, step_bytes)
     stride = min(stride_length, length)
     chunk = chunk_length_for([WindowSpec(length, stride)], math.inf if step_bytes is None else step_bytes)
-    shared, alone = _shared(length, stride, chunk, episode_length), _alone(length, stride, chunk, config.remover)
-    usual = shared if config.remover == "fifo" else alone
-    steps = math.ceil(config.max_size * usual.steps)
-    if usual is shared and episode_length is None:
-        steps += length - stride
+    if config.remover == "fifo":
+        item = _shared(length, stride, chunk, episode_length)
+        steps = math.ceil(config.max_size * item.steps) + (length - stride if episode_length is None else 0)
+    else:  # each item that is left may be the last one of its episode
+        slices = _shared(length, stride, chunk, None).slices
+        item = _PerItem(slices, slices, max(slices * chunk, length))
+        steps = math.ceil(config.max_size * item.steps)
     if step_bytes is None:
         return Estimate(config.name, steps, None)
-
-    def size(per_item: _PerItem) -> int:
-        objects = _ITEM_BYTES + len(specs) * (_SLICE_BYTES * per_item.slices + _CHUNK_BYTES * per_item.chunks)
-        return math.ceil(config.max_size * (objects + _PAYLOAD * per_item.steps * step_bytes))
-
-    save_bytes = config.max_size * (_SAVED_ITEM_BYTES + len(specs) * _SAVED_SLICE_BYTES * usual.slices)
-    return Estimate(config.name, steps, step_bytes, size(usual), max(size(usual), size(alone)), math.ceil(save_bytes))
+    objects = _ITEM_BYTES + len(specs) * (_SLICE_BYTES * item.slices + _CHUNK_BYTES * item.chunks)
+    total_bytes = config.max_size * (objects + _PAYLOAD * item.steps * step_bytes)
+    save_bytes = config.max_size * (_SAVED_ITEM_BYTES + len(specs) * _SAVED_SLICE_BYTES * item.slices)
+    return Estimate(config.name, steps, step_bytes, math.ceil(total_bytes), math.ceil(save_bytes))
 
 
 def _shared(length: int, stride: int, chunk: int, episode: int | None) -> _PerItem:
@@ -129,15 +116,6 @@ def _shared(length: int, stride: int, chunk: int, episode: int | None) -> _PerIt
         return _PerItem(slices, stride / chunk, stride)
     chunks = math.ceil(((windows - 1) * stride + length) / chunk) / windows
     return _PerItem(slices, chunks, chunks * chunk)
-
-
-def _alone(length: int, stride: int, chunk: int, remover: Any) -> _PerItem:
-    """Return what an item has that shares no chunk: of an episode of its own, or the last one left of an episode."""
-    if remover == "fifo":
-        chunks: float = math.ceil(length / chunk)
-    else:
-        chunks = _shared(length, stride, chunk, None).slices
-    return _PerItem(chunks, chunks, max(chunks * chunk, length))
 
 
 def _leaf_bytes(spec: Any) -> int | None:

@@ -21,7 +21,7 @@ from reverb_writer.episodes import Episode
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length, rows
-from reverb_writer.transport.waits import Wait
+from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import NewPriority, Reset
 from reverb_writer.writing.sender import Sender
@@ -243,7 +243,7 @@ class Observer(ObserverLife):
             self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
         except BaseException:
             if self._sender is not None and not self._sender.is_forked and self._sender.ring.head[0] != written:
-                self._mark(self._sender, Reset([0], align=False, discard=True))
+                self._mark(self._sender, Reset([0], discard=True))
             raise
 
     def _refuse_envs(self, method: str) -> None:
@@ -280,7 +280,7 @@ class Observer(ObserverLife):
         if self._num_envs is None and not (discard or is_overflow or can_align(self._targets, num_steps)):
             length = min(target.spec.sequence_length or 1 for target in self._targets)
             raise TooFewStepsError(num_steps, length)
-        self._mark(sender, Reset(envs, align=not discard, discard=discard))
+        self._mark(sender, Reset(envs, discard))
 
     def _mark(self, sender: Sender, mark: Reset | NewPriority) -> None:
         """Write a mark; waits for nothing."""

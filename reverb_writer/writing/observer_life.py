@@ -7,7 +7,7 @@ import logging
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from reverb_writer.client.server_set import answering, logged
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
 from reverb_writer.tables.table_info import check_tables_exist
-from reverb_writer.transport.waits import Wait
+from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.step_layout import ItemSizes, StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
@@ -242,16 +242,10 @@ class ObserverLife:
             max_steps=self._max_steps,
         )
         # A program that forgets `close` must not hang, neither at garbage collection nor when the interpreter ends.
-        self._finalizer = weakref.finalize(self, _forget, sender, client.close if self._owns_client else lambda: None)
+        self._finalizer = weakref.finalize(self, sender.end_soon, client.close if self._owns_client else lambda: None)
         self._finalizer.atexit = False
         self._flatten, self._ends_episode = structure.flatten, structure.ends_episode
         self._is_marked = self._is_marked or structure.marks_ends
         self._num_before = self._last_stats.steps
         self._structure, self._woken_for, self._sender = structure, -1, sender
         return sender
-
-
-def _forget(sender: Sender, close: Callable[[], None]) -> None:
-    """Deliver in the background, for two seconds, what an observer has left that was not closed."""
-    if not sender.is_forked:
-        sender.end_soon(close)

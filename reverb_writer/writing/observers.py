@@ -69,15 +69,14 @@ class WindowObserver(Observer):
             StructureError: a table does not exist; names the tables that exist.
             ServerUnavailableError: no server answers within the time-out.
         """
-        spec_of_table = None
-        if table is not None or sequence_length is not None or not windows:
-            if table is None or sequence_length is None:
-                raise SpecError(
-                    f"`table` and `sequence_length` belong together, got {table!r} and {sequence_length!r}. Give both, "
-                    "or `windows` alone."
-                )
-            spec_of_table = WindowSpec(sequence_length, stride_length, end_of_episode)
-        targets = window_targets(table, spec_of_table, priority, windows)
+        is_given = [table is not None, sequence_length is not None]
+        if any(is_given) != all(is_given) or not (any(is_given) or windows):
+            raise SpecError(
+                f"`table` and `sequence_length` belong together, got {table!r} and {sequence_length!r}. Give both, "
+                "or `windows` alone."
+            )
+        window = None if sequence_length is None else WindowSpec(sequence_length, stride_length, end_of_episode)
+        targets = window_targets(table, window, priority, windows)
         super().__init__(
             replay, targets, spec=spec, mask=mask, num_envs=num_envs, options=options_of(StreamOptions, options, self)
         )

@@ -20,9 +20,9 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import default_actor_id, rank_shards
 from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.cutter import Cutter
+from reverb_writer.writing.encoders import ItemEncoder, Ready
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
-from reverb_writer.writing.window_items import ItemEncoder, Ready
 from reverb_writer.writing.window_kinds import WindowKinds
 
 _LOG = logging.getLogger(__package__)
@@ -213,9 +213,9 @@ class Outbox:
         every = self._destinations
         if len(every) == 1:
             return next(iter(every.values()))
-        up = {name: each for name, each in every.items() if each.server.shard.state == "up"} or every
-        ranked = [up[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", up)]
-        there = [destination for destination in ranked if not destination.is_lost] or ranked
+        ranked = [every[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", every)]
+        up = [each for each in ranked if each.server.shard.state == "up"] or ranked
+        there = [each for each in up if not each.is_lost] or up
         free = (destination for destination in there if self._room_of(destination) >= max(num_items, 1))
         return next(free, max(there, key=self._room_of))
 

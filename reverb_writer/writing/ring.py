@@ -26,8 +26,7 @@ class Reset(NamedTuple):
     """A mark: the episodes of some environments end here."""
 
     env_ids: Sequence[int]
-    align: bool  # whether DROP's windows get the last L steps, too
-    discard: bool  # whether only the windows that are complete already are written
+    discard: bool  # whether only the windows that are complete already are written; else DROP's get the last L steps
 
 
 class NewPriority(NamedTuple):

@@ -13,26 +13,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from reverb_writer.background import Flag, LateThread
+from reverb_writer.background import Flag, LateThread, Outcome
 from reverb_writer.client import same_process
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.steps import step_bytes
-from reverb_writer.transport.delivery import Delivery
-from reverb_writer.transport.waits import Wait
-from reverb_writer.writing.chunk_encoder import ChunkEncoder
+from reverb_writer.transport import process_hooks
+from reverb_writer.transport.delivery import Delivery, Wait
 from reverb_writer.writing.cutter import Cutter
+from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
 from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.ring import StepRing, ring_rows
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
-from reverb_writer.writing.window_items import ItemEncoder
 from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid, chunk_length_for
 
 _LOG = logging.getLogger(__package__)
@@ -77,7 +75,6 @@ class Sender:
         self._is_idle = True  # whether the last look found no new rows: then the next one wakes the thread
         self._is_closing = False
         self._room_waited_s, self._ask_limiter_at_s = 0.0, _NOTICE_S
-        self._pid = os.getpid()
         self._turned_at, self._has_turned = time.monotonic(), Flag()
         self._ident: int | None = None
         self._failure: tuple[type[Exception], str] | None = None
@@ -111,7 +108,7 @@ class Sender:
     @property
     def is_forked(self) -> bool:
         """Whether this process is a forked child of the one that made the observer."""
-        return self._pid != os.getpid()
+        return not process_hooks.is_first()
 
     def post(self, work: Callable[[], None] = lambda: None) -> None:
         """Have the thread call a function, or only wake it; never waits."""
@@ -161,13 +158,10 @@ class Sender:
     def stats(self, timeout_s: float) -> ObserverStats:
         """Return the counters so far, without the steps; those of the last call if the thread is not in time."""
         if not (self.is_ended or self.is_forked or threading.get_ident() == self._ident):
-            answer: queue.SimpleQueue[None] = queue.SimpleQueue()
-            self.post(self._count)
-            self.post(lambda: answer.put(None))
-            for _ in range(2):  # the time of a process that was paused is over before the thread can answer
-                with contextlib.suppress(queue.Empty):
-                    answer.get(timeout=timeout_s / 2)
-                    break
+            counted: Outcome[None] = Outcome()
+            self.post(lambda: counted.settle(self._count))
+            if not counted.wait(timeout_s / 2):  # a process that was paused: the time was over before the thread ran
+                counted.wait(timeout_s / 2)
         return self._stats
 
     def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
@@ -198,7 +192,8 @@ class Sender:
         """Wait for something to do, and do all that there is."""
         with contextlib.suppress(queue.Empty):
             self._inbox.get(timeout=self._pause_s())()
-            self._do_posted()
+            while True:
+                self._inbox.get_nowait()()
         now = self._turned_at = time.monotonic()
         self._outbox.check_shards()  # before new rows are taken: they are no part of an episode that is cut
         is_look = now >= self._look_at
@@ -227,11 +222,6 @@ class Sender:
             times.append(_UNTIL_S)
         pause_s = min(times)
         return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
-
-    def _do_posted(self) -> None:
-        """Call what was posted."""
-        while not self._inbox.empty():
-            self._inbox.get()()
 
     def _look(self, now: float) -> None:
         """Seal the open rows in which windows wait, and plan the next look.
@@ -378,7 +368,8 @@ class Sender:
             _LOG.log(level, text, self._outbox.addresses, num_left)
         self._count()
         self.is_ended = True  # who posts something from here on sees it; what was posted before is answered here
-        self._do_posted()
+        while not self._inbox.empty():
+            self._inbox.get()()
         for wait in self._waits:
             wait.answer.put(error if wait.kind == "close" else self._end_error())
         self._at_end()

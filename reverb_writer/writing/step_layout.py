@@ -15,8 +15,7 @@ import numpy as np
 
 from reverb_writer.errors import StructureError
 from reverb_writer.protocol import tensors
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.specs import check_signature, spec_tensor
+from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
 from reverb_writer.steps import StepStructure
 from reverb_writer.writing.window_kinds import WindowTarget
 
@@ -78,14 +77,14 @@ class ItemSizes:
         ]
         lengths = {target.spec.sequence_length for target in targets}
         for length in lengths:
-            self._check(length or 1, [(length or 1) * size for size in self._step_bytes])
+            self._check(length or 1, (length or 1) * sum(self._step_bytes), self._step_bytes)
         has_strings = np.dtype(object) in layout.dtypes
         # Steps of the windows whose steps must be counted; None for the whole episode.
         self._lengths = [length for length in lengths if length is None or has_strings]
         self.counts_steps = bool(self._lengths)
         longest = max((length or 0 for length in self._lengths), default=0)
-        # The bytes of each column up to a step, of the steps that a window of fixed length may begin at.
-        self._totals: collections.deque[tuple[int, list[int]]] = collections.deque(maxlen=longest + 2)
+        self._totals: collections.deque[int] = collections.deque(maxlen=longest + 2)  # bytes of the first n steps
+        self._num_steps = 0  # of the last total
 
     def check(self, leaves: Sequence[Any], num_steps: int) -> None:
         """Count a step, which becomes step number `num_steps` of the episode unless this raises `StructureError`.
@@ -95,27 +94,26 @@ class ItemSizes:
         totals = self._totals
         if num_steps == 1:
             totals.clear()
-            totals.append((0, [0] * len(self._paths)))
-        while totals[-1][0] >= num_steps:
+            totals.append(0)
+        elif self._num_steps >= num_steps:  # an interrupt kept the step of this number from the ring
             totals.pop()
-        total = [
-            before + (size or _column_bytes(leaf))
-            for before, size, leaf in zip(totals[-1][1], self._step_bytes, leaves, strict=True)
-        ]
+        self._num_steps = num_steps - 1
+        sizes = [size or _column_bytes(leaf) for size, leaf in zip(self._step_bytes, leaves, strict=True)]
+        total = totals[-1] + sum(sizes)
         for length in self._lengths:
-            begin = 0 if length is None else max(0, num_steps - length)
-            before = next((of_step for number, of_step in totals if number == begin), None)
-            sizes = total if before is None or not begin else [a - b for a, b in zip(total, before, strict=True)]
-            self._check(num_steps - begin, sizes)
-        totals.append((num_steps, total))
+            num_in_item = min(length or num_steps, num_steps)
+            before = totals[-num_in_item] if num_in_item < num_steps else 0
+            self._check(num_in_item, total - before, sizes)
+        totals.append(total)
+        self._num_steps = num_steps
 
-    def _check(self, num_steps: int, sizes: Sequence[int]) -> None:
-        if sum(sizes) > self._limit:
+    def _check(self, num_steps: int, num_bytes: int, sizes: Sequence[int]) -> None:
+        if num_bytes > self._limit:
             size, path = max(zip(sizes, self._paths, strict=True))
             raise StructureError(
-                f"an item of {num_steps} steps takes {sum(sizes)} bytes uncompressed, expected at most {self._limit}, "
-                f"the observer's `max_item_bytes`. Its largest leaf is `{path}` with {size} bytes. Write fewer steps "
-                "in an item, make that leaf smaller, or raise the limit."
+                f"an item of {num_steps} steps takes {num_bytes} bytes uncompressed, expected at most {self._limit}, "
+                f"the observer's `max_item_bytes`. Its largest leaf is `{path}` with {size} bytes per step. Write "
+                "fewer steps in an item, make that leaf smaller, or raise the limit."
             )
 
 

@@ -187,11 +187,6 @@ class WindowKinds:
                     self._at_once += num_tables * (-(-(length - 1) // stride))
                     self._has_tail = True
 
-    def with_priority(self, priority: float) -> WindowKinds:
-        """Return the same kinds with another priority."""
-        targets = [replace(target, priority=priority) for target in self.targets]
-        return WindowKinds(targets, spans_episodes=self.spans_episodes)
-
     def num_items(self, num_steps: Any) -> Any:
         """Return how many items the regular windows of so many steps of an episode make; elementwise of an array.
 

@@ -16,7 +16,7 @@ from reading import Pair, fifo, read, read_column, spec
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import one_item
-from reverb_writer.transport.waits import insert_items
+from reverb_writer.transport.delivery import insert_items
 
 pytestmark = contents
 

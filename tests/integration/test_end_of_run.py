@@ -87,17 +87,17 @@ def test_earlier_run_on_another_server_is_not_taken(
 ) -> None:
     earlier, newer = replay_server(WEIGHTS).address, lone_server(WEIGHTS)
     with rw.Variables(earlier, "weights") as learner:
-        learner.publish([1], version=1)
+        learner.publish([1])
         learner.finish()
     with contextlib.ExitStack() as stack:
         learner = stack.enter_context(rw.Variables(newer.address, "weights"))
         actor = stack.enter_context(rw.Variables([earlier, newer.address], "weights"))
-        learner.publish([5], version=5)
+        newest = learner.publish([5])
         assert actor.latest() == [5]
         newer.process.kill()
         with pytest.raises((rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)):
             ask(actor, timeout_s=3)
-        assert actor.version == 5
+        assert actor.version == newest
         assert not actor.finished
 
 
@@ -106,13 +106,13 @@ def test_wait_returns_a_newer_version_or_the_end(replay_server: StartServer) -> 
     with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as actor:
         with pytest.raises(rw.errors.SpecError, match="`newer_than` must be an integer"):
             actor.wait(newer_than="newest")  # type: ignore[arg-type]  # what is tested
-        learner.publish([1], version=5)
+        first = learner.publish([1])
         assert actor.wait() == [1]
-        assert actor.wait(newer_than=4) == [1]
+        assert actor.wait(newer_than=first - 1) == [1]
         with pytest.raises(rw.errors.ReplayTimeoutError):
             actor.wait(timeout_s=0.2)
-        with soon(lambda: learner.publish([2], version=6)):
-            assert actor.wait(newer_than=5) == [2]
+        with soon(lambda: learner.publish([2])):
+            assert actor.wait(newer_than=first) == [2]
         with soon(learner.finish):
             assert actor.wait() is None
 

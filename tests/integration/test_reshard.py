@@ -103,7 +103,7 @@ def test_every_item_is_there_once_with_its_data_and_priority(tmp_path: Path, num
         write(before[turn % num_before].address, first, num_steps)
     for version, server in enumerate(before, 1):
         with rw.Variables(server, "weights") as learner:
-            learner.publish([np.array(version)], version=version)
+            learner.publish([np.array(version)])
     with rw.Client(before[0]) as client:
         key = next(client.sample("replay")).info.key
     saved = [server.save(tmp_path / f"old-{number}") for number, server in enumerate(before)]

@@ -177,14 +177,15 @@ def test_weights_that_an_old_checkpoint_brings_back_are_not_taken(replay_server:
     servers = [replay_server(rw.TableConfig("weights", 1)) for _ in range(2)]
     addresses = [server.address for server in servers]
     with rw.Variables(addresses, "weights") as learner, rw.Variables(addresses, "weights", interval_s=0.001) as actor:
-        learner.publish([10], version=10)
-        eventually(lambda: actor.poll() == [10] or actor.version == 10)
+        newest = learner.publish([10])
+        eventually(lambda: actor.poll() == [10] or actor.version == newest)
         for address in addresses:
             with rw.Variables(address, "weights") as old:
-                old.publish([9], version=9)
+                old._last_number = newest - 3
+                assert old.publish([9]) == newest - 2
             assert not any(actor.poll() for _ in range(300))
-        learner.publish([11], version=11)
-        eventually(lambda: actor.poll() is not None or actor.version == 11)
+        newest = learner.publish([11])
+        eventually(lambda: actor.poll() is not None or actor.version == newest)
 
 
 def test_weights_that_no_server_has_yet_are_waited_for(replay_server: StartServer) -> None:
@@ -232,12 +233,7 @@ def test_each_version_has_a_number(replay_server: StartServer) -> None:
         assert learner.publish({"w": np.ones(2)}) == first + 1
         eventually(lambda: actor.poll() is not None)
         assert actor.version == first + 1
-        for wrong in (0, -1, 1.5, first + 1):
-            with pytest.raises(rw.errors.SpecError, match="`version` must be"):
-                learner.publish({"w": np.zeros(2)}, version=wrong)  # type: ignore[arg-type]  # what is tested
-        assert learner.publish({"w": np.ones(2)}, version=2 * first) == 2 * first
-        actor.latest()
-        assert actor.publish({"w": np.ones(2)}) == 2 * first + 1  # above the number that it has read
+        assert actor.publish({"w": np.ones(2)}) > first + 1  # above the number that it has read
 
 
 def test_weights_after_a_time_out_have_another_number(replay_server: StartServer) -> None:

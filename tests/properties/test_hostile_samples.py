@@ -18,7 +18,7 @@ from sampled import chunk, item, response, together
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import SampleReassembler, Samples
-from reverb_writer.protocol.specs import packer
+from reverb_writer.protocol.signatures import packer
 from reverb_writer.reading.replay_dataset import collated
 
 MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "3000"))

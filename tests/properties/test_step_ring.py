@@ -19,12 +19,11 @@ from reverb_writer.protocol.messages import InsertStreamRequest
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.windows import EndOfEpisode, WindowSpec
-from reverb_writer.writing.chunk_encoder import ChunkEncoder
 from reverb_writer.writing.cutter import Cutter
+from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
 from reverb_writer.writing.ring import NewPriority, Reset, StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_items import ItemEncoder
 from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid
 
 pytestmark = [
@@ -242,10 +241,10 @@ class Writer:
         self._next[0] += count
         self._budget = None
 
-    def reset(self, env_ids: Sequence[int], *, align: bool, discard: bool) -> None:
-        self._mark(Reset(env_ids, align, discard))
+    def reset(self, env_ids: Sequence[int], *, discard: bool) -> None:
+        self._mark(Reset(env_ids, discard))
         for env in env_ids:
-            self.oracle.end(env, align=align, discard=discard)
+            self.oracle.end(env, align=not discard, discard=discard)
 
     def new_priority(self, priority: float) -> None:
         if all(target.spec.sequence_length is None for target in self.config.targets):
@@ -320,12 +319,12 @@ class Writer:
                 for i in range(count):
                     self.step(env_ids, [i == count - 1 and bool(last >> env & 1) for env in every])
             elif name == "reset":
-                mask, align, discard = value
+                mask, discard = value
                 env_ids = [env for env in every if mask >> env & 1]
-                self.reset(env_ids, align=align and not discard, discard=discard)
+                self.reset(env_ids, discard=discard)
             else:
                 getattr(self, name)(*value)
-        self.reset(every, align=False, discard=True)
+        self.reset(every, discard=True)
         self.send()
 
     def check(self) -> None:
@@ -362,7 +361,7 @@ OPERATIONS = st.lists(
     st.tuples(st.just("steps"), st.tuples(st.integers(1, 12), SOME, SOME))
     | st.tuples(st.just("steps"), st.tuples(st.integers(1, 12), st.just(15), SOME))
     | st.tuples(st.just("block"), st.tuples(st.integers(1, 12)))
-    | st.tuples(st.just("reset"), st.tuples(SOME, st.booleans(), st.booleans()))
+    | st.tuples(st.just("reset"), st.tuples(SOME, st.booleans()))
     | st.tuples(st.just("new_priority"), st.tuples(st.sampled_from([2.0, 3.0])))
     | st.tuples(st.just("budget"), st.tuples(st.integers(1, 60)))
     | st.tuples(st.sampled_from(["take", "encode", "send", "send_late", "send_fullest"]), st.just(())),

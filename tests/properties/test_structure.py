@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reverb_writer.protocol.messages import TensorProto
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.specs import (
+from reverb_writer.protocol.signatures import (
+    ArraySpec,
     decode_spec,
     encode_spec,
     have_same_leaves,

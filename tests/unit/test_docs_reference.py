@@ -40,7 +40,6 @@ PACKAGES = (
 
 # Public calls take and return these records; no program needs to import them.
 RECORDS = {
-    "reverb_writer.client.client": ("ClientStats", "TableStats"),
     "reverb_writer.decoding.samples": ("BatchInfo", "SampleInfo"),
     "reverb_writer.reading.read_options": ("ReadOptions",),
     "reverb_writer.reading.stats": ("DatasetStats", "FetchStats"),

@@ -41,5 +41,5 @@ def test_two_threads_that_call_first_share_one_loop_and_leave_no_other(monkeypat
     assert [one.asyncio.is_closed() for one in made].count(True) == 1
     assert not used.asyncio.is_closed()
     used.asyncio.call_soon_threadsafe(used.asyncio.stop)
-    used.has_ended.get(timeout=60)
+    assert used.has_ended.wait(60)
     used.asyncio.close()

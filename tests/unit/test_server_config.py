@@ -361,15 +361,13 @@ def test_overlapping_windows_share_their_chunks_where_the_oldest_goes_first(
     num_steps = steps - (20 - min(stride, 20) if episode is None and remover == "fifo" else 0)
     assert one.total_bytes == pytest.approx(held + 1.15 * num_steps * 28_228, rel=1e-6)
     assert one.save_bytes == pytest.approx(1000 * (600 + 2 * 85 * slices))
-    assert one.total_bytes_without_overlap is not None
-    assert one.total_bytes_without_overlap >= max(one.total_bytes or 0, 20_000 * 28_228)
 
 
 def test_estimate_says_what_it_supposes_and_is_called_no_bound() -> None:
     config = replace(load(None, {}), tables=(ServedTable(TableConfig("a", 1000, signature=SIGNATURE), 20, 10),))
     (line, in_all), _ = memory_lines(config)
     assert line.startswith("memory of table `a`: about ")
-    assert line.endswith("MiB if no items overlap")
+    assert line.endswith("bytes before compression)")
     assert in_all.startswith("total memory: about ")
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import reverb_writer as rw
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.specs import check_signature
+from reverb_writer.protocol.signatures import ArraySpec, check_signature
 
 F4 = np.dtype(np.float32)
 

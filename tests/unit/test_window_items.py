@@ -9,10 +9,9 @@ import reverb_writer as rw
 from reverb_writer.protocol.messages import InsertStreamRequest
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
-from reverb_writer.writing.chunk_encoder import Chunk, ChunkEncoder
+from reverb_writer.writing.encoders import Chunk, ChunkEncoder, ItemEncoder, OpenEpisode, Ready
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
-from reverb_writer.writing.window_items import ItemEncoder, OpenEpisode, Ready, Update
 from reverb_writer.writing.window_kinds import EpisodeEnd, WindowKinds
 
 Slices = list[tuple[int, int, int]]
@@ -40,7 +39,7 @@ def end_at(num_steps: int) -> EpisodeEnd:
     return EpisodeEnd([num_steps], [None], {}, 0, num_steps)
 
 
-def encode(group: Sequence[Ready]) -> Update:
+def encode(group: Sequence[Ready]) -> tuple[InsertRequest | None, list[int], list[int]]:
     ring = StepRing(LAYOUT.dtypes, LAYOUT.shapes, None, 4, spans_episodes=False)
     chunks = ChunkEncoder(ring, LAYOUT, keeps_columns=False)
     return ItemEncoder(chunks, lambda _: 1.0, collections.Counter()).encode(group)

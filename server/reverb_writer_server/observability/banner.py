@@ -105,11 +105,7 @@ def _describe_estimate(one: Estimate) -> str:
             key for key, value in (("signature", one.step_bytes), ("sequence_length", one.steps)) if value is None
         ]
         return f"unknown, set its {' and '.join(missing)}"
-    without_overlap = ""
-    if one.total_bytes_without_overlap != one.total_bytes and one.total_bytes_without_overlap is not None:
-        without_overlap = f"; {format_bytes(one.total_bytes_without_overlap)} if no items overlap"
-    size = f"{one.steps:,} steps of {one.step_bytes:,} bytes before compression"
-    return f"about {format_bytes(one.total_bytes)} ({size}){without_overlap}"
+    return f"about {format_bytes(one.total_bytes)} ({one.steps:,} steps of {one.step_bytes:,} bytes before compression)"
 
 
 def _version(name: str) -> str:

@@ -1,5 +1,6 @@
-"""Complete windows become items: each gets its priority, and the slices of the chunks that hold its steps.
+"""Rows of steps become encoded chunks, and complete windows items: with priorities, and slices of chunks.
 
+    rows of the ring -> chunks
     Ready windows of many episodes -> priorities -> slices of chunks -> one request, and which chunks the server keeps
 
 A function of priority is asked here, in the sender's thread, under no lock, and never two at a time.
@@ -8,8 +9,10 @@ A function of priority is asked here, in the sender's thread, under no lock, and
 from __future__ import annotations
 
 import collections
+import contextlib
 import inspect
 import logging
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,9 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.arguments import check_priority
-from reverb_writer.protocol.item_encoding import encode_items, encode_slices
+from reverb_writer.protocol import tensors
+from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk, encode_items, encode_slices
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.writing.chunk_encoder import Chunk, ChunkEncoder
+from reverb_writer.writing.ring import StepRing
+from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.window_kinds import NEVER, EpisodeEnd, Integers, WindowKinds, WindowTarget
 
 if TYPE_CHECKING:
@@ -30,6 +35,62 @@ _LOG = logging.getLogger(__package__)
 
 _EPISODE_BITS = 40
 """No episode has `1 << 40` steps."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Steps `start` to `stop` of an episode, all columns, encoded."""
+
+    key: int  # the chunk's
+    start: int  # step count before its first step
+    stop: int  # step count after its last step
+    data: bytes  # as `encode_chunk` makes it
+    # the columns themselves, if a priority is a function; they are owned by the chunk
+    columns: Sequence[npt.NDArray[Any]] | None = None
+    held: bool = False  # whether the server has been told to keep it for later items
+    counted: bool = False  # whether a request in flight already counts its bytes
+
+
+class ChunkEncoder:
+    """Encodes steps of any episode of an observer. Not thread-safe: only the sender uses it."""
+
+    def __init__(self, ring: StepRing, layout: StepLayout, *, keeps_columns: bool) -> None:
+        """Take where the rows are; `keeps_columns` for chunks with their columns."""
+        self.layout = layout
+        self._keeps_columns = keeps_columns
+        self._ring = ring
+        # One for each observer: a forked child must not draw the keys of its parent.
+        self._random = random.Random()  # noqa: S311  # keys are no secret
+        self._encoders: dict[int, list[tuple[bytes, Callable[[Any], Any]]]] = {}  # by the number of steps
+
+    def new_key(self) -> int:
+        """Return a random key for a chunk, an item or an episode."""
+        return self._random.getrandbits(KEY_BITS)
+
+    def encode(self, episode: int, start: int, rows: Any, num_padding: int) -> Chunk:
+        """Encode rows of the ring and padding steps after them: the chunk of an episode that begins at step `start`.
+
+        `rows` is an index, as `StepRing.rows` returns it, or None for padding alone.
+        """
+        layout = self.layout
+        columns = [] if rows is None else [column[rows] for column in self._ring.columns]
+        num_real = len(columns[0]) if columns else 0
+        if layout.mask and columns:
+            columns.append(np.ones(num_real, bool))
+        if num_padding:
+            padding = [
+                np.full((num_padding, *shape), leaf, dtype)
+                for leaf, dtype, shape in zip(layout.padding_step, layout.dtypes, layout.shapes, strict=True)
+            ]
+            columns = [np.concatenate(both) for both in zip(columns, padding, strict=True)] if columns else padding
+        size = num_real + num_padding
+        encoders = self._encoders.get(size)
+        if encoders is None:
+            encoders = self._encoders[size] = [tensors.encoder(column.dtype, column.shape) for column in columns]
+        key = self.new_key()
+        data = encode_chunk(key, episode, start & 0x3FFFFFFF, columns, encoders, layout.encoded_spec)
+        kept = [np.array(column) for column in columns] if self._keeps_columns else None
+        return Chunk(key, start, start + size, data, kept)
 
 
 @dataclass(eq=False, slots=True)
@@ -54,14 +115,6 @@ class Ready(NamedTuple):
     num_items: int  # the windows whose priority function will fail count, too
 
 
-class Update(NamedTuple):
-    """Arguments of one call of `InFlight.add`."""
-
-    request: InsertRequest | None
-    hold: list[int]
-    release: list[int]
-
-
 class ItemEncoder:
     """Encodes windows of any episode of an observer. Not thread-safe: only the sender uses it."""
 
@@ -71,10 +124,11 @@ class ItemEncoder:
         """Prepare; `largest` returns the largest priority set in some tables, `counts` gets the functions' failures."""
         self._chunks, self._largest, self._counts = chunks, largest, counts
 
-    def encode(self, group: Sequence[Ready]) -> Update:
+    def encode(self, group: Sequence[Ready]) -> tuple[InsertRequest | None, list[int], list[int]]:
         """Put the windows of several episodes of the same kinds into one request; take them out of the episodes.
 
-        The chunks that the request and later windows need are marked as counted and held from here on.
+        Returns the request, and the keys of chunks that the server is to hold and to release. The chunks that the
+        request and later windows need are marked as counted and held from here on.
         """
         kinds = group[0].kinds
         chunks = [chunk for ready in group for chunk in ready.episode.chunks]
@@ -123,7 +177,7 @@ class ItemEncoder:
                 for chunk in episode.chunks:
                     chunk.held = True
         request = InsertRequest(kinds.tables, first_key, rows, needed, num_bytes) if rows else None
-        return Update(request, hold, release)
+        return request, hold, release
 
     def _priorities(
         self, target: WindowTarget, of: Integers, starts: Integers, ends: Integers, group: Sequence[Ready]
@@ -132,7 +186,9 @@ class ItemEncoder:
         if not callable(target.priority):
             number = self._largest(target.tables) if target.priority == "max" else target.priority
             return np.full(len(ends), number, np.float64)
-        takes_mask = _takes_mask(target.priority)
+        takes_mask = False
+        with contextlib.suppress(TypeError, ValueError):  # a function that is written in C may hide its parameters
+            takes_mask = "mask" in inspect.signature(target.priority).parameters
         found = np.full(len(ends), np.nan)
         for i, (number, start, end) in enumerate(zip(of.tolist(), starts.tolist(), ends.tolist(), strict=True)):
             window = self._chunks.layout.pack(_columns(group[number].episode.chunks, start, end))
@@ -157,14 +213,6 @@ def _columns(chunks: Sequence[Chunk], start: int, end: int) -> list[npt.NDArray[
         if chunk.start < end and chunk.stop > start
     ]
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
-
-
-def _takes_mask(function: Callable[..., Any]) -> bool:
-    """Return whether a function has a parameter `mask`; one that is written in C may hide its parameters."""
-    try:
-        return "mask" in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 def _slices(
