@@ -208,7 +208,16 @@ class Client:
             samples = sample_shards(shards, next(self._turns), table, num_samples, deadline)
         else:
             samples = first.sample(table, num_samples, deadline)
-        return _without_callers_time(samples, deadline, time.monotonic())
+        return self._without_callers_time(samples, deadline, time.monotonic())
+
+    def _without_callers_time(self, samples: Iterator[Sample], deadline: Deadline, left_at: float) -> Iterator[Sample]:
+        """Yield the samples; the deadline moves by the time that the caller takes, from `left_at` on."""
+        deadline.extend(time.monotonic() - left_at)
+        for sample in samples:
+            left_at = time.monotonic()
+            yield sample
+            self.connections.check_usable()  # this may be a forked child by now
+            deadline.extend(time.monotonic() - left_at)
 
     def mutate_priorities(
         self,
@@ -286,12 +295,3 @@ def only_server(client: Client) -> Server:
     if len(client.shards) > 1:
         raise SpecError(f"this is for a client of one server, got {client.address}. Make a client of one server.")
     return client.shards[0]
-
-
-def _without_callers_time(samples: Iterator[Sample], deadline: Deadline, left_at: float) -> Iterator[Sample]:
-    """Yield the samples; the deadline moves by the time that the caller takes, from `left_at` on."""
-    deadline.extend(time.monotonic() - left_at)
-    for sample in samples:
-        left_at = time.monotonic()
-        yield sample
-        deadline.extend(time.monotonic() - left_at)

@@ -255,7 +255,7 @@ write(observer, range(10_000_000))
 
 @client_by_socket
 def test_forked_child_is_refused_by_name_and_its_parent_goes_on(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"))
+    server = replay_server(fifo("replay"), rw.TableConfig("kept"))
     text = """
 client = rw.Client(address)
 observer = rw.TrajectoryObserver(client, "replay", 1)
@@ -272,10 +272,15 @@ other = rw.TrajectoryObserver(client, "replay", 2)  # another thread is in the m
 thread = threading.Thread(target=lambda: other(step, end_of_episode=False))
 thread.start()
 thread.join()
+for _ in range(3):
+    client.insert(np.zeros((1, 1)), {"kept": 1.0})
+samples = client.sample("kept", 3)  # they came in one message, and are decoded
+next(samples)
 child = os.fork()
 if not child:
     for number, call in enumerate((
         lambda: write(observer, range(1)),
+        lambda: next(samples),
         lambda: other(step, end_of_episode=False),
         lambda: other.extend({"n": np.arange(3)}),
         lambda: other.write_episode(episode),
