@@ -58,11 +58,13 @@ def commands() -> None:
 )
 @sampler_options
 @key_options
-@click.option("--end-with", type=int, metavar="PID", help="Parent process: its end is a signal to end, as SIGTERM is.")
+@click.option(
+    "--end-with-input", is_flag=True, help="End when standard input ends, as with the program that writes it."
+)
 @click.option(
     "--claim", metavar="HOST", help="Claim the checkpoints, and write beside them that this server is on HOST."
 )
-def serve(config: Path | None, names: Sequence[str], end_with: int | None, claim: str | None, **given: Any) -> None:
+def serve(config: Path | None, names: Sequence[str], end_with_input: bool, claim: str | None, **given: Any) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
@@ -70,9 +72,9 @@ def serve(config: Path | None, names: Sequence[str], end_with: int | None, claim
     """
     from reverb_writer_server import signals
 
-    signals.install_handlers(has_parent=end_with is not None)
-    if end_with is not None:
-        signals.end_with(end_with, signals.PARENT_ENDED)
+    signals.install_handlers()
+    if end_with_input:
+        signals.end_with_input()
     from reverb_writer.tables import check_unique_names
     from reverb_writer_server import log_setup
     from reverb_writer_server.config import schema as configuration
@@ -85,7 +87,7 @@ def serve(config: Path | None, names: Sequence[str], end_with: int | None, claim
     flags: dict[tuple[str, ...], Any] = {tuple(name.split("__")): value for name, value in given.items()}
     flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
     loaded = configuration.load(config, os.environ, flags, tables)
-    log_setup.set_up(loaded.log.format, loaded.log.level)
+    log_setup.set_up(loaded.log_format, loaded.log_level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), claim)
     code = service.run()
     signals.ignore()
