@@ -136,20 +136,19 @@ def list_checkpoints(directory: Path) -> None:
 @click.argument("path", type=_PATH)
 def inspect(path: Path) -> None:
     """Show the contents of a checkpoint: tables, items, counters, chunks."""
-    from reverb_writer_server.checkpoints.contents import Checkpoint
+    from reverb_writer_server.checkpoints.contents import Checkpoint, rules_of
     from reverb_writer_server.checkpoints.contents import inspect as read
 
     with progress(f"reading {path.name}"):
         contents = read(Checkpoint(path))
     for table in contents.tables:
-        ratio, min_size, low, high = table.limiter
+        limiter = table.rate_limiter
         click.echo(
-            f"table `{table.name}`: {contents.items[table.name]:,} of {table.max_size:,} items\n"
-            f"  sampler {table.sampler}, remover {table.remover}, max_times_sampled {table.max_times_sampled}\n"
-            f"  {table.inserts:,} inserts, {table.samples:,} samples, {table.deletes:,} deletes\n"
-            f"  samples_per_insert {ratio:g}, min_size {min_size:,}, min_diff {low:g}, max_diff {high:g}\n"
-            f"  signature: {table.signature}"
+            f"table `{table.table_name}`: {contents.items[table.table_name]:,} of {table.max_size:,} items\n"
+            f"  {limiter.insert_count:,} inserts, {limiter.sample_count:,} samples, {limiter.delete_count:,} deletes"
         )
+        for name, rule in rules_of(table).items():
+            click.echo(f"  {name}: {rule}")
     click.echo(f"{contents.chunks:,} chunks, {contents.steps:,} steps")
 
 

@@ -14,13 +14,16 @@ at once by a signal; 7 another server has claimed its checkpoints. (2 is wrong u
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
+import shutil
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+from cryptography import x509
 
 import reverb_writer as rw
 from reverb_writer_server import signals
@@ -30,7 +33,6 @@ from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine import cpu_s, raise_descriptor_limit, used_bytes
 from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.banner import format_bytes
-from reverb_writer_server.observability.disk import watching
 from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
@@ -50,6 +52,7 @@ _STOP_TIMEOUT_S = 10.0
 _MAX_ALIKE = 3
 _REARM_SHARE = 0.85  # of memory.alert_bytes, below which it may be crossed again
 _GRACE_S = 5.0  # a stopped Reverb process may be continued by hand in this time
+_FILES_EVERY_S = 10.0
 _END_TIMEOUT_S = 10.0  # for the other thread to notice that Reverb has died
 
 
@@ -206,8 +209,7 @@ class Service:
             _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
             return CLAIMED
         self._open_checkpoint_folder(resources)
-        found = functools.partial(setattr, self._state, "disk")
-        resources.enter_context(watching(config.checkpoints_directory, config.gateway_certificate, found))
+        self._watch_files(resources)
         try:
             started = start(config, self._folder, self._state, self._new_process, resources)
         except (rw.errors.ReverbWriterError, OSError) as error:
@@ -257,6 +259,26 @@ class Service:
         state.previous_end = folder.owner.mark.end
         latest = folder.latest()
         state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())
+
+    def _watch_files(self, resources: contextlib.ExitStack) -> None:
+        """Look at them in a thread of its own: a network file system may answer late or never."""
+        watch = Jobs(self._state.failures)
+        resources.callback(watch.close)
+        if self._config.checkpoints_directory is not None:
+            watch.every("disk", _FILES_EVERY_S, self._look_at_disk)
+        if self._config.gateway_certificate is not None:
+            watch.every("certificate", _FILES_EVERY_S, self._look_at_certificate)
+        watch.start(at_once=True)
+
+    def _look_at_disk(self) -> None:
+        self._state.disk = None  # unless it answers
+        found = shutil.disk_usage(str(self._config.checkpoints_directory))
+        self._state.disk = found.free, found.total
+
+    def _look_at_certificate(self) -> None:
+        self._state.certificate_expires_at = None  # as above
+        found = x509.load_pem_x509_certificates(Path(str(self._config.gateway_certificate)).read_bytes())
+        self._state.certificate_expires_at = min(one.not_valid_after_utc.timestamp() for one in found)
 
     def _new_process(self) -> ReverbProcess:
         self._process = process = ReverbProcess()  # it ends with this thread

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import reverb_writer as rw
-from reverb_writer_server.checkpoints.contents import Checkpoint, differences, tables_of
+from reverb_writer_server.checkpoints.contents import Checkpoint, differences
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, check_directory, restorable, select_checkpoint
 from reverb_writer_server.checkpoints.owner import CheckpointError, UnrestorableError
 from reverb_writer_server.config.schema import ServerConfig
@@ -187,7 +187,7 @@ def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tupl
     tables, whose = tuple(table.config for table in config.tables), config.checkpoints_on_mismatch
     if checkpoint is None:
         return tables
-    saved = tables_of(checkpoint)
+    saved = list(checkpoint.tables())
     found = differences(tables, saved)
     if not found:
         return tables
@@ -201,6 +201,6 @@ def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tupl
     _logger.warning("%s; the tables of the %s are served:\n  %s", differ, whose, lines)
     if whose == "config":
         return tables
-    unknown = {state.name for state in saved} - {table.name for table in tables}
+    unknown = {table.table_name for table in saved} - {table.name for table in tables}
     # Reverb takes the rules from the checkpoint, but needs the name of each table.
     return (*tables, *(rw.TableConfig(name) for name in sorted(unknown)))
