@@ -37,7 +37,7 @@ from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
 from reverb_writer_server.observability.systemd import notifying
-from reverb_writer_server.reverb.draining import connections_to
+from reverb_writer_server.reverb.sockets import connections_to
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import SaveProgress, Saver
 from reverb_writer_server.starting import RestoreError, Started, start

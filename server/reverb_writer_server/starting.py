@@ -91,7 +91,7 @@ def start(
     if faults:
         try:
             select_checkpoint(found[0].path.parent.parent, config.checkpoints_restore)
-        except CheckpointError as error:  # none is even complete
+        except CheckpointError as error:  # none is even complete: `validate` says the same
             raise RestoreError(str(error)) from error
         more = f" (and {len(faults) - 1} older ones)" if len(faults) > 1 else ""
         remedy = 'Restore its files from a copy, or set checkpoints.restore = "none" to begin empty.'

@@ -149,7 +149,7 @@ def test_idle_connections_of_http_shut_out_no_probe_and_take_few_descriptors(tmp
 # The disk.
 
 
-def test_checkpoint_that_was_removed_by_hand_is_logged_no_longer_counted_and_breaks_nothing(tmp_path: Path) -> None:
+def test_checkpoint_that_was_removed_by_hand_is_no_longer_counted_and_breaks_nothing(tmp_path: Path) -> None:
     text = f'{TABLE}[checkpoints]\ndirectory = "{tmp_path}/checkpoints"\nevery_s = 0\n'
     kept = tmp_path / "checkpoints/kept"
     with service(tmp_path, text) as server:
@@ -164,7 +164,6 @@ def test_checkpoint_that_was_removed_by_hand_is_logged_no_longer_counted_and_bre
         assert server.get("/metrics")[0] == server.get("/status.json")[0] == 200
         eventually(lambda: server.metrics()["reverb_checkpoints_kept"] == 1, "the disk is looked at")
         assert server.status()["checkpoints"]["name"] == older
-        eventually(lambda: f"checkpoint {newest} has been removed" in server.log(), "that is logged")
         shutil.rmtree(kept / older)
         eventually(lambda: server.metrics()["reverb_checkpoints_kept"] == 0, "the disk is looked at")
         assert "reverb_checkpoint_timestamp_seconds" not in server.metrics()

@@ -17,7 +17,7 @@ from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.machine import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import ServerSnapshot
 from reverb_writer_server.observability.state import ServiceState
-from reverb_writer_server.reverb.loopback import ALL
+from reverb_writer_server.reverb.sockets import ALL
 
 _SELECTED_ITEM = {
     "fifo": "the oldest item",
