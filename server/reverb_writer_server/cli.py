@@ -133,43 +133,32 @@ def list_checkpoints(directory: Path) -> None:
 
 
 @checkpoints.command()
-@click.argument("path", type=_PATH)
-def inspect(path: Path) -> None:
-    """Show the contents of a checkpoint: tables, items, counters, chunks."""
+@click.argument("paths", type=_PATH, nargs=-1, required=True)
+def inspect(paths: Sequence[Path]) -> None:
+    """Read checkpoints completely, and show their tables. Exit code 1 if one is incomplete or damaged."""
     from reverb_writer_server.checkpoints.contents import Checkpoint, rules_of
     from reverb_writer_server.checkpoints.contents import inspect as read
 
-    with progress(f"reading {path.name}"):
-        contents = read(Checkpoint(path))
-    for table in contents.tables:
-        limiter = table.rate_limiter
-        click.echo(
-            f"table `{table.table_name}`: {contents.items[table.table_name]:,} of {table.max_size:,} items\n"
-            f"  {limiter.insert_count:,} inserts, {limiter.sample_count:,} samples, {limiter.delete_count:,} deletes"
-        )
-        for name, rule in rules_of(table).items():
-            click.echo(f"  {name}: {rule}")
-    click.echo(f"{contents.chunks:,} chunks, {contents.steps:,} steps")
-
-
-@checkpoints.command()
-@click.argument("paths", type=_PATH, nargs=-1, required=True)
-def verify(paths: Sequence[Path]) -> None:
-    """Read checkpoints completely. Exit code 1 if one is incomplete or damaged."""
-    from reverb_writer_server.checkpoints.contents import Checkpoint
-    from reverb_writer_server.checkpoints.contents import inspect as read
-
-    faulty = 0
+    faulty = False
     for path in paths:
         try:
             with progress(f"reading {path.name}"):
-                contents = read(Checkpoint(path))
+                found = read(Checkpoint(path))
         except (ReverbWriterError, OSError) as error:
             click.echo(f"{path.name}: {error}", err=True)
-            faulty += 1
-        else:
-            click.echo(f"{path.name}: sound, {sum(contents.items.values()):,} items in {contents.chunks:,} chunks")
-    sys.exit(bool(faulty))
+            faulty = True
+            continue
+        held = f"{sum(found.items.values()):,} items in {found.chunks:,} chunks, {found.steps:,} steps"
+        click.echo(f"{path.name}: sound, {held}")
+        for table in found.tables:
+            counts = table.rate_limiter
+            click.echo(
+                f"  table `{table.table_name}`: {found.items[table.table_name]:,} of {table.max_size:,} items\n"
+                f"    {counts.insert_count:,} inserts, {counts.sample_count:,} samples, {counts.delete_count:,} deletes"
+            )
+            for name, rule in rules_of(table).items():
+                click.echo(f"    {name}: {rule}")
+    sys.exit(faulty)
 
 
 @checkpoints.command()
