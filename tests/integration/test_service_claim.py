@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server_process import HAS_REVERB
+from server_process import HAS_REVERB, SERVER_PYTHON
 from service_process import ServiceProcess, service, sizes
 from waiting import eventually
 
@@ -110,6 +111,11 @@ def test_end_of_the_parent_and_signals_after_it_leave_time_for_the_last_checkpoi
         assert server.process.returncode == 0, server.log()
     with service(tmp_path, text) as server:
         assert sizes(server.address) == {"replay": 1}
+
+
+def test_server_whose_input_ends_before_it_serves_stops_at_once() -> None:
+    line = [SERVER_PYTHON, "-m", "reverb_writer_server", "serve", "--port", "0", "--end-with-input"]
+    assert subprocess.run(line, stdin=subprocess.DEVNULL, timeout=60, check=False).returncode == 128 + signal.SIGHUP
 
 
 def _state(process: int) -> str:

@@ -243,13 +243,17 @@ def test_head_has_no_body_and_what_is_not_read_only_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed")
-def test_end_of_the_gateways_certificate_is_told(tmp_path: Path) -> None:
+def test_end_of_the_gateways_certificate_is_told_once_it_can_be_read(tmp_path: Path) -> None:
     identity = make_identity(tmp_path, "server")  # for a day
     both = tmp_path / "server.pem"  # as HAProxy wants it
-    both.write_text(identity.private_key.read_text() + identity.certificate.read_text())
+    name, failures = "reverb_certificate_expiry_timestamp_seconds", 'reverb_job_failures_total{job="certificate"}'
     with service(tmp_path, TABLE + f'[gateway]\ncertificate = "{both}"') as server:
-        left_s = server.metrics()["reverb_certificate_expiry_timestamp_seconds"] - time.time()
+        eventually(lambda: server.metrics()[failures] > 0, "the file that does not exist is a failure")
+        assert name not in server.metrics()
+        both.write_text(identity.private_key.read_text() + identity.certificate.read_text())
+        left_s = eventually(lambda: server.metrics().get(name), "the file is read again") - time.time()
         assert 86400 - 600 < left_s <= 86400
+        assert server.log().count("certificate failed: ") == 1
 
 
 # The container's health check.
