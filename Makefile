@@ -149,7 +149,7 @@ endif
 	rm -rf .venv-dist
 
 lock:  ## write constraints/ anew from what the registry has today
-	$(require-311)
+	@test -n '$(PYTHON311)' || { echo "$$NO_PYTHON" >&2; exit 1; }
 	$(call lock-environment,$(PYTHON311),$(DEV),dev)
 	$(call lock-environment,$(PYTHON311),$(TF_AGENTS),tf-agents)
 	$(call lock-environment,$(PYTHON311),$(RAY),ray-tests)
@@ -176,60 +176,31 @@ clean:  ## remove environments, caches and builds
 	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.made: $(PROJECTS) constraints/dev.txt
-	$(require-311)
-	scripts/make-venv $(@D) '$(PYTHON311)' constraints/dev.txt $(DEV)
-	@touch $@
-
-.venv-tf-agents/.made: $(PROJECTS) constraints/tf-agents.txt
-	$(require-311)
-	scripts/make-venv $(@D) '$(PYTHON311)' constraints/tf-agents.txt $(TF_AGENTS)
-	@touch $@
-
-.venv-frameworks/.made: $(PROJECTS) constraints/frameworks.txt
-	$(require-311)
-	scripts/make-venv $(@D) '$(PYTHON311)' constraints/frameworks.txt $(FRAMEWORKS)
-	@touch $@
-
-.venv-rllib/.made: $(PROJECTS) constraints/rllib.txt
-	$(require-311)
-	scripts/make-venv $(@D) '$(PYTHON311)' constraints/rllib.txt $(RLLIB)
-	@touch $@
-
-.venv-ray/.made: $(PROJECTS) constraints/ray-tests.txt
-	$(require-311)
-	scripts/make-venv $(@D) '$(PYTHON311)' constraints/ray-tests.txt $(RAY)
-	@touch $@
-
-.venv-client/.made: $(PROJECTS) constraints/newest.txt
-	@test -n '$(PYTHON_ANY)' || { echo 'This needs CPython 3.10 to 3.14: make PYTHON_ANY=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON_ANY)' constraints/newest.txt $(CLIENT)
-	@touch $@
-
 pictures: .venv-docs/.made  ## draw the pictures of the documentation anew
 	.venv-docs/bin/python docs/pictures.py docs/_static
 
-.venv-docs/.made: $(PROJECTS) constraints/docs.txt
-	@test -n '$(PYTHON_DOCS)' || { echo 'The documentation needs CPython 3.11 or newer: make PYTHON_DOCS=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON_DOCS)' constraints/docs.txt $(DOCS)
-	@touch $@
+define environment
+$(1)/.made: $(PROJECTS) constraints/$(3).txt
+	@test -n '$$($(2))' || { echo "$$$$NO_PYTHON" >&2; exit 1; }
+	scripts/make-venv $(1) '$$($(2))' constraints/$(3).txt $(4)
+	@touch $$@
+endef
+$(eval $(call environment,.venv,PYTHON311,dev,$(DEV)))
+$(eval $(call environment,.venv-tf-agents,PYTHON311,tf-agents,$(TF_AGENTS)))
+$(eval $(call environment,.venv-frameworks,PYTHON311,frameworks,$(FRAMEWORKS)))
+$(eval $(call environment,.venv-rllib,PYTHON311,rllib,$(RLLIB)))
+$(eval $(call environment,.venv-ray,PYTHON311,ray-tests,$(RAY)))
+$(eval $(call environment,.venv-client,PYTHON_ANY,newest,$(CLIENT)))
+$(eval $(call environment,.venv-docs,PYTHON_DOCS,docs,$(DOCS)))
+$(eval $(call environment,.venv-oldest,PYTHON310,oldest,$(OLDEST)))
 
-.venv-oldest/.made: $(PROJECTS) constraints/oldest.txt
-	@test -n '$(PYTHON310)' || { echo 'make oldest needs CPython 3.10: make PYTHON310=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON310)' constraints/oldest.txt $(OLDEST)
-	@touch $@
-
-define NO_PYTHON311
-The server needs CPython 3.11 with venv, on x86-64 Linux: dm-reverb 0.14.0 has no wheels for anything newer.
-No such interpreter was found. Any of these brings one:
+define NO_PYTHON
+No interpreter was found for this environment; the head of the Makefile says which CPython each one needs, with venv.
+The server needs 3.11 on x86-64 Linux: dm-reverb 0.14.0 has no wheels for anything newer. Any of these brings one:
   Debian 12:     apt install python3.11 python3.11-venv
   Ubuntu:        the same, from the deadsnakes archive
   anywhere:      pyenv install 3.11
-  one elsewhere: make PYTHON311=/path/to/python3.11
+  one elsewhere: make PYTHON311=/path/to/python3.11; the other names are PYTHON310, PYTHON_DOCS and PYTHON_ANY
 `docker compose up` needs no Python at all. The client alone runs on CPython 3.10 to 3.14: pip install reverb-writer
 endef
-export NO_PYTHON311
-
-define require-311
-	@test -n '$(PYTHON311)' || { echo "$$NO_PYTHON311" >&2; exit 1; }
-endef
+export NO_PYTHON

@@ -23,7 +23,7 @@ import reverb_writer as rw
 from benchmarks.comparison import Effort, progress
 from benchmarks.processes import TABLE
 from benchmarks.report import Table
-from reverb_writer.ray.server_child import ChildEnd, ServerChild
+from reverb_writer.ray.shard_actor import ChildEnd, ServerChild
 from reverb_writer.writing.stream_options import StreamKeywords
 
 _SIZES = [int(float(size) * 1e9) for size in os.environ.get("REVERB_WRITER_FAILOVER_GB", "0.01,1").split(",")]

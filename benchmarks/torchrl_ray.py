@@ -74,7 +74,6 @@ def _speeds(steps: rw.Trajectory, rounds: int, seconds: float) -> tuple[_Speeds,
         [rw.TableConfig(TABLE, _CAPACITY), rw.TableConfig(_EPISODES, _NUM_EPISODES)],
         python=os.environ["REVERB_WRITER_SERVER_PYTHON"],
         memory_bytes=10**9,
-        bind="127.0.0.1",
     ) as cluster:
         contenders = _Ours(cluster.target(), steps), _Theirs(steps)
         ours: _Speeds = collections.defaultdict(list)

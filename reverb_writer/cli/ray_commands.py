@@ -110,14 +110,10 @@ def down(name: str, timeout: float, address: str) -> None:
 
 
 def _print(found: ClusterStatus) -> None:
-    table = Table("shard", "address", "state", "items", "inserts", "samples", "memory", "checkpoint")
-    for shard in found.shards:
-        figures = list(shard.tables.values())
-        counts = [sum(getattr(one, field) for one in figures) for field in ("size", "inserts", "samples")]
+    table = Table("shard", "node", "address", "state", "memory", "checkpoint")
+    for number, shard in enumerate(found.shards):
         age = "none" if shard.checkpoint_age_s is None else f"{shard.checkpoint_age_s:,.0f} s old"
         state = f"{shard.state} {shard.detail}".strip()
         memory = f"{shard.memory_bytes / _MIB:,.0f} MiB"
-        table.add_row(str(shard.number), shard.address, state, *(f"{count:,}" for count in counts), memory, age)
+        table.add_row(str(number), shard.node, shard.address, state, memory, age)
     Console().print(table)
-    for remark in found.remarks:
-        click.echo(remark)

@@ -22,14 +22,27 @@ def timeout_option(default_s: float, meaning: str = "Time-out of a call, in seco
     return click.option("--timeout", type=click.FloatRange(min=0.1), default=default_s, show_default=True, help=meaning)
 
 
-_SECURITY = (
+def _joined(*options: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decorator that gives a command all of these options."""
+
+    def give(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return give
+
+
+security_options = _joined(
     click.option("--token", envvar="REVERB_WRITER_TOKEN", show_envvar=True, help="Bearer token; needs TLS."),
     click.option("--tls", is_flag=True, help="Use TLS with the system's certificates."),
     click.option("--ca", type=_PEM, help="PEM file of the authority that signed the server: use TLS."),
     click.option("--cert", type=_PEM, help="PEM file of the client's certificate."),
     click.option("--key", type=_PEM, help="PEM file of its key."),
 )
-_CONNECTION = (
+"""The options for token and TLS."""
+
+connection_options = _joined(
     click.option(
         "--address",
         "-a",
@@ -40,11 +53,11 @@ _CONNECTION = (
         help="The server: host:port.",
     ),
     timeout_option(30.0),
-    *_SECURITY,
+    security_options,
 )
+"""The options that `new_client` takes."""
 
-
-_SAMPLER = (
+sampler_options = _joined(
     click.option(
         "--sampler",
         type=click.Choice(get_args(SelectorName)),
@@ -54,21 +67,7 @@ _SAMPLER = (
         "--sampler-exponent", type=float, metavar="X", help="Exponent of --sampler prioritized; 1 by default."
     ),
 )
-
-
-def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that `new_client` takes."""
-    return _with(_CONNECTION, command)
-
-
-def security_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for token and TLS to a command."""
-    return _with(_SECURITY, command)
-
-
-def sampler_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for the sampler of the tables that a command line names."""
-    return _with(_SAMPLER, command)
+"""The options for the sampler of the tables that a command line names."""
 
 
 def table_configs(names: Sequence[str], max_size: int, sampler: Any, exponent: float | None) -> list[TableConfig]:
@@ -78,12 +77,6 @@ def table_configs(names: Sequence[str], max_size: int, sampler: Any, exponent: f
     elif exponent is not None:
         raise click.UsageError("--sampler-exponent belongs to --sampler prioritized.")
     return [TableConfig(name, max_size, sampler or "uniform") for name in names]
-
-
-def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def new_client(

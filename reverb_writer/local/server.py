@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import socket
+import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,10 +20,8 @@ from reverb_writer.arguments import integer
 from reverb_writer.background import Flag, in_background, may_be_interrupted
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.local import saved_tables
-from reverb_writer.local.daemon_threads import DaemonThreads
 from reverb_writer.local.endpoint import LocalEndpoint
 from reverb_writer.local.grpc_service import Service
-from reverb_writer.local.machine_memory import machine_bytes
 from reverb_writer.local.store import Store
 from reverb_writer.progress import progress
 from reverb_writer.tables import TableConfig, check_tables
@@ -28,6 +29,7 @@ from reverb_writer.transport import endpoints, process_hooks
 
 _HOST = "127.0.0.1"
 _SHARE = 4  # of the machine's memory, by default
+_MACHINE_BYTES = 8 << 30  # where the system does not tell it, as Windows
 _STOP_S = 5.0
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -49,8 +51,9 @@ class LocalServer:
     Args:
         tables: The tables to serve: at least one, no two of one name.
         port: 1 to 65535, or None for a free one.
-        max_bytes: Bound on the memory that items and chunks take, in bytes, > 0; None for a quarter of the machine's. A
-            write that would exceed it is refused with RESOURCE_EXHAUSTED, and nothing that is stored is lost.
+        max_bytes: Bound on the memory that items and chunks take, in bytes, > 0; None for a quarter of the machine's,
+            or 2 GiB where the system does not tell that, as Windows. A write that would exceed it is refused with
+            RESOURCE_EXHAUSTED, and nothing that is stored is lost.
         max_item_bytes: Bound on an item, all steps and leaves together, uncompressed, in bytes, > 0; None for none. A
             larger item is refused from any client.
 
@@ -133,9 +136,8 @@ class LocalServer:
     def _serve(self, store: Store, port: int) -> None:
         process_hooks.claim()
         self._store = store
-        self._threads = DaemonThreads()
-        executor: Any = self._threads  # any executor will do
-        self._server: Any = grpc.server(executor, handlers=[Service(self._store)], options=_OPTIONS)
+        threads: Any = _DaemonThreads()  # any executor will do
+        self._server: Any = grpc.server(threads, handlers=[Service(self._store)], options=_OPTIONS)
         self.port = _bind(self._server, port)
         self.address = f"{_HOST}:{self.port}"
         self._closed = Flag()
@@ -143,7 +145,7 @@ class LocalServer:
         # It also ends without `close`: at garbage collection, or when the interpreter ends.
         endpoint = LocalEndpoint(store)
         endpoints.BY_ADDRESS[self.address] = endpoint
-        self._end = functools.partial(_end, self._server, self._threads, self.address, endpoint, os.getpid())
+        self._end = functools.partial(_end, self._server, threads, self.address, endpoint, os.getpid())
         self._stop = weakref.finalize(self, _stop, self._end)
 
     @property
@@ -184,11 +186,56 @@ class LocalServer:
         self.close()
 
 
+class _DaemonThreads(Executor):
+    """Runs each call in a daemon thread that is idle, or in a new one, for gRPC's server. Thread-safe.
+
+    Threads of a `ThreadPoolExecutor` are joined when the interpreter ends, and a stream that waits for a rate limiter
+    would never return. Their number has no bound, because a stream has a thread for as long as it is open.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
+        """Run a call, and return its future."""
+        future: Future[Any] = Future()
+
+        def task() -> None:
+            try:
+                future.set_result(call(*arguments, **keywords))
+            except BaseException as error:  # noqa: BLE001  # it is raised where the future is read
+                future.set_exception(error)
+
+        self._tasks.put(task)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._run, name="reverb-writer-local", daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002  # never waits
+        """Let each thread end after its call. Idempotent."""
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task
+            self._idle.release()
+        self._tasks.put(None)  # for the next thread
+
+
+def _machine_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return _MACHINE_BYTES
+
+
 def _checked(port: int | None, max_bytes: int | None, max_item_bytes: int | None) -> tuple[int, int, int | None]:
     """Return the arguments as numbers: port 0 is a free one."""
     return (
         0 if port is None else integer("port", port, minimum=1, maximum=65535),
-        machine_bytes() // _SHARE if max_bytes is None else integer("max_bytes", max_bytes, minimum=1),
+        _machine_bytes() // _SHARE if max_bytes is None else integer("max_bytes", max_bytes, minimum=1),
         None if max_item_bytes is None else integer("max_item_bytes", max_item_bytes, minimum=1),
     )
 
@@ -207,13 +254,13 @@ def _bind(server: Any, port: int) -> int:
     return bound
 
 
-def _end(server: Any, threads: DaemonThreads, address: str, endpoint: LocalEndpoint, process: int) -> None:
+def _end(server: Any, threads: Executor, address: str, endpoint: LocalEndpoint, process: int) -> None:
     if os.getpid() == process:
         if endpoints.BY_ADDRESS.get(address) is endpoint:  # not another server that has the address since
             del endpoints.BY_ADDRESS[address]
         endpoint.close()
         server.stop(None).wait(_STOP_S)
-        threads.shutdown()
+        threads.shutdown(wait=False)
 
 
 def _stop(end: Callable[[], None]) -> None:

@@ -32,20 +32,12 @@ def path_of(folder: Path, number: int) -> Path:
 
 
 def numbers_in(folder: Path) -> list[int]:
-    """Return the numbers that servers have taken, in order.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """Return the numbers that servers have taken, in order; OSError if the folder cannot be read."""
     return sorted(int(path.stem) for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def read_claim(folder: Path, number: int) -> Claim:
-    """Return what a server's file says.
-
-    Raises:
-        OSError: it cannot be read, or was removed because a newer server exists.
-    """
+    """Return what a server's file says; OSError if it cannot be read, or was removed because a newer one exists."""
     try:
         found: Any = json.loads(path_of(folder, number).read_bytes())
         return Claim(number, **found)
@@ -53,10 +45,10 @@ def read_claim(folder: Path, number: int) -> Claim:
         return Claim(number)
 
 
-def newest_claim(folder: Path) -> Claim | None:
+def newest_claim(folder: Path | None) -> Claim | None:
     """Return the claim of the highest number; None if there is none, or the folder cannot be read."""
     try:
-        numbers = numbers_in(folder)
-        return read_claim(folder, numbers[-1]) if numbers else None
+        numbers = [] if folder is None else numbers_in(folder)
+        return read_claim(folder, numbers[-1]) if folder is not None and numbers else None
     except OSError:
         return None

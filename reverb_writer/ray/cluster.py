@@ -1,13 +1,17 @@
 """A cluster of shards on Ray: started once, found by its name from everywhere, stopped by what has started it.
 
 start   1 memory         the estimate, as the server's command prints it, too
-        2 actors         a detached one for each shard that has none, or an error that says what room is missing
+        2 actors         a detached one for each shard that has none
         3 serve          all shards; if one does not, all that this start has begun is undone
+
+Ray gives a name to one actor only. The process whose actor is shard 0 has started the cluster. Every other process has
+attached to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 import sys
@@ -20,17 +24,29 @@ from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
 from reverb_writer.ray.actor_target import ActorTarget
-from reverb_writer.ray.actors import ask_actors, connect_ray, named_shards, start_shards, stop_shards
-from reverb_writer.ray.shard_actor import server_configuration
-from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
+from reverb_writer.ray.actors import (
+    ANSWER_TIMEOUT_S,
+    NAMESPACE,
+    POLL_S,
+    actor_of,
+    ask_actors,
+    connect_ray,
+    end_actors,
+    named_shards,
+    stop_shards,
+)
+from reverb_writer.ray.shard_actor import ReplayShard, server_configuration
+from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport, ShardStartError
 from reverb_writer.tables import TableConfig, check_tables
 from reverb_writer.tables.shares import share_of
 from reverb_writer.writing.memory_estimate import estimate, need
 
 _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # also that of a folder, which is not above it
-_POLL_S = 0.2
-_ANSWER_TIMEOUT_S = 10.0
+_LOOK_UP_TIMEOUT_S = 10.0
+_GIB = 2**30
+_ENDING = ("draining", "stopped")  # states of what a `stop` has left, which is waited for
+_KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "false"}  # a server outlives its actor by a checkpoint
 
 
 class ReplayCluster:
@@ -52,9 +68,7 @@ class ReplayCluster:
 
     def __init__(self, spec: ClusterSpec, *, started: bool) -> None:
         """Use `start` or `attach`."""
-        self.name = spec.name
-        self.started = started
-        self.spec = spec
+        self.name, self.started, self.spec = spec.name, started, spec
         self._target = ActorTarget(spec)
 
     @classmethod
@@ -70,10 +84,8 @@ class ReplayCluster:
         num_cpus: float = 1.0,
         memory_bytes: int | None = None,
         port: int | None = None,
-        bind: str | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         timeout_s: float = 300.0,
-        placement_timeout_s: float = 30.0,
     ) -> ReplayCluster:
         """Start a cluster and wait until it serves; attach to it if it exists already.
 
@@ -90,18 +102,15 @@ class ReplayCluster:
             num_cpus: processors that Ray reserves for each shard.
             memory_bytes: memory that Ray reserves for each shard, in bytes; None for the estimate.
             port: of the first shard, the next one has the next; None for free ones.
-            bind: address that the servers accept connections on: 127.0.0.1 for those of this machine; None for all,
-                unless nodes know each other by 127.0.0.1.
             runtime_env: Ray's, of the actors, as for this package if the cluster does not have it. The servers get its
                 `env_vars`.
-            timeout_s: time-out of the whole start, seconds.
-            placement_timeout_s: part of it that may pass until there is room, seconds.
+            timeout_s: time-out of the whole start, seconds. If there is no room at once, that is logged and waited for.
 
         Raises:
             SpecError: an argument can never work, or a cluster of this name differs in what describes it.
-            PlacementError: there is no room; says what is needed and what is free.
             ShardStartError: a server does not start; has its last log lines.
-            ReplayTimeoutError: the time is up. After these three, nothing is left of what this call has begun.
+            ReplayTimeoutError: the time is up; if there was no room, says what is needed and what was free. After these
+                two, nothing is left of what this call has begun.
             MissingExtraError: Ray is not installed.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -118,20 +127,13 @@ class ReplayCluster:
             None if checkpoints is None else str(checkpoints),
             float(checkpoint_every_s),
             None if port is None else integer("port", port, minimum=1, maximum=65536 - num_shards),
-            bind,
         )
         for number in range(num_shards):
             server_configuration(spec, number)  # refuses tables that cannot be split
         deadline = Deadline(check_timeout(timeout_s))
         connect_ray()
-        started = start_shards(
-            spec,
-            num_cpus=num_cpus,
-            memory_bytes=_estimate(spec) if memory_bytes is None else memory_bytes,
-            runtime_env=runtime_env,
-            deadline=deadline,
-            placement_timeout_s=check_timeout(placement_timeout_s, "placement_timeout_s"),
-        )
+        memory = _estimate(spec) if memory_bytes is None else memory_bytes
+        started = _start_shards(spec, {"CPU": num_cpus, "memory": memory}, runtime_env or {}, deadline)
         if not started:
             _logger.info("cluster `%s` exists already: attached to it", name)
         return cls(spec, started=started)
@@ -151,10 +153,10 @@ class ReplayCluster:
             raise _unknown(name, found)
         silent = f"`reverb-writer ray down {name}` ends the cluster all the same. No actor of it answered"
         while True:
-            answers = ask_actors(found[name], "describe", min(_ANSWER_TIMEOUT_S, deadline.left_s(silent)))
+            answers = ask_actors(found[name], "describe", min(ANSWER_TIMEOUT_S, deadline.left_s(silent)))
             for spec, _ in answers.values():
                 return cls(spec, started=False)
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
     @staticmethod
     def remove(name: str, timeout_s: float = 600.0) -> dict[str, str]:
@@ -181,22 +183,16 @@ class ReplayCluster:
     def target(self) -> ActorTarget:
         """Return the source of the shards' addresses, for clients, observers and datasets in any process."""
         with contextlib.suppress(ServerUnavailableError):
-            self._target.look_up(_ANSWER_TIMEOUT_S)
+            self._target.look_up(_LOOK_UP_TIMEOUT_S)
         return self._target
 
     def status(self, timeout_s: float = 5.0) -> ClusterStatus:
         """Return what the shards tell within `timeout_s` seconds; what is silent has the state "no answer"."""
-        answers = ask_actors(self.spec.shard_names(), "report", check_timeout(timeout_s))
-        shards = []
-        for name in self.spec.shard_names():
-            before = self._target.known[name]
-            silent = ShardReport(name, before.address, "no answer", "its actor does not answer: see Ray's dashboard")
-            shards.append(answers.get(name, silent))
-        for report in answers.values():
-            self._target.note(report)
-        nodes = {one.node for one in answers.values()}
-        remark = f"{len(answers)} shards share {len(nodes)} nodes: a node that is lost takes several with it."
-        return ClusterStatus(self.name, tuple(shards), (remark,) if len(answers) > len(nodes) else ())
+        names = self.spec.shard_names()
+        answers = ask_actors(names, "report", check_timeout(timeout_s))
+        silent = "its actor does not answer: see Ray's dashboard"
+        shards = (answers.get(name, ShardReport(name, state="no answer", detail=silent)) for name in names)
+        return ClusterStatus(self.name, tuple(shards))
 
     def stop(self, timeout_s: float = 600.0) -> None:
         """End all servers, each with a last checkpoint, and give the room back. Idempotent.
@@ -238,3 +234,92 @@ def _estimate(spec: ClusterSpec) -> int:
             ", ".join(f"`{name}`" for name in unknown),
         )
     return total_bytes
+
+
+def _start_shards(
+    spec: ClusterSpec, needs: Mapping[str, float], runtime_env: Mapping[str, Any], deadline: Deadline
+) -> bool:
+    """Have all actors of a cluster, and wait until all serve; return whether this call has started it.
+
+    `needs` is what Ray reserves for each shard, by kind: processors and memory.
+    """
+    import ray  # noqa: PLC0415  # of the extra
+
+    shard = ray.remote(ReplayShard).options
+    options: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "scheduling_strategy": "SPREAD",  # a preference: without a spare node a lost shard shares one
+        "num_cpus": needs["CPU"],
+        "memory": needs["memory"],
+        "runtime_env": {**runtime_env, "env_vars": {**_KEEP_CHILDREN, **runtime_env.get("env_vars", {})}},
+    }
+    waits_for = f"cluster `{spec.name}`: not all shards serve"
+    if no_room := _no_room(spec, needs):
+        _logger.warning("%s", no_room)
+        less = "ask for less (`shards`, `num_cpus`, `memory_bytes`)"
+        waits_for = f"{no_room}. Stop what has it, add nodes, or {less}. Not all shards served"
+    is_ours = False
+    try:
+        while True:
+            _check_num_shards(spec)
+            for number, name in enumerate(spec.shard_names()):
+                if actor_of(name) is None:
+                    is_ours = is_ours or number == 0  # before: an interrupt may come while Ray creates it
+                    try:
+                        shard(name=name, **options).remote(spec, number)
+                    except ValueError:  # another process has just created it
+                        is_ours = is_ours and number > 0
+            reports = _look(spec, min(ANSWER_TIMEOUT_S, deadline.left_s(waits_for)))
+            if [one.state for one in reports] == ["serving"] * spec.num_shards:
+                return is_ours
+            time.sleep(POLL_S)
+    except BaseException:
+        if is_ours:
+            end_actors(spec.name, spec.shard_names())
+        raise
+
+
+def _look(spec: ClusterSpec, timeout_s: float) -> list[ShardReport]:
+    """Return how the shards fare that have an actor, and refuse those of another cluster or that have failed."""
+    answers = ask_actors(spec.shard_names(), "describe", timeout_s)
+    for there, report in answers.values():
+        if report.state not in _ENDING:
+            _check_same(there, spec)
+        if report.state == "failed":
+            raise ShardStartError(f"{report.name} on node {report.node} does not start: {report.detail}")
+    return [report for _, report in answers.values()]
+
+
+def _no_room(spec: ClusterSpec, needs: Mapping[str, float]) -> str:
+    """Return what room is missing for those shards that have no actor; nothing if there is enough on all nodes."""
+    import ray  # noqa: PLC0415  # of the extra
+
+    number = spec.num_shards - len(named_shards().get(spec.name, ()))
+    free = ray.available_resources()
+    cpus, memory = needs["CPU"], needs["memory"] / _GIB
+    if all(number * amount <= free.get(kind, 0.0) for kind, amount in needs.items()):
+        return ""
+    return (
+        f"cluster `{spec.name}`: {number} shards have no room: needs {number * cpus:g} CPUs, {free.get('CPU', 0):g} "
+        f"are free; needs {number * memory:.1f} GiB of memory, {free.get('memory', 0) / _GIB:.1f} GiB are free; each "
+        f"shard takes {cpus:g} CPUs and {memory:.1f} GiB on one node"
+    )
+
+
+def _check_num_shards(spec: ClusterSpec) -> None:
+    for name in named_shards().get(spec.name, []):
+        _check_same(dataclasses.replace(spec, num_shards=int(name.rpartition("-of-")[2])), spec)
+
+
+def _check_same(there: ClusterSpec, wanted: ClusterSpec) -> None:
+    """Refuse a cluster that is not the wanted one."""
+    names = [field.name for field in dataclasses.fields(ClusterSpec)]
+    pairs = {name: (repr(getattr(there, name)), repr(getattr(wanted, name))) for name in names}  # arrays do not compare
+    differences = [f"{name} {one}, not {other}" for name, (one, other) in pairs.items() if one != other]
+    if differences:
+        raise SpecError(
+            f"cluster `{wanted.name}` exists and has {'; '.join(differences)}. Attach to it, stop it, or "
+            "take another name."
+        )

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import TableConfig
-
-
-class PlacementError(ReverbWriterError, RuntimeError):
-    """Ray has no room for the shards; the message says what they need and what is free."""
 
 
 class ShardStartError(ReverbWriterError, RuntimeError):
@@ -29,7 +24,6 @@ class ClusterSpec:
     checkpoints: str | None = None  # folder of all checkpoints, on storage that every node reaches; None for none
     checkpoint_every_s: float = 600.0  # seconds between checkpoints
     port: int | None = None  # of the first shard, the next one has the next; None for free ones
-    bind: str | None = None  # address that servers accept on; None for all, unless nodes know each other by 127.0.0.1
 
     def shard_folder(self, number: int) -> Path | None:
         """Return the folder of a shard, which is the same after each start; None without checkpoints."""
@@ -47,25 +41,8 @@ class ClusterSpec:
 
 
 @dataclass(frozen=True)
-class TableFigures:
-    """A table of a shard.
-
-    Attributes:
-        size: items it holds.
-        max_size: items it holds at most.
-        inserts: items inserted so far.
-        samples: items sampled so far.
-    """
-
-    size: int
-    max_size: int
-    inserts: int
-    samples: int
-
-
-@dataclass(frozen=True)
 class ShardReport:
-    """A shard at one moment.
+    """A shard at one moment; `rw.Client(address)` has its tables.
 
     Attributes:
         name: of the shard.
@@ -76,11 +53,8 @@ class ShardReport:
         generation: number of the server among those on this shard's checkpoints; 0 without checkpoints.
         node: IP address of the node.
         pid: of the server; None if it does not run.
-        starts: starts of a server on this shard's checkpoints.
         memory_bytes: resident memory of the server, bytes.
-        checkpoint: name of the newest checkpoint; None if there is none.
-        checkpoint_age_s: its age in seconds; None if there is none.
-        tables: by name.
+        checkpoint_age_s: age of the newest checkpoint in seconds; None if there is none.
     """
 
     name: str
@@ -90,16 +64,8 @@ class ShardReport:
     generation: int = 0
     node: str = ""
     pid: int | None = None
-    starts: int = 0
     memory_bytes: int = 0
-    checkpoint: str | None = None
     checkpoint_age_s: float | None = None
-    tables: Mapping[str, TableFigures] = field(default_factory=dict)
-
-    @property
-    def number(self) -> int:
-        """The shard's number in its cluster, from 0."""
-        return int(self.name.rpartition("shard-")[2].partition("-of-")[0])
 
 
 @dataclass(frozen=True)
@@ -109,23 +75,12 @@ class ClusterStatus:
     Attributes:
         name: of the cluster.
         shards: in order.
-        remarks: sentences about what is not as asked for, such as shards that share a node.
     """
 
     name: str
     shards: tuple[ShardReport, ...]
-    remarks: tuple[str, ...] = ()
 
     @property
     def is_serving(self) -> bool:
         """Whether every shard serves."""
         return all(shard.state == "serving" for shard in self.shards)
-
-    def tables(self) -> dict[str, TableFigures]:
-        """Return the tables of all shards together."""
-        names = dict.fromkeys(name for shard in self.shards for name in shard.tables)
-        return {name: _sum(shard.tables[name] for shard in self.shards if name in shard.tables) for name in names}
-
-
-def _sum(figures: Iterable[TableFigures]) -> TableFigures:
-    return TableFigures(*map(sum, zip(*map(astuple, figures), strict=True)))

@@ -58,11 +58,13 @@ def commands() -> None:
 )
 @sampler_options
 @key_options
-@click.option("--end-with", type=int, metavar="PID", help="Parent process: its end is a signal to end, as SIGTERM is.")
+@click.option(
+    "--end-with-input", is_flag=True, help="End when standard input ends, as with the program that writes it."
+)
 @click.option(
     "--claim", metavar="HOST", help="Claim the checkpoints, and write beside them that this server is on HOST."
 )
-def serve(config: Path | None, names: Sequence[str], end_with: int | None, claim: str | None, **given: Any) -> None:
+def serve(config: Path | None, names: Sequence[str], end_with_input: bool, claim: str | None, **given: Any) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
@@ -70,9 +72,9 @@ def serve(config: Path | None, names: Sequence[str], end_with: int | None, claim
     """
     from reverb_writer_server import signals
 
-    signals.install_handlers(has_parent=end_with is not None)
-    if end_with is not None:
-        signals.end_with(end_with, signals.PARENT_ENDED)
+    signals.install_handlers()
+    if end_with_input:
+        signals.end_with_input()
     from reverb_writer.tables import check_unique_names
     from reverb_writer_server import log_setup
     from reverb_writer_server.config import schema as configuration
@@ -85,7 +87,7 @@ def serve(config: Path | None, names: Sequence[str], end_with: int | None, claim
     flags: dict[tuple[str, ...], Any] = {tuple(name.split("__")): value for name, value in given.items()}
     flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
     loaded = configuration.load(config, os.environ, flags, tables)
-    log_setup.set_up(loaded.log.format, loaded.log.level)
+    log_setup.set_up(loaded.log_format, loaded.log_level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), claim)
     code = service.run()
     signals.ignore()
@@ -131,44 +133,32 @@ def list_checkpoints(directory: Path) -> None:
 
 
 @checkpoints.command()
-@click.argument("path", type=_PATH)
-def inspect(path: Path) -> None:
-    """Show the contents of a checkpoint: tables, items, counters, chunks."""
-    from reverb_writer_server.checkpoints.contents import Checkpoint
-    from reverb_writer_server.checkpoints.contents import inspect as read
-
-    with progress(f"reading {path.name}"):
-        contents = read(Checkpoint(path))
-    for table in contents.tables:
-        ratio, min_size, low, high = table.limiter
-        click.echo(
-            f"table `{table.name}`: {contents.items[table.name]:,} of {table.max_size:,} items\n"
-            f"  sampler {table.sampler}, remover {table.remover}, max_times_sampled {table.max_times_sampled}\n"
-            f"  {table.inserts:,} inserts, {table.samples:,} samples, {table.deletes:,} deletes\n"
-            f"  samples_per_insert {ratio:g}, min_size {min_size:,}, min_diff {low:g}, max_diff {high:g}\n"
-            f"  signature: {table.signature}"
-        )
-    click.echo(f"{contents.chunks:,} chunks, {contents.steps:,} steps")
-
-
-@checkpoints.command()
 @click.argument("paths", type=_PATH, nargs=-1, required=True)
-def verify(paths: Sequence[Path]) -> None:
-    """Read checkpoints completely. Exit code 1 if one is incomplete or damaged."""
-    from reverb_writer_server.checkpoints.contents import Checkpoint
+def inspect(paths: Sequence[Path]) -> None:
+    """Read checkpoints completely, and show their tables. Exit code 1 if one is incomplete or damaged."""
+    from reverb_writer_server.checkpoints.contents import Checkpoint, rules_of
     from reverb_writer_server.checkpoints.contents import inspect as read
 
-    faulty = 0
+    faulty = False
     for path in paths:
         try:
             with progress(f"reading {path.name}"):
-                contents = read(Checkpoint(path))
+                found = read(Checkpoint(path))
         except (ReverbWriterError, OSError) as error:
             click.echo(f"{path.name}: {error}", err=True)
-            faulty += 1
-        else:
-            click.echo(f"{path.name}: sound, {sum(contents.items.values()):,} items in {contents.chunks:,} chunks")
-    sys.exit(bool(faulty))
+            faulty = True
+            continue
+        held = f"{sum(found.items.values()):,} items in {found.chunks:,} chunks, {found.steps:,} steps"
+        click.echo(f"{path.name}: sound, {held}")
+        for table in found.tables:
+            counts = table.rate_limiter
+            click.echo(
+                f"  table `{table.table_name}`: {found.items[table.table_name]:,} of {table.max_size:,} items\n"
+                f"    {counts.insert_count:,} inserts, {counts.sample_count:,} samples, {counts.delete_count:,} deletes"
+            )
+            for name, rule in rules_of(table).items():
+                click.echo(f"    {name}: {rule}")
+    sys.exit(faulty)
 
 
 @checkpoints.command()

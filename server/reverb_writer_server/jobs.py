@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ class Jobs:
         self._failures = failures
         self._told: dict[Job, str] = {}
         self._periodic: list[tuple[Job, float, Callable[[], object]]] = []
+        self._began_at = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run_periodic, name="jobs", daemon=True)
 
@@ -44,12 +46,13 @@ class Jobs:
         return True
 
     def every(self, name: Job, every_s: float, job: Callable[[], object]) -> None:
-        """Have the thread run a job every so many seconds; 0 for never. Call it before `start`."""
+        """Have the thread run a job every so many seconds, 0 for never; call it before `start`."""
         if every_s:
             self._periodic.append((name, every_s, job))
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, *, at_once: bool = False) -> None:
+        """Start the thread, which runs the jobs `at_once` or waits their time."""
+        self._began_at = -math.inf if at_once else time.monotonic()
         self._thread.start()
 
     def close(self) -> None:
@@ -57,9 +60,10 @@ class Jobs:
         self._closed.set()
 
     def _run_periodic(self) -> None:
-        ran_at = dict.fromkeys((name for name, _, _ in self._periodic), time.monotonic())
-        while not self._closed.wait(_TICK_S):
+        ran_at = dict.fromkeys((name for name, _, _ in self._periodic), self._began_at)
+        while not self._closed.is_set():
             for name, every_s, job in self._periodic:
                 if time.monotonic() - ran_at[name] >= every_s:
                     ran_at[name] = time.monotonic()
                     self.run(name, job)
+            self._closed.wait(_TICK_S)

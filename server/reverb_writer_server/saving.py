@@ -106,7 +106,7 @@ class Saver:
             self._is_requested.clear()
             self._jobs.run("checkpoint", lambda: self._save(is_stopping, is_stopping))
         if time.monotonic() - self._refreshed_at >= _REFRESH_S:
-            self._jobs.run("keep", self._look)
+            self._jobs.run("keep", self._refresh)
 
     def request(self) -> None:
         """Have the next `tick` save, whatever the clock says. Any thread may call it."""
@@ -128,15 +128,6 @@ class Saver:
             if not self._process.alive():
                 break
         return False
-
-    def _look(self) -> None:
-        """Notice that a kept checkpoint was removed from outside."""
-        before = self._state.checkpoints.latest
-        self._refresh()
-        if before is not None and not before.path.exists():
-            latest = self._state.checkpoints.latest
-            name = latest.name if latest else "none"
-            _logger.warning("checkpoint %s has been removed; the newest is now: %s", before.name, name)
 
     def _refresh(self) -> None:
         """Look at what is kept, and tell it."""

@@ -14,12 +14,16 @@ at once by a signal; 7 another server has claimed its checkpoints. (2 is wrong u
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
+import shutil
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+from cryptography import x509
 
 import reverb_writer as rw
 from reverb_writer_server import signals
@@ -29,12 +33,11 @@ from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine import cpu_s, raise_descriptor_limit, used_bytes
 from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.banner import format_bytes
-from reverb_writer_server.observability.disk import watching
 from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
 from reverb_writer_server.observability.systemd import notifying
-from reverb_writer_server.reverb.draining import connections_to
+from reverb_writer_server.reverb.sockets import connections_to
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import SaveProgress, Saver
 from reverb_writer_server.starting import RestoreError, Started, start
@@ -49,7 +52,7 @@ _STOP_TIMEOUT_S = 10.0
 _MAX_ALIKE = 3
 _REARM_SHARE = 0.85  # of memory.alert_bytes, below which it may be crossed again
 _GRACE_S = 5.0  # a stopped Reverb process may be continued by hand in this time
-_ORPHAN_S = 900.0  # for the last checkpoint of a server whose parent has ended: nothing else would end it if it hangs
+_FILES_EVERY_S = 10.0
 _END_TIMEOUT_S = 10.0  # for the other thread to notice that Reverb has died
 
 
@@ -64,7 +67,6 @@ class Service:
         """
         self._config = config
         self._ready = ready
-        self._orphan_until = float("inf")
         self._state = ServiceState()
         self._turn = Turn(config, claim, self._state)
         self._jobs = Jobs(self._state.failures)
@@ -91,17 +93,15 @@ class Service:
         while work.is_alive():
             self._state.loop_runs()
             received = signals.next_signal(_PAUSE_S)
-            is_parent_ended = received == signals.PARENT_ENDED
-            if is_parent_ended:
-                received = None if was_asked or self._orphan_until < float("inf") else received  # it may come twice
-                self._orphan_until = min(self._orphan_until, time.monotonic() + _ORPHAN_S)
+            if received == signal.SIGHUP and self._stop.is_set():
+                received = None  # the end of its terminal or parent is no second request
             if received is not None and (was_asked or not self._may_have_clients()):
                 if was_asked:
                     _logger.warning("%s again: stopped at once", received.name)
                 self._stop_at_once()  # or nothing is served yet, so nothing is lost
                 return 128 + received
             if received is not None:
-                was_asked = not is_parent_ended  # no signal has come: the first one may not stop it at once
+                was_asked = received != signal.SIGHUP
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 self._stop.set()
             code = self._look_at_turn()
@@ -131,7 +131,7 @@ class Service:
         is_alive, why = self._state.alive()
         self._failed_at = None if is_alive else self._failed_at or now
         # By this loop's time: after a pause of the whole machine, the monitor has its turn first.
-        if self._failed_at is None or not 0 < self._config.http.max_silence_s < now - self._failed_at:
+        if self._failed_at is None or not 0 < self._config.http_max_silence_s < now - self._failed_at:
             return None
         hangs = self._state.work_hangs()
         if hangs or not self._stop.is_set():
@@ -164,10 +164,7 @@ class Service:
             process.resume()
 
     def _look_at_turn(self) -> int | None:
-        """End for a newer server; return the exit code if this one is to end at once, also because it is orphaned."""
-        if time.monotonic() > self._orphan_until:
-            self._stop_at_once()
-            return 128 + signals.PARENT_ENDED
+        """End for a newer server; return the exit code if this one is to end at once."""
         if self._turn.must_end_at_once(self._process):
             self._stop_at_once()
             return CLAIMED
@@ -212,8 +209,7 @@ class Service:
             _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
             return CLAIMED
         self._open_checkpoint_folder(resources)
-        found = functools.partial(setattr, self._state, "disk")
-        resources.enter_context(watching(config.checkpoints.directory, config.gateway.certificate, found))
+        self._watch_files(resources)
         try:
             started = start(config, self._folder, self._state, self._new_process, resources)
         except (rw.errors.ReverbWriterError, OSError) as error:
@@ -241,26 +237,48 @@ class Service:
             _logger.log(level, "%s", line)
         _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
         state.estimates = {table.config.name: table.estimate().total_bytes for table in config.tables}
-        state.max_silence_s = config.http.max_silence_s
-        if config.http.port:
-            status_server = StatusServer(config.http.host, config.http.port, state)
+        state.max_silence_s = config.http_max_silence_s
+        if config.http_port:
+            status_server = StatusServer(config.http_host, config.http_port, state)
             resources.callback(status_server.close)
-            everywhere = "" if status_server.host == config.http.host else ", and at this machine's other addresses"
+            everywhere = "" if status_server.host == config.http_host else ", and at this machine's other addresses"
             address = f"http://{status_server.address}/"
             _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)
 
     def _open_checkpoint_folder(self, resources: contextlib.ExitStack) -> None:
-        wanted, state = self._config.checkpoints, self._state
-        if wanted.directory is None:
+        config, state = self._config, self._state
+        if config.checkpoints_directory is None:
             _logger.warning("checkpoints.directory is not set: the data are lost when this process ends")
             return
-        self._folder = folder = resources.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
+        self._folder = folder = resources.enter_context(
+            CheckpointFolder(config.checkpoints_directory, config.checkpoints_keep)
+        )
         state.keeps_checkpoints = True
-        state.checkpoint_every_s = wanted.every_s
+        state.checkpoint_every_s = config.checkpoints_every_s
         state.starts = folder.owner.mark.starts
         state.previous_end = folder.owner.mark.end
         latest = folder.latest()
         state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())
+
+    def _watch_files(self, resources: contextlib.ExitStack) -> None:
+        """Look at them in a thread of its own: a network file system may answer late or never."""
+        watch = Jobs(self._state.failures)
+        resources.callback(watch.close)
+        if self._config.checkpoints_directory is not None:
+            watch.every("disk", _FILES_EVERY_S, self._look_at_disk)
+        if self._config.gateway_certificate is not None:
+            watch.every("certificate", _FILES_EVERY_S, self._look_at_certificate)
+        watch.start(at_once=True)
+
+    def _look_at_disk(self) -> None:
+        self._state.disk = None  # unless it answers
+        found = shutil.disk_usage(str(self._config.checkpoints_directory))
+        self._state.disk = found.free, found.total
+
+    def _look_at_certificate(self) -> None:
+        self._state.certificate_expires_at = None  # as above
+        found = x509.load_pem_x509_certificates(Path(str(self._config.gateway_certificate)).read_bytes())
+        self._state.certificate_expires_at = min(one.not_valid_after_utc.timestamp() for one in found)
 
     def _new_process(self) -> ReverbProcess:
         self._process = process = ReverbProcess()  # it ends with this thread
@@ -298,11 +316,11 @@ class Service:
         self._figures = monitor.latest()
         saver = None
         if self._folder is not None:
-            saver = Saver(self._config.checkpoints.every_s, self._folder, process, address, state, self._jobs)
+            saver = Saver(self._config.checkpoints_every_s, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
-        if self._config.memory.alert_bytes:
+        if self._config.memory_alert_bytes:
             self._jobs.every("memory", _TICK_S, lambda: self._look_at_memory(saver))
-        self._jobs.every("figures", self._config.log.figures_every_s, lambda: self._log_figures(monitor))
+        self._jobs.every("figures", self._config.log_figures_every_s, lambda: self._log_figures(monitor))
         self._jobs.start()
         resources.callback(self._jobs.close)
         state.address = address
@@ -328,9 +346,9 @@ class Service:
     def _look_at_memory(self, saver: Saver | None) -> None:
         """Have a checkpoint written when memory crosses its limit: the kernel may end the Reverb process soon."""
         used, was_high = used_bytes(self._state.process_ids), self._state.memory_is_high
-        self._state.memory_is_high = is_high(used, self._config.memory.alert_bytes, was_high=was_high)
+        self._state.memory_is_high = is_high(used, self._config.memory_alert_bytes, was_high=was_high)
         if self._state.memory_is_high and not was_high:
-            limit = format_bytes(self._config.memory.alert_bytes)
+            limit = format_bytes(self._config.memory_alert_bytes)
             _logger.error(
                 "the server takes %s, more than memory.alert_bytes = %s%s. Nothing refuses inserts: lower max_size of "
                 "its tables, or give it more memory",

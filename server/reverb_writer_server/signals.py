@@ -1,8 +1,9 @@
-"""The signals that stop a server, and that of its parent's end, which the kernel sends. Linux only, as the server is.
+"""The signals that stop a server. Linux only, as the server is.
 
 Handlers queue them, and the service reads them from the queue.
 
-SIGHUP is one: it comes when a terminal is closed, and would otherwise end the process without a checkpoint.
+SIGHUP is one: it comes when a terminal is closed, and would otherwise end the process without a checkpoint. A server
+that is to end with the program that has started it sends it to itself.
 
 `signal.sigtimedwait` is not used: in CPython 3.11 it returns a signal that was not sent if the process is stopped for
 longer than its time-out and continued (SIGSTOP, a debugger, a frozen container).
@@ -14,26 +15,23 @@ import ctypes
 import os
 import queue
 import signal
+import threading
 
-PARENT_ENDED = signal.SIGUSR1
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NO_SIGNAL = 0
 _PR_SET_PDEATHSIG = 1
 _received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put while the same thread gets
 
 
-def install_handlers(*, has_parent: bool) -> None:
-    """Queue these signals for `next_signal`, instead of ending the process; call it in the main thread.
-
-    `PARENT_ENDED` is left as it is without a parent: Slurm's script ignores it for all processes.
-    """
-    for handled in (*_ENDING, *([PARENT_ENDED] if has_parent else [])):
+def install_handlers() -> None:
+    """Queue these signals for `next_signal`, instead of ending the process; call it in the main thread."""
+    for handled in _ENDING:
         signal.signal(handled, lambda number, _: _received.put(number))
 
 
 def ignore() -> None:
     """Ignore them from now on: the interpreter takes their handlers away when it ends, and the next would kill it."""
-    for handled in (*_ENDING, PARENT_ENDED):
+    for handled in _ENDING:
         signal.signal(handled, signal.SIG_IGN)
 
 
@@ -51,12 +49,22 @@ def wake() -> None:
     _received.put(_NO_SIGNAL)
 
 
-def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send a signal when the thread that has started this process ends; call it in the main thread.
+def end_with_input() -> None:
+    """Have SIGHUP sent to this process when its standard input ends: a pipe ends with the process at its other end."""
 
-    It may come more than once: the kernel gives an orphan to the process's other threads, and these end, too. If the
-    process `parent` has ended before this call, this one ends at once.
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    threading.Thread(target=wait, name="input", daemon=True).start()
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that has started it ends; call it in the main thread.
+
+    If the process `parent` has ended before this call, this one ends at once.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

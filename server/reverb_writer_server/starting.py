@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import reverb_writer as rw
-from reverb_writer_server.checkpoints.contents import Checkpoint, differences, tables_of
+from reverb_writer_server.checkpoints.contents import Checkpoint, differences
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, check_directory, restorable, select_checkpoint
 from reverb_writer_server.checkpoints.owner import CheckpointError, UnrestorableError
 from reverb_writer_server.config.schema import ServerConfig
@@ -60,11 +60,10 @@ def start(
         ReverbProcessError: the process has ended.
         ReverbWriterError, OSError: Reverb cannot start as configured.
     """
-    wanted = config.checkpoints
     found = []
     if folder is not None:
         try:
-            found = restorable(folder.directory, wanted.restore)
+            found = restorable(folder.directory, config.checkpoints_restore)
         except CheckpointError as error:
             raise RestoreError(str(error)) from error
         if not found:
@@ -80,7 +79,7 @@ def start(
             state.damaged = (*state.damaged, checkpoint.name)
             assert folder is not None  # noqa: S101  # the checkpoint is in it
             folder.damaged.add(checkpoint.name)
-            if wanted.restore != "latest":
+            if config.checkpoints_restore != "latest":
                 raise RestoreError(f"{faults[-1]}. Choose another one, or `none`.") from error
             if older := found[number + 1 :]:
                 _logger.error(  # noqa: TRY400  # the message says what is done; a traceback would hide it
@@ -91,8 +90,8 @@ def start(
                 )
     if faults:
         try:
-            select_checkpoint(found[0].path.parent.parent, wanted.restore)
-        except CheckpointError as error:  # none is even complete
+            select_checkpoint(found[0].path.parent.parent, config.checkpoints_restore)
+        except CheckpointError as error:  # none is even complete: `validate` says the same
             raise RestoreError(str(error)) from error
         more = f" (and {len(faults) - 1} older ones)" if len(faults) > 1 else ""
         remedy = 'Restore its files from a copy, or set checkpoints.restore = "none" to begin empty.'
@@ -113,7 +112,7 @@ def _start_with(
     tables = tables_to_serve(config, restore)
     started_at = time.monotonic()
     process = new_process()
-    needs_copy = restore is not None and config.checkpoints.on_mismatch == "config"
+    needs_copy = restore is not None and config.checkpoints_on_mismatch == "config"
     request = StartRequest(
         tables,
         config.port or None,
@@ -167,12 +166,11 @@ def what_to_restore(config: ServerConfig) -> Checkpoint | None:
         CheckpointError: the folder cannot hold checkpoints.
         RestoreError: the chosen checkpoint cannot be used, or differs from the configuration.
     """
-    wanted = config.checkpoints
-    if wanted.directory is None:
+    if config.checkpoints_directory is None:
         return None
-    check_directory(wanted.directory)
+    check_directory(config.checkpoints_directory)
     try:
-        chosen = select_checkpoint(wanted.directory, wanted.restore)
+        chosen = select_checkpoint(config.checkpoints_directory, config.checkpoints_restore)
         tables_to_serve(config, chosen)  # refuses a checkpoint of other tables
     except (CheckpointError, rw.errors.FormatError) as error:
         raise RestoreError(str(error)) from error
@@ -186,10 +184,10 @@ def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tupl
         RestoreError: the checkpoint differs from the configuration, and that is refused.
         FormatError: the checkpoint is damaged.
     """
-    tables, whose = tuple(table.config for table in config.tables), config.checkpoints.on_mismatch
+    tables, whose = tuple(table.config for table in config.tables), config.checkpoints_on_mismatch
     if checkpoint is None:
         return tables
-    saved = tables_of(checkpoint)
+    saved = list(checkpoint.tables())
     found = differences(tables, saved)
     if not found:
         return tables
@@ -203,6 +201,6 @@ def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tupl
     _logger.warning("%s; the tables of the %s are served:\n  %s", differ, whose, lines)
     if whose == "config":
         return tables
-    unknown = {state.name for state in saved} - {table.name for table in tables}
+    unknown = {table.table_name for table in saved} - {table.name for table in tables}
     # Reverb takes the rules from the checkpoint, but needs the name of each table.
     return (*tables, *(rw.TableConfig(name) for name in sorted(unknown)))

@@ -164,7 +164,7 @@ class Turn:
 
     def __init__(self, config: ServerConfig, host: str | None, state: ServiceState) -> None:
         """Prepare; `host` is the name of this machine for clients, None to claim nothing."""
-        self._directory = None if host is None else config.checkpoints.directory
+        self._directory = None if host is None else config.checkpoints_directory
         self._address = f"{host}:{config.port}"
         self._state = state
         self._claim: FolderClaim | None = None

@@ -18,7 +18,7 @@ from server_process import HAS_REVERB, SERVER_PYTHON
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.ray.server_child import ChildEnd, ServerChild
+from reverb_writer.ray.shard_actor import ChildEnd, ServerChild
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server_process import HAS_REVERB
+from server_process import HAS_REVERB, SERVER_PYTHON
 from service_process import ServiceProcess, service, sizes
 from waiting import eventually
 
@@ -92,23 +93,29 @@ def test_server_whose_folder_is_there_again_goes_on(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
-def test_signal_after_the_end_of_the_parent_is_the_first_one(tmp_path: Path) -> None:
+def test_end_of_the_parent_and_signals_after_it_leave_time_for_the_last_checkpoint(tmp_path: Path) -> None:
     """As of a node that leaves Ray: its actors end, and then its servers are told to write their last checkpoints."""
     text = configuration(tmp_path)
-    with service(tmp_path, text, "--end-with", str(os.getpid())) as server:
+    with service(tmp_path, text, "--end-with-input") as server:
         with rw.Client(server.address) as client:
             client.insert({"number": np.array([1])}, {"replay": 1.0})
         os.kill(server.child(), signal.SIGSTOP)  # the service waits some seconds before it continues Reverb
-        for parent_ended in ("sent", "sent again"):
-            server.process.send_signal(signal.SIGUSR1)
-            eventually(lambda: "SIGUSR1: taking no more work" in server.log(), parent_ended)
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        server.process.stdin = None  # or the end of the test would flush it
+        eventually(lambda: "SIGHUP: taking no more work" in server.log(), "it has seen the end")
         server.process.send_signal(signal.SIGTERM)
         while server.process.poll() is None:  # the last ones come when the interpreter ends
-            server.process.send_signal(signal.SIGUSR1)
+            server.process.send_signal(signal.SIGHUP)
             time.sleep(0.001)
         assert server.process.returncode == 0, server.log()
     with service(tmp_path, text) as server:
         assert sizes(server.address) == {"replay": 1}
+
+
+def test_server_whose_input_ends_before_it_serves_stops_at_once() -> None:
+    line = [SERVER_PYTHON, "-m", "reverb_writer_server", "serve", "--port", "0", "--end-with-input"]
+    assert subprocess.run(line, stdin=subprocess.DEVNULL, timeout=60, check=False).returncode == 128 + signal.SIGHUP
 
 
 def _state(process: int) -> str:

@@ -77,7 +77,6 @@ def start(machines: Any, tmp_path: Path) -> Iterator[Start]:
 
         def begin(name: str, tables: list[rw.TableConfig], shards: int = 2, **options: Any) -> rwr.ReplayCluster:
             options = {"python": SERVER_PYTHON, "memory_bytes": 10**8, "checkpoint_every_s": 0, **options}
-            options = {"placement_timeout_s": 120.0, **options}  # a busy machine starts an actor slowly
             cluster = rwr.ReplayCluster.start(name, tables, shards, **options)
             clusters.callback(cluster.stop, 60.0)
             return cluster

@@ -113,6 +113,7 @@ class ServiceProcess:
         ports = {"REVERB_WRITER__PORT": str(self.port), "REVERB_WRITER__HTTP__PORT": str(self.http_port)}
         return subprocess.Popen(
             self._line,
+            stdin=subprocess.PIPE,  # for --end-with-input
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,

@@ -7,15 +7,18 @@ import os
 import shutil
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reverb_writer.errors import FormatError
+from reverb_writer.protocol.messages import PriorityTableCheckpoint
 from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, TableConfig
+from reverb_writer.tables.table_messages import write_table
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
-from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences
+from reverb_writer_server.checkpoints.contents import Checkpoint, differences
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, checkpoints_in, select_checkpoint
 from reverb_writer_server.checkpoints.owner import CheckpointError
 
@@ -278,13 +281,19 @@ def test_folder_and_file_that_are_none_are_refused(tmp_path: Path) -> None:
 
 # Differences: the values are worked by hand.
 
-STATE = TableState("a", 100, "uniform", "fifo", 0, MinSize(5).balance, 7, 3, 0, None)
+
+def saved(table: TableConfig) -> Any:
+    """Return a table as a checkpoint has it."""
+    message = PriorityTableCheckpoint()
+    write_table(table, message)
+    return message
 
 
 def test_each_difference_is_a_line() -> None:
-    assert differences([TableConfig("a", 100, rate_limiter=MinSize(5))], [STATE]) == []
+    before = TableConfig("a", 100, rate_limiter=MinSize(5))
+    assert differences([before], [saved(before)]) == []
     table = TableConfig("a", 50, Prioritized(0.5), "fifo", SampleToInsertRatio(8, 10, 20), 2)
-    assert differences([table, TableConfig("new")], [STATE, TableState(**{**vars(STATE), "name": "old"})]) == [
+    assert differences([table, TableConfig("new")], [saved(before), saved(TableConfig("old"))]) == [
         "table `old`: in the checkpoint, not configured",
         "table `a`: max_size is 100 in the checkpoint, 50 in the configuration",
         "table `a`: sampler is uniform in the checkpoint, prioritized (0.5) in the configuration",

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
-from reverb_writer_server.reverb.draining import Drain, Endpoint, connections_to
+from reverb_writer_server.reverb.sockets import Drain, Endpoint, connections_to
 
 
 @pytest.fixture

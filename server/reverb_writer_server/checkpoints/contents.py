@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,8 +17,8 @@ from reverb_writer.errors import FormatError
 from reverb_writer.files.saved_replay import SavedReplay, sequence_of
 from reverb_writer.files.tfrecord import DONE, FILES, Extent, read_file
 from reverb_writer.protocol import messages, signatures
-from reverb_writer.tables import Balance, Prioritized, Selector, TableConfig
-from reverb_writer.tables.table_messages import read_balance, read_selector
+from reverb_writer.tables import Prioritized, Selector, TableConfig
+from reverb_writer.tables.table_messages import read_balance, read_selector, write_table
 
 MANIFEST = "MANIFEST.json"  # size and checksum of each file, so that a short one is noticed without reading it
 
@@ -99,26 +99,10 @@ class Checkpoint(SavedReplay):
 
 
 @dataclass(frozen=True)
-class TableState:
-    """A table in a checkpoint."""
-
-    name: str
-    max_size: int
-    sampler: Selector
-    remover: Selector
-    max_times_sampled: int  # 0 for no limit
-    limiter: Balance
-    inserts: int  # since the table was created or reset
-    samples: int
-    deletes: int
-    signature: Any  # a nest of `ArraySpec`, or None
-
-
-@dataclass(frozen=True)
 class Contents:
     """The contents of a checkpoint."""
 
-    tables: tuple[TableState, ...]
+    tables: tuple[Any, ...]  # a PriorityTableCheckpoint of each
     items: dict[str, int]  # number of items of each table
     chunks: int  # their number
     steps: int  # of the chunks
@@ -130,23 +114,18 @@ def checked(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
     return {name: {"bytes": one.size_bytes, "crc32": one.crc32 or 0} for name, one in found.items()}
 
 
-def tables_of(checkpoint: Checkpoint) -> tuple[TableState, ...]:
-    """Return the tables without reading their items."""
-    return tuple(
-        TableState(
-            name=table.table_name,
-            max_size=table.max_size,
-            sampler=read_selector(table.sampler),
-            remover=read_selector(table.remover),
-            max_times_sampled=max(0, table.max_times_sampled),
-            limiter=read_balance(table.rate_limiter),
-            inserts=table.rate_limiter.insert_count,
-            samples=table.rate_limiter.sample_count,
-            deletes=table.rate_limiter.delete_count,
-            signature=signatures.decode(table.signature),
-        )
-        for table in checkpoint.tables()
-    )
+def rules_of(table: Any) -> dict[str, Any]:
+    """Return the rules of a PriorityTableCheckpoint by name, as people read them."""
+    signature = signatures.decode(table.signature)
+    leaves = () if signature is None else tree.flatten_with_path(signature)
+    return {
+        "max_size": table.max_size,
+        "sampler": _selector_name(read_selector(table.sampler)),
+        "remover": _selector_name(read_selector(table.remover)),
+        "max_times_sampled": max(0, table.max_times_sampled),
+        **read_balance(table.rate_limiter)._asdict(),
+        "signature": [f"{'/'.join(map(str, path))}: {leaf.dtype}{list(leaf.shape or ())}" for path, leaf in leaves],
+    }
 
 
 def inspect(checkpoint: Checkpoint) -> Contents:
@@ -160,8 +139,8 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     fault = checkpoint.fault()
     if fault:
         raise FormatError(f"{checkpoint.path}: {fault}. It is incomplete; use another one.")
-    tables = tables_of(checkpoint)
-    names = {table.name for table in tables}
+    tables = tuple(checkpoint.tables())
+    names = {table.table_name for table in tables}
     items: Counter[str] = Counter()
     needed: set[int] = set()
     for item in checkpoint.parsed_items(messages.PrioritizedItem):
@@ -181,17 +160,22 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     return Contents(tables, {name: items[name] for name in sorted(names)}, chunks, steps)
 
 
-def differences(tables: Sequence[TableConfig], checkpoint: Sequence[TableState]) -> list[str]:
-    """Return the differences between the tables of a checkpoint and the configured ones, a line each."""
-    saved = {state.name: state for state in checkpoint}
+def differences(tables: Sequence[TableConfig], saved: Iterable[Any]) -> list[str]:
+    """Return the differences between configured tables and those of a checkpoint, a line each."""
     configured = {table.name: table for table in tables}
-    lines = [f"table `{name}`: in the checkpoint, not configured" for name in saved if name not in configured]
+    theirs = {table.table_name: rules_of(table) for table in saved}
+    lines = [f"table `{name}`: in the checkpoint, not configured" for name in theirs if name not in configured]
     for name, table in configured.items():
-        if name not in saved:
+        if name not in theirs:
             lines.append(f"table `{name}`: configured, not in the checkpoint")
             continue
-        for key, theirs, ours in _differing_rules(saved[name], table):
-            lines.append(f"table `{name}`: {key} is {theirs} in the checkpoint, {ours} in the configuration")
+        message = messages.PriorityTableCheckpoint()
+        write_table(table, message)
+        for rule, ours in rules_of(message).items():
+            if theirs[name][rule] != ours and (rule != "signature" or table.signature is not None):
+                lines.append(
+                    f"table `{name}`: {rule} is {theirs[name][rule]} in the checkpoint, {ours} in the configuration"
+                )
     return lines
 
 
@@ -205,27 +189,5 @@ def _why_not_a_checkpoint(path: Path) -> str:
     return f"is not a checkpoint, but a folder with {len(inside)} in it. Name one, such as {inside[-1]}."
 
 
-def _differing_rules(state: TableState, table: TableConfig) -> list[tuple[str, str, str]]:
-    balance = table.rate_limiter.balance
-    pairs: list[tuple[str, Any, Any]] = [
-        ("max_size", state.max_size, table.max_size),
-        ("sampler", _selector_name(state.sampler), _selector_name(table.sampler)),
-        ("remover", _selector_name(state.remover), _selector_name(table.remover)),
-        ("max_times_sampled", state.max_times_sampled, table.max_times_sampled),
-        *zip(Balance._fields, state.limiter, balance, strict=True),
-    ]
-    different = [(key, f"{theirs}", f"{ours}") for key, theirs, ours in pairs if theirs != ours]
-    if table.signature is not None and _leaves(state.signature) != _leaves(table.signature):
-        different.append(("signature", f"{_leaves(state.signature)}", f"{_leaves(table.signature)}"))
-    return different
-
-
 def _selector_name(chosen: Selector) -> str:
     return f"prioritized ({chosen.exponent:g})" if isinstance(chosen, Prioritized) else chosen
-
-
-def _leaves(signature: Any) -> list[str]:
-    if signature is None:
-        return []
-    leaves = tree.flatten_with_path(signature)
-    return [f"{'/'.join(map(str, path))}: {leaf.dtype}{list(leaf.shape or ())}" for path, leaf in leaves]

@@ -93,14 +93,14 @@ def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str],
     the number of new servers, in place of the configuration's.
     """
     flags: dict[tuple[str, ...], Any] = {} if shards is None else {("cluster", "shards"): shards}
-    num_shards = load(config, environment, {**flags, ("cluster", "shard"): 0}).cluster.shards
+    num_shards = load(config, environment, {**flags, ("cluster", "shard"): 0}).cluster_shards
     loaded = [load(config, environment, {**flags, ("cluster", "shard"): shard}) for shard in range(num_shards)]
     with contextlib.ExitStack() as stack:
         folders = []
         for one in loaded:
-            if one.checkpoints.directory is None:
+            if one.checkpoints_directory is None:
                 raise ConfigError(f"{config}: `checkpoints.directory`: got nothing, allowed: a path.")
-            folders.append(stack.enter_context(CheckpointFolder(one.checkpoints.directory, one.checkpoints.keep)))
+            folders.append(stack.enter_context(CheckpointFolder(one.checkpoints_directory, one.checkpoints_keep)))
         sources = [_open(path) for path in saved]  # now that what was finished in the new folders is kept
         targets = [
             Target(folder.incoming / _RESHARDED, {table.config.name: table.config for table in one.tables})

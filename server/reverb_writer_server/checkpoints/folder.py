@@ -28,7 +28,7 @@ from typing import NamedTuple
 from reverb_writer.errors import FormatError
 from reverb_writer.files.saved_replay import KEPT, NAME, OWNER, PARTIAL, checkpoint_name
 from reverb_writer.files.tfrecord import DONE
-from reverb_writer_server.checkpoints.contents import MANIFEST, Checkpoint, checked, tables_of
+from reverb_writer_server.checkpoints.contents import MANIFEST, Checkpoint, checked, rules_of
 from reverb_writer_server.checkpoints.owner import CheckpointError, OwnerFile
 
 _logger = logging.getLogger(__name__)
@@ -201,7 +201,8 @@ class CheckpointFolder:
         """Read a checkpoint to its end, write what it must be like beside it, and move it; all is on disk then."""
         one = Checkpoint(path)
         manifest = checked(one)
-        tables_of(one)
+        for table in one.tables():
+            rules_of(table)  # or it could not be restored
         try:
             (path / MANIFEST).write_text(json.dumps(manifest))
         except OSError as error:  # a full disk: the checkpoint itself exists

@@ -1,13 +1,15 @@
-"""The configuration of a server: tables, checkpoints, ports, log. Each field is a key; its section is a class."""
+"""The configuration of a server: tables, checkpoints, ports, log. Each field is a key."""
 
 from __future__ import annotations
 
-import math
+import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import tomllib
 
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import TableConfig
@@ -15,81 +17,11 @@ from reverb_writer.tables.shares import share_of
 from reverb_writer.tables.table_dicts import TableKeyError, table_from_dict
 from reverb_writer.writing.memory_estimate import Estimate, estimate
 from reverb_writer_server.config import textproto
-from reverb_writer_server.config.keys import ConfigError, Settings, choice, key, keys_of, path, quantity, whole
+from reverb_writer_server.config.keys import ConfigError, Key, Settings, choice, key, path, quantity, whole
 
 _MAX = 2**31 - 1
 _Path: TypeAlias = Path | None
 _SELECTORS = "uniform fifo lifo max_heap min_heap prioritized"
-
-
-@dataclass(frozen=True)
-class HttpConfig:
-    """Health checks, metrics and status page."""
-
-    port: int = whole(0, 0, 65535, "port of health checks, metrics and status page; 0 for none", "--http-port")
-    host: str = key(
-        "127.0.0.1", "an address of this machine", "address that this port listens on; `0.0.0.0` for all interfaces"
-    )
-    max_silence_s: float = quantity(
-        120.0, "seconds", "time without an answer of Reverb after which `/livez` fails; 0 for no limit"
-    )
-
-
-@dataclass(frozen=True)
-class ClusterConfig:
-    """Several servers that are one replay."""
-
-    shards: int = whole(
-        1, 1, 1000, "number of servers that are one replay, each of which serves its share of every table", "--shards"
-    )
-    shard: int | None = whole(None, 0, 999, "number of this server among them, from 0", "--shard")
-
-
-@dataclass(frozen=True)
-class GatewayConfig:
-    """The gateway in front of the server."""
-
-    certificate: _Path = path("PEM file with the gateway's certificate, whose end is a metric")
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """Saving and restoring."""
-
-    directory: _Path = path(
-        "folder that holds checkpoints and nothing else; without one, data are lost when the server ends",
-        "--checkpoints",
-    )
-    every_s: float = quantity(600.0, "seconds", "time between checkpoints; 0 for no periodic ones")
-    keep: int = whole(3, 1, 1000, "number of checkpoints to keep")
-    restore: str = key(
-        "latest", '"latest", "none" or a name', "checkpoint to restore; `latest` is the newest sound one", "--restore"
-    )
-    on_mismatch: str = choice(
-        "refuse checkpoint config", "whose tables are served if checkpoint and configuration differ", "--on-mismatch"
-    )
-
-
-@dataclass(frozen=True)
-class MemoryConfig:
-    """Behaviour if memory becomes scarce."""
-
-    alert_bytes: int = whole(
-        0, 0, 2**62, "resident memory of the server above which it writes a checkpoint and an alert fires; 0 for none"
-    )
-
-
-@dataclass(frozen=True)
-class LogConfig:
-    """The log."""
-
-    format: str = choice("text json", "format of the log", "--log-format")
-    level: str = choice(
-        "debug info warning error", "lowest level that is logged; `debug` includes Reverb's log", default="info"
-    )
-    figures_every_s: float = quantity(
-        60.0, "seconds", "time between log lines with the sizes and rates of tables; 0 for none"
-    )
 
 
 @dataclass(frozen=True)
@@ -106,9 +38,7 @@ class TableKeys:
         "min_size ratio queue stack", "when sides wait; queue and stack set sampler, remover and max_times_sampled"
     )
     min_size: int = whole(1, 1, _MAX, "number of items that the table needs before sampling starts")
-    samples_per_insert: float | None = quantity(
-        None, "samples", "number of samples per insert; required by rate limiter ratio"
-    )
+    samples_per_insert: float | None = quantity(None, "samples", "samples per insert; required by rate limiter ratio")
     error_buffer: Any = key(
         None,
         "a number, or an array [min_diff, max_diff]",
@@ -117,9 +47,7 @@ class TableKeys:
     )
     sequence_length: int | None = whole(None, 1, _MAX, "number of steps of an item; for signature and memory estimate")
     stride_length: int = whole(1, 1, _MAX, "number of steps between the starts of two items; for the memory estimate")
-    episode_length: int | None = whole(
-        None, 1, _MAX, "number of steps of an episode, for the memory estimate; long ones if it is not set"
-    )
+    episode_length: int | None = whole(None, 1, _MAX, "number of steps of an episode; for the memory estimate")
     signature: Any = key(
         None,
         'a table of leaves such as obs = "uint8[84, 84, 4]"',
@@ -145,22 +73,36 @@ class ServedTable:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The configuration of a server."""
+    """The configuration of a server; the first word of a name of several is its section."""
 
     port: int = whole(8000, 0, 65535, "port of the Reverb server; 0 for a free one", "--port")
-    bind: str = choice(
-        "127.0.0.1 0.0.0.0", "address of this port; `0.0.0.0` for all, which asks for a gateway or a firewall", "--bind"
+    bind: str = choice("127.0.0.1 0.0.0.0", "address of this port; `0.0.0.0` needs a gateway or a firewall", "--bind")
+    http_port: int = whole(0, 0, 65535, "port of health checks, metrics and status page; 0 for none", "--http-port")
+    http_host: str = key("127.0.0.1", "an address of this machine", "address of `http.port`; `0.0.0.0` for all")
+    http_max_silence_s: float = quantity(120.0, "seconds", "silence of Reverb that fails `/livez`; 0 for no limit")
+    cluster_shards: int = whole(1, 1, 1000, "number of servers that are one replay and share its tables", "--shards")
+    cluster_shard: int | None = whole(None, 0, 999, "number of this server among them, from 0", "--shard")
+    gateway_certificate: _Path = path("PEM file with the gateway's certificate, whose end is a metric")
+    checkpoints_directory: _Path = path("folder for checkpoints only; without one, no data are kept", "--checkpoints")
+    checkpoints_every_s: float = quantity(600.0, "seconds", "time between checkpoints; 0 for no periodic ones")
+    checkpoints_keep: int = whole(3, 1, 1000, "number of checkpoints to keep")
+    checkpoints_restore: str = key(
+        "latest", '"latest", "none" or a name', "checkpoint to restore; `latest` is the newest sound one", "--restore"
     )
-    http: HttpConfig = HttpConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    gateway: GatewayConfig = GatewayConfig()
-    checkpoints: CheckpointConfig = CheckpointConfig()
-    memory: MemoryConfig = MemoryConfig()
-    log: LogConfig = LogConfig()
-    tables: tuple[ServedTable, ...] = field(default=(), metadata={"each": TableKeys})
+    checkpoints_on_mismatch: str = choice(
+        "refuse checkpoint config", "whose tables are served if checkpoint and configuration differ", "--on-mismatch"
+    )
+    memory_alert_bytes: int = whole(0, 0, 2**62, "resident memory that causes a checkpoint and an alert; 0 for none")
+    log_format: str = choice("text json", "format of the log", "--log-format")
+    log_level: str = choice("debug info warning error", "lowest level; `debug` includes Reverb's log", default="info")
+    log_figures_every_s: float = quantity(60.0, "seconds", "time between lines with the tables' figures; 0 for none")
+    tables: tuple[ServedTable, ...] = ()
 
 
-KEYS = keys_of(ServerConfig)
+KEYS: dict[str, Key] = {
+    **{one.name.replace("_", ".", 1): one.metadata["key"] for one in fields(ServerConfig) if one.metadata},
+    **{f"tables.*.{one.name}": one.metadata["key"] for one in fields(TableKeys)},
+}
 """All keys by name, such as "http.port" and "tables.*.max_size"."""
 
 
@@ -178,78 +120,62 @@ def load(
         ConfigError: a value is not allowed, or a table would always block.
     """
     settings = Settings(KEYS)
-    given: list[TableConfig] = []
-    if file is not None and file.suffix in textproto.SUFFIXES:
-        port, given = textproto.read(file)
-        if port:
-            settings.set(("port",), port, str(file))
-    elif file is not None:
-        settings.read_file(file)
+    made: dict[str, TableConfig] = {}
+    if file is not None:
+        values, made = _read(file)
+        settings.set((), values, str(file))
     settings.read_environment(environment)
     for at, value in [*((("tables", name), {}) for name in tables), *(flags or {}).items()]:
         settings.set(at, value, "command line")
-    named = settings.values("tables")
-    if twice := named.keys() & {table.name for table in given}:
-        raise ConfigError(
-            f"{file}: table `{min(twice)}` cannot be changed by other settings: textproto sets all of it."
-        )
-    config = settings.make(ServerConfig)
-    served = [ServedTable(table) for table in given] + [_table(settings, name) for name in named]
-    shards, shard = config.cluster.shards, config.cluster.shard
-    checkpoints = config.checkpoints
+    if twice := settings.tables.keys() & made.keys():
+        raise ConfigError(f"{file}: table `{min(twice)}` cannot be changed elsewhere: textproto sets all of it.")
+    found = {name.replace(".", "_"): value for name, value in settings.values().items() if name in KEYS}
+    config = ServerConfig(**found)
+    shards, shard, directory = config.cluster_shards, config.cluster_shard, config.checkpoints_directory
     if shards > 1 or shard:
         if shard is None or shard >= shards:
+            origin = settings.origin("cluster", "shards" if shard is None else "shard")
             got = "nothing" if shard is None else shard
-            raise ConfigError(
-                f"{settings.origin('cluster', 'shards' if shard is None else 'shard')}: `cluster.shard`: got {got}, "
-                f"allowed: 0 to {shards - 1}, for `cluster.shards` is {shards}."
-            )
-        if checkpoints.directory is not None:  # each locks its own
-            checkpoints = replace(checkpoints, directory=checkpoints.directory / f"shard-{shard}")
-    served = [_share(settings, table, shard or 0, shards) for table in served or [ServedTable(TableConfig("replay"))]]
-    return replace(config, tables=tuple(served), checkpoints=checkpoints)
+            allowed = f"0 to {shards - 1}, for `cluster.shards` is {shards}"
+            raise ConfigError(f"{origin}: `cluster.shard`: got {got}, allowed: {allowed}.")
+        directory = directory and directory / f"shard-{shard}"  # each locks its own
+    names = [*made, *settings.tables] or ["replay"]
+    served = tuple(_served(settings, name, made.get(name), shard or 0, shards) for name in names)
+    return replace(config, tables=served, checkpoints_directory=directory)
 
 
-def _table(settings: Settings, name: str) -> ServedTable:
-    values, keys = settings.values("tables", name), settings.make(TableKeys, "tables", name)
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, TableConfig]]:
+    """Return the values of a file, and the tables of one in Reverb's format."""
+    form = "TOML"
+    try:
+        text = file.read_bytes().decode()
+        if file.suffix in textproto.SUFFIXES:
+            port, tables = textproto.parse(text, file)
+            return {"port": port} if port else {}, {table.name: table for table in tables}
+        if text.lstrip().startswith("{"):
+            form = "JSON"
+            return json.loads(text), {}
+        return tomllib.loads(text), {}
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}). Check the path and its permissions.") from error
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: is not valid {form}: {error}.") from error
+
+
+def _served(settings: Settings, name: str, made: TableConfig | None, shard: int, shards: int) -> ServedTable:
+    """Return what one of several servers serves of a table, with all warnings about it."""
+    values = settings.values("tables", name)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            config = table_from_dict(name, values)
+            config = made or table_from_dict(name, values)
+            if shards > 1:
+                caught.clear()
+                config = share_of(config, shard, shards)
     except TableKeyError as error:
         at = ("tables", name, error.key) if error.key in values else ("tables", name)
         raise ConfigError(f"{settings.origin(*at)}: `tables.{name}.{error.key}`: {error.fault}") from error
     except SpecError as error:
         raise ConfigError(f"{settings.origin('tables', name)}: `tables.{name}`: {error}") from error
-    warned = tuple(str(warning.message) for warning in caught)
-    return ServedTable(config, keys.sequence_length, keys.stride_length, warned, keys.episode_length)
-
-
-def _share(settings: Settings, table: ServedTable, shard: int, shards: int) -> ServedTable:
-    """Return what one of several servers serves of a table, with all warnings about it."""
-    config, name = table.config, table.config.name
-    warned = table.advice
-    if shards > 1:
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                config = share_of(table.config, shard, shards)
-        except SpecError as error:
-            raise ConfigError(f"{settings.origin('tables', name)}: `cluster.shards` = {shards}: {error}") from error
-        warned = tuple(dict.fromkeys(str(warning.message) for warning in caught))
-    return replace(table, config=config, advice=(*warned, *_advice(config)))
-
-
-def _advice(table: TableConfig) -> list[str]:
-    """Return what to know of a ratio that `max_times_sampled` makes unreachable."""
-    balance, times = table.rate_limiter.balance, table.max_times_sampled
-    if not times or not math.isfinite(balance.max_diff) or balance.samples_per_insert <= times:
-        return []
-    grows, most = balance.samples_per_insert - times, math.ceil(balance.samples_per_insert)
-    sentence = (
-        f"table `{table.name}`: samples_per_insert {balance.samples_per_insert:g} cannot be reached, because an "
-        f"item is removed after {times} samples: each insert raises diff by {grows:g} for good. After "
-        f"{math.floor(balance.max_diff / grows)} inserts the limiter blocks inserts that would take the table above "
-        f"min_size {balance.min_size}. Raise max_times_sampled to {most}."
-    )
-    return [sentence]
+    lengths = {key: values[key] for key in ("sequence_length", "stride_length", "episode_length") if key in values}
+    return ServedTable(config, advice=tuple(dict.fromkeys(str(one.message) for one in caught)), **lengths)

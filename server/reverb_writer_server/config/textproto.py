@@ -10,24 +10,22 @@ from reverb_writer.errors import SpecError
 from reverb_writer.protocol import messages
 from reverb_writer.tables import TableConfig, check_unique_names
 from reverb_writer.tables.table_messages import read_table
-from reverb_writer_server.config.keys import ConfigError, unreadable
+from reverb_writer_server.config.keys import ConfigError
 
 SUFFIXES = frozenset({".textproto", ".textpb", ".pbtxt", ".prototxt"})
 
 
-def read(path: Path) -> tuple[int, list[TableConfig]]:
-    """Return the port, 0 if there is none, and the tables."""
+def parse(text: str, path: Path) -> tuple[int, list[TableConfig]]:
+    """Return the port, 0 if there is none, and the tables of a file's text."""
     message = messages.ReverbServerConfig()
     try:
-        text_format.Parse(path.read_text(), message)
-    except OSError as error:
-        raise unreadable(path, error) from error
+        text_format.Parse(text, message)
+        check_unique_names([table.table_name for table in message.tables])
+        tables = [read_table(table) for table in message.tables]
     except text_format.ParseError as error:
         raise ConfigError(f"{path}: line {error}. Allowed: a ReverbServerConfig of Reverb 0.14 as text.") from error
-    if not message.tables:
-        raise ConfigError(f"{path}: `tables`: got none, allowed: at least one.")
-    try:
-        check_unique_names([table.table_name for table in message.tables])
-        return message.port, [read_table(table) for table in message.tables]
     except SpecError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if not tables:
+        raise ConfigError(f"{path}: `tables`: got none, allowed: at least one.")
+    return message.port, tables

@@ -17,7 +17,7 @@ from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.machine import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import ServerSnapshot
 from reverb_writer_server.observability.state import ServiceState
-from reverb_writer_server.reverb.loopback import ALL
+from reverb_writer_server.reverb.sockets import ALL
 
 _SELECTED_ITEM = {
     "fifo": "the oldest item",
@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 def start_lines(config: ServerConfig) -> Iterator[tuple[int, str]]:
     """Yield the level and text of lines about what is going to be served."""
     yield logging.INFO, ", ".join(f"{name.replace('_', '-')} {version}" for name, version in versions().items())
-    if config.bind == ALL and config.gateway.certificate is None:
+    if config.bind == ALL and config.gateway_certificate is None:
         exposure = (
             f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Let a "
             "gateway or a firewall decide who does (SECURITY.md)"
@@ -60,7 +60,7 @@ def table_lines(tables: Sequence[ServedTable]) -> Iterator[str]:
             yield f"  {sentence}"
         if table.config.signature is not None:
             yield f"  signature: {table.config.signature}"
-        for sentence in table.advice:
+        for sentence in (*table.advice, *_advice(table.config)):
             yield f"  note: {sentence}"
 
 
@@ -69,7 +69,7 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     estimates = [table.estimate() for table in config.tables]
     available = available_bytes()
     lines = [f"memory of table `{one.table}`: {_describe_estimate(one)}" for one in estimates]
-    total, saving, unknown = need(estimates, saves=config.checkpoints.directory is not None)
+    total, saving, unknown = need(estimates, saves=config.checkpoints_directory is not None)
     excess = total > available
     about = (
         f"at least {format_bytes(total)}, without {', '.join(f'`{name}`' for name in unknown)}"
@@ -155,6 +155,21 @@ def describe(table: TableConfig) -> list[str]:
     else:
         sentences.append("never blocks inserts")
     return sentences
+
+
+def _advice(table: TableConfig) -> list[str]:
+    """Return what to know of a ratio that `max_times_sampled` makes unreachable."""
+    balance, times = table.rate_limiter.balance, table.max_times_sampled
+    if not times or not math.isfinite(balance.max_diff) or balance.samples_per_insert <= times:
+        return []
+    grows, most = balance.samples_per_insert - times, math.ceil(balance.samples_per_insert)
+    sentence = (
+        f"samples_per_insert {balance.samples_per_insert:g} cannot be reached, because an "
+        f"item is removed after {times} samples: each insert raises diff by {grows:g} for good. After "
+        f"{math.floor(balance.max_diff / grows)} inserts the limiter blocks inserts that would take the table above "
+        f"min_size {balance.min_size}. Raise max_times_sampled to {most}."
+    )
+    return [sentence]
 
 
 def format_bytes(number: float) -> str:

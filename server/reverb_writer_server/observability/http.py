@@ -23,7 +23,7 @@ from waitress.server import TcpWSGIServer
 
 from reverb_writer_server.observability import metrics
 from reverb_writer_server.observability.state import ServiceState
-from reverb_writer_server.reverb.ports import port_in_use
+from reverb_writer_server.reverb.sockets import port_in_use
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment

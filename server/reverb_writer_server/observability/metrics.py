@@ -90,7 +90,8 @@ class _Collector(Collector):
 
 def _of_service(state: ServiceState) -> dict[str, tuple[str, float | None]]:
     """Return meaning and value of each gauge of the whole server; None for a gauge that is missing now."""
-    disk, saved, monitor = state.disk, state.checkpoints, state.monitor
+    saved, monitor = state.checkpoints, state.monitor
+    free, size_of_disk = state.disk or (None, None)
     size = None if saved.written_at is None else saved.size_bytes
     return {
         "ready": ("whether clients can use the server", state.ready()[0]),
@@ -102,11 +103,11 @@ def _of_service(state: ServiceState) -> dict[str, tuple[str, float | None]]:
         "memory_alert": ("whether memory is above memory.alert_bytes", state.memory_is_high),
         "memory_bytes": ("resident memory of the server", used_bytes(state.process_ids)),
         "memory_limit_bytes": ("memory limit of the container, or memory of the machine", available_bytes()),
-        "disk_free_bytes": ("room for checkpoints", disk.free_bytes),
-        "disk_size_bytes": ("size of their file system", disk.total_bytes),
+        "disk_free_bytes": ("room for checkpoints", free),
+        "disk_size_bytes": ("size of their file system", size_of_disk),
         "certificate_expiry_timestamp_seconds": (
             "end of the gateway's certificate, Unix time",
-            disk.certificate_expires_at,
+            state.certificate_expires_at,
         ),
         "checkpoints_kept": ("complete checkpoints on disk", saved.kept),
         "checkpoints_damaged": ("checkpoints that could not be restored at this start", len(state.damaged)),

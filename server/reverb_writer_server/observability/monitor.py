@@ -13,7 +13,7 @@ from typing import Any
 import reverb_writer as rw
 from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, figures
 from reverb_writer.tables.table_info import TableInfo
-from reverb_writer_server.reverb.ports import accepts_connections
+from reverb_writer_server.reverb.sockets import accepts_connections
 
 _logger = logging.getLogger(__name__)
 _EVERY_S = 2.0

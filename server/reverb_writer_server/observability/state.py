@@ -10,14 +10,13 @@ from typing import Any, Literal, TypeAlias
 
 from reverb_writer_server.checkpoints.contents import Checkpoint
 from reverb_writer_server.machine import available_bytes, used_bytes
-from reverb_writer_server.observability.disk import DiskFacts
 from reverb_writer_server.observability.monitor import Monitor
 
 _MAX_PAUSE_S = 30.0  # of a thread that is alive; its calls end within seconds
 # Times `max_silence_s`, for the thread that waits for disks: a slow disk syncs gigabytes for minutes.
 _DISK_PATIENCE = 10
 
-Job: TypeAlias = Literal["checkpoint", "keep", "connect", "figures", "memory"]
+Job: TypeAlias = Literal["checkpoint", "keep", "connect", "figures", "memory", "disk", "certificate"]
 """The kinds of periodic work, as their failures are counted."""
 
 
@@ -57,7 +56,8 @@ class ServiceState:
         self.starts = 1  # of a server with that folder
         self.previous_end = "stopped"  # how the server before has ended, as the mark of the folder says
         self.damaged: tuple[str, ...] = ()  # names of the checkpoints that could not be restored
-        self.disk = DiskFacts()
+        self.disk: tuple[int, int] | None = None  # free bytes and all bytes of the checkpoints' disk, if it answers
+        self.certificate_expires_at: float | None = None  # Unix time at which the first of the gateway's ends
         self.failures: Counter[Job] = Counter()
         self.reverb_pid: int | None = None  # before it runs
         self.estimates: dict[str, int | None] = {}  # bytes of each table when it is full

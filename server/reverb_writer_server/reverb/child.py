@@ -21,7 +21,7 @@ from reverb_writer.errors import ReverbWriterError
 from reverb_writer.files.saved_replay import SavedReplay
 from reverb_writer.tables import TableConfig
 from reverb_writer_server.checkpoints.convert import Target, convert
-from reverb_writer_server.reverb.draining import Drain
+from reverb_writer_server.reverb.sockets import Drain
 from reverb_writer_server.signals import end_with
 
 

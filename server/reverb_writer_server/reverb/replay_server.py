@@ -24,8 +24,7 @@ from reverb_writer.protocol import messages
 from reverb_writer.tables import Selector, TableConfig, check_tables
 from reverb_writer.tables.table_messages import write_selector
 from reverb_writer_server.checkpoints.owner import UnrestorableError
-from reverb_writer_server.reverb.loopback import ALL, LOOPBACK, restrict_to_loopback
-from reverb_writer_server.reverb.ports import free_port, port_in_use, reserved
+from reverb_writer_server.reverb.sockets import ALL, LOOPBACK, free_port, port_in_use, reserved, restrict_to_loopback
 
 
 class ReplayServer:

@@ -23,7 +23,7 @@ from typing import Any
 from reverb_writer.errors import DOCS, ReverbWriterError
 from reverb_writer_server.machine import cpu_s, num_oom_kills, statistics
 from reverb_writer_server.reverb.child import StartRequest
-from reverb_writer_server.reverb.draining import Endpoint
+from reverb_writer_server.reverb.sockets import Endpoint
 
 _logger = logging.getLogger("reverb")
 _POLL_S = 0.2
