@@ -5,6 +5,7 @@ Prefetcher -> next(), which waits and says why -> the learner -> update_prioriti
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -79,7 +80,6 @@ class Dataset(Views):
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
         self._stats = DatasetStats()
-        self._says_too_short = True
         parts: list[Any] = []  # the prefetcher and the priorities, as far as there are any
         # A dataset that is not closed must not hang the interpreter's end; nor one whose opening was interrupted.
         owned_client = self._client if self._owns_client else None
@@ -137,24 +137,11 @@ class Dataset(Views):
             UnsafeDataError, FormatError, StructureError, ClosedError: as `next`.
         """
         start, timeout_s = time.monotonic(), check_wait(timeout_s)
-        try:
-            if timeout_s > 0:
+        if timeout_s > 0:
+            with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError, IncompleteError):
                 return self._next_batch(start, timeout_s)
-        except (ReplayTimeoutError, ServerUnavailableError):
-            pass
-        except IncompleteError as error:
-            self._leave_out(error)
         self._begin()
-        while True:
-            try:
-                return self._counted(self._prefetcher.pop() or self._prefetcher.pop_rest(), start)
-            except IncompleteError as error:
-                self._leave_out(error)
-
-    def _leave_out(self, error: IncompleteError) -> None:
-        if self._says_too_short:
-            self._says_too_short = False
-            _LOG.warning("Table `%s`: %s `take` leaves such samples out.", self.table, error)
+        return self._counted(self._prefetcher.pop() or self._prefetcher.pop_rest(), start)
 
     def _begin(self) -> None:
         if self._updates.is_forked:
@@ -169,23 +156,19 @@ class Dataset(Views):
         self._begin()
         woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
         deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
-        too_short: IncompleteError | None = None
         while True:
             woken.clear()
             has_ended = self._prefetcher.has_ended  # before the look: nothing comes after it
-            try:
-                batch = self._counted(self._prefetcher.pop(waits=True), start)
-            except IncompleteError as error:
-                if time.monotonic() >= deadline:
-                    raise
-                too_short = error
-                continue
-            if batch is not None or (has_ended and too_short is None):
+            batch = self._counted(self._prefetcher.pop(waits=True), start)
+            if batch is not None:
                 return batch
             if not has_ended and woken.wait(min(deadline, look_at) - time.monotonic()):
                 continue
             now = time.monotonic()
             if has_ended or now >= deadline:
+                too_short, self._prefetcher.too_short = self._prefetcher.too_short, None
+                if has_ended and too_short is None:
+                    return None
                 raise too_short or self._too_late(start, timeout_s)
             if now >= look_at:
                 look_at, log_at = now + pause_s, self._look(now, start, log_at)
@@ -217,7 +200,7 @@ class Dataset(Views):
         return " ".join(stream.explain(since) for stream in streams if not stream.is_done)
 
     def _too_late(self, start: float, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
-        stats = self._prefetcher.stats()
+        stats = self.stats()
         foreign = f"{stats.foreign_items} of another structure were left out. " if stats.foreign_items else ""
         unsafe = f"{stats.skipped_samples} were unsafe or damaged, and skipped. " if stats.skipped_samples else ""
         losses = [source.stream.loss for source in self._mixer.sources]
@@ -260,7 +243,7 @@ class Dataset(Views):
     def stats(self) -> DatasetStats:
         """Return the counters so far."""
         stats = DatasetStats(**vars(self._stats))
-        stats.add(self._prefetcher.stats())
+        self._prefetcher.count(stats)
         stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
         stats.gone_priority_updates = self._updates.num_gone
         return stats

@@ -21,7 +21,7 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.stats import FetchStats
+from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_stream import Limit, SampleStream
 
@@ -52,7 +52,7 @@ class Source:
         stream = self.stream
         return stream.loss is not None or self.server.shard.state == "lost" or stream.is_closed
 
-    def count(self, stats: FetchStats) -> None:
+    def count(self, stats: DatasetStats) -> None:
         """Add the counters that stay when the server leaves."""
         stream = self.stream
         stats.lost_samples += stream.num_lost
@@ -102,7 +102,7 @@ class Mixer(abc.ABC):
         self._shards: Sequence[Server] = ()
         self._sources: dict[str, Any] = {}  # `Source`s by name; replaced, so that other threads may read it
         self._leaving: list[Any] = []  # have left the target, and have samples that would be lost otherwise
-        self._past = FetchStats()  # of servers that have left, and the samples that have come
+        self._past = DatasetStats()  # of servers that have left, and the samples that have come
         self._is_ending = False
 
     # ------------------------------------------------------------------------------- counters, for any thread
@@ -132,9 +132,10 @@ class Mixer(abc.ABC):
         """Whether nothing is in flight, and nothing more will be requested."""
         return all(source.stream.is_done for source in self.sources)
 
-    def count(self, stats: FetchStats) -> None:
+    def count(self, stats: DatasetStats) -> None:
         """Add the counters of the servers."""
-        stats.add(self._past)
+        for name, number in vars(self._past).items():
+            setattr(stats, name, getattr(stats, name) + number)
         for source in self.sources:
             source.count(stats)
             stats.in_flight_samples += source.stream.num_in_flight

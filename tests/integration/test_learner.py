@@ -276,7 +276,7 @@ def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pyt
         eventually(takes_one)
         assert found[-1] is not None
         assert found[-1].data["n"].tolist() == [3, 3, 3]
-    assert sum("leaves such samples out" in message for message in caplog.messages) == 1
+    assert sum("Such samples are left out" in message for message in caplog.messages) == 1
 
 
 def test_connecting_has_a_time_out_of_its_own() -> None:
