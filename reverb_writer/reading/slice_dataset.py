@@ -65,7 +65,6 @@ class SliceDataset(Dataset):
         span: int | tuple[int, int] = 0,
         replacement: bool = True,
         row_priority_fn: Callable[[Any], Any] | None = None,
-        emit_init: bool = True,
         pool_size: int | None = None,
         slices_per_item: int = 1,
         with_next: bool = False,
@@ -90,7 +89,6 @@ class SliceDataset(Dataset):
                 table with `max_times_sampled=1`, each item comes only once altogether.
             row_priority_fn: gets the nest of a pool, leaves [M, ...], and returns [M] priorities of rows. A slice is
                 drawn with the priority of its first row. `by` must be "row".
-            emit_init: False for `is_init` only if it is stored.
             pool_size: items that are fetched together, >= 1; None for `num_slices`.
             slices_per_item: number of slices that a pool gives per trajectory, >= 1. They come in rounds: each
                 round has one slice of each trajectory. The server sends whole items, so more slices of each are
@@ -116,7 +114,7 @@ class SliceDataset(Dataset):
             )
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self.num_slices = num_slices
-        how = SliceOptions(sampler, slices_per_item, replacement, row_priority_fn, emit_init, with_next)
+        how = SliceOptions(sampler, slices_per_item, replacement, row_priority_fn, with_next)
         self._open(replay, table, pool_size, read_options, lambda structure: SlicesOfPools(structure, how, rng))
 
 
@@ -131,7 +129,6 @@ class SliceOptions:
     slices_per_item: int
     replacement: bool
     row_priority_fn: Callable[[Any], Any] | None
-    emit_init: bool
     with_next: bool
 
     def draw(self, data: Any, trajectories: Trajectories, rng: np.random.Generator) -> Slices:
@@ -230,7 +227,7 @@ class SlicesOfPools:
         after = pack([column[len(slices.rows) :] for column in columns]) if options.with_next else None
         read = self._reader(rows)
         stored = read_markers(data, starts=first_rows, before=lambda: read(preceding))
-        markers = mark_rows(slices, stored, emit_init=options.emit_init)
+        markers = mark_rows(slices, stored)
         ids = markers.traj_ids.copy()  # not the memory of `data`
         if stored.traj_ids is None:
             ids = ids + pool.num_before

@@ -33,8 +33,7 @@ class SliceMarkers:
     padding, which exist with `short="pad"` only, have all their markers False.
 
     Attributes:
-        is_init: [N] True on the first row of each slice, and where True was stored. None if `emit_init` is False and it
-            was not stored.
+        is_init: [N] True on the first row of each slice, and where True was stored.
         done: [N] True where `truncated` is, or where `done`, `terminated` or `truncated` was stored as True.
         terminated: [N] as stored; False if it was not stored.
         truncated: [N] True on the last real row of each slice and nowhere else. Where `terminated` is True too, the
@@ -48,7 +47,7 @@ class SliceMarkers:
         members: [N] number of the storage that the row is from; None if there is only one.
     """
 
-    is_init: Flags | None = field(metadata=ROWS)
+    is_init: Flags = field(metadata=ROWS)
     done: Flags = field(metadata=ROWS)
     terminated: Flags = field(metadata=ROWS)
     truncated: Flags = field(metadata=ROWS)
@@ -64,20 +63,7 @@ class SliceMarkers:
     def preview(self) -> str:
         """Draw the rows and their markers as text, one column for each row.
 
-        `|` separates slices, `T` is True, `=` is padding.
-
-        >>> from reverb_writer.slices import SliceSampler, Trajectories, gather
-        >>> steps = {"is_first": np.array([1, 0, 0, 1, 0]), "reward": np.arange(5)}
-        >>> trajectories = Trajectories.from_lengths([3, 2])
-        >>> slices = SliceSampler(2, 2).each(trajectories, np.random.default_rng(0))
-        >>> print(gather(steps, slices).markers.preview())
-        row                1   2 |   3   4
-        traj_ids           0   0 |   1   1
-        is_init            T   . |   T   .
-        done               .   T |   .   T
-        terminated         .   . |   .   .
-        truncated          .   T |   .   T
-        cut_by_sampler     .   . |   .   .
+        `|` separates slices, `T` is True, `=` is padding; docs/how-to/slices.md has examples.
         """
         real, bars = self.slices.mask.tolist(), set(self.slices.first_rows[1:].tolist())
         numbers = {"members": self.members, "row": self.slices.rows, "traj_ids": self.traj_ids}

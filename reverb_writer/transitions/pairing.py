@@ -273,8 +273,7 @@ def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
         starts = markers.slices.starts
         if starts.shape != flags.shape:
             raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {starts.shape}.")
-        found = array_like(xp, starts, flags.like)
-        return found if markers.is_init is None else found | as_bool(xp, markers.is_init)
+        return array_like(xp, starts, flags.like) | as_bool(xp, markers.is_init)
     starts = np.zeros(flags.shape, bool)
     if parts.lengths.sum() != len(starts):
         raise StructureError(f"the items have {parts.lengths.sum()} rows, and the flags {len(starts)}.")

@@ -43,7 +43,6 @@ def maker(pack: Callable[[Any], Any], num_slices: int, slice_len: int, **options
         "slices_per_item": 1,
         "replacement": True,
         "row_priority_fn": None,
-        "emit_init": True,
         "with_next": False,
     }
     sampler = SliceSampler(num_slices, slice_len)
