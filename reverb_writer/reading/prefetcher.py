@@ -15,7 +15,7 @@ import collections
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -314,10 +314,18 @@ class Prefetcher:
 
     def _transformed(self, batch: Batch) -> Batch | Exception:
         """Return what the learner's function makes of a batch, or the error that it raises."""
+        if self._transform is None:
+            return batch
         try:
-            return batch if self._transform is None else transformed(batch, self._transform)
+            found = self._transform(batch)
         except Exception as error:  # noqa: BLE001  # whatever it is, the reader raises it
             return error
+        if isinstance(found, Batch):
+            return found
+        return SpecError(
+            f"`transform` must return a Batch, such as `dataclasses.replace(batch, data=...)`, got "
+            f"{type(found).__name__}."
+        )
 
     def _num_held(self) -> int:
         """Return how many samples were taken from the mixer and have not been popped, with the errors."""
@@ -325,14 +333,3 @@ class Prefetcher:
         entries = {id(entry): entry for entry in (*self._ready.copy(), *([making] if making else []))}
         num_held = sum(entry.num_samples or isinstance(entry.item, Exception) for entry in entries.values())
         return num_held + (self._assembler.num_samples if making is None else 0)
-
-
-def transformed(batch: Batch, transform: Callable[[Batch], Batch]) -> Batch:
-    """Return what the learner's function makes of a batch."""
-    found = transform(batch)
-    if not isinstance(found, Batch):
-        raise SpecError(
-            f"`transform` must return a Batch, such as `dataclasses.replace(batch, data=...)`, got "
-            f"{type(found).__name__}."
-        )
-    return found

@@ -95,7 +95,7 @@ def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
 
     def of_values(data: Any) -> dict[str, Any]:
         fields = {"observation": (), "action": (), **_fields(data, ("reward",))}
-        return {**fields, "observation": _leaf_at(fields, values)} if isinstance(values, str) else fields
+        return {**fields, "observation": leaf_at(fields, values)} if isinstance(values, str) else fields
 
     found = _transitions(parts, of_values(parts.data), None if parts.after is None else of_values(parts.after))
     if not isinstance(values, str):
@@ -340,7 +340,7 @@ def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:
     return idle
 
 
-def _leaf_at(nest: Any, path: str) -> Any:
+def leaf_at(nest: Any, path: str) -> Any:
     """Return the part of a nest with this name, such as `observation/rgb`."""
     found = nest
     for name in path.split("/"):

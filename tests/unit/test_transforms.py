@@ -134,7 +134,7 @@ def test_images_get_the_stack_before_height_and_width() -> None:
 
 
 def test_stack_of_what_is_not_there_is_refused() -> None:
-    with pytest.raises(rw.errors.StructureError, match="without `observation/depth`; its leaves there are `rgb`"):
+    with pytest.raises(rw.errors.StructureError, match="no leaf `observation/depth`: there are `observation/rgb`"):
         rw.frame_stack(2, "observation/depth")(windows([[1, 2]]))
     with pytest.raises(rw.errors.SpecError, match="`k` must be >= 1"):
         rw.frame_stack(0)
