@@ -11,8 +11,7 @@ Source: TorchRL, `SliceSampler` and its relatives; docs/how-to/from-torchrl.md l
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -118,9 +117,6 @@ class SliceDataset(Dataset):
         self._open(replay, table, pool_size, read_options, lambda structure: SlicesOfPools(structure, how, rng))
 
 
-_COPY_BYTES = 16 << 20  # slices of a pool are copied together if they are no larger: the allocator reuses such memory
-
-
 @dataclass(frozen=True)
 class SliceOptions:
     """How slices of a pool are drawn; see `SliceDataset`."""
@@ -168,30 +164,21 @@ class SlicesOfPools:
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield batches of the slices of the next pool, after those that former pools have left; see `BatchMaker`."""
         pool = self._drawn(assembler.rows(), server)
-        sampler, num_slices = self._options.sampler, len(pool.items)
-        size = sampler.num_slices
-        batch_bytes = size * sampler.slice_len * pool.rows.row_bytes
-        step = size * max(_COPY_BYTES // max(batch_bytes, 1), 1)  # so many slices are copied together
-        ends = range(size - sum(len(batch.info) for batch in self._left), num_slices + 1, size)  # of batches
-        copied: Batch
-        full: Batch | None = None
-        for first, stop in itertools.pairwise(sorted({*range(0, num_slices, step), *ends, num_slices})):
-            begin = first % step
-            if begin == 0:
-                copied = self._copy(pool, first, min(first + step, num_slices))
-            is_all = stop - first == len(copied.info)
-            self._left.append(copied if is_all else copied.part(begin, begin + stop - first))
-            if stop in ends:
-                full, self._left = _joined(self._left), []
-                if stop != ends[-1]:
-                    yield full, False
-        assembler.begin_next()
-        yield full, True
+        stop, num_slices, size = 0, len(pool.items), self._options.sampler.num_slices
+        while stop < num_slices:
+            num_left = sum(len(batch.info) for batch in self._left)
+            first, stop = stop, min(stop + size - num_left, num_slices)
+            self._left.append(self._copy(pool, first, stop))
+            is_last = stop == num_slices
+            if is_last:
+                assembler.begin_next()
+            if is_last or num_left + stop - first == size:
+                yield self.rest() if num_left + stop - first == size else None, is_last
 
     def rest(self) -> Batch | None:
         """Return the slices that fill no batch; None if there are none."""
         left, self._left = self._left, []
-        return _joined(left) if left else None
+        return Batch.concatenate(left) if len(left) > 1 else left[0] if left else None
 
     def _drawn(self, rows: SampleRows, server: str) -> _Pool:
         """Draw slices of the samples of a pool."""
@@ -232,7 +219,3 @@ class SlicesOfPools:
         if stored.traj_ids is None:
             ids = ids + pool.num_before
         return Batch(data, taken(pool.info, samples=items), dataclasses.replace(markers, traj_ids=ids), after)
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    return batches[0] if len(batches) == 1 else Batch.concatenate(batches)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
-from reverb_writer.slices.axes import ROWS, SAMPLES, axes, converted, joined, taken
+from reverb_writer.slices.axes import ROWS, SAMPLES, axes, converted, joined
 from reverb_writer.slices.markers import Flags, Integers
 from reverb_writer.slices.sampler import Slices
 from reverb_writer.transitions.step_flags import split_mask
@@ -131,10 +131,6 @@ class Batch:
         info = self.info if self.info is None or convert_info is None else converted(self.info, convert_info)
         markers = None if self.markers is None else converted(self.markers, convert)
         return dataclasses.replace(converted(self, convert), info=info, markers=markers)
-
-    def part(self, first: int, stop: int) -> Batch:
-        """Return the slices `first` to `stop` - 1 of a batch of slices, as views."""
-        return taken(self, samples=slice(first, stop), rows=self.markers.slices.rows_of(first, stop))
 
     @classmethod
     def concatenate(

@@ -51,9 +51,8 @@ def maker(pack: Callable[[Any], Any], num_slices: int, slice_len: int, **options
 
 
 @pytest.mark.parametrize("slices_per_item", [1, 4])
-def test_pool_is_freed_without_the_collector(slices_per_item: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_is_freed_without_the_collector(slices_per_item: int) -> None:
     """Each pool has the rows of whole items: thirty of them were 190 MB."""
-    monkeypatch.setattr("reverb_writer.reading.slice_dataset._COPY_BYTES", 1)  # one batch after the other
     rows = rows_of(np.arange(6.0), [False, True, False, False, False, True], lengths=[2, 4])
 
     def pack(leaves: Any) -> dict[str, Any]:
