@@ -9,7 +9,7 @@
        ▼
     ItemCache         items by their key: row ranges in the rings, if all their chunks are decoded
        │
-       │  one Partition for each group of columns; the group's small columns have a partition of their own
+       │  one Partition for each group of columns
        ▼
     ChunkRing         decoded chunks: rows of one array for each column
        ▲  put(chunk)

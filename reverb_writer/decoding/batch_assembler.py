@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
-from reverb_writer.decoding.encoded_chunk import DtypesAndShapes, EncodedChunk, EncodedChunks
+from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, JoinedRows, SampleRows, joined
+from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, SampleRows, joined
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
@@ -32,16 +32,12 @@ MAX_SAMPLE_BYTES = 1 << 30
 _MAX_ITEM_CACHES = 4
 _ITEMS_SHARE = 4  # memory limit of the row ranges of items: this part of the limit of decoded chunks
 
-# Columns that together are at most this part of a row are small. They are cached apart from the others, for this many
-# times as many rows: if a table of frames is larger than the cache, only the frames are decoded again.
-_SMALL_SHARE, _SMALL_ROWS = 1 / 128, 16
-
 
 class BatchAssembler:
     """Assembles samples to batches. Not thread-safe, except for the counters and `cache_bytes`.
 
     Attributes:
-        num_decoded_chunks: chunks decoded so far. A chunk whose columns are in several partitions counts for each.
+        num_decoded_chunks: chunks decoded so far; one whose columns are in several groups counts for each.
         num_foreign: samples that were left out because their spec is not the table's.
         num_samples: that were added since the last `take`.
         held_back: samples that the last `add` has not added, from the first one of another spec than the batch's on.
@@ -50,11 +46,9 @@ class BatchAssembler:
     def __init__(self, max_cache_bytes: int, max_sample_bytes: int, *, structure: TableStructure | None = None) -> None:
         """Create an assembler without samples.
 
-        Args:
-            max_cache_bytes: memory limit of decoded chunks, for each of up to four layouts of items. A quarter more is
-                the limit for row ranges of items.
-            max_sample_bytes: limit of the decoded size of one sample, and of the chunks that it needs.
-            structure: says which specs are the table's, others are left out; None to have batches of any one spec.
+        `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; a quarter more
+        is for row ranges of items. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
+        needs. `structure` says which specs are the table's, others are left out; None to have batches of any one spec.
         """
         self._memory = ArrayMemory()
         self.num_decoded_chunks = self.num_foreign = 0
@@ -69,20 +63,16 @@ class BatchAssembler:
 
     @property
     def spec(self) -> bytes:
-        """Return the encoded spec of the last sample; empty if it has none."""
+        """The encoded spec of the last sample; empty if it has none."""
         return self._current.spec if self._current else b""
 
     @property
     def cache_bytes(self) -> int:
-        """Return the size of all decoded chunks in the cache."""
+        """The size of all decoded chunks in the cache."""
         return sum(one.ring.num_bytes for cache in list(self._caches.values()) for one in cache.partitions)
 
     def add(self, samples: Samples) -> list[ReverbWriterError]:
-        """Add whole samples, and return one error for each that is left out.
-
-        An UnsafeDataError says that a tensor must not be decoded, or that the sample is too large. A FormatError says
-        that parts of the sample are damaged, or contradict each other or other samples of the batch.
-        """
+        """Add whole samples, and return an error for each that is left out: an UnsafeDataError or a FormatError."""
         if not self.num_samples:
             self._received_at = time.monotonic()
         self.held_back = NO_SAMPLES
@@ -140,7 +130,7 @@ class BatchAssembler:
             of_partitions = cache.rows_of(self._items)
             lengths = of_partitions[0].lengths
             if all(np.array_equal(one.lengths, lengths) for one in of_partitions[1:]):
-                sources: dict[int, tuple[npt.NDArray[Any], JoinedRows | None]] = {}
+                sources: dict[int, Any] = {}
                 for partition, rows in zip(cache.partitions, of_partitions, strict=True):
                     for column, source in zip(partition.columns, partition.ring.columns, strict=True):
                         sources[column] = source, rows
@@ -240,15 +230,16 @@ class BatchAssembler:
         if cache is None or missing is None:
             cache = self._new_cache(layout, spec, slices_of, chunks)
             missing = cache.missing_chunks(slices_of, chunks)
-        for partition in cache.partitions:
-            if sum([length for _, _, length in slices_of[partition.group]]) > partition.max_rows:
+        for partition, slices in zip(cache.partitions, slices_of, strict=True):
+            if sum([length for _, _, length in slices]) > partition.max_rows:
                 raise UnsafeDataError(
                     f"a sample of more than {self._max_sample_bytes} bytes. Raise `max_sample_bytes` if you trust the "
                     "writer."
                 )
         for must_reset in (False, False, True):
             if must_reset or (missing and not cache.fits(missing)):
-                self._save_rows(cache)
+                if cache is self._current:
+                    self._set_aside()
                 cache.reset_for(slices_of, chunks)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
@@ -264,20 +255,14 @@ class BatchAssembler:
         raise FormatError("the chunks of an item changed while they were decoded.")
 
     def _decode(self, cache: ItemCache, missing: Sequence[Mapping[int, EncodedChunk]]) -> None:
-        """Put chunks into the rings of the partitions that lack them; a FormatError if one is damaged."""
-        for number, of_partition in enumerate(missing):
-            ring = cache.partitions[number].ring
+        """Put chunks into the rings of the current cache that lack them; a FormatError if one is damaged."""
+        for (_, _, ring, _), of_partition in zip(cache.partitions, missing, strict=True):
             for key, chunk in of_partition.items():
                 if not ring.put(key, chunk):
-                    self._save_rows(cache)
+                    self._set_aside()
                     cache.forget_items(ring.evict_for(chunk))
                     ring.put(key, chunk)
             self.num_decoded_chunks += len(of_partition)
-
-    def _save_rows(self, cache: ItemCache) -> None:
-        """Copy the rows that the batch needs, if they are in the rings of this cache."""
-        if cache is self._current:
-            self._set_aside()
 
     def _make_current(self, cache: ItemCache) -> None:
         if cache is self._current:
@@ -293,34 +278,15 @@ class BatchAssembler:
     def _new_cache(
         self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> ItemCache:
-        """Divide the memory limit among partitions: all hold equally many rows, but those of small columns more."""
-        planned = []
-        for number, (group, slices) in enumerate(zip(layout.groups, slices_of, strict=True)):
-            chunk = chunks.peek(slices[0][0], group.tensors)
-            types = chunk.schema.dtypes_and_shapes
-            max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
-            small = _small_columns(types)
-            for indices in (np.flatnonzero(~small).tolist(), np.flatnonzero(small).tolist()):
-                if indices:
-                    weight = chunk.num_bytes // chunk.length
-                    if small[indices[0]]:
-                        weight = _SMALL_ROWS * sum([row_bytes(types[index]) for index in indices])
-                    columns, tensors = (tuple([numbers[index] for index in indices]) for numbers in group)
-                    planned.append(
-                        (number, columns, tensors, [types[index] for index in indices], 1 + weight, max_rows)
-                    )
-        total = sum([weight for *_, weight, _ in planned])
-        partitions = [
-            Partition(number, columns, tensors, ChunkRing(types, self._max_cache_bytes * weight // total), max_rows)
-            for number, columns, tensors, types, weight, max_rows in planned
+        """Divide the memory limit among groups of columns, so that all hold about equally many rows."""
+        firsts = [
+            chunks.get(slices[0][0], group.tensors) for group, slices in zip(layout.groups, slices_of, strict=True)
         ]
+        weights = [1 + chunk.num_bytes // chunk.length for chunk in firsts]
+        partitions = []
+        for (columns, tensors), chunk, weight in zip(layout.groups, firsts, weights, strict=True):
+            types = chunk.schema.dtypes_and_shapes
+            ring = ChunkRing(types, self._max_cache_bytes * weight // sum(weights))
+            max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
+            partitions.append(Partition(columns, tensors, ring, max_rows))
         return ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)
-
-
-def _small_columns(dtypes_and_shapes: DtypesAndShapes) -> npt.NDArray[np.bool_]:
-    """Return which columns are small compared with the others. Strings are not, because they may have any size."""
-    sizes = np.array([0 if one[0].kind == "O" else row_bytes(one) for one in dtypes_and_shapes])
-    smallest_first = np.argsort(sizes, kind="stable")
-    small = np.empty(len(sizes), bool)
-    small[smallest_first] = sizes[smallest_first].cumsum() <= sizes.sum() * _SMALL_SHARE
-    return small & (sizes > 0)

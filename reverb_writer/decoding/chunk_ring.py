@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,6 @@ _MAX_ROWS = 1 << 27  # if rows have no bytes
 _STRING_BYTES = 56  # of the object that a string is, beside its pointer
 
 
-class _StoredChunk(NamedTuple):
-    """A chunk in the ring."""
-
-    key: int  # of the chunk
-    row: int  # its first row, counted since the ring was reset; row r is in row r % capacity of the arrays
-    num_bytes: int  # decoded size
-
-
 class ChunkRing:
     """Decoded chunks with the same columns. Not thread-safe.
 
@@ -45,10 +37,7 @@ class ChunkRing:
     """
 
     def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int) -> None:
-        """Create an empty ring for columns of these dtypes and shapes, without the time dimension.
-
-        `max_bytes` is the memory limit; `reset` may exceed it for the chunks of one sample.
-        """
+        """Create an empty ring for columns of these dtypes and shapes; `reset` may exceed its memory limit."""
         self._dtypes_and_shapes = list(dtypes_and_shapes)
         self._row_bytes = sum(map(row_bytes, dtypes_and_shapes))
         self._max_bytes = max_bytes
@@ -81,21 +70,20 @@ class ChunkRing:
         self._capacity_bytes = max(self._max_bytes, self._capacity * self._row_bytes, min_bytes)
         self.columns, self._columns_as_bytes = [], []  # first: old and new arrays must not exist at the same time
         self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]
-        if not self._has_strings:
-            self._columns_as_bytes = [_as_bytes(column) for column in self.columns]
+        if not self._has_strings:  # the same memory as uint8, [rows, bytes of a row]
+            flat = [column.reshape(self._capacity, math.prod(column.shape[1:])) for column in self.columns]
+            self._columns_as_bytes = [column.view(np.uint8) for column in flat]
         self.rows_of: dict[int, tuple[int, int]] = {}
-        self._chunks: collections.deque[_StoredChunk] = collections.deque()  # in the order of `put`
+        # Key, first row and decoded size of chunks in the order of `put`. Rows are counted since the ring was reset;
+        # row r is in row r % capacity of the arrays.
+        self._chunks: collections.deque[tuple[int, int, int]] = collections.deque()
         self._next_row = 0
         self.num_bytes = 0
 
     def put(self, key: int, chunk: EncodedChunk) -> bool:
-        """Decode a chunk that `accepts` and `fits` allow, and which is not in the ring, if there is room for it.
+        """Decode a chunk that `accepts` and `fits` allow; return whether there was room for it, else `evict_for` it.
 
-        Returns:
-            Whether there was room. If not, nothing has changed: call `evict_for`, then `put` again.
-
-        Raises:
-            FormatError: the chunk is damaged. It is not in the ring.
+        A chunk that is damaged, which is a FormatError, is not in the ring.
         """
         length, num_bytes = chunk.length, chunk.num_bytes
         row = self._row_of_next(length)
@@ -109,7 +97,7 @@ class ChunkRing:
             raise
         self._next_row = row + length
         self.num_bytes += num_bytes
-        self._chunks.append(_StoredChunk(key, row, num_bytes))
+        self._chunks.append((key, row, num_bytes))
         self.rows_of[key] = start, start + length
         return True
 
@@ -118,10 +106,10 @@ class ChunkRing:
         evicted = []
         row = self._row_of_next(chunk.length) + max(chunk.length, self._capacity // _EVICTED_SHARE)
         while self._must_evict(row, chunk.num_bytes):
-            oldest = self._chunks.popleft()
-            self.num_bytes -= oldest.num_bytes
-            self._drop_strings(*self.rows_of.pop(oldest.key))
-            evicted.append(oldest.key)
+            key, _, num_bytes = self._chunks.popleft()
+            self.num_bytes -= num_bytes
+            self._drop_strings(*self.rows_of.pop(key))
+            evicted.append(key)
         return evicted
 
     def _row_of_next(self, length: int) -> int:
@@ -132,7 +120,7 @@ class ChunkRing:
     def _must_evict(self, stop_row: int, num_bytes: int) -> bool:
         """Return whether the oldest chunk occupies rows before `stop_row`, or `num_bytes` more exceed the limit."""
         return bool(self._chunks) and (
-            stop_row > self._chunks[0].row + self._capacity or self.num_bytes + num_bytes > self._capacity_bytes
+            stop_row > self._chunks[0][1] + self._capacity or self.num_bytes + num_bytes > self._capacity_bytes
         )
 
     def _drop_strings(self, start: int, stop: int) -> None:
@@ -146,8 +134,3 @@ def row_bytes(dtype_and_shape: tuple[np.dtype[Any], tuple[int, ...]]) -> int:
     """Return the size of a column's row, without the characters of strings."""
     dtype, shape = dtype_and_shape
     return dtype.itemsize * math.prod(shape)
-
-
-def _as_bytes(column: Array) -> Array:
-    """Return a view of the same memory as uint8, [rows, bytes of a row]."""
-    return column.reshape(len(column), math.prod(column.shape[1:])).view(np.uint8)

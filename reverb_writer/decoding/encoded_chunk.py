@@ -50,23 +50,13 @@ class ChunkSchema:
         self.boolean_columns = [number for number, header in enumerate(self.headers) if header.dtype.kind == "b"]
 
     def has_usual_sizes(self, contents: Sequence[bytes | memoryview]) -> bool:
-        """Return whether snappy blocks have the expected length prefixes, and may be as large as those say.
-
-        A block for which this is False may still be valid, because a length can be encoded in more than one way.
-        """
+        """Return whether snappy blocks have the usual length prefixes and sizes; others may be valid, too."""
         return all(
             [  # noqa: C419  # twice as fast as a generator
                 content[: len(header.length_prefix)] == header.length_prefix and len(content) >= header.min_block_bytes
                 for content, header in zip(contents, self.headers, strict=True)
             ]
         )
-
-
-def schema_of(encoded_headers: tuple[EncodedHeader, ...]) -> ChunkSchema:
-    """Return the schema of a chunk with these tensors; the same object for equal headers, if they are small."""
-    shape_bytes = sum([len(shape) for _, shape in encoded_headers])
-    is_small = len(encoded_headers) <= _MAX_COLUMNS and shape_bytes <= _MAX_SHAPE_BYTES
-    return _cached_schema(encoded_headers) if is_small else ChunkSchema(encoded_headers)
 
 
 _cached_schema = functools.lru_cache(maxsize=256)(ChunkSchema)
@@ -89,7 +79,9 @@ class EncodedChunk:
         if max(indices) >= len(stored):
             raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(stored)}.")
         named = [stored[index] for index in indices]
-        schema = schema_of(tuple([(tensor.dtype, tensor.tensor_shape) for tensor in named]))
+        headers = tuple([(tensor.dtype, tensor.tensor_shape) for tensor in named])
+        is_small = len(headers) <= _MAX_COLUMNS and sum([len(shape) for _, shape in headers]) <= _MAX_SHAPE_BYTES
+        schema = _cached_schema(headers) if is_small else ChunkSchema(headers)
         self.schema, self.length, self.num_bytes = schema, schema.length, schema.num_bytes
         self._delta_encoded = chunk.delta_encoded  # whether integers are stored as differences between rows
         self._contents = [tensor.tensor_content for tensor in named]
@@ -101,10 +93,9 @@ class EncodedChunk:
                     self.num_bytes += len(tensor.content) + sum(map(len, tensor.strings))
 
     def decode_into(self, columns: Sequence[Array], columns_as_bytes: Sequence[Array], start: int) -> None:
-        """Decode into the rows from `start` on of columns [capacity, ...], in C order.
+        """Decode into the rows from `start` on of columns [capacity, ...], in C order; a FormatError of damage.
 
-        `columns_as_bytes` are the same memory as uint8 [capacity, bytes of a row]; empty if a column has strings. If a
-        tensor is damaged, which raises FormatError, the values of the rows are undefined.
+        `columns_as_bytes` are the same memory as uint8 [capacity, bytes of a row]; empty if a column has strings.
         """
         stop = start + self.length
         if self.schema.is_raw and not self._delta_encoded:
@@ -130,37 +121,24 @@ class EncodedChunks:
     """The chunks of a sample, by key. Not thread-safe."""
 
     def __init__(self, encoded: Sequence[bytes], max_bytes: int) -> None:
-        """Keep ChunkData messages, to be parsed when they are asked for.
-
-        `max_bytes` limits the decoded size of all tensors together that `get` returns.
-        """
+        """Keep ChunkData messages, to be parsed when they are asked for; `max_bytes` limits all of them, decoded."""
         self._encoded, self._max_bytes = encoded, max_bytes
         self._parsed: dict[int, Any] = {}
         self._chunks: dict[tuple[int, Sequence[int]], EncodedChunk] = {}  # by key and tensors
 
     def get(self, key: int, indices: Sequence[int]) -> EncodedChunk:
-        """Return some tensors of a chunk, to be decoded.
-
-        Raises:
-            FormatError: the sample lacks the chunk, or the chunk is damaged.
-            UnsafeDataError: one of the tensors must not be decoded, or the chunks are too large together.
-        """
+        """Return some tensors of a chunk, to be decoded; they count towards the limit."""
         of = key, indices
         found = self._chunks.get(of)
         if found is None:
-            found = self.peek(key, indices)
+            found = EncodedChunk(self._message(key), indices, self._max_bytes)
+            if found.num_bytes > self._max_bytes:
+                raise UnsafeDataError(
+                    f"the chunks of a sample need {found.num_bytes} bytes, expected at most {self._max_bytes} more. "
+                    "Raise `max_sample_bytes` if you trust the writer."
+                )
             self._max_bytes -= found.num_bytes
             self._chunks[of] = found
-        return found
-
-    def peek(self, key: int, indices: Sequence[int]) -> EncodedChunk:
-        """Return and raise what `get` does, but do not count the chunk towards the limit: it will not be decoded."""
-        found = EncodedChunk(self._message(key), indices, self._max_bytes)
-        if found.num_bytes > self._max_bytes:
-            raise UnsafeDataError(
-                f"the chunks of a sample need {found.num_bytes} bytes, expected at most {self._max_bytes} more. "
-                "Raise `max_sample_bytes` if you trust the writer."
-            )
         return found
 
     def spec(self, key: int) -> bytes:
