@@ -96,7 +96,6 @@ class Dataset(Views):
             self._mixer, maker = mixer, make_maker(structure)
             self._prefetcher = Prefetcher(mixer, maker, pool_size, options, structure, changed=changed)
             parts.append(self._prefetcher)
-            self._updates.start()
         except BaseException:
             self._finalizer()
             raise

@@ -29,9 +29,10 @@ from reverb_writer.transport.sample_stream import Limit, SampleStream
 class Source:
     """One server of a mixer, and the samples of it that wait for their turn."""
 
-    def __init__(self, server: Server, stream: SampleStream) -> None:
+    def __init__(self, server: Server, stream: SampleStream, max_samples: int) -> None:
         """Start without samples."""
         self.server, self.stream = server, stream
+        self.max_samples = max_samples  # in flight or waiting, if there are other servers
         self.waiting = NO_SAMPLES  # have come and were not taken, oldest first
         self.is_late = False  # whether it is left out until it has samples again
         self.num_dropped = 0  # samples that were dropped unread
@@ -39,12 +40,10 @@ class Source:
 
     def take(self, num_samples: int) -> Samples:
         """Remove and return the oldest samples that wait, at most so many."""
-        waiting = self.waiting
-        if num_samples >= len(waiting):  # mostly a message has the samples of one batch
-            self.waiting = NO_SAMPLES
-            return waiting
-        self.waiting = waiting[num_samples:]
-        return waiting[:num_samples]
+        waiting, self.waiting = self.waiting, NO_SAMPLES
+        if num_samples < len(waiting):  # mostly a message has the samples of one batch
+            waiting, self.waiting = waiting[:num_samples], waiting[num_samples:]
+        return waiting
 
     @property
     def is_lost(self) -> bool:
@@ -86,10 +85,10 @@ class Mixer(abc.ABC):
         changed: Callable[[], object],
         remember: Callable[[Sequence[int], Server], object],
     ) -> None:
-        """Prepare to read a table; the first `proceed` begins.
+        """Prepare to read a table; `infos` are of the servers that have answered, by name of the shard.
 
-        `infos` are of the servers that have answered, by name of the shard. `changed` is called in another thread when
-        `proceed` has something to do, and must not wait. `remember` gets the keys of samples, and their server.
+        `changed` is called in another thread when `proceed` has something to do, and must not wait. `remember` gets the
+        keys of samples, and their server.
         """
         self.removes_items = table.max_times_sampled > 0
         self.server = ""
@@ -146,11 +145,7 @@ class Mixer(abc.ABC):
     def proceed(self, now: float, num_held: int) -> tuple[float, list[ReverbWriterError]]:
         """Read what has come, and request as many samples as there is room for, beside the `num_held` that were taken.
 
-        Returns:
-            When to call this again, if `changed` is not called before; and errors of messages that cannot be read.
-
-        Raises:
-            ReverbWriterError: a server has no such table any more, or refuses this client.
+        Return when to call this again, if `changed` is not called before; and errors of messages that cannot be read.
         """
         self._follow_target(now)
         self._leaving = [source for source in self._leaving if source.waiting]
@@ -181,7 +176,8 @@ class Mixer(abc.ABC):
                 self._note_samples(source, samples, now)
         was_lost = source.stream.loss is not None
         num_of_server = len(source.waiting) + (num_held if len(self._sources) == 1 else 0)
-        next_at = source.stream.proceed(now, num_of_server, self._max_of(source))
+        max_samples = self._max_samples if len(self._sources) == 1 else source.max_samples
+        next_at = source.stream.proceed(now, num_of_server, max_samples)
         self._note_connection(source, was_lost=was_lost)
         return next_at
 
@@ -212,13 +208,9 @@ class Mixer(abc.ABC):
         for source in self.sources:
             source.stream.close()
 
-    def _max_of(self, source: Any) -> int:  # noqa: ARG002  # for rules
-        """Return how many samples of a server may be in flight or held."""
-        return self._max_samples
-
-    def _look(self, now: float) -> float:  # noqa: ARG002  # for rules that do not wait
+    @abc.abstractmethod
+    def _look(self, now: float) -> float:
         """Look after servers that do not answer; return when to do so again."""
-        return math.inf
 
     def _note_samples(self, source: Any, samples: Samples, now: float) -> None:  # noqa: B027  # for rules
         """Note what samples tell about their server."""
@@ -250,8 +242,7 @@ class Mixer(abc.ABC):
         if is_first or not (self._is_ending or self._options.single_pass):
             for shard in shards:
                 if shard.name not in kept:
-                    info = self._infos.get(shard.name) if is_first else None
-                    kept[shard.name] = self._source(shard, self._stream(shard, info), now)
+                    kept[shard.name] = self._begin(shard, self._infos.get(shard.name) if is_first else None, now)
         self._sources = kept
 
     def _leave(self, source: Any) -> None:
@@ -263,16 +254,12 @@ class Mixer(abc.ABC):
             source.num_dropped += len(source.waiting)
         source.count(self._past)
 
-    def _source(self, server: Server, stream: SampleStream, now: float) -> Source:  # noqa: ARG002  # for rules
-        """Begin with a server."""
-        return Source(server, stream)
-
-    def _stream(self, server: Server, info: ServerInfo | None) -> SampleStream:
-        """Return a stream of a server's samples; `info` has its tables, if it has answered."""
+    def _begin(self, server: Server, info: ServerInfo | None, now: float) -> Any:  # noqa: ARG002  # for rules
+        """Begin with a server; `info` has its tables, if it has answered."""
         single_pass = None
         if self._options.single_pass:
             single_pass = Limit(0 if info is None else info.tables[self._table.name].current_size)
-        return SampleStream(
+        stream = SampleStream(
             server.channel,
             self._table.name,
             info,
@@ -282,6 +269,7 @@ class Mixer(abc.ABC):
             single_pass=single_pass,
             needs_table=self._makes_one_server,
         )
+        return Source(server, stream, self._max_samples)
 
 
 class InTurns(Mixer):

@@ -62,10 +62,10 @@ def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
     first = np.maximum.accumulate(np.where(starts | first_rows(read_markers(flat), len(starts)), numbers, 0))
     rows = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # which row each frame of a stack is
 
-    def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def stack(frames: npt.NDArray[Any]) -> Any:
         return frames[rows].reshape(*shape, k, *frames.shape[1:])
 
-    def stack_after(frames: npt.NDArray[Any], after: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def stack_after(frames: npt.NDArray[Any], after: npt.NDArray[Any]) -> Any:
         """Return the stacks of the rows after slices, which continue those of the slices' last rows."""
         of_last = frames[rows[markers.slices.first_rows + markers.slices.lengths - 1]]
         cut = markers.slices.cut_by_sampler
