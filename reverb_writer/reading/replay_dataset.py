@@ -50,13 +50,7 @@ class ReplayDataset(Dataset):
     """
 
     def __init__(
-        self,
-        replay: Any,
-        table: str,
-        batch_size: int,
-        *,
-        collate: Collate = "error",
-        **options: Unpack[ReadKeywords],
+        self, replay: Any, table: str, batch_size: int, *, collate: Collate = "error", **options: Unpack[ReadKeywords]
     ) -> None:
         """Find the table; the first `next` begins to fetch.
 

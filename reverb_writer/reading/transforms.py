@@ -104,9 +104,7 @@ def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
         info, mask = batch.info, batch.info.mask
         lengths = info.lengths - start
         info = dataclasses.replace(
-            info,
-            lengths=lengths.clip(0, stop - start),
-            mask=None if mask is None else mask[:, start:stop],
+            info, lengths=lengths.clip(0, stop - start), mask=None if mask is None else mask[:, start:stop]
         )
         return Batch(tree.map_structure(lambda leaf: leaf[:, start:stop], batch.data), info)
 

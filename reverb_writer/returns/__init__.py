@@ -96,11 +96,7 @@ class VTrace(NamedTuple):
 
 
 def discounted_returns(
-    rewards: Array | Transitions,
-    values: Array = None,
-    *,
-    gamma: float,
-    **rows: Unpack[RowKeywords],
+    rewards: Array | Transitions, values: Array = None, *, gamma: float, **rows: Unpack[RowKeywords]
 ) -> Array:
     """Return the discounted sum of the rewards from each row on: G_t = r_t + gamma d_t G_{t+1}.
 
@@ -117,12 +113,7 @@ def discounted_returns(
 
 
 def lambda_returns(
-    rewards: Array | Transitions,
-    values: Array,
-    *,
-    gamma: float,
-    lam: float,
-    **rows: Unpack[RowKeywords],
+    rewards: Array | Transitions, values: Array, *, gamma: float, lam: float, **rows: Unpack[RowKeywords]
 ) -> Array:
     """Mix the n-step returns of all n, weighted by (1 - lam) lam^(n-1); also known as the target of TD(lambda).
 
@@ -137,12 +128,7 @@ def lambda_returns(
 
 
 def n_step_returns(
-    rewards: Array | Transitions,
-    values: Array,
-    n: int,
-    *,
-    gamma: float,
-    **rows: Unpack[RowKeywords],
+    rewards: Array | Transitions, values: Array, n: int, *, gamma: float, **rows: Unpack[RowKeywords]
 ) -> Array:
     """Return the discounted sum of the next n rewards of each row and of the value of what follows them.
 
@@ -163,12 +149,7 @@ def n_step_returns(
 
 
 def gae(
-    rewards: Array | Transitions,
-    values: Array,
-    *,
-    gamma: float,
-    lam: float,
-    **rows: Unpack[RowKeywords],
+    rewards: Array | Transitions, values: Array, *, gamma: float, lam: float, **rows: Unpack[RowKeywords]
 ) -> Advantages:
     """Estimate advantages: A_t = delta_t + gamma lam d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
 

@@ -88,11 +88,7 @@ class Markers:
 
 
 def read_markers(
-    nest: Any,
-    *,
-    ndim: int = 1,
-    starts: Sequence[int] | Integers = (0,),
-    before: Callable[[], Any] | None = None,
+    nest: Any, *, ndim: int = 1, starts: Sequence[int] | Integers = (0,), before: Callable[[], Any] | None = None
 ) -> Markers:
     """Return the markers among the leaves of steps, found by name.
 
