@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks, row_bytes
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, SampleRows, joined
 from reverb_writer.decoding.table_structure import TableStructure

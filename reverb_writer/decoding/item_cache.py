@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.chunk_ring import ChunkRing
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.samples import JoinedRows
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice

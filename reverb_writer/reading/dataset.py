@@ -16,23 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import Flag, in_background, may_be_interrupted
-from reverb_writer.client import server_set
 from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.server_set import LOG_EVERY_S, answering, logged, on_all
+from reverb_writer.client.weights import EXACT
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.reading.opening import open_table
+from reverb_writer.reading.by_mass import ByMass
+from reverb_writer.reading.mixer import InTurns, Mixer
 from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
 from reverb_writer.slices.batch import Batch
+from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LOG = logging.getLogger(__package__)
 
+_ORDERED = ("fifo", "max_heap", "min_heap")
 _LOOK_EVERY_S = 0.2  # why a wait lasts
 _END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
 _STOP_S = 3.0  # for the thread to end
@@ -86,7 +90,7 @@ class Dataset(Views):
         self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
         try:
             connect_s = self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
-            infos, info, rule = open_table(self._client, table, options, connect_s)
+            infos, info, rule = _open_table(self._client, table, options, connect_s)
             self._updates = PriorityUpdates(self._client, info)
             parts.append(self._updates)
             changed, structure = Flag(), TableStructure(table, info.signature)
@@ -154,7 +158,7 @@ class Dataset(Views):
         """
         self._begin()
         woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
-        deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
+        deadline, log_at, look_at = start + timeout_s, start + LOG_EVERY_S, time.monotonic() + pause_s
         while True:
             woken.clear()
             has_ended = self._prefetcher.has_ended  # before the look: nothing comes after it
@@ -191,7 +195,7 @@ class Dataset(Views):
         if now < log_at:
             return log_at
         _LOG.warning("table `%s`: no batch for %.0f s. %s", self.table, now - start, self._why(start))
-        return now + server_set.LOG_EVERY_S
+        return now + LOG_EVERY_S
 
     def _why(self, since: float) -> str:
         """Say what keeps samples from coming, for each server that has not ended."""
@@ -311,3 +315,55 @@ def _end(parts: list[Any], client: Client | None) -> None:
 def _picklable(client: Any) -> Any:
     """Return a picklable argument from which another process can make the same client."""
     return client if isinstance(client, Client) else getattr(client, "server_address", client)
+
+
+def _open_table(
+    client: Client, table: str, options: ReadOptions, timeout_s: float
+) -> tuple[dict[str, ServerInfo], TableInfo, type[Mixer]]:
+    """Return the tables of the servers, by name of the shard, the table as the first one tells it, and its mixer."""
+    infos = _request_infos(client, table, timeout_s, needs_all=options.has_end)
+    tables = [info.tables[table] for info in infos.values()]
+    if options.single_pass:
+        for one in tables:
+            _check_single_pass(one)
+    is_exact = client.connections.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
+    return infos, tables[0], ByMass if is_exact else InTurns
+
+
+def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:
+    """Ask all servers at once for their tables, by name of the shard; log every ten seconds who is awaited.
+
+    Servers that their target says are lost are not asked. One that does not answer is an error if `needs_all`. If not,
+    it is left out if it does not answer within two seconds, while another does; it is read when it does.
+    """
+    present = client.connections.in_state("up", "draining")
+    addresses = ", ".join(shard.address for shard in present)
+    with logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
+        try:
+            if needs_all:
+                infos = dict(zip(present, on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True))
+            else:
+                infos = answering(present, timeout_s)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            raise error from None  # without gRPC's error: the message names the cause
+    for shard in present:
+        if shard in infos:
+            check_tables_exist([table], infos[shard], shard.address)
+        else:
+            _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
+    return {shard.name: info for shard, info in infos.items()}
+
+
+def _check_single_pass(table: TableInfo) -> None:
+    """Check that `single_pass` can work with a table."""
+    for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
+        if selector not in _ORDERED:
+            raise SpecError(
+                f"`single_pass` needs a table whose order is known: the {role} of `{table.name}` is {selector!r}, "
+                f"expected one of {', '.join(map(repr, _ORDERED))}."
+            )
+    if table.max_times_sampled != 1:
+        raise SpecError(
+            f"`single_pass` needs items that are sampled once: `max_times_sampled` of `{table.name}` is "
+            f"{table.max_times_sampled}, expected 1, else its first item would come again and again."
+        )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tree
 
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.lazy import needs
@@ -76,9 +80,7 @@ class Views:
 
         With `with_next` it has triples, `batch.next` as the third.
         """
-        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
-
-        return tf_dataset(self, self._num_open_sizes)
+        return _tf_dataset(self, self._num_open_sizes)
 
     def close(self) -> None:
         """Stop to fetch, and close what was opened for it."""
@@ -132,13 +134,12 @@ class TransitionsView(Views):
 
     def as_tf(self) -> Any:
         """Return a `tf.data.Dataset` of pairs: the fields of the transitions, and those of the dataset's."""
-        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
 
         def batches() -> Iterator[Batch]:
             for found in self:
                 yield Batch(found._asdict(), found.batch.info, found.batch.markers)
 
-        return tf_dataset(batches(), 1)
+        return _tf_dataset(batches(), 1)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # `__init__` may not have run, as in a copy
@@ -160,3 +161,44 @@ def _transitions_of(batch: Batch, *, n: int, gamma: float) -> NStepTransitions:
         found = found.first()
     found.batch = batch
     return found
+
+
+def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
+    """Return a `tf.data.Dataset` whose element spec is that of the first batch, but for the first `num_open` sizes.
+
+    These are None because a last batch may be smaller. Lists become tuples, as `tf.data` requires.
+    """
+    with needs("`as_tf`", "tensorflow"):
+        import tensorflow as tf  # noqa: PLC0415
+
+    first = next(dataset)
+    head = _element(first)
+
+    def batches() -> Iterator[Any]:
+        for batch in itertools.chain([first] if not started else [], dataset):
+            started.append(True)
+            yield _element(batch)
+
+    def spec(array: Any) -> Any:
+        dtype = tf.string if array.dtype == np.object_ else tf.as_dtype(array.dtype)
+        open_sizes = min(array.ndim, num_open)
+        return tf.TensorSpec((None,) * open_sizes + array.shape[open_sizes:], dtype)
+
+    started: list[bool] = []
+    return tf.data.Dataset.from_generator(batches, output_signature=tree.map_structure(spec, head))
+
+
+def _element(batch: Any) -> Any:
+    pair = _tuples(batch.data), batch.numbers()
+    return pair if batch.next is None else (*pair, _tuples(batch.next))
+
+
+def _tuples(nest: Any) -> Any:
+    if isinstance(nest, dict):
+        return {key: _tuples(value) for key, value in nest.items()}
+    if isinstance(nest, list):
+        return tuple(map(_tuples, nest))
+    if isinstance(nest, tuple):
+        values = map(_tuples, nest)
+        return type(nest)(*values) if hasattr(nest, "_fields") else tuple(values)
+    return nest
