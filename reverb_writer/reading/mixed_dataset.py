@@ -58,8 +58,8 @@ class MixedDataset(Views):
         for dataset in datasets:
             if not isinstance(dataset, Dataset):
                 raise SpecError(f"`datasets` must be ReplayDatasets or SliceDatasets, got {type(dataset).__name__}.")
-            if dataset.gives_lists != datasets[0].gives_lists:
-                raise SpecError("`collate='list'` must be that of all datasets that are mixed, or of none.")
+            if dataset.gives_lists:
+                raise SpecError("`collate='list'` gives no arrays to mix. Mix SliceDatasets, or pass `collate='pad'`.")
         self.datasets = tuple(datasets)
         self._held: dict[int, Batch] = {}  # of datasets, by number: of a batch that others did not complete
 
@@ -104,7 +104,7 @@ class MixedDataset(Views):
         """Return the batches that are held as one."""
         numbers, self._held, held = sorted(self._held), {}, self._held
         batches = [held[number] for number in numbers]
-        batch = Batch.concatenate(batches, numbers, are_lists=self.datasets[0].gives_lists)
+        batch = Batch.concatenate(batches, numbers)
         members = np.repeat(numbers, [len(one.info) for one in batches])
         return dataclasses.replace(batch, info=dataclasses.replace(batch.info, members=members))
 

@@ -133,24 +133,18 @@ class Batch:
         return dataclasses.replace(converted(self, convert), info=info, markers=markers)
 
     @classmethod
-    def concatenate(
-        cls, batches: Sequence[Batch], numbers: Sequence[int] | None = None, *, are_lists: bool = False
-    ) -> Batch:
+    def concatenate(cls, batches: Sequence[Batch], numbers: Sequence[int] | None = None) -> Batch:
         """Return batches as one: samples one after the other, slices laid end to end.
 
         Args:
             batches: from one storage or table, or from several, their members; at least one.
             numbers: of the member that each batch is from, for `markers.members`; None for no members.
-            are_lists: whether their data are lists of samples, as `collate="list"` makes them.
 
         Raises:
             StructureError: they differ in structure, dtypes or shapes, but for the number of samples; names the leaf.
         """
-        if not are_lists:
-            _check_alike(batches)
+        _check_alike(batches)
         of_batches: dict[str, Any] = {}
-        if are_lists:
-            of_batches["data"] = [sample for batch in batches for sample in batch.data]
         if (info := batches[0].info) is not None:
             of_batches["info"] = type(info).concatenate([batch.info for batch in batches])
         if batches[0].markers is not None:

@@ -385,22 +385,6 @@ def test_mixture_has_a_batch_of_each_and_loses_nothing(two: str) -> None:
         assert len(batch.info) == 6
 
 
-def test_mixture_of_samples_of_different_lengths_keeps_each(replay_server: StartServer) -> None:
-    server = replay_server(fifo("a"), fifo("b"))
-    with rw.Client(server.address) as client:
-        for table, first in (("a", 0), ("b", 100)):
-            for numbers in ([0], [1, 2, 3], [4, 5], [6]):
-                client.insert({"n": np.array(numbers) + first}, {table: 1.0})
-    members = [rw.ReplayDataset(server.address, table, 2, collate="list") for table in "ab"]
-    with rw.MixedDataset(members) as dataset:
-        batches = [next(dataset) for _ in range(2)]
-    for batch, first, lengths in zip(batches, (0, 4), ([1, 3], [2, 1]), strict=True):
-        expected = [*range(first, first + sum(lengths)), *range(100 + first, 100 + first + sum(lengths))]
-        assert batch.info.lengths.tolist() == lengths * 2
-        parts = np.split(expected, np.cumsum(lengths * 2)[:-1])
-        assert [part.tolist() for (part,) in batch.data] == [part.tolist() for part in parts]
-
-
 def test_mixture_routes_priorities_back(replay_server: StartServer) -> None:
     tables = [rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in ("online", "offline")]
     server = replay_server(*tables)
@@ -443,18 +427,15 @@ def test_no_priority_of_a_batch_is_set_if_one_is_bad(replay_server: StartServer)
     assert [stats.priority_updates for stats in slices.stats()] == [0, 0]
 
 
-def test_steps_that_are_lists_are_mixed_leaf_by_leaf(replay_server: StartServer) -> None:
-    """Not as the lists of samples that `collate="list"` gives."""
+def test_steps_that_are_lists_are_mixed_and_lists_of_samples_are_refused(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("a"), rw.TableConfig("b"))
     for table, number in (("a", 1), ("b", 2)):
         with rw.TrajectoryObserver(server.address, table, 1) as observer:
             observer([np.int64(number), np.float32(10 * number)], end_of_episode=True)
     with rw.MixedDataset([rw.ReplayDataset(server.address, table, 2) for table in "ab"]) as dataset:
         assert [leaf.tolist() for leaf in next(dataset).data] == [[[1], [1], [2], [2]], [[10], [10], [20], [20]]]
-    with rw.MixedDataset([rw.ReplayDataset(server.address, table, 1, collate="list") for table in "ab"]) as dataset:
-        assert [[leaf.tolist() for leaf in sample] for sample in next(dataset).data] == [[[1], [10]], [[2], [20]]]
     one, other = rw.ReplayDataset(server.address, "a", 1), rw.ReplayDataset(server.address, "b", 1, collate="list")
-    with one, other, pytest.raises(rw.errors.SpecError, match="`collate='list'` must be that of all datasets"):
+    with one, other, pytest.raises(rw.errors.SpecError, match="`collate='list'` gives no arrays to mix"):
         rw.MixedDataset([one, other])
 
 
