@@ -91,24 +91,15 @@ class ByMass(Mixer):
             return self._taken(shards[0], num_samples)
         parts: list[Samples] = []
         num_missing = num_samples
-
-        def give(source: _Shard, num: int) -> int:
-            nonlocal num_missing
-            part = self._as_one(source, min(num, num_missing))
-            parts.append(part)
-            num_missing -= len(part)
-            return len(part)
-
-        for source in self._leaving:
-            give(source, num_missing)
-        if self._is_ending:
-            for shard in shards if self.removes_items else ():  # they would be lost otherwise
-                give(shard, num_missing)
-            return Samples.joined(parts)
-        while num_missing:
+        for source in [*self._leaving, *(shards if self._is_ending and self.removes_items else ())]:
+            parts.append(self._as_one(source, num_missing))  # they would be lost otherwise
+            num_missing -= len(parts[-1])
+        while num_missing and not self._is_ending:
             for shard in shards:
-                if shard.due and len(shard.waiting):
-                    shard.due -= give(shard, shard.due)
+                if shard.due and shard.waiting:
+                    parts.append(self._as_one(shard, min(shard.due, num_missing)))
+                    shard.due -= len(parts[-1])
+                    num_missing -= len(parts[-1])
             awaited = sum(shard.due for shard in shards if not shard.is_slow(now))
             owed = sum(shard.due for shard in shards)
             num_free = min(num_missing - awaited, self._batch_size - owed)

@@ -34,14 +34,13 @@ def converted(record: _RecordT, convert: Callable[[Any], Any]) -> _RecordT:
 
 
 def taken(record: _RecordT, *, samples: Any, rows: Any = None) -> _RecordT:
-    """Return some entries of a record and of the records in it, by NumPy indices of each axis; slices give views."""
+    """Return some entries of a record, by NumPy indices of each axis; slices give views."""
     index = {"samples": samples, "rows": rows}
     found = {
         name: _mapped(lambda leaf, axis=axis: leaf[index[axis]], getattr(record, name))
         for name, axis in axes(record).items()
     }
-    inner = {name: value for name, value in vars(record).items() if dataclasses.is_dataclass(value)}
-    return _replaced(record, found | {name: taken(value, samples=samples, rows=rows) for name, value in inner.items()})
+    return _replaced(record, found)
 
 
 def joined(records: Sequence[_RecordT], **others: Any) -> _RecordT:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
-from reverb_writer.slices.axes import ROWS, SAMPLES, axes, converted, joined
+from reverb_writer.slices.axes import ROWS, SAMPLES, converted, joined
 from reverb_writer.slices.markers import Flags, Integers
 from reverb_writer.slices.sampler import Slices
 from reverb_writer.transitions.step_flags import split_mask
@@ -59,27 +59,6 @@ class SliceMarkers:
 
     def __len__(self) -> int:
         return len(self.done)
-
-    def preview(self) -> str:
-        """Draw the rows and their markers as text, one column for each row.
-
-        `|` separates slices, `T` is True, `=` is padding; docs/how-to/slices.md has examples.
-        """
-        real, bars = self.slices.mask.tolist(), set(self.slices.first_rows[1:].tolist())
-        numbers = {"members": self.members, "row": self.slices.rows, "traj_ids": self.traj_ids}
-        lines = {
-            name: [str(number) if is_real else "=" for number, is_real in zip(of_rows, real, strict=True)]
-            for name, of_rows in numbers.items()
-            if of_rows is not None
-        }
-        flags = {name: getattr(self, name) for name in axes(self) if name != "traj_ids"}
-        lines |= {name: ["T" if flag else "." for flag in marker] for name, marker in flags.items()}
-        width = max(3, *(len(label) for labels in lines.values() for label in labels))
-        drawn = []
-        for name, labels in lines.items():
-            cells = ((" |" if at in bars else "") + label.rjust(width + 1) for at, label in enumerate(labels))
-            drawn.append(f"{name:16}{''.join(cells)}")
-        return "\n".join(drawn)
 
 
 Array = npt.NDArray[Any]
