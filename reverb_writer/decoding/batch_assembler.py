@@ -172,8 +172,10 @@ class BatchAssembler:
         layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
         cache, ranges = self._find(layout, slices_of)
         if cache is None:
-            chunks = EncodedChunks(entry.data, self._max_sample_bytes)
-            spec = self._spec_of(slices_of[0][0][0], chunks)
+            first, chunks = slices_of[0][0][0], EncodedChunks(entry.data, self._max_sample_bytes)
+            parts = [(one.spec, part.ring) for one in self._caches.values() for part in one.partitions]
+            known = next((spec for spec, ring in parts if first in ring.rows_of), None)
+            spec = chunks.spec(first) if known is None else known
         else:
             spec = cache.spec
         if not (self._structure.admits(spec) if self._structure else not self.num_samples or spec == self.spec):
@@ -185,7 +187,7 @@ class BatchAssembler:
                 "The actors of the table do not agree."
             )
         if cache is None or ranges is None:
-            ranges = self._load(self._caches.get((layout, spec)), layout, spec, slices_of, chunks)
+            ranges = self._load(layout, spec, slices_of, chunks)
             if self._structure:
                 self._structure.settle(spec)
             cache = self._caches[layout, spec]
@@ -206,35 +208,17 @@ class BatchAssembler:
                 return cache, ranges
         return None, None
 
-    def _spec_of(self, key: int, chunks: EncodedChunks) -> bytes:
-        """Return the spec of an item by its first chunk, which is read only if it is in no ring."""
-        for cache in self._caches.values():
-            for partition in cache.partitions:
-                if key in partition.ring.rows_of:
-                    return cache.spec
-        return chunks.spec(key)
-
     def _load(
-        self,
-        cache: ItemCache | None,
-        layout: ItemLayout,
-        spec: bytes,
-        slices_of: Sequence[Sequence[Slice]],
-        chunks: EncodedChunks,
+        self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> RowRanges:
         """Decode the chunks of an item that are not in the cache of its layout, and return its row ranges."""
         # A bad sample changes nothing: dtypes, shapes and sizes are checked before a chunk is decoded, and a chunk that
         # turns out to be damaged is not added to a ring.
+        cache = self._caches.get((layout, spec))
         missing = cache.missing_chunks(slices_of, chunks) if cache else None
         if cache is None or missing is None:
             cache = self._new_cache(layout, spec, slices_of, chunks)
             missing = cache.missing_chunks(slices_of, chunks)
-        for partition, slices in zip(cache.partitions, slices_of, strict=True):
-            if sum([length for _, _, length in slices]) > partition.max_rows:
-                raise UnsafeDataError(
-                    f"a sample of more than {self._max_sample_bytes} bytes. Raise `max_sample_bytes` if you trust the "
-                    "writer."
-                )
         for must_reset in (False, False, True):
             if must_reset or (missing and not cache.fits(missing)):
                 if cache is self._current:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.samples import JoinedRows
-from reverb_writer.errors import FormatError
+from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 
 RowRanges = tuple[tuple[int, ...], ...]
@@ -90,7 +90,7 @@ class ItemCache:
         self._num_items = self._item_bytes = 0
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
-        """Return the row ranges of an item; None if it has too many rows, or a ring lacks some of them."""
+        """Return the row ranges of an item; None if a ring lacks some of its rows."""
         ranges_of = []
         for partition, slices in zip(self.partitions, slices_of, strict=True):
             rows_of = partition.ring.rows_of
@@ -103,8 +103,10 @@ class ItemCache:
                 start = rows[0] + offset
                 ranges += (start, length)
                 num_rows += length
-            if num_rows > partition.max_rows:
-                return None
+            if num_rows > partition.max_rows:  # one chunk may be named many times
+                raise UnsafeDataError(
+                    "a sample is larger than `max_sample_bytes` when it is decoded. Raise it if you trust the writer."
+                )
             ranges_of.append(tuple(ranges))  # the garbage collector does not track tuples of integers
         return tuple(ranges_of)
 
