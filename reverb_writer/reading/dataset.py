@@ -22,7 +22,7 @@ from reverb_writer.client.weights import EXACT
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.reading.by_mass import ByMass
-from reverb_writer.reading.mixer import InTurns, Mixer
+from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
@@ -327,7 +327,7 @@ def _open_table(
         for one in tables:
             _check_single_pass(one)
     is_exact = client.connections.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
-    return infos, tables[0], ByMass if is_exact else InTurns
+    return infos, tables[0], ByMass if is_exact else Mixer
 
 
 def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:

@@ -1,7 +1,7 @@
 r"""Which server's samples come next: one mixer for each table, with one of two rules.
 
     SampleStream a \
-    SampleStream b  > Mixer: ByMass, or InTurns -> take()
+    SampleStream b  > Mixer: in turns, or ByMass -> take()
     SampleStream c /
 
 The mixer follows the client's target: it begins with servers that are new there, and ends with those that have left. It
@@ -10,7 +10,6 @@ never waits. It belongs to the thread that fetches; other threads read its count
 
 from __future__ import annotations
 
-import abc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,8 +62,10 @@ class Source:
         stats.forgiven_samples += self.num_forgiven
 
 
-class Mixer(abc.ABC):
-    """The samples of one table on the servers of a client.
+class Mixer:
+    """The samples of one table on the servers of a client, so many of each server in turn: a batch is of one.
+
+    A server that is late is left out until it has a batch again.
 
     Attributes:
         removes_items: whether sampling removes items from the table.
@@ -72,7 +73,8 @@ class Mixer(abc.ABC):
         heard_at: `time.monotonic()` when samples came last.
     """
 
-    _makes_one_server: bool  # whether several servers are sampled as if one had all items
+    _makes_one_server = False  # whether several servers are sampled as if one had all items
+    _PATIENCE_S = 0.1  # for the server whose turn it is: else the fastest would give most batches
 
     def __init__(
         self,
@@ -103,6 +105,9 @@ class Mixer(abc.ABC):
         self._leaving: list[Any] = []  # have left the target, and have samples that would be lost otherwise
         self._past = DatasetStats()  # of servers that have left, and the samples that have come
         self._is_ending = False
+        self._turn = 0
+        self._source_of_batch: Source | None = None
+        self._waits_since: float | None = None
 
     # ------------------------------------------------------------------------------- counters, for any thread
 
@@ -181,20 +186,28 @@ class Mixer(abc.ABC):
         self._note_connection(source, was_lost=was_lost)
         return next_at
 
-    @abc.abstractmethod
     def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:
         """Return the next samples of the batch, at most so many, as far as they have come.
 
         With `any_server`, also those of a server whose samples do not fill the batch.
         """
+        source = self._source_of_batch or self._next_source(now, any_server=any_server)
+        if source is None:
+            return NO_SAMPLES
+        self._source_of_batch, self.server = source, source.server.address
+        return self._taken(source, num_samples)
 
     @property
-    @abc.abstractmethod
     def is_starved(self) -> bool:
         """Whether the batch that was begun gets no more samples."""
+        source = self._source_of_batch
+        if source is None or source.waiting:
+            return False
+        return source.stream.is_done or (source.is_lost and len(self._sources) > 1)
 
-    def begin_batch(self) -> None:  # noqa: B027  # for rules of batches
-        """Begin the next batch: samples that are taken from now on are its."""
+    def begin_batch(self) -> None:
+        """Begin the next batch, of the server whose turn it is then."""
+        self._source_of_batch = None
 
     def stop_requests(self) -> None:
         """Request no more samples; those in flight can still be read."""
@@ -208,11 +221,11 @@ class Mixer(abc.ABC):
         for source in self.sources:
             source.stream.close()
 
-    @abc.abstractmethod
-    def _look(self, now: float) -> float:
+    def _look(self, now: float) -> float:  # noqa: ARG002  # for rules
         """Look after servers that do not answer; return when to do so again."""
+        return math.inf if self._waits_since is None else self._waits_since + self._PATIENCE_S
 
-    def _note_samples(self, source: Any, samples: Samples, now: float) -> None:  # noqa: B027  # for rules
+    def _note_samples(self, source: Any, samples: Samples, now: float) -> None:
         """Note what samples tell about their server."""
 
     def _note_connection(self, source: Any, *, was_lost: bool) -> None:
@@ -270,46 +283,6 @@ class Mixer(abc.ABC):
             needs_table=self._makes_one_server,
         )
         return Source(server, stream, self._max_samples)
-
-
-class InTurns(Mixer):
-    """So many samples of each server in turn: a batch is of one. For queues, and whatever has an order or an end.
-
-    A server that is late is left out until it has a batch again.
-    """
-
-    _makes_one_server = False
-    _PATIENCE_S = 0.1  # for the server whose turn it is: else the fastest would give most batches
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Begin with the first server; see `Mixer`."""
-        super().__init__(*args, **kwargs)
-        self._turn = 0
-        self._source_of_batch: Source | None = None
-        self._waits_since: float | None = None
-
-    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:
-        """Return the next samples of the batch; see `Mixer`."""
-        source = self._source_of_batch or self._next_source(now, any_server=any_server)
-        if source is None:
-            return NO_SAMPLES
-        self._source_of_batch, self.server = source, source.server.address
-        return self._taken(source, num_samples)
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether the server of the batch has no more samples for it."""
-        source = self._source_of_batch
-        if source is None or source.waiting:
-            return False
-        return source.stream.is_done or (source.is_lost and len(self._sources) > 1)
-
-    def begin_batch(self) -> None:
-        """Begin the next batch, of the server whose turn it is then."""
-        self._source_of_batch = None
-
-    def _look(self, now: float) -> float:  # noqa: ARG002  # `take` looks
-        return math.inf if self._waits_since is None else self._waits_since + self._PATIENCE_S
 
     def _next_source(self, now: float, *, any_server: bool) -> Any:
         """Return the server of the next batch; None if none has enough for one, or one is waited for."""
