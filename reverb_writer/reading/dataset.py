@@ -280,7 +280,9 @@ class Dataset(Views):
         """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""
         args, kwargs = self._arguments
         given = inspect.signature(type(self)).bind(*args, **kwargs)
-        given.arguments["replay"] = _picklable(given.arguments["replay"])
+        replay = given.arguments["replay"]
+        if not isinstance(replay, Client):  # a picklable argument that makes the same client
+            given.arguments["replay"] = getattr(replay, "server_address", replay)
         return functools.partial(type(self), *given.args, **given.kwargs), ()
 
     def __repr__(self) -> str:
@@ -306,15 +308,10 @@ def _end(parts: list[Any], client: Client | None) -> None:
     for prefetcher in parts[1:]:
         prefetcher.stop(discards=True)
         prefetcher.join(_STOP_S)
-    for updates in parts[:1]:
-        updates.close(1.0)
+    if parts:
+        parts[0].close(1.0)  # the priorities
     if client is not None:
         client.close()
-
-
-def _picklable(client: Any) -> Any:
-    """Return a picklable argument from which another process can make the same client."""
-    return client if isinstance(client, Client) else getattr(client, "server_address", client)
 
 
 def _open_table(

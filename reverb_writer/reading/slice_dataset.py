@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
-from reverb_writer.slices import By, Short, Slices, SliceSampler, Trajectories, read_markers
+from reverb_writer.slices import By, Short, Slices, SliceSampler, read_markers
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import KnownTrajectories
@@ -113,31 +112,9 @@ class SliceDataset(Dataset):
             )
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self.num_slices = num_slices
-        how = SliceOptions(sampler, slices_per_item, replacement, row_priority_fn, with_next)
-        self._open(replay, table, pool_size, read_options, lambda structure: SlicesOfPools(structure, how, rng))
-
-
-@dataclass(frozen=True)
-class SliceOptions:
-    """How slices of a pool are drawn; see `SliceDataset`."""
-
-    sampler: SliceSampler
-    slices_per_item: int
-    replacement: bool
-    row_priority_fn: Callable[[Any], Any] | None
-    with_next: bool
-
-    def draw(self, data: Any, trajectories: Trajectories, rng: np.random.Generator) -> Slices:
-        """Draw all slices that one pool gives."""
-        priorities = None if self.row_priority_fn is None else self.row_priority_fn(data)
-        if self.sampler.by is By.TRAJECTORY:
-            return self.sampler.each(trajectories, rng, self.slices_per_item)
-        if self.replacement:
-            sampler = dataclasses.replace(self.sampler, num_slices=self.slices_per_item * len(trajectories))
-            return sampler.sample(trajectories, rng, priorities)
-        # No trajectory has more slices than rows and overhanging rows.
-        most = trajectories.num_steps + 2 * self.sampler.slice_len * len(trajectories)
-        return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, rng, priorities))
+        how: Any = {"replacement": replacement, "row_priority_fn": row_priority_fn, "with_next": with_next}
+        how["slices_per_item"] = slices_per_item
+        self._open(replay, table, pool_size, read_options, lambda read: SlicesOfPools(read, sampler, rng, **how))
 
 
 class _Pool(NamedTuple):
@@ -153,10 +130,21 @@ class _Pool(NamedTuple):
 class SlicesOfPools:
     """Makes batches of the slices of pools, in the order in which they are drawn; a `BatchMaker`."""
 
-    def __init__(self, structure: TableStructure, options: SliceOptions, rng: np.random.Generator) -> None:
-        """Start without a pool. `rng` is used by nothing else."""
-        self.calls_user = options.row_priority_fn is not None
-        self._structure, self._options, self._rng = structure, options, rng
+    def __init__(
+        self,
+        structure: TableStructure,
+        sampler: SliceSampler,
+        rng: np.random.Generator,
+        *,
+        slices_per_item: int = 1,
+        replacement: bool = True,
+        row_priority_fn: Callable[[Any], Any] | None = None,
+        with_next: bool = False,
+    ) -> None:
+        """Set how slices are drawn, see `SliceDataset`. `rng` is used by nothing else."""
+        self.calls_user = row_priority_fn is not None
+        self._structure, self._sampler, self._rng, self._slices_per_item = structure, sampler, rng, slices_per_item
+        self._replacement, self._row_priority_fn, self._with_next = replacement, row_priority_fn, with_next
         self._known = KnownTrajectories()
         self._num_trajectories = 0  # of former pools
         self._left: list[Batch] = []  # slices that fill no batch yet
@@ -164,7 +152,7 @@ class SlicesOfPools:
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield batches of the slices of the next pool, after those that former pools have left; see `BatchMaker`."""
         pool = self._drawn(assembler.rows(), server)
-        stop, num_slices, size = 0, len(pool.items), self._options.sampler.num_slices
+        stop, num_slices, size = 0, len(pool.items), self._sampler.num_slices
         while stop < num_slices:
             num_left = sum(len(batch.info) for batch in self._left)
             first, stop = stop, min(stop + size - num_left, num_slices)
@@ -182,16 +170,24 @@ class SlicesOfPools:
 
     def _drawn(self, rows: SampleRows, server: str) -> _Pool:
         """Draw slices of the samples of a pool."""
-        options, info = self._options, dataclasses.replace(rows.info, server=server)
+        sampler, rng, info = self._sampler, self._rng, dataclasses.replace(rows.info, server=server)
         trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, self._reader(rows))
-        if not options.replacement:
+        if not self._replacement:
             first = np.unique(info.keys, return_index=True)[1]
             chosen = np.flatnonzero(np.isin(item_of, first))
             trajectories, item_of = trajectories.choose(chosen), item_of[chosen]
-        data = None
-        if options.row_priority_fn is not None:
+        priorities = None
+        if self._row_priority_fn is not None:
             data = self._structure.pack([rows.column(index) for index in range(rows.num_columns)])
-        slices = options.draw(data, trajectories, self._rng)
+            priorities = self._row_priority_fn(data)
+        if sampler.by is By.TRAJECTORY:
+            slices = sampler.each(trajectories, rng, self._slices_per_item)
+        elif self._replacement:
+            sampler = dataclasses.replace(sampler, num_slices=self._slices_per_item * len(trajectories))
+            slices = sampler.sample(trajectories, rng, priorities)
+        else:  # no trajectory has more slices than rows and overhanging rows
+            most = trajectories.num_steps + 2 * sampler.slice_len * len(trajectories)
+            slices = next(dataclasses.replace(sampler, num_slices=most).one_pass(trajectories, rng, priorities))
         num_before = self._num_trajectories
         self._num_trajectories += len(trajectories)
         return _Pool(rows, info, slices, item_of[slices.trajectories], num_before)
@@ -203,15 +199,15 @@ class SlicesOfPools:
 
     def _copy(self, pool: _Pool, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1 of a pool, with copies of their rows."""
-        options, pack, rows = self._options, self._structure.pack, pool.rows
+        pack, rows = self._structure.pack, pool.rows
         slices = taken(pool.slices, samples=slice(first, stop), rows=pool.slices.rows_of(first, stop))
         items = pool.items[first:stop]
         first_rows = slices.first_rows
         begin = slices.rows[first_rows]
         preceding = np.maximum(begin - 1, (pool.info.lengths.cumsum() - pool.info.lengths)[items])
-        columns = rows.take(np.append(slices.rows, slices.next_rows) if options.with_next else slices.rows)
+        columns = rows.take(np.append(slices.rows, slices.next_rows) if self._with_next else slices.rows)
         data = pack([column[: len(slices.rows)] for column in columns])
-        after = pack([column[len(slices.rows) :] for column in columns]) if options.with_next else None
+        after = pack([column[len(slices.rows) :] for column in columns]) if self._with_next else None
         read = self._reader(rows)
         stored = read_markers(data, starts=first_rows, before=lambda: read(preceding))
         markers = mark_rows(slices, stored)

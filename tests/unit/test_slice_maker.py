@@ -13,7 +13,7 @@ import pytest
 
 from reverb_writer.decoding.samples import BatchInfo, Column, SampleRows
 from reverb_writer.errors import StructureError
-from reverb_writer.reading.slice_dataset import SliceOptions, SlicesOfPools
+from reverb_writer.reading.slice_dataset import SlicesOfPools
 from reverb_writer.slices import SliceSampler
 from reverb_writer.slices.boundaries import KnownTrajectories
 
@@ -39,15 +39,9 @@ class Pool:
 
 
 def maker(pack: Callable[[Any], Any], num_slices: int, slice_len: int, **options: Any) -> SlicesOfPools:
-    how: dict[str, Any] = {
-        "slices_per_item": 1,
-        "replacement": True,
-        "row_priority_fn": None,
-        "with_next": False,
-    }
     sampler = SliceSampler(num_slices, slice_len)
     structure: Any = SimpleNamespace(pack=pack)
-    return SlicesOfPools(structure, SliceOptions(sampler, **(how | options)), np.random.default_rng(0))
+    return SlicesOfPools(structure, sampler, np.random.default_rng(0), **options)
 
 
 @pytest.mark.parametrize("slices_per_item", [1, 4])
