@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
-from reverb_writer.background import Flag, in_background, may_be_interrupted
+from reverb_writer.background import in_background, may_be_interrupted
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.server_set import LOG_EVERY_S, answering, logged, on_all
 from reverb_writer.client.weights import EXACT
@@ -63,17 +63,12 @@ class Dataset(Views):
         return dataset
 
     def _open(
-        self,
-        client: Any,
-        table: str,
-        pool_size: int,
-        options: ReadOptions,
-        make_maker: Callable[[TableStructure], BatchMaker],
+        self, client: Any, table: str, pool_size: int, options: ReadOptions, make_maker: Callable[..., BatchMaker]
     ) -> None:
         """Connect to the servers. If that fails, all that has started is stopped.
 
-        `pool_size` samples are made to batches together, by what `make_maker` returns. It must not refer to the
-        dataset, which could not be garbage then: the thread has it.
+        `pool_size` samples are made to batches together. `make_maker` gets the structure of the table. Its result must
+        not refer to the dataset, which could not be garbage then: the thread has it.
         """
         if not isinstance(table, str):
             raise SpecError(
@@ -93,12 +88,10 @@ class Dataset(Views):
             infos, info, rule = _open_table(self._client, table, options, connect_s)
             self._updates = PriorityUpdates(self._client, info)
             parts.append(self._updates)
-            changed, structure = Flag(), TableStructure(table, info.signature)
-            remember = self._updates.remember_owner
-            mixer = rule(self._client, infos, info, pool_size, options, changed=changed.set, remember=remember)
+            structure = TableStructure(table, info.signature)
+            mixer = self._mixer = rule(self._client, infos, info, pool_size, options, self._updates.remember_owner)
             self._updates.lost_servers = lambda: mixer.lost_servers
-            self._mixer, maker = mixer, make_maker(structure)
-            self._prefetcher = Prefetcher(mixer, maker, pool_size, options, structure, changed=changed)
+            self._prefetcher = Prefetcher(mixer, make_maker(structure), pool_size, options, structure)
             parts.append(self._prefetcher)
         except BaseException:
             self._finalizer()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from reverb_writer.background import Flag
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError
@@ -71,6 +72,7 @@ class Mixer:
         removes_items: whether sampling removes items from the table.
         server: address of the server that the samples of the batch come from; "" if they may come from several.
         heard_at: `time.monotonic()` when samples came last.
+        changed: set when `proceed` has something to do.
     """
 
     _makes_one_server = False  # whether several servers are sampled as if one had all items
@@ -83,21 +85,18 @@ class Mixer:
         table: TableInfo,
         batch_size: int,
         options: ReadOptions,
-        *,
-        changed: Callable[[], object],
         remember: Callable[[Sequence[int], Server], object],
     ) -> None:
         """Prepare to read a table; `infos` are of the servers that have answered, by name of the shard.
 
-        `changed` is called in another thread when `proceed` has something to do, and must not wait. `remember` gets the
-        keys of samples, and their server.
+        `remember` gets the keys of samples, and their server.
         """
         self.removes_items = table.max_times_sampled > 0
         self.server = ""
         self.heard_at = time.monotonic()
         self._client, self._infos, self._table, self._options = client, infos, table, options
         self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
-        self._changed, self._remember = changed, remember
+        self.changed, self._remember = Flag(), remember
         self._may_have_several = client.connections.may_have_several
         self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
         self._shards: Sequence[Server] = ()
@@ -276,7 +275,7 @@ class Mixer:
             server.channel,
             self._table.name,
             info,
-            changed=self._changed,
+            changed=self.changed.set,
             removes_items=self.removes_items,
             limits=self._limits,
             single_pass=single_pass,

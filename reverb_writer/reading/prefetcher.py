@@ -66,27 +66,16 @@ class Prefetcher:
     """
 
     def __init__(
-        self,
-        mixer: Mixer,
-        maker: BatchMaker,
-        batch_size: int,
-        options: ReadOptions,
-        structure: TableStructure,
-        *,
-        changed: Flag,
+        self, mixer: Mixer, maker: BatchMaker, batch_size: int, options: ReadOptions, structure: TableStructure
     ) -> None:
-        """Prepare to fetch; `start` begins.
-
-        `batch_size` samples are made to batches together; those of another structure than this are left out. The
-        mixer's servers set `changed` when the thread has something to do.
-        """
+        """Prepare to make batches of `batch_size` samples each; those of another structure are left out."""
         self._mixer, self._maker, self._batch_size = mixer, maker, batch_size
         self._table = structure.table
         self._transform = options.transform
         self._calls_user = maker.calls_user or options.transform is not None
         self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
         self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
-        self._changed, self.woken = changed, Flag()
+        self._changed, self.woken = mixer.changed, Flag()
         self.too_short: IncompleteError | None = None
         self._says_too_short = True
         self._ready: collections.deque[_Entry] = collections.deque()
