@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from reverb_writer.scalars import Scalars
 
-_GAUGES = {"cache_bytes", "in_flight_samples", "last_age_s", "left_out_servers", "ready_samples"}
-
 
 @dataclass
 class DatasetStats(Scalars):
@@ -66,24 +64,3 @@ class DatasetStats(Scalars):
     priority_updates: int = 0
     failed_priority_updates: int = 0
     gone_priority_updates: int = 0
-
-    def metrics(self, **labels: str) -> str:
-        """Return the counters in Prometheus's text format, one metric `reverb_writer_dataset_*` each.
-
-        Args:
-            **labels: of every metric, such as `table="replay"`.
-
-        >>> print(DatasetStats(gone_priority_updates=2).metrics(table="replay").splitlines()[-1])
-        reverb_writer_dataset_gone_priority_updates_total{table="replay"} 2
-        """
-        escaped = {
-            name: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, text in labels.items()
-        }
-        joined = ",".join(f'{name}="{text}"' for name, text in escaped.items())
-        of_all = f"{{{joined}}}" if joined else ""
-        lines = []
-        for name, value in vars(self).items():
-            kind, suffix = ("gauge", "") if name in _GAUGES else ("counter", "_total")
-            metric = f"reverb_writer_dataset_{name}{suffix}"
-            lines += [f"# TYPE {metric} {kind}", f"{metric}{of_all} {value:g}"]
-        return "\n".join(lines) + "\n"

@@ -189,7 +189,7 @@ def vtrace(
     `ratios`, in the shape of the rewards, are > 0: the probability of each action under the policy that learns, divided
     by its probability under the policy that acted. `max_rho` > 0 is the upper bound of the ratios rho_t that weigh the
     TD errors and the advantages; `max_c` > 0 is the upper bound of the ratios c_t that weigh the trace. Both bounds may
-    be infinite.
+    be infinite; others are a SpecError.
 
     Returns:
         `values`, the targets of the values, and `advantages` for the policy gradient:

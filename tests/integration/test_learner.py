@@ -347,16 +347,6 @@ def test_steps_carry_the_version_of_the_policy(replay_server: StartServer) -> No
     assert ages.tolist() == [[4], [3]]
 
 
-def test_counters_are_metrics_of_prometheus(place: Place) -> None:
-    write(place.client, "a", [1])
-    with rw.ReplayDataset(place.client, "a", 1) as dataset:
-        next(dataset)
-        lines = dataset.stats().metrics(table="replay").splitlines()
-    assert 'reverb_writer_dataset_samples_total{table="replay"} 1' in lines
-    assert "# TYPE reverb_writer_dataset_samples_total counter" in lines
-    assert "# TYPE reverb_writer_dataset_last_age_s gauge" in lines
-
-
 # Mixtures.
 
 
