@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import in_background, may_be_interrupted
+from reverb_writer.client import server_set
 from reverb_writer.client.client import Client, as_client
-from reverb_writer.client.server_set import LOG_EVERY_S, answering, logged, on_all
 from reverb_writer.client.weights import EXACT
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
@@ -151,7 +151,7 @@ class Dataset(Views):
         """
         self._begin()
         woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
-        deadline, log_at, look_at = start + timeout_s, start + LOG_EVERY_S, time.monotonic() + pause_s
+        deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
         while True:
             woken.clear()
             has_ended = self._prefetcher.has_ended  # before the look: nothing comes after it
@@ -188,7 +188,7 @@ class Dataset(Views):
         if now < log_at:
             return log_at
         _LOG.warning("table `%s`: no batch for %.0f s. %s", self.table, now - start, self._why(start))
-        return now + LOG_EVERY_S
+        return now + server_set.LOG_EVERY_S
 
     def _why(self, since: float) -> str:
         """Say what keeps samples from coming, for each server that has not ended."""
@@ -328,12 +328,14 @@ def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: b
     """
     present = client.connections.in_state("up", "draining")
     addresses = ", ".join(shard.address for shard in present)
-    with logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
+    with server_set.logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
         try:
             if needs_all:
-                infos = dict(zip(present, on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True))
+                infos = dict(
+                    zip(present, server_set.on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True)
+                )
             else:
-                infos = answering(present, timeout_s)
+                infos = server_set.answering(present, timeout_s)
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             raise error from None  # without gRPC's error: the message names the cause
     for shard in present:
