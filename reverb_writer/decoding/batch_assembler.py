@@ -52,7 +52,7 @@ class BatchAssembler:
         self._memory = ArrayMemory()
         self.num_decoded_chunks = self.num_foreign = 0
         self.held_back = NO_SAMPLES
-        self._structure = structure
+        self.structure = structure
         self._received_at = 0.0  # the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
         self._caches: dict[tuple[ItemLayout, bytes], ItemCache] = {}  # by layout and spec
@@ -99,7 +99,7 @@ class BatchAssembler:
                     errors.append(error)
                     continue
                 if item is None:
-                    if self._structure is None:
+                    if self.structure is None:
                         self.held_back = samples[number:]
                         break
                     self.num_foreign += 1
@@ -143,6 +143,10 @@ class BatchAssembler:
         )
         return BatchInfo(keys, priorities, probabilities, table_sizes, times_sampled, lengths, self._received_at)
 
+    def pack(self, columns: Sequence[Any]) -> Any:
+        """Return the nest of some columns; a tuple of columns where the table's structure is not known."""
+        return self.structure.pack(columns) if self.structure else tuple(columns)
+
     def begin_next(self) -> None:
         """Begin the next batch, without samples."""
         self._items: list[int] = []  # numbers of items in the current cache, whose rows were not copied yet
@@ -178,7 +182,7 @@ class BatchAssembler:
             spec = chunks.spec(first) if known is None else known
         else:
             spec = cache.spec
-        if not (self._structure.admits(spec) if self._structure else not self.num_samples or spec == self.spec):
+        if not (self.structure.admits(spec) if self.structure else not self.num_samples or spec == self.spec):
             return None
         if self._current and self.num_samples and layout.is_scalar != self._current.layout.is_scalar:
             raise FormatError(
@@ -188,8 +192,8 @@ class BatchAssembler:
             )
         if cache is None or ranges is None:
             ranges = self._load(layout, spec, slices_of, chunks)
-            if self._structure:
-                self._structure.settle(spec)
+            if self.structure:
+                self.structure.settle(spec)
             cache = self._caches[layout, spec]
         self._make_current(cache)
         item = cache.add_item(key, slices_of, ranges)

@@ -11,7 +11,7 @@ import inspect
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
@@ -62,13 +62,11 @@ class Dataset(Views):
         dataset._arguments = args, kwargs
         return dataset
 
-    def _open(
-        self, client: Any, table: str, pool_size: int, options: ReadOptions, make_maker: Callable[..., BatchMaker]
-    ) -> None:
+    def _open(self, client: Any, table: str, pool_size: int, options: ReadOptions, maker: BatchMaker) -> None:
         """Connect to the servers. If that fails, all that has started is stopped.
 
-        `pool_size` samples are made to batches together. `make_maker` gets the structure of the table. Its result must
-        not refer to the dataset, which could not be garbage then: the thread has it.
+        The `maker` makes `pool_size` samples to batches together. It must not refer to the dataset, which could not be
+        garbage then: the thread has it.
         """
         if not isinstance(table, str):
             raise SpecError(
@@ -88,10 +86,9 @@ class Dataset(Views):
             infos, info, rule = _open_table(self._client, table, options, connect_s)
             self._updates = PriorityUpdates(self._client, info)
             parts.append(self._updates)
-            structure = TableStructure(table, info.signature)
             mixer = self._mixer = rule(self._client, infos, info, pool_size, options, self._updates.remember_owner)
             self._updates.lost_servers = lambda: mixer.lost_servers
-            self._prefetcher = Prefetcher(mixer, make_maker(structure), pool_size, options, structure)
+            self._prefetcher = Prefetcher(mixer, maker, pool_size, options, TableStructure(table, info.signature))
             parts.append(self._prefetcher)
         except BaseException:
             self._finalizer()

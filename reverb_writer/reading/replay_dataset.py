@@ -19,7 +19,6 @@ import numpy as np
 from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, Column
-from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
@@ -75,7 +74,7 @@ class ReplayDataset(Dataset):
             raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', got {collate!r}.")
         batch_size = integer("batch_size", batch_size, minimum=1)
         self.batch_size, self.gives_lists = batch_size, collate == "list"
-        self._open(replay, table, batch_size, read_options, lambda structure: WholeSamples(structure, collate))
+        self._open(replay, table, batch_size, read_options, WholeSamples(collate))
 
 
 class WholeSamples:
@@ -83,14 +82,14 @@ class WholeSamples:
 
     calls_user = False
 
-    def __init__(self, structure: TableStructure, collate: Collate) -> None:
+    def __init__(self, collate: Collate) -> None:
         """Set how; see `ReplayDataset`."""
-        self._structure, self._collate = structure, collate
+        self._collate = collate
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield one batch; see `BatchMaker`."""
         columns, info = assembler.take()
-        yield collated(columns, info, self._structure.pack, self._collate, server), True
+        yield collated(columns, info, assembler.pack, self._collate, server), True
 
     def rest(self) -> None:
         """Return nothing: each batch has all samples."""

@@ -11,7 +11,7 @@ Source: TorchRL, `SliceSampler` and its relatives; docs/how-to/from-torchrl.md l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ import numpy.typing as npt
 from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
-from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
@@ -114,13 +113,14 @@ class SliceDataset(Dataset):
         self.num_slices = num_slices
         how: Any = {"replacement": replacement, "row_priority_fn": row_priority_fn, "with_next": with_next}
         how["slices_per_item"] = slices_per_item
-        self._open(replay, table, pool_size, read_options, lambda read: SlicesOfPools(read, sampler, rng, **how))
+        self._open(replay, table, pool_size, read_options, SlicesOfPools(sampler, rng, **how))
 
 
 class _Pool(NamedTuple):
     """Samples and their slices."""
 
     rows: SampleRows
+    pack: Callable[[Sequence[Any]], Any]
     info: BatchInfo
     slices: Slices
     items: npt.NDArray[np.int64]  # [S] number of the sample of each slice
@@ -132,7 +132,6 @@ class SlicesOfPools:
 
     def __init__(
         self,
-        structure: TableStructure,
         sampler: SliceSampler,
         rng: np.random.Generator,
         *,
@@ -143,7 +142,7 @@ class SlicesOfPools:
     ) -> None:
         """Set how slices are drawn, see `SliceDataset`. `rng` is used by nothing else."""
         self.calls_user = row_priority_fn is not None
-        self._structure, self._sampler, self._rng, self._slices_per_item = structure, sampler, rng, slices_per_item
+        self._sampler, self._rng, self._slices_per_item = sampler, rng, slices_per_item
         self._replacement, self._row_priority_fn, self._with_next = replacement, row_priority_fn, with_next
         self._known = KnownTrajectories()
         self._num_trajectories = 0  # of former pools
@@ -151,7 +150,7 @@ class SlicesOfPools:
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield batches of the slices of the next pool, after those that former pools have left; see `BatchMaker`."""
-        pool = self._drawn(assembler.rows(), server)
+        pool = self._drawn(assembler.rows(), assembler.pack, server)
         stop, num_slices, size = 0, len(pool.items), self._sampler.num_slices
         while stop < num_slices:
             num_left = sum(len(batch.info) for batch in self._left)
@@ -168,17 +167,17 @@ class SlicesOfPools:
         left, self._left = self._left, []
         return Batch.concatenate(left) if len(left) > 1 else left[0] if left else None
 
-    def _drawn(self, rows: SampleRows, server: str) -> _Pool:
+    def _drawn(self, rows: SampleRows, pack: Callable[[Sequence[Any]], Any], server: str) -> _Pool:
         """Draw slices of the samples of a pool."""
         sampler, rng, info = self._sampler, self._rng, dataclasses.replace(rows.info, server=server)
-        trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, self._reader(rows))
+        trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, _reader(rows, pack))
         if not self._replacement:
             first = np.unique(info.keys, return_index=True)[1]
             chosen = np.flatnonzero(np.isin(item_of, first))
             trajectories, item_of = trajectories.choose(chosen), item_of[chosen]
         priorities = None
         if self._row_priority_fn is not None:
-            data = self._structure.pack([rows.column(index) for index in range(rows.num_columns)])
+            data = pack([rows.column(index) for index in range(rows.num_columns)])
             priorities = self._row_priority_fn(data)
         if sampler.by is By.TRAJECTORY:
             slices = sampler.each(trajectories, rng, self._slices_per_item)
@@ -190,16 +189,11 @@ class SlicesOfPools:
             slices = next(dataclasses.replace(sampler, num_slices=most).one_pass(trajectories, rng, priorities))
         num_before = self._num_trajectories
         self._num_trajectories += len(trajectories)
-        return _Pool(rows, info, slices, item_of[slices.trajectories], num_before)
-
-    def _reader(self, rows: SampleRows) -> Callable[[npt.NDArray[np.int64]], Any]:
-        """Return a function that returns the leaves of some rows that have markers."""
-        pack = self._structure.pack
-        return lambda chosen: pack(rows.take(chosen, marker_leaves(pack(range(rows.num_columns)))))
+        return _Pool(rows, pack, info, slices, item_of[slices.trajectories], num_before)
 
     def _copy(self, pool: _Pool, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1 of a pool, with copies of their rows."""
-        pack, rows = self._structure.pack, pool.rows
+        pack, rows = pool.pack, pool.rows
         slices = taken(pool.slices, samples=slice(first, stop), rows=pool.slices.rows_of(first, stop))
         items = pool.items[first:stop]
         first_rows = slices.first_rows
@@ -208,10 +202,15 @@ class SlicesOfPools:
         columns = rows.take(np.append(slices.rows, slices.next_rows) if self._with_next else slices.rows)
         data = pack([column[: len(slices.rows)] for column in columns])
         after = pack([column[len(slices.rows) :] for column in columns]) if self._with_next else None
-        read = self._reader(rows)
+        read = _reader(rows, pack)
         stored = read_markers(data, starts=first_rows, before=lambda: read(preceding))
         markers = mark_rows(slices, stored)
         ids = markers.traj_ids.copy()  # not the memory of `data`
         if stored.traj_ids is None:
             ids = ids + pool.num_before
         return Batch(data, taken(pool.info, samples=items), dataclasses.replace(markers, traj_ids=ids), after)
+
+
+def _reader(rows: SampleRows, pack: Callable[[Sequence[Any]], Any]) -> Callable[[npt.NDArray[np.int64]], Any]:
+    """Return a function that returns the leaves of some rows that have markers."""
+    return lambda chosen: pack(rows.take(chosen, marker_leaves(pack(range(rows.num_columns)))))
