@@ -285,14 +285,14 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
             _check_one_episode(flags, discount == 0, starts)
     padding = follow_ends(xp, boundary, starts)
     if is_told and flags.first is None:
-        if len(flags.shape) > 1 and flags.real is None and any_true(padding):
+        if len(flags.shape) > 1 and not flags.is_masked and any_true(padding):
             raise StructureError(
                 "windows have rows after a boundary step, and no flag tells whether they are padding or another "
                 "episode. The steps lack `is_first` or `step_type`, or the batch a mask (`mask=True` of the observer)."
             )
-        if len(flags.shape) == 1 or flags.real is not None:
+        if len(flags.shape) == 1 or flags.is_masked:
             padding = xp.zeros_like(padding)
-    real = ~padding if flags.real is None else flags.real & ~padding
+    real = flags.real & ~padding
     valid = real[..., :-1] & real[..., 1:] & ~boundary[..., :-1] & ~starts[..., 1:]
     terminal = xp.zeros_like(valid) if flags.terminal is None else flags.terminal[..., 1:]
     if "step_type" in fields and "next_step_type" in fields:
@@ -304,8 +304,7 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
 
 def _check_one_episode(flags: StepFlags, is_zero: Array, starts: Array) -> None:
     """Refuse rows of two episodes, as far as they tell: the discount of an end is 0, and so is all that follows it."""
-    follows = follow_ends(flags.xp, is_zero, starts) & ~is_zero
-    follows = follows if flags.real is None else follows & flags.real
+    follows = follow_ends(flags.xp, is_zero, starts) & ~is_zero & flags.real
     if any_true(follows):
         raise StructureError(
             f"`discount` is the only flag, and {int(follows.sum())} rows with another discount follow one with 0 in "
