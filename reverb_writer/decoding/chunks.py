@@ -133,7 +133,7 @@ class EncodedChunks:
     """The chunks of a sample, by key. Not thread-safe."""
 
     def __init__(self, encoded: Sequence[bytes], max_bytes: int) -> None:
-        """Keep ChunkData messages, to be parsed when they are asked for; `max_bytes` limits all of them, decoded."""
+        """Keep ChunkData messages, to be parsed when they are asked for; `max_bytes` limits their decoded size."""
         self._encoded, self._max_bytes = encoded, max_bytes
         self._parsed: dict[int, Any] = {}
         self._chunks: dict[tuple[int, Sequence[int]], EncodedChunk] = {}  # by key and tensors
