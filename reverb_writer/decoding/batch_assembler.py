@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
-from reverb_writer.decoding.encoded_chunk import DtypesAndShapes, EncodedChunk, EncodedChunks
+from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks, row_bytes
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, JoinedRows, SampleRows, joined
+from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, SampleRows, joined
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
@@ -32,16 +31,12 @@ MAX_SAMPLE_BYTES = 1 << 30
 _MAX_ITEM_CACHES = 4
 _ITEMS_SHARE = 4  # memory limit of the row ranges of items: this part of the limit of decoded chunks
 
-# Columns that together are at most this part of a row are small. They are cached apart from the others, for this many
-# times as many rows: if a table of frames is larger than the cache, only the frames are decoded again.
-_SMALL_SHARE, _SMALL_ROWS = 1 / 128, 16
-
 
 class BatchAssembler:
     """Assembles samples to batches. Not thread-safe, except for the counters and `cache_bytes`.
 
     Attributes:
-        num_decoded_chunks: chunks decoded so far. A chunk whose columns are in several partitions counts for each.
+        num_decoded_chunks: chunks decoded so far; one whose columns are in several groups counts for each.
         num_foreign: samples that were left out because their spec is not the table's.
         num_samples: that were added since the last `take`.
         held_back: samples that the last `add` has not added, from the first one of another spec than the batch's on.
@@ -50,16 +45,14 @@ class BatchAssembler:
     def __init__(self, max_cache_bytes: int, max_sample_bytes: int, *, structure: TableStructure | None = None) -> None:
         """Create an assembler without samples.
 
-        Args:
-            max_cache_bytes: memory limit of decoded chunks, for each of up to four layouts of items. A quarter more is
-                the limit for row ranges of items.
-            max_sample_bytes: limit of the decoded size of one sample, and of the chunks that it needs.
-            structure: says which specs are the table's, others are left out; None to have batches of any one spec.
+        `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; a quarter more
+        is for row ranges of items. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
+        needs. `structure` says which specs are the table's, others are left out; None to have batches of any one spec.
         """
         self._memory = ArrayMemory()
         self.num_decoded_chunks = self.num_foreign = 0
         self.held_back = NO_SAMPLES
-        self._structure = structure
+        self.structure = structure
         self._received_at = 0.0  # the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
         self._caches: dict[tuple[ItemLayout, bytes], ItemCache] = {}  # by layout and spec
@@ -69,20 +62,16 @@ class BatchAssembler:
 
     @property
     def spec(self) -> bytes:
-        """Return the encoded spec of the last sample; empty if it has none."""
+        """The encoded spec of the last sample; empty if it has none."""
         return self._current.spec if self._current else b""
 
     @property
     def cache_bytes(self) -> int:
-        """Return the size of all decoded chunks in the cache."""
+        """The size of all decoded chunks in the cache."""
         return sum(one.ring.num_bytes for cache in list(self._caches.values()) for one in cache.partitions)
 
     def add(self, samples: Samples) -> list[ReverbWriterError]:
-        """Add whole samples, and return one error for each that is left out.
-
-        An UnsafeDataError says that a tensor must not be decoded, or that the sample is too large. A FormatError says
-        that parts of the sample are damaged, or contradict each other or other samples of the batch.
-        """
+        """Add whole samples, and return an error for each that is left out: an UnsafeDataError or a FormatError."""
         if not self.num_samples:
             self._received_at = time.monotonic()
         self.held_back = NO_SAMPLES
@@ -110,7 +99,7 @@ class BatchAssembler:
                     errors.append(error)
                     continue
                 if item is None:
-                    if self._structure is None:
+                    if self.structure is None:
                         self.held_back = samples[number:]
                         break
                     self.num_foreign += 1
@@ -140,7 +129,7 @@ class BatchAssembler:
             of_partitions = cache.rows_of(self._items)
             lengths = of_partitions[0].lengths
             if all(np.array_equal(one.lengths, lengths) for one in of_partitions[1:]):
-                sources: dict[int, tuple[npt.NDArray[Any], JoinedRows | None]] = {}
+                sources: dict[int, Any] = {}
                 for partition, rows in zip(cache.partitions, of_partitions, strict=True):
                     for column, source in zip(partition.columns, partition.ring.columns, strict=True):
                         sources[column] = source, rows
@@ -153,6 +142,10 @@ class BatchAssembler:
             numbers[0] if len(numbers) == 1 else map(np.concatenate, zip(*numbers, strict=True))
         )
         return BatchInfo(keys, priorities, probabilities, table_sizes, times_sampled, lengths, self._received_at)
+
+    def pack(self, columns: Sequence[Any]) -> Any:
+        """Return the nest of some columns; a tuple of columns where the table's structure is not known."""
+        return self.structure.pack(columns) if self.structure else tuple(columns)
 
     def begin_next(self) -> None:
         """Begin the next batch, without samples."""
@@ -183,11 +176,13 @@ class BatchAssembler:
         layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
         cache, ranges = self._find(layout, slices_of)
         if cache is None:
-            chunks = EncodedChunks(entry.data, self._max_sample_bytes)
-            spec = self._spec_of(slices_of[0][0][0], chunks)
+            first, chunks = slices_of[0][0][0], EncodedChunks(entry.data, self._max_sample_bytes)
+            parts = [(one.spec, part.ring) for one in self._caches.values() for part in one.partitions]
+            known = next((spec for spec, ring in parts if first in ring.rows_of), None)
+            spec = chunks.spec(first) if known is None else known
         else:
             spec = cache.spec
-        if not (self._structure.admits(spec) if self._structure else not self.num_samples or spec == self.spec):
+        if not (self.structure.admits(spec) if self.structure else not self.num_samples or spec == self.spec):
             return None
         if self._current and self.num_samples and layout.is_scalar != self._current.layout.is_scalar:
             raise FormatError(
@@ -196,9 +191,9 @@ class BatchAssembler:
                 "The actors of the table do not agree."
             )
         if cache is None or ranges is None:
-            ranges = self._load(self._caches.get((layout, spec)), layout, spec, slices_of, chunks)
-            if self._structure:
-                self._structure.settle(spec)
+            ranges = self._load(layout, spec, slices_of, chunks)
+            if self.structure:
+                self.structure.settle(spec)
             cache = self._caches[layout, spec]
         self._make_current(cache)
         item = cache.add_item(key, slices_of, ranges)
@@ -217,38 +212,21 @@ class BatchAssembler:
                 return cache, ranges
         return None, None
 
-    def _spec_of(self, key: int, chunks: EncodedChunks) -> bytes:
-        """Return the spec of an item by its first chunk, which is read only if it is in no ring."""
-        for cache in self._caches.values():
-            for partition in cache.partitions:
-                if key in partition.ring.rows_of:
-                    return cache.spec
-        return chunks.spec(key)
-
     def _load(
-        self,
-        cache: ItemCache | None,
-        layout: ItemLayout,
-        spec: bytes,
-        slices_of: Sequence[Sequence[Slice]],
-        chunks: EncodedChunks,
+        self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> RowRanges:
         """Decode the chunks of an item that are not in the cache of its layout, and return its row ranges."""
         # A bad sample changes nothing: dtypes, shapes and sizes are checked before a chunk is decoded, and a chunk that
         # turns out to be damaged is not added to a ring.
+        cache = self._caches.get((layout, spec))
         missing = cache.missing_chunks(slices_of, chunks) if cache else None
         if cache is None or missing is None:
             cache = self._new_cache(layout, spec, slices_of, chunks)
             missing = cache.missing_chunks(slices_of, chunks)
-        for partition in cache.partitions:
-            if sum([length for _, _, length in slices_of[partition.group]]) > partition.max_rows:
-                raise UnsafeDataError(
-                    f"a sample of more than {self._max_sample_bytes} bytes. Raise `max_sample_bytes` if you trust the "
-                    "writer."
-                )
         for must_reset in (False, False, True):
             if must_reset or (missing and not cache.fits(missing)):
-                self._save_rows(cache)
+                if cache is self._current:
+                    self._set_aside()
                 cache.reset_for(slices_of, chunks)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
@@ -264,20 +242,14 @@ class BatchAssembler:
         raise FormatError("the chunks of an item changed while they were decoded.")
 
     def _decode(self, cache: ItemCache, missing: Sequence[Mapping[int, EncodedChunk]]) -> None:
-        """Put chunks into the rings of the partitions that lack them; a FormatError if one is damaged."""
-        for number, of_partition in enumerate(missing):
-            ring = cache.partitions[number].ring
+        """Put chunks into the rings of the current cache that lack them; a FormatError if one is damaged."""
+        for (_, _, ring, _), of_partition in zip(cache.partitions, missing, strict=True):
             for key, chunk in of_partition.items():
                 if not ring.put(key, chunk):
-                    self._save_rows(cache)
+                    self._set_aside()
                     cache.forget_items(ring.evict_for(chunk))
                     ring.put(key, chunk)
             self.num_decoded_chunks += len(of_partition)
-
-    def _save_rows(self, cache: ItemCache) -> None:
-        """Copy the rows that the batch needs, if they are in the rings of this cache."""
-        if cache is self._current:
-            self._set_aside()
 
     def _make_current(self, cache: ItemCache) -> None:
         if cache is self._current:
@@ -293,34 +265,15 @@ class BatchAssembler:
     def _new_cache(
         self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> ItemCache:
-        """Divide the memory limit among partitions: all hold equally many rows, but those of small columns more."""
-        planned = []
-        for number, (group, slices) in enumerate(zip(layout.groups, slices_of, strict=True)):
-            chunk = chunks.peek(slices[0][0], group.tensors)
-            types = chunk.schema.dtypes_and_shapes
-            max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
-            small = _small_columns(types)
-            for indices in (np.flatnonzero(~small).tolist(), np.flatnonzero(small).tolist()):
-                if indices:
-                    weight = chunk.num_bytes // chunk.length
-                    if small[indices[0]]:
-                        weight = _SMALL_ROWS * sum([row_bytes(types[index]) for index in indices])
-                    columns, tensors = (tuple([numbers[index] for index in indices]) for numbers in group)
-                    planned.append(
-                        (number, columns, tensors, [types[index] for index in indices], 1 + weight, max_rows)
-                    )
-        total = sum([weight for *_, weight, _ in planned])
-        partitions = [
-            Partition(number, columns, tensors, ChunkRing(types, self._max_cache_bytes * weight // total), max_rows)
-            for number, columns, tensors, types, weight, max_rows in planned
+        """Divide the memory limit among groups of columns, so that all hold about equally many rows."""
+        firsts = [
+            chunks.get(slices[0][0], group.tensors) for group, slices in zip(layout.groups, slices_of, strict=True)
         ]
+        weights = [1 + chunk.num_bytes // chunk.length for chunk in firsts]
+        partitions = []
+        for (columns, tensors), chunk, weight in zip(layout.groups, firsts, weights, strict=True):
+            types = chunk.schema.dtypes_and_shapes
+            ring = ChunkRing(types, self._max_cache_bytes * weight // sum(weights))
+            max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
+            partitions.append(Partition(columns, tensors, ring, max_rows))
         return ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)
-
-
-def _small_columns(dtypes_and_shapes: DtypesAndShapes) -> npt.NDArray[np.bool_]:
-    """Return which columns are small compared with the others. Strings are not, because they may have any size."""
-    sizes = np.array([0 if one[0].kind == "O" else row_bytes(one) for one in dtypes_and_shapes])
-    smallest_first = np.argsort(sizes, kind="stable")
-    small = np.empty(len(sizes), bool)
-    small[smallest_first] = sizes[smallest_first].cumsum() <= sizes.sum() * _SMALL_SHARE
-    return small & (sizes > 0)

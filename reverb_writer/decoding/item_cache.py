@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.chunk_ring import ChunkRing
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.samples import JoinedRows
-from reverb_writer.errors import FormatError
+from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 
 RowRanges = tuple[tuple[int, ...], ...]
@@ -22,9 +21,8 @@ _ENTRY_BYTES, _ROW_BYTES = 320, 4  # the item's key in `_items_of` included
 
 
 class Partition(NamedTuple):
-    """Columns that are cached in one ring."""
+    """The columns of a group of the layout, which are cached in one ring."""
 
-    group: int  # index of the columns' group in the layout, whose slices they have
     columns: tuple[int, ...]  # indices of the columns in the item
     tensors: tuple[int, ...]  # for each column, the index of its tensor in the chunks
     ring: ChunkRing  # their decoded chunks
@@ -37,7 +35,7 @@ class ItemCache:
     Attributes:
         layout: of the items.
         spec: of the items, encoded; empty if they carry none.
-        partitions: every column is in exactly one.
+        partitions: one for each group of columns.
         items: by key, the number under which an item is known. Its trajectory never changes, so its rows are valid
             until a ring evicts one of its chunks; then call `forget_items`.
     """
@@ -53,12 +51,10 @@ class ItemCache:
         self.clear_items()
 
     def add_item(self, key: int, slices_of: Sequence[Sequence[Slice]], ranges: RowRanges) -> int | None:
-        """Keep the row ranges of an item, which has these slices, by group; return its number.
-
-        None if there is no room: call `clear_items`, then `add_item` again.
-        """
+        """Keep the row ranges of an item; return its number, or None if `clear_items` must make room first."""
         item = self._num_items
-        num_bytes = self._item_bytes + _bytes_of(ranges)
+        num_rows = sum([sum(of_partition[1::2]) for of_partition in ranges])
+        num_bytes = self._item_bytes + _ENTRY_BYTES + _ROW_BYTES * num_rows
         if item and num_bytes > self._max_item_bytes:
             return None
         self._item_bytes = num_bytes
@@ -94,41 +90,35 @@ class ItemCache:
         self._num_items = self._item_bytes = 0
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
-        """Return the row ranges of an item, which has these slices, by group.
-
-        Returns:
-            None if a ring lacks one of its chunks, or the chunk lacks rows, or the item has too many rows.
-        """
+        """Return the row ranges of an item; None if a ring lacks some of its rows."""
         ranges_of = []
-        for partition in self.partitions:
+        for partition, slices in zip(self.partitions, slices_of, strict=True):
             rows_of = partition.ring.rows_of
             ranges: list[int] = []
             num_rows = 0
-            for key, offset, length in slices_of[partition.group]:
+            for key, offset, length in slices:
                 rows = rows_of.get(key)
                 if rows is None or rows[0] + offset + length > rows[1]:
                     return None
                 start = rows[0] + offset
                 ranges += (start, length)
                 num_rows += length
-            if num_rows > partition.max_rows:
-                return None
+            if num_rows > partition.max_rows:  # one chunk may be named many times
+                raise UnsafeDataError(
+                    "a sample is larger than `max_sample_bytes` when it is decoded. Raise it if you trust the writer."
+                )
             ranges_of.append(tuple(ranges))  # the garbage collector does not track tuples of integers
         return tuple(ranges_of)
 
     def missing_chunks(
         self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> list[dict[int, EncodedChunk]] | None:
-        """Return the chunks of an item that are not in each partition's ring.
-
-        Returns:
-            For each partition, chunks by key. None if the dtypes or shapes of a chunk are not those of the ring.
-        """
+        """Return the chunks of an item that each ring lacks, by key; None if a ring has other dtypes or shapes."""
         missing = []
-        for partition in self.partitions:
+        for partition, slices in zip(self.partitions, slices_of, strict=True):
             ring = partition.ring
             of_partition: dict[int, EncodedChunk] = {}
-            for key, offset, length in slices_of[partition.group]:
+            for key, offset, length in slices:
                 rows = ring.rows_of.get(key)
                 if rows:
                     chunk_length = rows[1] - rows[0]
@@ -146,17 +136,14 @@ class ItemCache:
 
     def fits(self, missing: Sequence[Mapping[int, EncodedChunk]]) -> bool:
         """Return whether each missing chunk fits in its ring without enlarging it."""
-        for partition, of_partition in zip(self.partitions, missing, strict=True):
-            for chunk in of_partition.values():
-                if not partition.ring.fits(chunk):
-                    return False
-        return True
+        pairs = zip(self.partitions, missing, strict=True)
+        return all(partition.ring.fits(chunk) for partition, chunks in pairs for chunk in chunks.values())
 
     def reset_for(self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks) -> None:
         """Empty the rings so that all chunks of an item have room together. Only one item exceeds the memory limit."""
         self.clear_items()
-        for partition in self.partitions:
-            keys = dict.fromkeys([key for key, _, _ in slices_of[partition.group]])
+        for partition, slices in zip(self.partitions, slices_of, strict=True):
+            keys = dict.fromkeys([key for key, _, _ in slices])
             partition.ring.reset([chunks.get(key, partition.tensors) for key in keys])
 
 
@@ -198,8 +185,3 @@ def _put(array: npt.NDArray[Any], at: int, values: npt.NDArray[Any]) -> npt.NDAr
         array = longer
     array[at:stop] = values
     return array
-
-
-def _bytes_of(ranges: RowRanges) -> int:
-    """Return the memory that an item takes, roughly."""
-    return _ENTRY_BYTES + _ROW_BYTES * sum([sum(of_partition[1::2]) for of_partition in ranges])

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.chunk_ring import row_bytes
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import shapes_text
 from reverb_writer.scalars import Record
@@ -152,10 +151,9 @@ def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[
 
 
 class ArrayMemory:
-    """Memory of arrays; that of large ones is used again when nothing refers to them any more.
+    """Memory of large arrays, which is used again when nothing refers to them any more.
 
-    glibc gives the memory of a large array back to the system at once. To get it again takes as long as to copy the
-    rows.
+    glibc gives it back to the system at once, and to get it again takes as long as to copy the rows.
     """
 
     def __init__(self) -> None:
@@ -189,12 +187,7 @@ class _Lent:
 
 
 class JoinedRows:
-    """Where in a ring the rows of several samples are. Laid end to end, they are numbered from 0 to M - 1.
-
-    >>> joined = JoinedRows(np.array([7, 8, 0, 3, 4]), starts=np.array([3, 0]), lengths=np.array([2, 3]))
-    >>> joined.all_rows.tolist(), joined.rows(np.array([1, 2, 3])).tolist()
-    ([3, 4, 7, 8, 0], [4, 7, 8])
-    """
+    """Where in a ring the rows of several samples are. Laid end to end, they are numbered from 0 to M - 1."""
 
     def __init__(
         self, rows: npt.NDArray[np.int32], starts: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64]
@@ -219,32 +212,16 @@ class JoinedRows:
 
 
 class SampleRows:
-    """Rows of n samples. The rows of all samples, laid end to end, are numbered from 0 to M - 1.
-
-    Attributes:
-        info: of the samples.
-        num_columns: number of columns.
-        row_bytes: size of a row, without the characters of strings.
-    """
+    """Rows of n samples. The rows of all samples, laid end to end, are numbered from 0 to M - 1."""
 
     def __init__(self, sources: Sequence[tuple[Array, JoinedRows | None]], info: BatchInfo) -> None:
-        """Refer to rows.
-
-        Args:
-            sources: for each column, an array, and where in it the samples' rows are; None if all M rows are in order.
-            info: of the samples.
-        """
+        """Refer to rows: for each column an array, and where in it the rows are; None if all M are in order."""
         self._sources, self.info = sources, info
         self.num_columns = len(sources)
-        self.row_bytes = sum(row_bytes((source.dtype, source.shape[1:])) for source, _ in sources)
 
     @classmethod
     def of_columns(cls, columns: Sequence[Column], info: BatchInfo) -> SampleRows:
-        """Return the rows of columns.
-
-        Raises:
-            StructureError: samples differ in dtype or shape, or the columns of a sample in length.
-        """
+        """Return the rows of columns; a StructureError if samples differ in dtype, shape, or columns in length."""
         sources: list[tuple[Array, JoinedRows | None]] = []
         for number, column in enumerate(columns):
             if isinstance(column.rows, list):
@@ -263,10 +240,7 @@ class SampleRows:
         return source if joined is None else source.take(joined.all_rows, axis=0, mode="clip")
 
     def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
-        """Return copies of some rows, [N, ...], given by their numbers [N].
-
-        Of the columns whose indices are in `only`, or of all; None is returned for the others.
-        """
+        """Return copies [N, ...] of rows with these numbers [N]: of all columns, or of `only` some, else None."""
         places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns have the same
         taken: list[Any] = []
         for index, (source, joined) in enumerate(self._sources):

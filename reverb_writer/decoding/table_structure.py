@@ -16,9 +16,6 @@ class TableStructure:
 
     Without a signature the first item settles it. Later items of another spec are foreign. An item without a spec, as
     other writers write them, is never foreign; if it is the first one, items are tuples of columns.
-
-    Attributes:
-        table: its name.
     """
 
     def __init__(self, table: str, signature: Any) -> None:

@@ -24,8 +24,7 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import mean_weight, shares
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.mixer import Mixer, Source
-from reverb_writer.tables.table_info import TableInfo
-from reverb_writer.transport.sample_stream import SampleStream
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
 
 _ASK_AFTER_S = 0.5  # a server whose samples have told its size so long ago is asked for it
 _LOOK_S = 0.05  # whether a server that is waited for is to be left out
@@ -37,20 +36,19 @@ _STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells th
 class _Shard(Source):
     """A server with its share of the table."""
 
-    def __init__(self, server: Server, stream: SampleStream, table: TableInfo, max_samples: int, now: float) -> None:
-        """Start without samples; what the server has told is in `stream`."""
-        super().__init__(server, stream)
+    def __init__(self, of: Source, max_samples: int, unknown_mean: float | None, now: float) -> None:
+        """Start without samples; what the server has told is in its stream."""
+        super().__init__(of.server, of.stream, max_samples)
         self.size = 0  # items of its table, as it has told last; 0 before that
-        self.unknown_mean = None if table.sampler_exponent is not None else 1.0
+        self.unknown_mean = unknown_mean
         self.mean = self.unknown_mean  # of their weights, see `mean_weight`; None until a sample tells it
         self.told_at = now  # when a sample told both last
         self.asked_at = now  # when the server was asked for its size last
         self.due = 0  # samples that were drawn of it and that it has not given
         self.waits_since: float | None = None  # since then it owes samples, or its mass, and gives none
-        self.max_samples = max_samples  # in flight or waiting
         self.heard: TableInfo | None = None  # the answer that was read last
         self.hear()
-        self.state_id = None if stream.info is None else stream.info.state_id  # when `mean` was told
+        self.state_id = None if of.stream.info is None else of.stream.info.state_id  # when `mean` was told
 
     def lacks_mass(self) -> bool:
         """Return whether its share is not known, although it has items."""
@@ -93,24 +91,15 @@ class ByMass(Mixer):
             return self._taken(shards[0], num_samples)
         parts: list[Samples] = []
         num_missing = num_samples
-
-        def give(source: _Shard, num: int) -> int:
-            nonlocal num_missing
-            part = self._as_one(source, min(num, num_missing))
-            parts.append(part)
-            num_missing -= len(part)
-            return len(part)
-
-        for source in self._leaving:
-            give(source, num_missing)
-        if self._is_ending:
-            for shard in shards if self.removes_items else ():  # they would be lost otherwise
-                give(shard, num_missing)
-            return Samples.joined(parts)
-        while num_missing:
+        for source in [*self._leaving, *(shards if self._is_ending and self.removes_items else ())]:
+            parts.append(self._as_one(source, num_missing))  # they would be lost otherwise
+            num_missing -= len(parts[-1])
+        while num_missing and not self._is_ending:
             for shard in shards:
-                if shard.due and len(shard.waiting):
-                    shard.due -= give(shard, shard.due)
+                if shard.due and shard.waiting:
+                    parts.append(self._as_one(shard, min(shard.due, num_missing)))
+                    shard.due -= len(parts[-1])
+                    num_missing -= len(parts[-1])
             awaited = sum(shard.due for shard in shards if not shard.is_slow(now))
             owed = sum(shard.due for shard in shards)
             num_free = min(num_missing - awaited, self._batch_size - owed)
@@ -123,11 +112,9 @@ class ByMass(Mixer):
         """Whether no more samples will come: a batch waits for the servers that were drawn."""
         return self.is_done
 
-    def _source(self, server: Server, stream: SampleStream, now: float) -> _Shard:
-        return _Shard(server, stream, self._table, self._batch_size, now)
-
-    def _max_of(self, source: _Shard) -> int:
-        return self._max_samples if len(self._sources) == 1 else source.max_samples
+    def _begin(self, server: Server, info: ServerInfo | None, now: float) -> _Shard:
+        unknown_mean = 1.0 if self._exponent is None else None
+        return _Shard(super()._begin(server, info, now), self._batch_size, unknown_mean, now)
 
     def _draw(self, shards: Sequence[_Shard], num_samples: int, now: float) -> bool:
         """Draw the servers of the next samples; return whether that can be done now, and one server has samples."""

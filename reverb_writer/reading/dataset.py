@@ -5,33 +5,38 @@ Prefetcher -> next(), which waits and says why -> the learner -> update_prioriti
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
-from reverb_writer.background import Flag, in_background, may_be_interrupted
+from reverb_writer.background import in_background, may_be_interrupted
 from reverb_writer.client import server_set
 from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.weights import EXACT
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.reading.opening import open_table
+from reverb_writer.reading.by_mass import ByMass
+from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
 from reverb_writer.slices.batch import Batch
+from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LOG = logging.getLogger(__package__)
 
+_ORDERED = ("fifo", "max_heap", "min_heap")
 _LOOK_EVERY_S = 0.2  # why a wait lasts
 _END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
 _STOP_S = 3.0  # for the thread to end
@@ -57,18 +62,11 @@ class Dataset(Views):
         dataset._arguments = args, kwargs
         return dataset
 
-    def _open(
-        self,
-        client: Any,
-        table: str,
-        pool_size: int,
-        options: ReadOptions,
-        make_maker: Callable[[TableStructure], BatchMaker],
-    ) -> None:
+    def _open(self, client: Any, table: str, pool_size: int, options: ReadOptions, maker: BatchMaker) -> None:
         """Connect to the servers. If that fails, all that has started is stopped.
 
-        `pool_size` samples are made to batches together, by what `make_maker` returns. It must not refer to the
-        dataset, which could not be garbage then: the thread has it.
+        The `maker` makes `pool_size` samples to batches together. It must not refer to the dataset, which could not be
+        garbage then: the thread has it.
         """
         if not isinstance(table, str):
             raise SpecError(
@@ -79,36 +77,19 @@ class Dataset(Views):
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
         self._stats = DatasetStats()
-        self._says_too_short = True
         parts: list[Any] = []  # the prefetcher and the priorities, as far as there are any
         # A dataset that is not closed must not hang the interpreter's end; nor one whose opening was interrupted.
         owned_client = self._client if self._owns_client else None
         self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
         try:
             connect_s = self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
-            infos, info, rule = open_table(self._client, table, options, connect_s)
+            infos, info, rule = _open_table(self._client, table, options, connect_s)
             self._updates = PriorityUpdates(self._client, info)
             parts.append(self._updates)
-            changed, structure = Flag(), TableStructure(table, info.signature)
-            remember = self._updates.remember_owner
-            ahead = options.max_in_flight_batches
-            if ahead is None:
-                ahead = 0 if all(shard.channel.endpoint for shard in self._client.shards) else 2
-            mixer = rule(
-                self._client,
-                infos,
-                info,
-                pool_size,
-                options,
-                num_ahead=ahead,
-                changed=changed.set,
-                remember=remember,
-            )
+            mixer = self._mixer = rule(self._client, infos, info, pool_size, options, self._updates.remember_owner)
             self._updates.lost_servers = lambda: mixer.lost_servers
-            self._mixer, maker = mixer, make_maker(structure)
-            self._prefetcher = Prefetcher(mixer, maker, pool_size, options, structure, num_ahead=ahead, changed=changed)
+            self._prefetcher = Prefetcher(mixer, maker, pool_size, options, TableStructure(table, info.signature))
             parts.append(self._prefetcher)
-            self._updates.start()
         except BaseException:
             self._finalizer()
             raise
@@ -149,24 +130,11 @@ class Dataset(Views):
             UnsafeDataError, FormatError, StructureError, ClosedError: as `next`.
         """
         start, timeout_s = time.monotonic(), check_wait(timeout_s)
-        try:
-            if timeout_s > 0:
+        if timeout_s > 0:
+            with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError, IncompleteError):
                 return self._next_batch(start, timeout_s)
-        except (ReplayTimeoutError, ServerUnavailableError):
-            pass
-        except IncompleteError as error:
-            self._leave_out(error)
         self._begin()
-        while True:
-            try:
-                return self._counted(self._prefetcher.pop() or self._prefetcher.pop_rest(), start)
-            except IncompleteError as error:
-                self._leave_out(error)
-
-    def _leave_out(self, error: IncompleteError) -> None:
-        if self._says_too_short:
-            self._says_too_short = False
-            _LOG.warning("Table `%s`: %s `take` leaves such samples out.", self.table, error)
+        return self._counted(self._prefetcher.pop() or self._prefetcher.pop_rest(), start)
 
     def _begin(self) -> None:
         if self._updates.is_forked:
@@ -181,23 +149,19 @@ class Dataset(Views):
         self._begin()
         woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
         deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
-        too_short: IncompleteError | None = None
         while True:
             woken.clear()
             has_ended = self._prefetcher.has_ended  # before the look: nothing comes after it
-            try:
-                batch = self._counted(self._prefetcher.pop(waits=True), start)
-            except IncompleteError as error:
-                if time.monotonic() >= deadline:
-                    raise
-                too_short = error
-                continue
-            if batch is not None or (has_ended and too_short is None):
+            batch = self._counted(self._prefetcher.pop(waits=True), start)
+            if batch is not None:
                 return batch
             if not has_ended and woken.wait(min(deadline, look_at) - time.monotonic()):
                 continue
             now = time.monotonic()
             if has_ended or now >= deadline:
+                too_short, self._prefetcher.too_short = self._prefetcher.too_short, None
+                if has_ended and too_short is None:
+                    return None
                 raise too_short or self._too_late(start, timeout_s)
             if now >= look_at:
                 look_at, log_at = now + pause_s, self._look(now, start, log_at)
@@ -229,7 +193,7 @@ class Dataset(Views):
         return " ".join(stream.explain(since) for stream in streams if not stream.is_done)
 
     def _too_late(self, start: float, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
-        stats = self._prefetcher.stats()
+        stats = self.stats()
         foreign = f"{stats.foreign_items} of another structure were left out. " if stats.foreign_items else ""
         unsafe = f"{stats.skipped_samples} were unsafe or damaged, and skipped. " if stats.skipped_samples else ""
         losses = [source.stream.loss for source in self._mixer.sources]
@@ -272,7 +236,7 @@ class Dataset(Views):
     def stats(self) -> DatasetStats:
         """Return the counters so far."""
         stats = DatasetStats(**vars(self._stats))
-        stats.add(self._prefetcher.stats())
+        self._prefetcher.count(stats)
         stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
         stats.gone_priority_updates = self._updates.num_gone
         return stats
@@ -306,7 +270,9 @@ class Dataset(Views):
         """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""
         args, kwargs = self._arguments
         given = inspect.signature(type(self)).bind(*args, **kwargs)
-        given.arguments["replay"] = _picklable(given.arguments["replay"])
+        replay = given.arguments["replay"]
+        if not isinstance(replay, Client):  # a picklable argument that makes the same client
+            given.arguments["replay"] = getattr(replay, "server_address", replay)
         return functools.partial(type(self), *given.args, **given.kwargs), ()
 
     def __repr__(self) -> str:
@@ -332,12 +298,61 @@ def _end(parts: list[Any], client: Client | None) -> None:
     for prefetcher in parts[1:]:
         prefetcher.stop(discards=True)
         prefetcher.join(_STOP_S)
-    for updates in parts[:1]:
-        updates.close(1.0)
+    if parts:
+        parts[0].close(1.0)  # the priorities
     if client is not None:
         client.close()
 
 
-def _picklable(client: Any) -> Any:
-    """Return a picklable argument from which another process can make the same client."""
-    return client if isinstance(client, Client) else getattr(client, "server_address", client)
+def _open_table(
+    client: Client, table: str, options: ReadOptions, timeout_s: float
+) -> tuple[dict[str, ServerInfo], TableInfo, type[Mixer]]:
+    """Return the tables of the servers, by name of the shard, the table as the first one tells it, and its mixer."""
+    infos = _request_infos(client, table, timeout_s, needs_all=options.has_end)
+    tables = [info.tables[table] for info in infos.values()]
+    if options.single_pass:
+        for one in tables:
+            _check_single_pass(one)
+    is_exact = client.connections.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
+    return infos, tables[0], ByMass if is_exact else Mixer
+
+
+def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:
+    """Ask all servers at once for their tables, by name of the shard; log every ten seconds who is awaited.
+
+    Servers that their target says are lost are not asked. One that does not answer is an error if `needs_all`. If not,
+    it is left out if it does not answer within two seconds, while another does; it is read when it does.
+    """
+    present = client.connections.in_state("up", "draining")
+    addresses = ", ".join(shard.address for shard in present)
+    with server_set.logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
+        try:
+            if needs_all:
+                infos = dict(
+                    zip(present, server_set.on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True)
+                )
+            else:
+                infos = server_set.answering(present, timeout_s)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            raise error from None  # without gRPC's error: the message names the cause
+    for shard in present:
+        if shard in infos:
+            check_tables_exist([table], infos[shard], shard.address)
+        else:
+            _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
+    return {shard.name: info for shard, info in infos.items()}
+
+
+def _check_single_pass(table: TableInfo) -> None:
+    """Check that `single_pass` can work with a table."""
+    for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
+        if selector not in _ORDERED:
+            raise SpecError(
+                f"`single_pass` needs a table whose order is known: the {role} of `{table.name}` is {selector!r}, "
+                f"expected one of {', '.join(map(repr, _ORDERED))}."
+            )
+    if table.max_times_sampled != 1:
+        raise SpecError(
+            f"`single_pass` needs items that are sampled once: `max_times_sampled` of `{table.name}` is "
+            f"{table.max_times_sampled}, expected 1, else its first item would come again and again."
+        )

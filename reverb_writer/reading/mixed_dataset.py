@@ -7,9 +7,8 @@ dataset b -> batches of its own size --+-> Batch [B, ...], info.members -> updat
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
 from reverb_writer.reading.dataset import Dataset
-from reverb_writer.reading.prefetcher import transformed
 from reverb_writer.reading.priority_updates import checked_updates
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
@@ -45,26 +43,24 @@ class MixedDataset(Views):
                 dataset.update_priorities(batch, train(batch))
     """
 
-    def __init__(self, datasets: Sequence[Dataset], *, transform: Callable[[Batch], Batch] | None = None) -> None:
+    def __init__(self, datasets: Sequence[Dataset]) -> None:
         """Mix datasets.
 
         Args:
             datasets: each gives as many samples of a batch as its own batches have. Their leaves must be of one
                 structure, dtypes and shapes, but for the number of samples.
-            transform: as that of a dataset, of the mixed batches, in the thread that iterates.
 
         Raises:
-            SpecError: an argument can never work.
+            SpecError: these cannot be mixed.
         """
         if not isinstance(datasets, Sequence) or not datasets:
             raise SpecError(f"`datasets` must be a list of datasets, got {datasets!r}.")
         for dataset in datasets:
             if not isinstance(dataset, Dataset):
                 raise SpecError(f"`datasets` must be ReplayDatasets or SliceDatasets, got {type(dataset).__name__}.")
-            if dataset.gives_lists != datasets[0].gives_lists:
-                raise SpecError("`collate='list'` must be that of all datasets that are mixed, or of none.")
+            if dataset.gives_lists:
+                raise SpecError("`collate='list'` gives no arrays to mix. Mix SliceDatasets, or pass `collate='pad'`.")
         self.datasets = tuple(datasets)
-        self._transform = transform
         self._held: dict[int, Batch] = {}  # of datasets, by number: of a batch that others did not complete
 
     def __repr__(self) -> str:
@@ -108,10 +104,9 @@ class MixedDataset(Views):
         """Return the batches that are held as one."""
         numbers, self._held, held = sorted(self._held), {}, self._held
         batches = [held[number] for number in numbers]
-        batch = Batch.concatenate(batches, numbers, are_lists=self.datasets[0].gives_lists)
+        batch = Batch.concatenate(batches, numbers)
         members = np.repeat(numbers, [len(one.info) for one in batches])
-        batch = dataclasses.replace(batch, info=dataclasses.replace(batch.info, members=members))
-        return batch if self._transform is None else transformed(batch, self._transform)
+        return dataclasses.replace(batch, info=dataclasses.replace(batch.info, members=members))
 
     def update_priorities(self, batch: Batch, priorities: Any) -> None:
         """Set the priorities of the items of a batch, each in the table that it is from.
@@ -152,4 +147,4 @@ class MixedDataset(Views):
             dataset.close(None if end is None else max(end - time.monotonic(), LEAST_S))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(MixedDataset, self.datasets, transform=self._transform), ()
+        return MixedDataset, (self.datasets,)

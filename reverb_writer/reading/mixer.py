@@ -1,7 +1,7 @@
 r"""Which server's samples come next: one mixer for each table, with one of two rules.
 
     SampleStream a \
-    SampleStream b  > Mixer: ByMass, or InTurns -> take()
+    SampleStream b  > Mixer: in turns, or ByMass -> take()
     SampleStream c /
 
 The mixer follows the client's target: it begins with servers that are new there, and ends with those that have left. It
@@ -10,18 +10,18 @@ never waits. It belongs to the thread that fetches; other threads read its count
 
 from __future__ import annotations
 
-import abc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from reverb_writer.background import Flag
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.stats import FetchStats
+from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_stream import Limit, SampleStream
 
@@ -29,9 +29,10 @@ from reverb_writer.transport.sample_stream import Limit, SampleStream
 class Source:
     """One server of a mixer, and the samples of it that wait for their turn."""
 
-    def __init__(self, server: Server, stream: SampleStream) -> None:
+    def __init__(self, server: Server, stream: SampleStream, max_samples: int) -> None:
         """Start without samples."""
         self.server, self.stream = server, stream
+        self.max_samples = max_samples  # in flight or waiting, if there are other servers
         self.waiting = NO_SAMPLES  # have come and were not taken, oldest first
         self.is_late = False  # whether it is left out until it has samples again
         self.num_dropped = 0  # samples that were dropped unread
@@ -39,12 +40,10 @@ class Source:
 
     def take(self, num_samples: int) -> Samples:
         """Remove and return the oldest samples that wait, at most so many."""
-        waiting = self.waiting
-        if num_samples >= len(waiting):  # mostly a message has the samples of one batch
-            self.waiting = NO_SAMPLES
-            return waiting
-        self.waiting = waiting[num_samples:]
-        return waiting[:num_samples]
+        waiting, self.waiting = self.waiting, NO_SAMPLES
+        if num_samples < len(waiting):  # mostly a message has the samples of one batch
+            waiting, self.waiting = waiting[:num_samples], waiting[num_samples:]
+        return waiting
 
     @property
     def is_lost(self) -> bool:
@@ -52,7 +51,7 @@ class Source:
         stream = self.stream
         return stream.loss is not None or self.server.shard.state == "lost" or stream.is_closed
 
-    def count(self, stats: FetchStats) -> None:
+    def count(self, stats: DatasetStats) -> None:
         """Add the counters that stay when the server leaves."""
         stream = self.stream
         stats.lost_samples += stream.num_lost
@@ -64,16 +63,21 @@ class Source:
         stats.forgiven_samples += self.num_forgiven
 
 
-class Mixer(abc.ABC):
-    """The samples of one table on the servers of a client.
+class Mixer:
+    """The samples of one table on the servers of a client, so many of each server in turn: a batch is of one.
+
+    A server that is late is left out until it has a batch again.
 
     Attributes:
         removes_items: whether sampling removes items from the table.
         server: address of the server that the samples of the batch come from; "" if they may come from several.
         heard_at: `time.monotonic()` when samples came last.
+        num_ahead: how many batches are fetched ahead.
+        changed: set when `proceed` has something to do.
     """
 
-    _makes_one_server: bool  # whether several servers are sampled as if one had all items
+    _makes_one_server = False  # whether several servers are sampled as if one had all items
+    _PATIENCE_S = 0.1  # for the server whose turn it is: else the fastest would give most batches
 
     def __init__(
         self,
@@ -82,30 +86,29 @@ class Mixer(abc.ABC):
         table: TableInfo,
         batch_size: int,
         options: ReadOptions,
-        *,
-        num_ahead: int,
-        changed: Callable[[], object],
         remember: Callable[[Sequence[int], Server], object],
     ) -> None:
-        """Prepare to read a table; the first `proceed` begins.
+        """Prepare to read a table; `infos` are of the servers that have answered, by name of the shard.
 
-        `infos` are of the servers that have answered, by name of the shard. Samples of `num_ahead` batches are
-        requested ahead, of one batch at least. `changed` is called in another thread when
-        `proceed` has something to do, and must not wait. `remember` gets the keys of samples, and their server.
+        `remember` gets the keys of samples, and their server.
         """
         self.removes_items = table.max_times_sampled > 0
         self.server = ""
         self.heard_at = time.monotonic()
         self._client, self._infos, self._table, self._options = client, infos, table, options
-        self._batch_size, self._max_samples = batch_size, batch_size * max(num_ahead, 1)
-        self._changed, self._remember = changed, remember
+        self.num_ahead = _num_ahead(client, options)
+        self._batch_size, self._max_samples = batch_size, batch_size * max(self.num_ahead, 1)
+        self.changed, self._remember = Flag(), remember
         self._may_have_several = client.connections.may_have_several
         self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
         self._shards: Sequence[Server] = ()
         self._sources: dict[str, Any] = {}  # `Source`s by name; replaced, so that other threads may read it
         self._leaving: list[Any] = []  # have left the target, and have samples that would be lost otherwise
-        self._past = FetchStats()  # of servers that have left, and the samples that have come
+        self._past = DatasetStats()  # of servers that have left, and the samples that have come
         self._is_ending = False
+        self._turn = 0
+        self._source_of_batch: Source | None = None
+        self._waits_since: float | None = None
 
     # ------------------------------------------------------------------------------- counters, for any thread
 
@@ -134,9 +137,10 @@ class Mixer(abc.ABC):
         """Whether nothing is in flight, and nothing more will be requested."""
         return all(source.stream.is_done for source in self.sources)
 
-    def count(self, stats: FetchStats) -> None:
+    def count(self, stats: DatasetStats) -> None:
         """Add the counters of the servers."""
-        stats.add(self._past)
+        for name, number in vars(self._past).items():
+            setattr(stats, name, getattr(stats, name) + number)
         for source in self.sources:
             source.count(stats)
             stats.in_flight_samples += source.stream.num_in_flight
@@ -147,11 +151,7 @@ class Mixer(abc.ABC):
     def proceed(self, now: float, num_held: int) -> tuple[float, list[ReverbWriterError]]:
         """Read what has come, and request as many samples as there is room for, beside the `num_held` that were taken.
 
-        Returns:
-            When to call this again, if `changed` is not called before; and errors of messages that cannot be read.
-
-        Raises:
-            ReverbWriterError: a server has no such table any more, or refuses this client.
+        Return when to call this again, if `changed` is not called before; and errors of messages that cannot be read.
         """
         self._follow_target(now)
         self._leaving = [source for source in self._leaving if source.waiting]
@@ -182,24 +182,33 @@ class Mixer(abc.ABC):
                 self._note_samples(source, samples, now)
         was_lost = source.stream.loss is not None
         num_of_server = len(source.waiting) + (num_held if len(self._sources) == 1 else 0)
-        next_at = source.stream.proceed(now, num_of_server, self._max_of(source))
+        max_samples = self._max_samples if len(self._sources) == 1 else source.max_samples
+        next_at = source.stream.proceed(now, num_of_server, max_samples)
         self._note_connection(source, was_lost=was_lost)
         return next_at
 
-    @abc.abstractmethod
     def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:
         """Return the next samples of the batch, at most so many, as far as they have come.
 
         With `any_server`, also those of a server whose samples do not fill the batch.
         """
+        source = self._source_of_batch or self._next_source(now, any_server=any_server)
+        if source is None:
+            return NO_SAMPLES
+        self._source_of_batch, self.server = source, source.server.address
+        return self._taken(source, num_samples)
 
     @property
-    @abc.abstractmethod
     def is_starved(self) -> bool:
         """Whether the batch that was begun gets no more samples."""
+        source = self._source_of_batch
+        if source is None or source.waiting:
+            return False
+        return source.stream.is_done or (source.is_lost and len(self._sources) > 1)
 
-    def begin_batch(self) -> None:  # noqa: B027  # for rules of batches
-        """Begin the next batch: samples that are taken from now on are its."""
+    def begin_batch(self) -> None:
+        """Begin the next batch, of the server whose turn it is then."""
+        self._source_of_batch = None
 
     def stop_requests(self) -> None:
         """Request no more samples; those in flight can still be read."""
@@ -213,15 +222,11 @@ class Mixer(abc.ABC):
         for source in self.sources:
             source.stream.close()
 
-    def _max_of(self, source: Any) -> int:  # noqa: ARG002  # for rules
-        """Return how many samples of a server may be in flight or held."""
-        return self._max_samples
-
-    def _look(self, now: float) -> float:  # noqa: ARG002  # for rules that do not wait
+    def _look(self, now: float) -> float:  # noqa: ARG002  # for rules
         """Look after servers that do not answer; return when to do so again."""
-        return math.inf
+        return math.inf if self._waits_since is None else self._waits_since + self._PATIENCE_S
 
-    def _note_samples(self, source: Any, samples: Samples, now: float) -> None:  # noqa: B027  # for rules
+    def _note_samples(self, source: Any, samples: Samples, now: float) -> None:
         """Note what samples tell about their server."""
 
     def _note_connection(self, source: Any, *, was_lost: bool) -> None:
@@ -251,8 +256,7 @@ class Mixer(abc.ABC):
         if is_first or not (self._is_ending or self._options.single_pass):
             for shard in shards:
                 if shard.name not in kept:
-                    info = self._infos.get(shard.name) if is_first else None
-                    kept[shard.name] = self._source(shard, self._stream(shard, info), now)
+                    kept[shard.name] = self._begin(shard, self._infos.get(shard.name) if is_first else None, now)
         self._sources = kept
 
     def _leave(self, source: Any) -> None:
@@ -264,65 +268,22 @@ class Mixer(abc.ABC):
             source.num_dropped += len(source.waiting)
         source.count(self._past)
 
-    def _source(self, server: Server, stream: SampleStream, now: float) -> Source:  # noqa: ARG002  # for rules
-        """Begin with a server."""
-        return Source(server, stream)
-
-    def _stream(self, server: Server, info: ServerInfo | None) -> SampleStream:
-        """Return a stream of a server's samples; `info` has its tables, if it has answered."""
+    def _begin(self, server: Server, info: ServerInfo | None, now: float) -> Any:  # noqa: ARG002  # for rules
+        """Begin with a server; `info` has its tables, if it has answered."""
         single_pass = None
         if self._options.single_pass:
             single_pass = Limit(0 if info is None else info.tables[self._table.name].current_size)
-        return SampleStream(
+        stream = SampleStream(
             server.channel,
             self._table.name,
             info,
-            changed=self._changed,
+            changed=self.changed.set,
             removes_items=self.removes_items,
             limits=self._limits,
             single_pass=single_pass,
             needs_table=self._makes_one_server,
         )
-
-
-class InTurns(Mixer):
-    """So many samples of each server in turn: a batch is of one. For queues, and whatever has an order or an end.
-
-    A server that is late is left out until it has a batch again.
-    """
-
-    _makes_one_server = False
-    _PATIENCE_S = 0.1  # for the server whose turn it is: else the fastest would give most batches
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Begin with the first server; see `Mixer`."""
-        super().__init__(*args, **kwargs)
-        self._turn = 0
-        self._source_of_batch: Source | None = None
-        self._waits_since: float | None = None
-
-    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:
-        """Return the next samples of the batch; see `Mixer`."""
-        source = self._source_of_batch or self._next_source(now, any_server=any_server)
-        if source is None:
-            return NO_SAMPLES
-        self._source_of_batch, self.server = source, source.server.address
-        return self._taken(source, num_samples)
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether the server of the batch has no more samples for it."""
-        source = self._source_of_batch
-        if source is None or source.waiting:
-            return False
-        return source.stream.is_done or (source.is_lost and len(self._sources) > 1)
-
-    def begin_batch(self) -> None:
-        """Begin the next batch, of the server whose turn it is then."""
-        self._source_of_batch = None
-
-    def _look(self, now: float) -> float:  # noqa: ARG002  # `take` looks
-        return math.inf if self._waits_since is None else self._waits_since + self._PATIENCE_S
+        return Source(server, stream, self._max_samples)
 
     def _next_source(self, now: float, *, any_server: bool) -> Any:
         """Return the server of the next batch; None if none has enough for one, or one is waited for."""
@@ -351,3 +312,10 @@ class InTurns(Mixer):
         source.is_late = now - waits_since >= self._PATIENCE_S
         self._waits_since = None if source.is_late else waits_since
         return not source.is_late
+
+
+def _num_ahead(client: Client, options: ReadOptions) -> int:
+    """Return how many batches are fetched ahead."""
+    if options.max_in_flight_batches is not None:
+        return options.max_in_flight_batches
+    return 0 if all(shard.channel.endpoint for shard in client.shards) else 2

@@ -16,7 +16,7 @@ import collections
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,10 +24,10 @@ from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.errors import FormatError, ReverbWriterError, SpecError, UnsafeDataError
+from reverb_writer.errors import FormatError, IncompleteError, ReverbWriterError, SpecError, UnsafeDataError
 from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.stats import FetchStats
+from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.slices.batch import Batch
 
 _LOG = logging.getLogger(__package__)
@@ -63,31 +63,22 @@ class Prefetcher:
 
     Attributes:
         woken: set whenever a batch or an error is ready, and at the end.
+        too_short: why the samples that were made to batches last have given none; None if they have.
     """
 
     def __init__(
-        self,
-        mixer: Mixer,
-        maker: BatchMaker,
-        batch_size: int,
-        options: ReadOptions,
-        structure: TableStructure,
-        *,
-        num_ahead: int,
-        changed: Flag,
+        self, mixer: Mixer, maker: BatchMaker, batch_size: int, options: ReadOptions, structure: TableStructure
     ) -> None:
-        """Prepare to fetch; `start` begins.
-
-        `batch_size` samples are made to batches together; those of another structure than this are left out. At most
-        `num_ahead` batches are fetched ahead. The mixer's servers set `changed` when the thread has something to do.
-        """
+        """Prepare to make batches of `batch_size` samples each; those of another structure are left out."""
         self._mixer, self._maker, self._batch_size = mixer, maker, batch_size
         self._table = structure.table
         self._transform = options.transform
         self._calls_user = maker.calls_user or options.transform is not None
-        self._skip_unsafe, self._num_ahead = options.skip_unsafe, num_ahead
+        self._skip_unsafe, self._num_ahead = options.skip_unsafe, mixer.num_ahead
         self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
-        self._changed, self.woken = changed, Flag()
+        self._changed, self.woken = mixer.changed, Flag()
+        self.too_short: IncompleteError | None = None
+        self._says_too_short = True
         self._ready: collections.deque[_Entry] = collections.deque()
         self._making: _Entry | None = None  # samples of which batches are made
         self._batches: Iterator[tuple[Batch | None, bool]] = iter(())
@@ -156,9 +147,8 @@ class Prefetcher:
         """Whether a batch is being made of its samples."""
         return self._making is not None
 
-    def stats(self) -> FetchStats:
-        """Return the counters so far."""
-        stats = FetchStats()
+    def count(self, stats: DatasetStats) -> None:
+        """Add the counters so far."""
         self._mixer.count(stats)
         is_lost = self.has_ended and not self._mixer.removes_items  # no one will get what waits
         stats.ready_samples = self._num_held() + (0 if is_lost else self._mixer.num_waiting)
@@ -166,7 +156,6 @@ class Prefetcher:
         stats.decoded_chunks = self._assembler.num_decoded_chunks
         stats.foreign_items = self._assembler.num_foreign
         stats.skipped_samples = self._num_skipped
-        return stats
 
     def stop(self, max_silence_s: float = 0.0, until: float = -math.inf, *, discards: bool = False) -> None:
         """Request no more samples and have the thread end, without waiting for it. Idempotent.
@@ -284,12 +273,16 @@ class Prefetcher:
         try:
             batch, is_last = next(self._batches)
         except Exception as error:  # noqa: BLE001  # of a user's function, for example; the reader raises it
-            making.item, is_last = error, True
+            is_last = True
+            if isinstance(error, IncompleteError):
+                self._leave_out(error)
+            else:
+                making.item = error
             if self._assembler.num_samples:
                 self._assembler.begin_next()
         else:
             if batch is not None:
-                num_done = len(batch.info)
+                num_done, self.too_short = len(batch.info), None
                 making.item = self._transformed(batch)
         self._is_busy = False
         num_left = 0 if is_last else max(making.num_samples - num_done, 0)
@@ -298,6 +291,13 @@ class Prefetcher:
         self._making = None if is_last else _Entry(num_left)
         making.num_samples -= num_left
         self.woken.set()
+
+    def _leave_out(self, error: IncompleteError) -> None:
+        """Go on without samples that are too short; the reader raises the error if its time-out comes first."""
+        self.too_short = error
+        if self._says_too_short:
+            self._says_too_short = False
+            _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
 
     def _refuse(self, error: ReverbWriterError, *, is_of_stream: bool = False) -> None:
         """Skip and count a sample or a message, or have the reader raise its error."""
@@ -317,10 +317,18 @@ class Prefetcher:
 
     def _transformed(self, batch: Batch) -> Batch | Exception:
         """Return what the learner's function makes of a batch, or the error that it raises."""
+        if self._transform is None:
+            return batch
         try:
-            return batch if self._transform is None else transformed(batch, self._transform)
+            found = self._transform(batch)
         except Exception as error:  # noqa: BLE001  # whatever it is, the reader raises it
             return error
+        if isinstance(found, Batch):
+            return found
+        return SpecError(
+            f"`transform` must return a Batch, such as `dataclasses.replace(batch, data=...)`, got "
+            f"{type(found).__name__}."
+        )
 
     def _num_held(self) -> int:
         """Return how many samples were taken from the mixer and have not been popped, with the errors."""
@@ -328,14 +336,3 @@ class Prefetcher:
         entries = {id(entry): entry for entry in (*self._ready.copy(), *([making] if making else []))}
         num_held = sum(entry.num_samples or isinstance(entry.item, Exception) for entry in entries.values())
         return num_held + (self._assembler.num_samples if making is None else 0)
-
-
-def transformed(batch: Batch, transform: Callable[[Batch], Batch]) -> Batch:
-    """Return what the learner's function makes of a batch."""
-    found = transform(batch)
-    if not isinstance(found, Batch):
-        raise SpecError(
-            f"`transform` must return a Batch, such as `dataclasses.replace(batch, data=...)`, got "
-            f"{type(found).__name__}."
-        )
-    return found

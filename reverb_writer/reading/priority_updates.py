@@ -5,6 +5,7 @@ put(keys, priorities) -> the newest for each key -> a thread -> the server that 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.background import Flag, in_background, start_thread
+from reverb_writer.background import Flag, LateThread, in_background
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
@@ -36,7 +37,7 @@ _TIMEOUT_S = 5.0  # of one of several servers
 
 
 class PriorityUpdates:
-    """Priorities to be set in one table. Thread-safe.
+    """Priorities to be set in one table, by a thread that begins with the first ones. Thread-safe.
 
     Attributes:
         lost_servers: returns the names of the servers without a connection.
@@ -45,7 +46,7 @@ class PriorityUpdates:
     lost_servers: Callable[[], set[str]]
 
     def __init__(self, client: Client, table: TableInfo) -> None:
-        """Prepare; `start` begins to send."""
+        """Start without priorities."""
         self._client, self._table = client, table.name
         self._warning = (
             None
@@ -59,18 +60,13 @@ class PriorityUpdates:
         self._owners: dict[int, str] = {}
         self._is_sending = self._is_closed = False
         self.num_sent = self.num_failed = self.num_gone = 0
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start to send. After an interrupt of this `close` ends the thread, if it has begun."""
-        self._thread = start_thread(self._run, "reverb-writer-priorities")
+        self._thread = LateThread(self._run, "reverb-writer-priorities")
 
     def remember_owner(self, keys: Sequence[int], server: Server) -> None:
         """Remember which server keys came from, for as many as a learner can have in hand."""
-        if self._client.connections.may_have_several:
-            with self._lock:
-                self._owners.update(dict.fromkeys(keys, server.name))
-                _drop_oldest(self._owners, _MAX_KEYS)
+        with self._lock:
+            self._owners.update(dict.fromkeys(keys, server.name))
+            _drop_oldest(self._owners)
 
     def put(self, batch_or_keys: Any, priorities: Any) -> None:
         """Set priorities soon; of several for one key the last one counts."""
@@ -83,14 +79,14 @@ class PriorityUpdates:
             if warning is not None:
                 _LOG.warning("%s", warning)
             self._pending.update(zip(keys.tolist(), priorities.tolist(), strict=True))
-            self.num_failed += _drop_oldest(self._pending, _MAX_KEYS)
-        self._changed.set()
+            self.num_failed += _drop_oldest(self._pending)
+        self._wake()
 
     def flush(self, timeout_s: float) -> None:
         """Return when all are set."""
         self._check_not_forked()
         deadline = time.monotonic() + timeout_s
-        self._changed.set()  # `put` may have been interrupted before
+        self._wake()  # `put` may have been interrupted before
         while self._pending or self._is_sending:
             if time.monotonic() >= deadline:
                 raise ReplayTimeoutError(
@@ -106,9 +102,9 @@ class PriorityUpdates:
         if self.is_forked:
             return
         self._is_closed = True
+        with contextlib.suppress(ReplayTimeoutError):
+            self.flush(timeout_s)
         self._changed.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
         with self._lock:
             self.num_failed += len(self._pending)
             self._pending.clear()
@@ -121,6 +117,11 @@ class PriorityUpdates:
     def _check_not_forked(self) -> None:
         if self.is_forked:
             self._client.shards[0].channel.check_usable()
+
+    def _wake(self) -> None:
+        if self._pending:
+            self._thread.start()
+        self._changed.set()
 
     def _run(self) -> None:
         while True:
@@ -182,8 +183,12 @@ class PriorityUpdates:
 
 
 def checked_updates(batch_or_keys: Any, priorities: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
-    """Return keys and their priorities as arrays [n], if all can be set; else raise SpecError."""
-    keys, priorities = keys_of(batch_or_keys), host_array(priorities).astype(np.float64)
+    """Return the keys of a `Batch`, of its info, or given ones, and their priorities, [n], or raise SpecError."""
+    info = batch_or_keys.info if isinstance(batch_or_keys, Batch) else batch_or_keys
+    given = info.keys if isinstance(info, BatchInfo) else info
+    keys, priorities = host_array(given), host_array(priorities).astype(np.float64)
+    if hasattr(given, "detach") and keys.dtype == np.int64:  # `as_torch` hands out unsigned keys with the same bits
+        keys = keys.view(np.uint64)
     if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
         raise SpecError(f"`keys` must be [n] integers as `info.keys` has them, got {keys.dtype} {keys.shape}.")
     if priorities.shape != keys.shape:
@@ -195,17 +200,9 @@ def checked_updates(batch_or_keys: Any, priorities: Any) -> tuple[npt.NDArray[An
     return keys, priorities
 
 
-def keys_of(batch_or_keys: Any) -> npt.NDArray[Any]:
-    """Return the keys of a `Batch` or a `BatchInfo`, or given ones, as an array."""
-    info = batch_or_keys.info if isinstance(batch_or_keys, Batch) else batch_or_keys
-    keys = info.keys if isinstance(info, BatchInfo) else info
-    array = host_array(keys)
-    # `as_torch` hands out unsigned keys with the same bits as int64.
-    return array.view(np.uint64) if hasattr(keys, "detach") and array.dtype == np.int64 else array
-
-
-def _drop_oldest(entries: dict[int, Any], limit: int) -> int:
-    oldest = list(itertools.islice(entries, max(len(entries) - limit, 0)))
+def _drop_oldest(entries: dict[int, Any]) -> int:
+    """Leave the newest `_MAX_KEYS` entries; return how many were dropped."""
+    oldest = list(itertools.islice(entries, max(len(entries) - _MAX_KEYS, 0)))
     for key in oldest:
         del entries[key]
     return len(oldest)

@@ -19,7 +19,6 @@ import numpy as np
 from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, Column
-from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
@@ -28,7 +27,7 @@ from reverb_writer.slices.batch import Batch
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Collate = Literal["error", "pad", "list", "flat"]
+Collate = Literal["error", "pad", "list"]
 
 
 class ReplayDataset(Dataset):
@@ -50,13 +49,7 @@ class ReplayDataset(Dataset):
     """
 
     def __init__(
-        self,
-        replay: Any,
-        table: str,
-        batch_size: int,
-        *,
-        collate: Collate = "error",
-        **options: Unpack[ReadKeywords],
+        self, replay: Any, table: str, batch_size: int, *, collate: Collate = "error", **options: Unpack[ReadKeywords]
     ) -> None:
         """Find the table; the first `next` begins to fetch.
 
@@ -67,8 +60,8 @@ class ReplayDataset(Dataset):
             table: its name.
             batch_size: B, samples in a batch, >= 1.
             collate: treatment of samples that differ in length. "error" raises; "pad" fills up with zeros to the
-                longest, with `info.mask`; "list" gives a list of B nests [T_i, ...]; "flat" gives leaves
-                [T_0 + T_1 + ..., ...], and `info.lengths` tells each T_i.
+                longest, with `info.mask`; "list" gives a list of B nests [T_i, ...]. A `SliceDataset` whose `slice_len`
+                is that of the longest one lays whole trajectories end to end.
             **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`.
 
         Raises:
@@ -77,11 +70,11 @@ class ReplayDataset(Dataset):
             ServerUnavailableError: a server does not answer within the time-out.
         """
         read_options = options_of(ReadOptions, options, self)
-        if collate not in ("error", "pad", "list", "flat"):
-            raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', 'flat', got {collate!r}.")
+        if collate not in ("error", "pad", "list"):
+            raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', got {collate!r}.")
         batch_size = integer("batch_size", batch_size, minimum=1)
         self.batch_size, self.gives_lists = batch_size, collate == "list"
-        self._open(replay, table, batch_size, read_options, lambda structure: WholeSamples(structure, collate))
+        self._open(replay, table, batch_size, read_options, WholeSamples(collate))
 
 
 class WholeSamples:
@@ -89,14 +82,14 @@ class WholeSamples:
 
     calls_user = False
 
-    def __init__(self, structure: TableStructure, collate: Collate) -> None:
+    def __init__(self, collate: Collate) -> None:
         """Set how; see `ReplayDataset`."""
-        self._structure, self._collate = structure, collate
+        self._collate = collate
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield one batch; see `BatchMaker`."""
         columns, info = assembler.take()
-        yield collated(columns, info, self._structure.pack, self._collate, server), True
+        yield collated(columns, info, assembler.pack, self._collate, server), True
 
     def rest(self) -> None:
         """Return nothing: each batch has all samples."""
@@ -109,46 +102,32 @@ def collated(
     if how == "list":
         data: Any = [pack(leaves) for leaves in zip(*[column.split() for column in columns], strict=True)]
     else:
-        for number, column in enumerate(columns):
-            if isinstance(column.rows, list):
-                kinds = sorted({f"{rows.dtype} {rows.shape[1:]}" for rows in column.rows})
-                raise StructureError(
-                    f"column {number}: samples differ in dtype or shape ({', '.join(kinds)}). Pass "
-                    "`collate='list'`, or find the actor that differs."
-                )
-        if how == "error":
-            _check_same_lengths(columns)
-        data = pack([column.rows if how == "flat" else _stacked(column, pads=how == "pad") for column in columns])
+        data = pack([_stacked(number, column, pads=how == "pad") for number, column in enumerate(columns)])
     mask = np.arange(info.lengths.max()) < info.lengths[:, None] if how == "pad" else None
     if server or mask is not None:
         info = dataclasses.replace(info, mask=mask, server=server)
     return Batch(data, info)
 
 
-def _check_same_lengths(columns: Sequence[Column]) -> None:
-    checked: Any = None
-    for number, column in enumerate(columns):
-        lengths = column.lengths
-        if column.is_scalar or lengths is checked:  # most columns of a table have the same array
-            continue
-        if np.count_nonzero(lengths == lengths[0]) < len(lengths):
-            raise StructureError(
-                f"column {number}: samples of {lengths.min()} to {lengths.max()} rows in one batch, expected one "
-                "length. Pass `collate='pad'`, 'list' or 'flat'."
-            )
-        checked = lengths
-
-
-def _stacked(column: Column, *, pads: bool) -> Any:
+def _stacked(number: int, column: Column, *, pads: bool) -> Any:
     """Return rows [B, T, ...] of one length, or of the longest one if it `pads`; [B, ...] if the column is scalar."""
-    rows: Any = column.rows
-    lengths = column.lengths
+    rows, lengths = column.rows, column.lengths
+    if isinstance(rows, list):
+        kinds = sorted({f"{one.dtype} {one.shape[1:]}" for one in rows})
+        raise StructureError(
+            f"column {number}: samples differ in dtype or shape ({', '.join(kinds)}). Pass `collate='list'`, or find "
+            "the actor that differs."
+        )
     if column.is_scalar:
         return rows
-    longest = lengths.max() if pads else lengths[0]
-    if not pads or (lengths == longest).all():
+    longest = lengths.max()
+    if np.count_nonzero(lengths == longest) == len(lengths):
         return rows.reshape(len(lengths), longest, *rows.shape[1:])
-    fill = b"" if rows.dtype.kind == "O" else 0
-    padded = np.full((len(lengths), longest, *rows.shape[1:]), fill, rows.dtype)
+    if not pads:
+        raise StructureError(
+            f"column {number}: samples of {lengths.min()} to {longest} rows in one batch, expected one length. Pass "
+            "`collate='pad'` or 'list'."
+        )
+    padded = np.full((len(lengths), longest, *rows.shape[1:]), b"" if rows.dtype.kind == "O" else 0, rows.dtype)
     padded[np.arange(longest) < lengths[:, None]] = rows
     return padded

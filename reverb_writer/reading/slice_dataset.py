@@ -11,9 +11,7 @@ Source: TorchRL, `SliceSampler` and its relatives; docs/how-to/from-torchrl.md l
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,11 +20,10 @@ import numpy.typing as npt
 from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
-from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
-from reverb_writer.slices import By, Short, Slices, SliceSampler, Trajectories, read_markers
+from reverb_writer.slices import By, Short, Slices, SliceSampler, read_markers
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import KnownTrajectories
@@ -65,7 +62,6 @@ class SliceDataset(Dataset):
         span: int | tuple[int, int] = 0,
         replacement: bool = True,
         row_priority_fn: Callable[[Any], Any] | None = None,
-        emit_init: bool = True,
         pool_size: int | None = None,
         slices_per_item: int = 1,
         with_next: bool = False,
@@ -90,7 +86,6 @@ class SliceDataset(Dataset):
                 table with `max_times_sampled=1`, each item comes only once altogether.
             row_priority_fn: gets the nest of a pool, leaves [M, ...], and returns [M] priorities of rows. A slice is
                 drawn with the priority of its first row. `by` must be "row".
-            emit_init: False for `is_init` only if it is stored.
             pool_size: items that are fetched together, >= 1; None for `num_slices`.
             slices_per_item: number of slices that a pool gives per trajectory, >= 1. They come in rounds: each
                 round has one slice of each trajectory. The server sends whole items, so more slices of each are
@@ -116,41 +111,16 @@ class SliceDataset(Dataset):
             )
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self.num_slices = num_slices
-        how = SliceOptions(sampler, slices_per_item, replacement, row_priority_fn, emit_init, with_next)
-        self._open(replay, table, pool_size, read_options, lambda structure: SlicesOfPools(structure, how, rng))
-
-
-_COPY_BYTES = 16 << 20  # slices of a pool are copied together if they are no larger: the allocator reuses such memory
-
-
-@dataclass(frozen=True)
-class SliceOptions:
-    """How slices of a pool are drawn; see `SliceDataset`."""
-
-    sampler: SliceSampler
-    slices_per_item: int
-    replacement: bool
-    row_priority_fn: Callable[[Any], Any] | None
-    emit_init: bool
-    with_next: bool
-
-    def draw(self, data: Any, trajectories: Trajectories, rng: np.random.Generator) -> Slices:
-        """Draw all slices that one pool gives."""
-        priorities = None if self.row_priority_fn is None else self.row_priority_fn(data)
-        if self.sampler.by is By.TRAJECTORY:
-            return self.sampler.each(trajectories, rng, self.slices_per_item)
-        if self.replacement:
-            sampler = dataclasses.replace(self.sampler, num_slices=self.slices_per_item * len(trajectories))
-            return sampler.sample(trajectories, rng, priorities)
-        # No trajectory has more slices than rows and overhanging rows.
-        most = trajectories.num_steps + 2 * self.sampler.slice_len * len(trajectories)
-        return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, rng, priorities))
+        how: Any = {"replacement": replacement, "row_priority_fn": row_priority_fn, "with_next": with_next}
+        how["slices_per_item"] = slices_per_item
+        self._open(replay, table, pool_size, read_options, SlicesOfPools(sampler, rng, **how))
 
 
 class _Pool(NamedTuple):
     """Samples and their slices."""
 
     rows: SampleRows
+    pack: Callable[[Sequence[Any]], Any]
     info: BatchInfo
     slices: Slices
     items: npt.NDArray[np.int64]  # [S] number of the sample of each slice
@@ -160,82 +130,87 @@ class _Pool(NamedTuple):
 class SlicesOfPools:
     """Makes batches of the slices of pools, in the order in which they are drawn; a `BatchMaker`."""
 
-    def __init__(self, structure: TableStructure, options: SliceOptions, rng: np.random.Generator) -> None:
-        """Start without a pool. `rng` is used by nothing else."""
-        self.calls_user = options.row_priority_fn is not None
-        self._structure, self._options, self._rng = structure, options, rng
+    def __init__(
+        self,
+        sampler: SliceSampler,
+        rng: np.random.Generator,
+        *,
+        slices_per_item: int = 1,
+        replacement: bool = True,
+        row_priority_fn: Callable[[Any], Any] | None = None,
+        with_next: bool = False,
+    ) -> None:
+        """Set how slices are drawn, see `SliceDataset`. `rng` is used by nothing else."""
+        self.calls_user = row_priority_fn is not None
+        self._sampler, self._rng, self._slices_per_item = sampler, rng, slices_per_item
+        self._replacement, self._row_priority_fn, self._with_next = replacement, row_priority_fn, with_next
         self._known = KnownTrajectories()
         self._num_trajectories = 0  # of former pools
         self._left: list[Batch] = []  # slices that fill no batch yet
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield batches of the slices of the next pool, after those that former pools have left; see `BatchMaker`."""
-        pool = self._drawn(assembler.rows(), server)
-        sampler, num_slices = self._options.sampler, len(pool.items)
-        size = sampler.num_slices
-        batch_bytes = size * sampler.slice_len * pool.rows.row_bytes
-        step = size * max(_COPY_BYTES // max(batch_bytes, 1), 1)  # so many slices are copied together
-        ends = range(size - sum(len(batch.info) for batch in self._left), num_slices + 1, size)  # of batches
-        copied: Batch
-        full: Batch | None = None
-        for first, stop in itertools.pairwise(sorted({*range(0, num_slices, step), *ends, num_slices})):
-            begin = first % step
-            if begin == 0:
-                copied = self._copy(pool, first, min(first + step, num_slices))
-            is_all = stop - first == len(copied.info)
-            self._left.append(copied if is_all else copied.part(begin, begin + stop - first))
-            if stop in ends:
-                full, self._left = _joined(self._left), []
-                if stop != ends[-1]:
-                    yield full, False
-        assembler.begin_next()
-        yield full, True
+        pool = self._drawn(assembler.rows(), assembler.pack, server)
+        stop, num_slices, size = 0, len(pool.items), self._sampler.num_slices
+        while stop < num_slices:
+            num_left = sum(len(batch.info) for batch in self._left)
+            first, stop = stop, min(stop + size - num_left, num_slices)
+            self._left.append(self._copy(pool, first, stop))
+            is_last = stop == num_slices
+            if is_last:
+                assembler.begin_next()
+            if is_last or num_left + stop - first == size:
+                yield self.rest() if num_left + stop - first == size else None, is_last
 
     def rest(self) -> Batch | None:
         """Return the slices that fill no batch; None if there are none."""
         left, self._left = self._left, []
-        return _joined(left) if left else None
+        return Batch.concatenate(left) if len(left) > 1 else left[0] if left else None
 
-    def _drawn(self, rows: SampleRows, server: str) -> _Pool:
+    def _drawn(self, rows: SampleRows, pack: Callable[[Sequence[Any]], Any], server: str) -> _Pool:
         """Draw slices of the samples of a pool."""
-        options, info = self._options, dataclasses.replace(rows.info, server=server)
-        trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, self._reader(rows))
-        if not options.replacement:
+        sampler, rng, info = self._sampler, self._rng, dataclasses.replace(rows.info, server=server)
+        trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, _reader(rows, pack))
+        if not self._replacement:
             first = np.unique(info.keys, return_index=True)[1]
             chosen = np.flatnonzero(np.isin(item_of, first))
             trajectories, item_of = trajectories.choose(chosen), item_of[chosen]
-        data = None
-        if options.row_priority_fn is not None:
-            data = self._structure.pack([rows.column(index) for index in range(rows.num_columns)])
-        slices = options.draw(data, trajectories, self._rng)
+        priorities = None
+        if self._row_priority_fn is not None:
+            data = pack([rows.column(index) for index in range(rows.num_columns)])
+            priorities = self._row_priority_fn(data)
+        if sampler.by is By.TRAJECTORY:
+            slices = sampler.each(trajectories, rng, self._slices_per_item)
+        elif self._replacement:
+            sampler = dataclasses.replace(sampler, num_slices=self._slices_per_item * len(trajectories))
+            slices = sampler.sample(trajectories, rng, priorities)
+        else:  # no trajectory has more slices than rows and overhanging rows
+            most = trajectories.num_steps + 2 * sampler.slice_len * len(trajectories)
+            slices = next(dataclasses.replace(sampler, num_slices=most).one_pass(trajectories, rng, priorities))
         num_before = self._num_trajectories
         self._num_trajectories += len(trajectories)
-        return _Pool(rows, info, slices, item_of[slices.trajectories], num_before)
-
-    def _reader(self, rows: SampleRows) -> Callable[[npt.NDArray[np.int64]], Any]:
-        """Return a function that returns the leaves of some rows that have markers."""
-        pack = self._structure.pack
-        return lambda chosen: pack(rows.take(chosen, marker_leaves(pack(range(rows.num_columns)))))
+        return _Pool(rows, pack, info, slices, item_of[slices.trajectories], num_before)
 
     def _copy(self, pool: _Pool, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1 of a pool, with copies of their rows."""
-        options, pack, rows = self._options, self._structure.pack, pool.rows
+        pack, rows = pool.pack, pool.rows
         slices = taken(pool.slices, samples=slice(first, stop), rows=pool.slices.rows_of(first, stop))
         items = pool.items[first:stop]
         first_rows = slices.first_rows
         begin = slices.rows[first_rows]
         preceding = np.maximum(begin - 1, (pool.info.lengths.cumsum() - pool.info.lengths)[items])
-        columns = rows.take(np.append(slices.rows, slices.next_rows) if options.with_next else slices.rows)
+        columns = rows.take(np.append(slices.rows, slices.next_rows) if self._with_next else slices.rows)
         data = pack([column[: len(slices.rows)] for column in columns])
-        after = pack([column[len(slices.rows) :] for column in columns]) if options.with_next else None
-        read = self._reader(rows)
+        after = pack([column[len(slices.rows) :] for column in columns]) if self._with_next else None
+        read = _reader(rows, pack)
         stored = read_markers(data, starts=first_rows, before=lambda: read(preceding))
-        markers = mark_rows(slices, stored, emit_init=options.emit_init)
+        markers = mark_rows(slices, stored)
         ids = markers.traj_ids.copy()  # not the memory of `data`
         if stored.traj_ids is None:
             ids = ids + pool.num_before
         return Batch(data, taken(pool.info, samples=items), dataclasses.replace(markers, traj_ids=ids), after)
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
-    return batches[0] if len(batches) == 1 else Batch.concatenate(batches)
+def _reader(rows: SampleRows, pack: Callable[[Sequence[Any]], Any]) -> Callable[[npt.NDArray[np.int64]], Any]:
+    """Return a function that returns the leaves of some rows that have markers."""
+    return lambda chosen: pack(rows.take(chosen, marker_leaves(pack(range(rows.num_columns)))))

@@ -6,19 +6,12 @@ from dataclasses import dataclass
 
 from reverb_writer.scalars import Scalars
 
-_GAUGES = {
-    "cache_bytes",
-    "in_flight_samples",
-    "last_age_s",
-    "left_out_servers",
-    "ready_samples",
-}
-"""Numbers that are not summed up since the start."""
-
 
 @dataclass
-class FetchStats(Scalars):
-    """Counters of fetching since the dataset was opened. The first three and `left_out_servers` are present values.
+class DatasetStats(Scalars):
+    """Counters of a dataset since it was opened, of all its servers together.
+
+    The first three, `left_out_servers` and `last_age_s` are present values.
 
     Attributes:
         in_flight_samples: samples that were requested and have not arrived.
@@ -40,6 +33,13 @@ class FetchStats(Scalars):
             may have sampled all of these samples, or none.
         reconnects: lost connections that were made again.
         server_restarts: reconnections to a server that was restarted.
+        batches: batches that `next` and `take` returned.
+        samples: samples in these batches.
+        wait_s: seconds that the learner has waited for batches.
+        last_age_s: seconds between the arrival of the first sample of the last batch and the return of that batch.
+        priority_updates: priorities sent to the item's server, or to all servers if the item's server is unknown.
+        failed_priority_updates: priorities that the item's server did not take.
+        gone_priority_updates: priorities that were not sent because the item's server, or every server, is gone.
     """
 
     in_flight_samples: int = 0
@@ -57,27 +57,6 @@ class FetchStats(Scalars):
     lost_samples: int = 0
     reconnects: int = 0
     server_restarts: int = 0
-
-    def add(self, other: FetchStats) -> None:
-        """Add the counters of `other`."""
-        for name, count in vars(other).items():
-            setattr(self, name, getattr(self, name) + count)
-
-
-@dataclass
-class DatasetStats(FetchStats):
-    """Counters of a dataset: the sums of `FetchStats` over its servers, and the dataset's own counters.
-
-    Attributes:
-        batches: batches that `next` and `take` returned.
-        samples: samples in these batches.
-        wait_s: seconds that the learner has waited for batches.
-        last_age_s: seconds between the arrival of the first sample of the last batch and the return of that batch.
-        priority_updates: priorities sent to the item's server, or to all servers if the item's server is unknown.
-        failed_priority_updates: priorities that the item's server did not take.
-        gone_priority_updates: priorities that were not sent because the item's server, or every server, is gone.
-    """
-
     batches: int = 0
     samples: int = 0
     wait_s: float = 0.0
@@ -85,24 +64,3 @@ class DatasetStats(FetchStats):
     priority_updates: int = 0
     failed_priority_updates: int = 0
     gone_priority_updates: int = 0
-
-    def metrics(self, **labels: str) -> str:
-        """Return the counters in Prometheus's text format, one metric `reverb_writer_dataset_*` each.
-
-        Args:
-            **labels: of every metric, such as `table="replay"`.
-
-        >>> print(DatasetStats(gone_priority_updates=2).metrics(table="replay").splitlines()[-1])
-        reverb_writer_dataset_gone_priority_updates_total{table="replay"} 2
-        """
-        escaped = {
-            name: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, text in labels.items()
-        }
-        joined = ",".join(f'{name}="{text}"' for name, text in escaped.items())
-        of_all = f"{{{joined}}}" if joined else ""
-        lines = []
-        for name, value in vars(self).items():
-            kind, suffix = ("gauge", "") if name in _GAUGES else ("counter", "_total")
-            metric = f"reverb_writer_dataset_{name}{suffix}"
-            lines += [f"# TYPE {metric} {kind}", f"{metric}{of_all} {value:g}"]
-        return "\n".join(lines) + "\n"

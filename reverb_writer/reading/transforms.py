@@ -21,11 +21,12 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import fields_of, named_leaves, shapes_text
+from reverb_writer.nests import fields_of, shapes_text
 from reverb_writer.slices import read_markers
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import first_rows
+from reverb_writer.transitions.pairing import leaf_at
 from reverb_writer.transitions.step_flags import split_mask
 
 
@@ -50,52 +51,34 @@ def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Cal
 
 
 def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
-    rows, shape = _rows_of_stacks(batch, k)
-    if batch.next is not None:
-        return _stacked_with_next(batch, leaf, rows)
-
-    def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        flat = frames.reshape(-1, *frames.shape[len(shape) :])
-        return flat[rows].reshape(*shape, k, *flat.shape[1:])
-
-    stacked = dataclasses.replace(batch, data=_with_part(batch.data, leaf.split("/"), stack, leaf))
-    return burn_in(stacked, k - 1)[1] if drop else stacked
-
-
-def _stacked_with_next(batch: Batch, leaf: str, rows: npt.NDArray[np.int64]) -> Batch:
-    """Return slices with the rows after them: the stack of such a row continues that of the slice's last row."""
-    slices, num_rows, path = batch.markers.slices, len(rows), leaf.split("/")
-    of_last = rows[slices.first_rows + slices.lengths - 1]
-    following = np.append(of_last[:, 1:], num_rows + np.arange(len(of_last))[:, None], axis=1)
-    all_rows = np.append(rows, np.where(slices.cut_by_sampler[:, None], following, of_last), axis=0)
-    frames_after: list[Any] = []
-    _with_part(batch.next, path, frames_after.append, leaf)
-    stacked_after: list[Any] = []
-
-    def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        stacked: npt.NDArray[Any] = np.concatenate([frames, frames_after[len(stacked_after)]])[all_rows]
-        stacked_after.append(stacked[num_rows:])
-        return stacked[:num_rows]
-
-    data = _with_part(batch.data, path, stack, leaf)
-    after = _with_part(batch.next, path, lambda _: stacked_after.pop(0), leaf)
-    return dataclasses.replace(batch, data=data, next=after)
-
-
-def _rows_of_stacks(batch: Batch, k: int) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
-    """Return [N, k] which row each frame of each stack is, and the leading sizes of the leaves: N, or B and T."""
-    shape: tuple[int, ...]
-    if batch.markers is not None:
-        shape, starts = batch.markers.done.shape, batch.markers.slices.starts
-        markers = read_markers(batch.data)
-    else:
+    markers, flat = batch.markers, batch.data
+    if markers is None:
         shape = _windows_shape(batch, "`frame_stack`")
+        flat = tree.map_structure(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), flat)
         starts = np.tile(np.arange(shape[1]) == 0, shape[0])
-        markers = read_markers(tree.map_structure(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch.data))
-    starts = starts | first_rows(markers, len(starts))
+    else:
+        shape, starts = markers.done.shape, markers.slices.starts
     numbers = np.arange(len(starts))
-    first = np.maximum.accumulate(np.where(starts, numbers, 0))
-    return np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None]), shape
+    first = np.maximum.accumulate(np.where(starts | first_rows(read_markers(flat), len(starts)), numbers, 0))
+    rows = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # which row each frame of a stack is
+
+    def stack(frames: npt.NDArray[Any]) -> Any:
+        return frames[rows].reshape(*shape, k, *frames.shape[1:])
+
+    def stack_after(frames: npt.NDArray[Any], after: npt.NDArray[Any]) -> Any:
+        """Return the stacks of the rows after slices, which continue those of the slices' last rows."""
+        of_last = frames[rows[markers.slices.first_rows + markers.slices.lengths - 1]]
+        cut = markers.slices.cut_by_sampler
+        of_last[cut] = np.concatenate([of_last, after[:, None]], axis=1)[cut, 1:]
+        return of_last
+
+    part, following = leaf_at(split_mask(flat)[0], leaf), batch.next
+    if following is not None:
+        after = leaf_at(split_mask(following)[0], leaf)
+        following = _with_part(following, leaf.split("/"), tree.map_structure(stack_after, part, after))
+    data = _with_part(batch.data, leaf.split("/"), tree.map_structure(stack, part))
+    stacked = dataclasses.replace(batch, data=data, next=following)
+    return burn_in(stacked, k - 1)[1] if drop else stacked
 
 
 def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
@@ -121,9 +104,7 @@ def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
         info, mask = batch.info, batch.info.mask
         lengths = info.lengths - start
         info = dataclasses.replace(
-            info,
-            lengths=lengths.clip(0, stop - start),
-            mask=None if mask is None else mask[:, start:stop],
+            info, lengths=lengths.clip(0, stop - start), mask=None if mask is None else mask[:, start:stop]
         )
         return Batch(tree.map_structure(lambda leaf: leaf[:, start:stop], batch.data), info)
 
@@ -173,19 +154,14 @@ def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:
     return shape
 
 
-def _with_part(nest: Any, path: list[str], function: Any, leaf: str) -> Any:
-    """Return a nest with a function applied to the leaves of one part of it."""
+def _with_part(nest: Any, path: list[str], part: Any) -> Any:
+    """Return a nest with another part at a path that it has."""
     if not path:
-        return tree.map_structure(function, nest)
+        return part
     steps, mask = split_mask(nest)
     if mask is not None:
-        return _with_part(steps, path, function, leaf), mask
+        return _with_part(steps, path, part), mask
     name, *rest = path
     fields = fields_of(nest) or {}
-    if name not in fields:
-        paths = ", ".join(f"`{one}`" for one in named_leaves(nest, "the batch")[0])
-        raise StructureError(f"`frame_stack`: a batch without `{leaf}`; its leaves there are {paths}.")
-    part = _with_part(fields[name], rest, function, leaf)
-    if isinstance(nest, Mapping):
-        return {**nest, name: part}
-    return nest._replace(**{name: part})
+    part = _with_part(fields[name], rest, part)
+    return {**nest, name: part} if isinstance(nest, Mapping) else nest._replace(**{name: part})

@@ -61,8 +61,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.arrays import Array, array_namespace, as_array, as_bool, as_float, with_axes
-from reverb_writer.errors import StructureError
-from reverb_writer.returns.recursion import ReturnInputs, RowKeywords, check_time_axis
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.returns.recursion import ReturnInputs, RowKeywords
 from reverb_writer.transitions.records import Transitions
 
 if TYPE_CHECKING:
@@ -96,11 +96,7 @@ class VTrace(NamedTuple):
 
 
 def discounted_returns(
-    rewards: Array | Transitions,
-    values: Array = None,
-    *,
-    gamma: float,
-    **rows: Unpack[RowKeywords],
+    rewards: Array | Transitions, values: Array = None, *, gamma: float, **rows: Unpack[RowKeywords]
 ) -> Array:
     """Return the discounted sum of the rewards from each row on: G_t = r_t + gamma d_t G_{t+1}.
 
@@ -117,12 +113,7 @@ def discounted_returns(
 
 
 def lambda_returns(
-    rewards: Array | Transitions,
-    values: Array,
-    *,
-    gamma: float,
-    lam: float,
-    **rows: Unpack[RowKeywords],
+    rewards: Array | Transitions, values: Array, *, gamma: float, lam: float, **rows: Unpack[RowKeywords]
 ) -> Array:
     """Mix the n-step returns of all n, weighted by (1 - lam) lam^(n-1); also known as the target of TD(lambda).
 
@@ -137,12 +128,7 @@ def lambda_returns(
 
 
 def n_step_returns(
-    rewards: Array | Transitions,
-    values: Array,
-    n: int,
-    *,
-    gamma: float,
-    **rows: Unpack[RowKeywords],
+    rewards: Array | Transitions, values: Array, n: int, *, gamma: float, **rows: Unpack[RowKeywords]
 ) -> Array:
     """Return the discounted sum of the next n rewards of each row and of the value of what follows them.
 
@@ -163,12 +149,7 @@ def n_step_returns(
 
 
 def gae(
-    rewards: Array | Transitions,
-    values: Array,
-    *,
-    gamma: float,
-    lam: float,
-    **rows: Unpack[RowKeywords],
+    rewards: Array | Transitions, values: Array, *, gamma: float, lam: float, **rows: Unpack[RowKeywords]
 ) -> Advantages:
     """Estimate advantages: A_t = delta_t + gamma lam d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
 
@@ -208,7 +189,7 @@ def vtrace(
     `ratios`, in the shape of the rewards, are > 0: the probability of each action under the policy that learns, divided
     by its probability under the policy that acted. `max_rho` > 0 is the upper bound of the ratios rho_t that weigh the
     TD errors and the advantages; `max_c` > 0 is the upper bound of the ratios c_t that weigh the trace. Both bounds may
-    be infinite.
+    be infinite; others are a SpecError.
 
     Returns:
         `values`, the targets of the values, and `advantages` for the policy gradient:
@@ -223,7 +204,11 @@ def vtrace(
     lam = check_fraction("lam", lam)
     inputs = ReturnInputs(rewards, values, gamma, **rows)
     ratios = inputs.masked(inputs.broadcast_like("ratios", ratios))
-    rho, c = inputs.clip_above("max_rho", ratios, max_rho), inputs.clip_above("max_c", ratios, max_c)
+    xp, bounds = inputs.xp, {"max_rho": max_rho, "max_c": max_c}
+    for name, bound in bounds.items():
+        if not bound > 0:
+            raise SpecError(f"`{name}` must be > 0, got {bound!r}.")
+    rho, c = (xp.where(ratios > bound, xp.full_like(ratios, bound), ratios) for bound in bounds.values())
     corrections = inputs.scan_backwards(rho * inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lam) * c)
     targets = inputs.values + corrections
     advantages = rho * (inputs.rewards + inputs.discounts * inputs.following(targets) - inputs.values)
@@ -265,23 +250,20 @@ def normalize(x: Array, mask: Array | Transitions = None, *, epsilon: float = 1e
     return centred / (xp.sqrt(xp.sum(centred * centred) / xp.where(size > 1, size - 1, one)) + epsilon)
 
 
-def sequence_priorities(
-    td_errors: Array, mask: Array | Transitions = None, *, max_weight: float = 0.9, time_axis: int = 1
-) -> Array:
+def sequence_priorities(td_errors: Array, mask: Array | Transitions = None, *, max_weight: float = 0.9) -> Array:
     """Return the priority of each sequence: w max|e| + (1 - w) mean|e| of its TD errors e.
 
     Args:
-        td_errors: [B, T]; [T] or [T, B] with `time_axis=0`.
+        td_errors: [B, T].
         mask: None, or an array of the same shape [B, T]: True, or not 0, for the steps that count; or the `Transitions`
             whose mask it is. A sequence in which no step counts has priority 0.
         max_weight: w in [0, 1].
-        time_axis: the axis of time, 1 or 0.
 
     Returns:
-        The shape of `td_errors` without time: [B], one for each sequence.
+        [B], one for each sequence.
 
     Raises:
-        SpecError: `max_weight` out of range, or the axis is neither 0 nor 1.
+        SpecError: `max_weight` out of range.
         StructureError: there are no steps, or the mask has another shape.
 
     Source: Kapturowski et al., R2D2, 2019, section 2.3; Reverb's `td_error` priorities.
@@ -289,20 +271,17 @@ def sequence_priorities(
     >>> sequence_priorities([[1.0, -3.0], [0.0, 5.0]], max_weight=0.5).tolist()
     [2.5, 3.75]
     """
-    max_weight, axis = check_fraction("max_weight", max_weight), check_time_axis(time_axis)
+    max_weight = check_fraction("max_weight", max_weight)
     mask = mask.mask if isinstance(mask, Transitions) else mask
     xp = array_namespace(td_errors, mask)
     errors = xp.abs(as_array(xp, td_errors) * 1.0)
     shape = tuple(errors.shape)
-    if errors.ndim <= axis or not shape[axis]:
-        raise StructureError(
-            f"`td_errors` must be {('[T, ...]', '[B, T, ...]')[axis]} with T >= 1, got shape {shape}. Time is axis "
-            f"{axis}: `time_axis` is 1 by default, and 0 for [T, ...]."
-        )
+    if errors.ndim <= 1 or not shape[1]:
+        raise StructureError(f"`td_errors` must be [B, T, ...] with T >= 1, got shape {shape}.")
     counted = xp.ones_like(errors) != 0 if mask is None else as_bool(xp, mask)
     if tuple(counted.shape) != shape:
         raise StructureError(f"`mask` must have the shape of `td_errors`, {shape}, got {tuple(counted.shape)}.")
     errors = xp.where(counted, errors, xp.zeros_like(errors))
-    count = xp.sum(xp.where(counted, xp.ones_like(errors), xp.zeros_like(errors)), axis=axis)
-    mean = xp.sum(errors, axis=axis) / xp.where(count == 0, xp.ones_like(count), count)
-    return max_weight * xp.max(errors, axis=axis) + (1 - max_weight) * mean
+    count = xp.sum(xp.where(counted, xp.ones_like(errors), xp.zeros_like(errors)), axis=1)
+    mean = xp.sum(errors, axis=1) / xp.where(count == 0, xp.ones_like(count), count)
+    return max_weight * xp.max(errors, axis=1) + (1 - max_weight) * mean

@@ -55,7 +55,9 @@ class ReturnInputs:
         time_axis: int = 1,
     ) -> None:
         """Check all arguments; errors as in `rw.returns`."""
-        self._axis = check_time_axis(time_axis)
+        if time_axis not in (0, 1):
+            raise SpecError(f"`time_axis` must be 1 for [B, T, ...] or 0 for [T, ...], got {time_axis!r}.")
+        self._axis = int(time_axis)
         gamma = check_fraction("gamma", gamma)
         if is_batch(rewards):
             rewards, values, after = with_values(rewards, values)
@@ -65,7 +67,7 @@ class ReturnInputs:
         if isinstance(rewards, Transitions):
             mask = rewards.mask
             self._axis = min(self._axis, mask.ndim - 1)  # [N] of slices
-            rewards, discounts, continues = _arrays_of(rewards)
+            rewards, discounts, continues = rewards.reward, rewards.discount, rewards.continues
         xp = self.xp = array_namespace(rewards, values, discounts, continues, next_values, mask)
         rewards = as_float(xp, rewards)
         if rewards.ndim <= self._axis or not rewards.shape[self._axis]:
@@ -129,12 +131,6 @@ class ReturnInputs:
         weight = self.zero_at_ends(self.discounts * lam)
         return self.rewards + (self.discounts - weight) * self.next_values, weight
 
-    def clip_above(self, name: str, x: Array, bound: float) -> Array:
-        """Return x with `bound` in place of what is greater."""
-        if not bound > 0:
-            raise SpecError(f"`{name}` must be > 0, got {bound!r}.")
-        return self.xp.where(x > bound, self.xp.full_like(x, bound), x)
-
     def scan_backwards(self, start: Array, weight: Array) -> Array:
         """Return x with x_t = start_t + weight_t x_{t+1}, where the last weight is 0."""
         rows, last = [start[-1, ...]], start[-1, ...]
@@ -192,13 +188,6 @@ class ReturnInputs:
         return x if self._is_followed is None else self.xp.where(self._is_followed, x, self.xp.zeros_like(x[:1, ...]))
 
 
-def check_time_axis(time_axis: int) -> int:
-    """Return the axis of time, 0 or 1."""
-    if time_axis not in (0, 1):
-        raise SpecError(f"`time_axis` must be 1 for [B, T, ...] or 0 for [T, ...], got {time_axis!r}.")
-    return int(time_axis)
-
-
 def _check_goes_together(rewards: Any, values: Any, discounts: Any, continues: Any, next_values: Any) -> None:
     """Refuse arguments that contradict each other, or lack each other."""
     if isinstance(values, str):
@@ -206,18 +195,14 @@ def _check_goes_together(rewards: Any, values: Any, discounts: Any, continues: A
     if isinstance(rewards, Transitions):
         if discounts is not None or continues is not None:
             raise SpecError("`discounts` and `continues` are in the transitions already. Leave them out.")
+        if isinstance(rewards, NStepTransitions):
+            raise StructureError(
+                "transitions over n steps overlap, and have one target: `reward + gamma * discount * value` of their "
+                "`next_observation`. Pass those of `to_transitions` to `rw.returns`."
+            )
+        check_one_target(rewards)
     elif continues is not None and next_values is None:
         raise SpecError(
             "`continues` needs `next_values`, the values of the observations that followed: where a run of rows ends, "
             "the next row does not have it."
         )
-
-
-def _arrays_of(transitions: Transitions) -> tuple[Array, Array, Array]:
-    if isinstance(transitions, NStepTransitions):
-        raise StructureError(
-            "transitions over n steps overlap, and have one target: `reward + gamma * discount * value` of their "
-            "`next_observation`. Pass those of `to_transitions` to `rw.returns`."
-        )
-    check_one_target(transitions)
-    return transitions.reward, transitions.discount, transitions.continues

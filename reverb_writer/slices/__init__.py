@@ -11,13 +11,7 @@ from __future__ import annotations
 
 from reverb_writer.slices.batch import SliceMarkers
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
-from reverb_writer.slices.gather import (
-    PaddedTrajectories,
-    gather,
-    pad_trajectories,
-    sample_members,
-    split_trajectories,
-)
+from reverb_writer.slices.gather import PaddedTrajectories, gather, pad_trajectories, sample_members, split_trajectories
 from reverb_writer.slices.markers import Markers, read_markers
 from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
 

@@ -30,18 +30,17 @@ def axes(record: Any) -> dict[str, str]:
 
 def converted(record: _RecordT, convert: Callable[[Any], Any]) -> _RecordT:
     """Return a record with each array as `convert` returns it; those of records in it stay."""
-    return _replaced(record, {name: tree.map_structure(convert, getattr(record, name)) for name in axes(record)})
+    return _replaced(record, {name: _mapped(convert, getattr(record, name)) for name in axes(record)})
 
 
 def taken(record: _RecordT, *, samples: Any, rows: Any = None) -> _RecordT:
-    """Return some entries of a record and of the records in it, by NumPy indices of each axis; slices give views."""
+    """Return some entries of a record, by NumPy indices of each axis; slices give views."""
     index = {"samples": samples, "rows": rows}
     found = {
-        name: tree.map_structure(lambda leaf, axis=axis: leaf[index[axis]], getattr(record, name))
+        name: _mapped(lambda leaf, axis=axis: leaf[index[axis]], getattr(record, name))
         for name, axis in axes(record).items()
     }
-    inner = {name: value for name, value in vars(record).items() if dataclasses.is_dataclass(value)}
-    return _replaced(record, found | {name: taken(value, samples=samples, rows=rows) for name, value in inner.items()})
+    return _replaced(record, found)
 
 
 def joined(records: Sequence[_RecordT], **others: Any) -> _RecordT:
@@ -50,8 +49,13 @@ def joined(records: Sequence[_RecordT], **others: Any) -> _RecordT:
     for name in axes(records[0]).keys() - others.keys():
         nests = [getattr(record, name) for record in records]
         is_of_all = all(nest is not None for nest in nests)
-        found[name] = tree.map_structure(lambda *leaves: np.concatenate(leaves), *nests) if is_of_all else None
+        found[name] = _mapped(lambda *leaves: np.concatenate(leaves), *nests) if is_of_all else None
     return _replaced(records[0], found | others)
+
+
+def _mapped(function: Callable[..., Any], *nests: Any) -> Any:
+    """Apply a function to the leaves of nests; `tree` takes ten times as long for one array."""
+    return function(*nests) if isinstance(nests[0], np.ndarray) else tree.map_structure(function, *nests)
 
 
 def _replaced(record: _RecordT, found: dict[str, Any]) -> _RecordT:

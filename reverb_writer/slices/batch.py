@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
-from reverb_writer.slices.axes import ROWS, SAMPLES, axes, converted, joined, taken
+from reverb_writer.slices.axes import ROWS, SAMPLES, converted, joined
 from reverb_writer.slices.markers import Flags, Integers
 from reverb_writer.slices.sampler import Slices
 from reverb_writer.transitions.step_flags import split_mask
@@ -33,8 +33,7 @@ class SliceMarkers:
     padding, which exist with `short="pad"` only, have all their markers False.
 
     Attributes:
-        is_init: [N] True on the first row of each slice, and where True was stored. None if `emit_init` is False and it
-            was not stored.
+        is_init: [N] True on the first row of each slice, and where True was stored.
         done: [N] True where `truncated` is, or where `done`, `terminated` or `truncated` was stored as True.
         terminated: [N] as stored; False if it was not stored.
         truncated: [N] True on the last real row of each slice and nowhere else. Where `terminated` is True too, the
@@ -48,7 +47,7 @@ class SliceMarkers:
         members: [N] number of the storage that the row is from; None if there is only one.
     """
 
-    is_init: Flags | None = field(metadata=ROWS)
+    is_init: Flags = field(metadata=ROWS)
     done: Flags = field(metadata=ROWS)
     terminated: Flags = field(metadata=ROWS)
     truncated: Flags = field(metadata=ROWS)
@@ -60,40 +59,6 @@ class SliceMarkers:
 
     def __len__(self) -> int:
         return len(self.done)
-
-    def preview(self) -> str:
-        """Draw the rows and their markers as text, one column for each row.
-
-        `|` separates slices, `T` is True, `=` is padding.
-
-        >>> from reverb_writer.slices import SliceSampler, Trajectories, gather
-        >>> steps = {"is_first": np.array([1, 0, 0, 1, 0]), "reward": np.arange(5)}
-        >>> trajectories = Trajectories.from_lengths([3, 2])
-        >>> slices = SliceSampler(2, 2).each(trajectories, np.random.default_rng(0))
-        >>> print(gather(steps, slices).markers.preview())
-        row                1   2 |   3   4
-        traj_ids           0   0 |   1   1
-        is_init            T   . |   T   .
-        done               .   T |   .   T
-        terminated         .   . |   .   .
-        truncated          .   T |   .   T
-        cut_by_sampler     .   . |   .   .
-        """
-        real, bars = self.slices.mask.tolist(), set(self.slices.first_rows[1:].tolist())
-        numbers = {"members": self.members, "row": self.slices.rows, "traj_ids": self.traj_ids}
-        lines = {
-            name: [str(number) if is_real else "=" for number, is_real in zip(of_rows, real, strict=True)]
-            for name, of_rows in numbers.items()
-            if of_rows is not None
-        }
-        flags = {name: getattr(self, name) for name in axes(self) if name != "traj_ids"}
-        lines |= {name: ["T" if flag else "." for flag in marker] for name, marker in flags.items()}
-        width = max(3, *(len(label) for labels in lines.values() for label in labels))
-        drawn = []
-        for name, labels in lines.items():
-            cells = ((" |" if at in bars else "") + label.rjust(width + 1) for at, label in enumerate(labels))
-            drawn.append(f"{name:16}{''.join(cells)}")
-        return "\n".join(drawn)
 
 
 Array = npt.NDArray[Any]
@@ -146,29 +111,19 @@ class Batch:
         markers = None if self.markers is None else converted(self.markers, convert)
         return dataclasses.replace(converted(self, convert), info=info, markers=markers)
 
-    def part(self, first: int, stop: int) -> Batch:
-        """Return the slices `first` to `stop` - 1 of a batch of slices, as views."""
-        return taken(self, samples=slice(first, stop), rows=self.markers.slices.rows_of(first, stop))
-
     @classmethod
-    def concatenate(
-        cls, batches: Sequence[Batch], numbers: Sequence[int] | None = None, *, are_lists: bool = False
-    ) -> Batch:
+    def concatenate(cls, batches: Sequence[Batch], numbers: Sequence[int] | None = None) -> Batch:
         """Return batches as one: samples one after the other, slices laid end to end.
 
         Args:
             batches: from one storage or table, or from several, their members; at least one.
             numbers: of the member that each batch is from, for `markers.members`; None for no members.
-            are_lists: whether their data are lists of samples, as `collate="list"` makes them.
 
         Raises:
             StructureError: they differ in structure, dtypes or shapes, but for the number of samples; names the leaf.
         """
-        if not are_lists:
-            _check_alike(batches)
+        _check_alike(batches)
         of_batches: dict[str, Any] = {}
-        if are_lists:
-            of_batches["data"] = [sample for batch in batches for sample in batch.data]
         if (info := batches[0].info) is not None:
             of_batches["info"] = type(info).concatenate([batch.info for batch in batches])
         if batches[0].markers is not None:

@@ -131,7 +131,15 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     >>> found.starts.tolist(), found.stops.tolist(), found.lengths.tolist()
     ([8, 3, 5], [2, 4, 7], [5, 2, 3])
     """
-    is_end = _ends(markers)
+    given = _boundaries(markers)
+    if not given:
+        raise StructureError(
+            "the steps do not say where trajectories end: expected `traj_ids`, `done`, `terminated`, `truncated` or "
+            "`is_init`. Pass `Markers` if the steps have them under other names."
+        )
+    if given[0].ndim == 0 or not given[0].size:
+        raise IncompleteError(f"there are no rows yet to find trajectories in, got markers {given[0].shape}.")
+    is_end = np.logical_or.reduce(given)
     num_steps, *envs_shape = is_end.shape
     if cursor is not None:
         cursor = integer("cursor", cursor, minimum=0, maximum=num_steps - 1)
@@ -159,38 +167,16 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
 
 
 def positions(lengths: Integers) -> Integers:
-    """Return the position of each row within its part, for parts of these lengths.
-
-    >>> positions(np.array([3, 2])).tolist()
-    [0, 1, 2, 0, 1]
-    """
+    """Return the position of each row within its part, for parts of these lengths: [3, 2] gives [0, 1, 2, 0, 1]."""
     return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def first_rows(markers: Markers, num_rows: int) -> Flags:
-    """Return [N] which rows of flat markers begin a trajectory, as far as they tell; the first row need not.
-
-    >>> first_rows(Markers(done=np.array([0, 1, 0, 0])), 4)
-    array([False, False,  True, False])
-    """
+    """Return [N] which rows of flat markers begin a trajectory, as far as they tell; the first row need not."""
     starts = np.zeros(num_rows, bool)
     if given := _boundaries(markers):
         starts[1:] = np.logical_or.reduce(given)[:-1]
     return starts
-
-
-def _ends(markers: Markers) -> Flags:
-    """Return the last rows of trajectories, by the rule at the top of this module."""
-    given = _boundaries(markers)
-    if not given:
-        raise StructureError(
-            "the steps do not say where trajectories end: expected `traj_ids`, `done`, `terminated`, `truncated` or "
-            "`is_init`. Pass `Markers` if the steps have them under other names."
-        )
-    if given[0].ndim == 0 or not given[0].size:
-        raise IncompleteError(f"there are no rows yet to find trajectories in, got markers {given[0].shape}.")
-    is_end: Flags = np.logical_or.reduce(given)
-    return is_end
 
 
 def _boundaries(markers: Markers) -> list[Flags]:
@@ -206,14 +192,7 @@ def _boundaries(markers: Markers) -> list[Flags]:
 
 
 class KnownTrajectories:
-    """First rows and lengths of the trajectories of items, with a memory limit. Not thread-safe.
-
-    >>> known = KnownTrajectories()
-    >>> steps = {"done": np.array([0, 1, 0, 0, 0])}
-    >>> trajectories, item_of = known.find([11, 12], np.array([3, 2]), lambda rows: {"done": steps["done"][rows]})
-    >>> trajectories.lengths.tolist(), item_of.tolist()
-    ([2, 1, 2], [0, 0, 1])
-    """
+    """First rows and lengths of the trajectories of items, with a memory limit. Not thread-safe."""
 
     def __init__(self) -> None:
         """Start without items."""
@@ -223,12 +202,9 @@ class KnownTrajectories:
     def find(
         self, items: Sequence[Hashable], lengths: Integers, read: Callable[[Integers], Any]
     ) -> tuple[Trajectories, Integers]:
-        """Return the trajectories of items that lie end to end, and the number of the item of each.
+        """Return the trajectories of items [n] that lie end to end, by their keys, and the number of the item of each.
 
-        Args:
-            items: [n] keys of the items.
-            lengths: [n] rows of each item, >= 1.
-            read: gets numbers of rows, and returns the leaves of these rows that `read_markers` needs.
+        `read` gets numbers of rows, and returns the leaves of these rows that `read_markers` needs.
         """
         found = [self._parts_of.get(item) for item in items]
         first_rows = np.cumsum(lengths) - lengths
@@ -238,21 +214,18 @@ class KnownTrajectories:
             nest = read(np.repeat(first_rows[missing], of_missing) + positions(of_missing))
             for number, of_item in zip(missing, _divide(nest, of_missing), strict=True):
                 found[number] = of_item
-                self._remember(items[number], of_item)
+                num_bytes = _ENTRY_BYTES + _INT_BYTES * len(of_item)
+                if self._num_bytes + num_bytes > _MAX_BYTES:
+                    self._parts_of.clear()
+                    self._num_bytes = 0
+                self._num_bytes += num_bytes
+                self._parts_of[items[number]] = of_item
         of_items = [of_item for of_item in found if of_item is not None]
         counts = [len(of_item) // 2 for of_item in of_items]
         flat = np.fromiter(itertools.chain.from_iterable(of_items), np.int64, 2 * sum(counts))
         starts = flat[::2] + first_rows.repeat(counts)
         trajectories = Trajectories(starts, flat[1::2], np.zeros_like(starts), (int(lengths.sum()),))
         return trajectories, np.arange(len(counts)).repeat(counts)
-
-    def _remember(self, item: Hashable, parts: tuple[int, ...]) -> None:
-        num_bytes = _ENTRY_BYTES + _INT_BYTES * len(parts)
-        if self._num_bytes + num_bytes > _MAX_BYTES:
-            self._parts_of.clear()
-            self._num_bytes = 0
-        self._num_bytes += num_bytes
-        self._parts_of[item] = parts
 
 
 def _divide(nest: Any, lengths: Integers) -> list[tuple[int, ...]]:

@@ -21,12 +21,7 @@ from reverb_writer.slices.sampler import Slices, SliceSampler
 
 
 def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Any:
-    """Copy rows, given by flat indices, out of leaves [*shape, ...].
-
-    >>> take_rows({"reward": np.zeros(4)}, np.array([0]), (5,))
-    Traceback (most recent call last):
-    reverb_writer.errors.StructureError: leaf `reward`: shape (4,), expected rows (5,), as all leaves must have.
-    """
+    """Copy rows, given by flat indices, out of leaves [*shape, ...]."""
     for path, leaf in zip(*named_leaves(nest, "steps"), strict=True):
         if np.shape(leaf)[: len(shape)] != shape:
             raise StructureError(
@@ -107,14 +102,13 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
     return PaddedTrajectories(tree.map_structure(stack, *nests), mask)
 
 
-def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_init: bool = True) -> Batch:
+def gather(nest: Any, slices: Slices, markers: Markers | None = None) -> Batch:
     """Return slices of a storage as one batch, laid end to end.
 
     Args:
         nest: the storage; the shape of each leaf begins with that of the storage.
         slices: from a `SliceSampler`, drawn from the trajectories of this storage.
         markers: of all rows of the storage; None to use those that `read_markers` finds.
-        emit_init: whether to make `is_init` if the storage does not have it; TorchRL does not.
 
     Raises:
         StructureError: a leaf or a marker has another shape than the storage.
@@ -127,24 +121,18 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_in
     markers = read_markers(nest, ndim=len(slices.storage_shape)) if markers is None else markers
     given = {name: marker for name, marker in vars(markers).items() if marker is not None}
     data, of_rows = (take_rows(leaves, slices.rows, slices.storage_shape) for leaves in (nest, given))
-    return Batch(data, None, mark_rows(slices, Markers(**of_rows), emit_init=emit_init))
+    return Batch(data, None, mark_rows(slices, Markers(**of_rows)))
 
 
-def mark_rows(slices: Slices, markers: Markers, *, emit_init: bool = True) -> SliceMarkers:
-    """Return the markers of slices.
-
-    Args:
-        slices: of N rows.
-        markers: [N] those that are stored, of these rows. `traj_ids` are returned as they are.
-        emit_init: as that of `gather`.
-    """
+def mark_rows(slices: Slices, markers: Markers) -> SliceMarkers:
+    """Return the markers [N] of slices of N rows, given those of the rows that are stored."""
     mask, truncated = slices.mask, slices.ends
 
     def stored(flags: Flags | None) -> Flags:
         return np.zeros_like(mask) if flags is None else flags & mask
 
     return SliceMarkers(
-        is_init=slices.starts | stored(markers.is_init) if emit_init or markers.is_init is not None else None,
+        is_init=slices.starts | stored(markers.is_init),
         done=truncated | stored(markers.ends),
         terminated=stored(markers.terminated),
         truncated=truncated,

@@ -17,7 +17,7 @@ that discount is not known, and the step is not terminated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -83,15 +83,12 @@ class Markers:
     @property
     def ends(self) -> Flags | None:
         """Last rows, for any reason: the union of `done`, `terminated` and `truncated`; None if all are None."""
-        return _union(self.done, self.terminated, self.truncated)
+        given = [flags for flags in (self.done, self.terminated, self.truncated) if flags is not None]
+        return np.logical_or.reduce(given) if given else None
 
 
 def read_markers(
-    nest: Any,
-    *,
-    ndim: int = 1,
-    starts: Sequence[int] | Integers = (0,),
-    before: Callable[[], Any] | None = None,
+    nest: Any, *, ndim: int = 1, starts: Sequence[int] | Integers = (0,), before: Callable[[], Any] | None = None
 ) -> Markers:
     """Return the markers among the leaves of steps, found by name.
 
@@ -133,11 +130,7 @@ def read_markers(
 
 
 def marker_leaves(nest: Any) -> list[Any]:
-    """Return the leaves of steps that `read_markers` looks at. They need not be arrays.
-
-    >>> marker_leaves({"observation": 0, "step_type": 1, "discount": 2, "next": {"observation": 3, "done": 4}})
-    [1, 2, 4]
-    """
+    """Return the leaves of steps that `read_markers` looks at. They need not be arrays."""
     leaves: list[Any] = tree.flatten(list(_find(nest).values()))
     return leaves
 
@@ -161,8 +154,3 @@ def _leads_to_end(found: Mapping[str, Any], ndim: int) -> Flags:
 def _rows(marker: Any, ndim: int) -> Any:
     marker = np.asarray(marker)
     return marker[..., 0] if marker.ndim == ndim + 1 and marker.shape[-1] == 1 else marker
-
-
-def _union(*flags: Flags | None) -> Flags | None:
-    given: Iterable[Flags] = [flag for flag in flags if flag is not None]
-    return np.logical_or.reduce([*given]) if given else None

@@ -31,7 +31,7 @@ _NEEDED = ("observation", "action", "reward")
 _FLAGS = MARKER_NAMES | {"discount"}
 
 
-def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Transitions:
+def to_transitions(batch: Any, *, mask: Any = None) -> Transitions:
     """Return the transitions between the neighbouring rows of a batch. Pure.
 
     Steps are those of this package's recorders and of `Episode`, RLDS steps, or TF-Agents' `Trajectory`: see
@@ -44,11 +44,10 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     that the actor cut by `observer.reset()` needs the mask, because no boundary step precedes it.
 
     Args:
-        batch: a `Batch` of windows, leaves [B, T, ...], or of slices, leaves [N, ...]; or its `data`. `collate="flat"`
-            works too. A pair (steps, mask), as observers write it with `mask=True`, is taken apart. Arrays are those of
+        batch: a `Batch` of windows, leaves [B, T, ...], or of slices, leaves [N, ...]; or its `data`.
+            A pair (steps, mask), as observers write it with `mask=True`, is taken apart. Arrays are those of
             NumPy, or of PyTorch, JAX and others with array-api-compat.
         mask: the shape of the flags, False for padding; beside the masks of the batch.
-        markers: of slices, if `batch` has none: `SliceMarkers`.
 
     Returns:
         `Transitions`, leaves [B, T - 1, ...] or [N - 1, ...]: one less than rows, because the last row of a window is
@@ -70,7 +69,7 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     >>> found.next_observation.tolist(), found.discount.tolist(), found.mask.tolist()
     ([[6, 7, 0]], [[1.0, 0.0, 0.0]], [[True, True, False]])
     """
-    parts = _parts_of(batch, mask, markers)
+    parts = _parts_of(batch, mask)
     after = None if parts.after is None else _fields(parts.after)
     return _transitions(parts, _fields(parts.data), after)
 
@@ -91,11 +90,11 @@ def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
     Raises:
         StructureError: as `to_transitions`; there is no such leaf; or it has no values of final observations.
     """
-    parts = _parts_of(batch, None, None)
+    parts = _parts_of(batch, None)
 
     def of_values(data: Any) -> dict[str, Any]:
         fields = {"observation": (), "action": (), **_fields(data, ("reward",))}
-        return {**fields, "observation": _leaf_at(fields, values)} if isinstance(values, str) else fields
+        return {**fields, "observation": leaf_at(fields, values)} if isinstance(values, str) else fields
 
     found = _transitions(parts, of_values(parts.data), None if parts.after is None else of_values(parts.after))
     if not isinstance(values, str):
@@ -220,21 +219,18 @@ class _Parts(NamedTuple):
     data: Any
     masks: Sequence[Any]
     markers: Any
-    lengths: Any  # of the items in a flat one, or None
     after: Any  # the row after each slice, or None
 
 
-def _parts_of(batch: Any, mask: Any, markers: Any) -> _Parts:
-    info, lengths, after = None, None, None
+def _parts_of(batch: Any, mask: Any) -> _Parts:
+    info = markers = after = None
     data = batch
     if hasattr(batch, "data") and (hasattr(batch, "info") or hasattr(batch, "markers")):  # not the data of a tensor
-        data, info = batch.data, getattr(batch, "info", None)
-        markers = getattr(batch, "markers", None) if markers is None else markers
-        lengths = getattr(info, "lengths", None)
+        data, info, markers = batch.data, getattr(batch, "info", None), getattr(batch, "markers", None)
         after = split_mask(getattr(batch, "next", None))[0]
     data, column = split_mask(data)
     masks = [mask, getattr(info, "mask", None), getattr(markers, "mask", None), column]
-    return _Parts(data, [one for one in masks if one is not None], markers, lengths, after)
+    return _Parts(data, [one for one in masks if one is not None], markers, after)
 
 
 def _fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
@@ -265,21 +261,14 @@ def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...]) -> None:
 
 
 def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
-    """Return the rows of a flat batch that do not follow the row before them, [N]; None if there are only windows."""
+    """Return the rows of slices that do not follow the row before them, [N]; None for windows."""
     xp, markers = flags.xp, parts.markers
-    if markers is None and (parts.lengths is None or len(flags.shape) > 1):
+    if markers is None:
         return None
-    if markers is not None:
-        starts = markers.slices.starts
-        if starts.shape != flags.shape:
-            raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {starts.shape}.")
-        found = array_like(xp, starts, flags.like)
-        return found if markers.is_init is None else found | as_bool(xp, markers.is_init)
-    starts = np.zeros(flags.shape, bool)
-    if parts.lengths.sum() != len(starts):
-        raise StructureError(f"the items have {parts.lengths.sum()} rows, and the flags {len(starts)}.")
-    starts[np.cumsum(parts.lengths)[:-1]] = True
-    return array_like(xp, starts, flags.like)
+    starts = markers.slices.starts
+    if starts.shape != flags.shape:
+        raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {starts.shape}.")
+    return array_like(xp, starts, flags.like) | as_bool(xp, markers.is_init)
 
 
 def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> tuple[Array, Array]:
@@ -296,14 +285,14 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
             _check_one_episode(flags, discount == 0, starts)
     padding = follow_ends(xp, boundary, starts)
     if is_told and flags.first is None:
-        if len(flags.shape) > 1 and flags.real is None and any_true(padding):
+        if len(flags.shape) > 1 and not flags.is_masked and any_true(padding):
             raise StructureError(
                 "windows have rows after a boundary step, and no flag tells whether they are padding or another "
                 "episode. The steps lack `is_first` or `step_type`, or the batch a mask (`mask=True` of the observer)."
             )
-        if len(flags.shape) == 1 or flags.real is not None:
+        if len(flags.shape) == 1 or flags.is_masked:
             padding = xp.zeros_like(padding)
-    real = ~padding if flags.real is None else flags.real & ~padding
+    real = flags.real & ~padding
     valid = real[..., :-1] & real[..., 1:] & ~boundary[..., :-1] & ~starts[..., 1:]
     terminal = xp.zeros_like(valid) if flags.terminal is None else flags.terminal[..., 1:]
     if "step_type" in fields and "next_step_type" in fields:
@@ -315,8 +304,7 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
 
 def _check_one_episode(flags: StepFlags, is_zero: Array, starts: Array) -> None:
     """Refuse rows of two episodes, as far as they tell: the discount of an end is 0, and so is all that follows it."""
-    follows = follow_ends(flags.xp, is_zero, starts) & ~is_zero
-    follows = follows if flags.real is None else follows & flags.real
+    follows = follow_ends(flags.xp, is_zero, starts) & ~is_zero & flags.real
     if any_true(follows):
         raise StructureError(
             f"`discount` is the only flag, and {int(follows.sum())} rows with another discount follow one with 0 in "
@@ -341,7 +329,7 @@ def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:
     return idle
 
 
-def _leaf_at(nest: Any, path: str) -> Any:
+def leaf_at(nest: Any, path: str) -> Any:
     """Return the part of a nest with this name, such as `observation/rgb`."""
     found = nest
     for name in path.split("/"):

@@ -35,7 +35,8 @@ class StepFlags:
     xp: Any  # the library of the arrays
     shape: tuple[int, ...]  # (B, T), or (N,)
     like: Array  # any array of flags, for its shape and device
-    real: Array | None  # the row is no padding, as far as a mask tells; None without a mask
+    real: Array  # the row is no padding, as far as a mask tells
+    is_masked: bool  # whether there is a mask
     first: Array | None  # the first row of its episode
     boundary: Array | None  # the row holds the final observation of an episode, and no action
     terminal: Array | None  # the state that the row shows is terminal
@@ -54,12 +55,12 @@ class StepFlags:
         xp = array_namespace(*told_by.values())
         shape = _shape({kind: as_array(xp, flag) for kind, flag in told_by.items()})
         like = as_bool(xp, next(iter(told_by.values()))).reshape(shape)
-        real = None
+        real = xp.ones_like(like)
         for mask in masks:
             shaped = as_bool(xp, array_like(xp, mask, like))
             if tuple(shaped.shape) != shape:
                 raise StructureError(f"a mask has shape {tuple(shaped.shape)}, expected that of the flags, {shape}.")
-            real = shaped if real is None else real & shaped
+            real = real & shaped
         flags = with_types({kind: as_array(xp, flag).reshape(shape) for kind, flag in given.items()})
         first, boundary, terminal, truncated = (
             None if kind not in flags else as_bool(xp, flags[kind])
@@ -80,7 +81,7 @@ class StepFlags:
         elif terminal is not None:
             boundary = terminal | truncated
             _check_rows(fields, boundary, terminal, real)
-        return cls(xp, shape, like, real, first, boundary, terminal)
+        return cls(xp, shape, like, real, bool(masks), first, boundary, terminal)
 
 
 def with_types(flags: Mapping[str, Array]) -> dict[str, Array]:
@@ -117,9 +118,9 @@ def _shape(flags: Mapping[str, Array]) -> tuple[int, ...]:
     return shape
 
 
-def _check_only(terminal: Array, boundary: Array, real: Array | None) -> None:
+def _check_only(terminal: Array, boundary: Array, real: Array) -> None:
     """Refuse flags of termination on rows that are no boundary steps."""
-    wrong = terminal & ~boundary if real is None else terminal & ~boundary & real
+    wrong = terminal & ~boundary & real
     if any_true(wrong):
         raise StructureError(
             f"`terminated` or `is_terminal` is set on {int(wrong.sum())} rows that are no boundary steps (`is_last`, "
@@ -128,14 +129,14 @@ def _check_only(terminal: Array, boundary: Array, real: Array | None) -> None:
         )
 
 
-def _check_rows(fields: Mapping[str, Any], ends: Array, terminal: Array, real: Array | None) -> None:
+def _check_rows(fields: Mapping[str, Any], ends: Array, terminal: Array, real: Array) -> None:
     """Refuse flags of ends beside an action that was taken, as far as its reward and its discount tell."""
     reward, discount = (as_rows(fields.get(name), ends) for name in ("reward", "discount"))
     beside = ends & ~ends if reward is None else ends & (reward != 0)
     if discount is not None and ends.ndim > 1:
         ended_here = terminal[:, 1:] & (discount[:, 1:] == 0) & (discount[:, :-1] != 0)
         beside = beside if not any_true(ended_here) else beside | terminal
-    beside = beside if real is None else beside & real
+    beside = beside & real
     if any_true(beside):
         raise StructureError(
             f"`terminated` or `truncated` is set on {int(beside.sum())} rows with an action: they have a reward, or "

@@ -278,7 +278,7 @@ def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pyt
         eventually(takes_one)
         assert found[-1] is not None
         assert found[-1].data["n"].tolist() == [3, 3, 3]
-    assert sum("leaves such samples out" in message for message in caplog.messages) == 1
+    assert sum("Such samples are left out" in message for message in caplog.messages) == 1
 
 
 def test_connecting_has_a_time_out_of_its_own() -> None:
@@ -349,16 +349,6 @@ def test_steps_carry_the_version_of_the_policy(replay_server: StartServer) -> No
     assert ages.tolist() == [[4], [3]]
 
 
-def test_counters_are_metrics_of_prometheus(place: Place) -> None:
-    write(place.client, "a", [1])
-    with rw.ReplayDataset(place.client, "a", 1) as dataset:
-        next(dataset)
-        lines = dataset.stats().metrics(table="replay").splitlines()
-    assert 'reverb_writer_dataset_samples_total{table="replay"} 1' in lines
-    assert "# TYPE reverb_writer_dataset_samples_total counter" in lines
-    assert "# TYPE reverb_writer_dataset_last_age_s gauge" in lines
-
-
 # Mixtures.
 
 
@@ -385,26 +375,6 @@ def test_mixture_has_a_batch_of_each_and_loses_nothing(two: str) -> None:
         assert batch.info.members is not None
         assert batch.info.members.tolist() == [0] * 4 + [1] * 2
         assert len(batch.info) == 6
-
-
-@pytest.mark.parametrize("collate", ["flat", "list"])
-def test_mixture_of_samples_of_different_lengths_keeps_each(replay_server: StartServer, collate: Any) -> None:
-    server = replay_server(fifo("a"), fifo("b"))
-    with rw.Client(server.address) as client:
-        for table, first in (("a", 0), ("b", 100)):
-            for numbers in ([0], [1, 2, 3], [4, 5], [6]):
-                client.insert({"n": np.array(numbers) + first}, {table: 1.0})
-    members = [rw.ReplayDataset(server.address, table, 2, collate=collate) for table in "ab"]
-    with rw.MixedDataset(members) as dataset:
-        batches = [next(dataset) for _ in range(2)]
-    for batch, first, lengths in zip(batches, (0, 4), ([1, 3], [2, 1]), strict=True):
-        expected = [*range(first, first + sum(lengths)), *range(100 + first, 100 + first + sum(lengths))]
-        assert batch.info.lengths.tolist() == lengths * 2
-        if collate == "flat":
-            assert batch.data[0].tolist() == expected
-        else:
-            parts = np.split(expected, np.cumsum(lengths * 2)[:-1])
-            assert [part.tolist() for (part,) in batch.data] == [part.tolist() for part in parts]
 
 
 def test_mixture_routes_priorities_back(replay_server: StartServer) -> None:
@@ -449,18 +419,15 @@ def test_no_priority_of_a_batch_is_set_if_one_is_bad(replay_server: StartServer)
     assert [stats.priority_updates for stats in slices.stats()] == [0, 0]
 
 
-def test_steps_that_are_lists_are_mixed_leaf_by_leaf(replay_server: StartServer) -> None:
-    """Not as the lists of samples that `collate="list"` gives."""
+def test_steps_that_are_lists_are_mixed_and_lists_of_samples_are_refused(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("a"), rw.TableConfig("b"))
     for table, number in (("a", 1), ("b", 2)):
         with rw.TrajectoryObserver(server.address, table, 1) as observer:
             observer([np.int64(number), np.float32(10 * number)], end_of_episode=True)
     with rw.MixedDataset([rw.ReplayDataset(server.address, table, 2) for table in "ab"]) as dataset:
         assert [leaf.tolist() for leaf in next(dataset).data] == [[[1], [1], [2], [2]], [[10], [10], [20], [20]]]
-    with rw.MixedDataset([rw.ReplayDataset(server.address, table, 1, collate="list") for table in "ab"]) as dataset:
-        assert [[leaf.tolist() for leaf in sample] for sample in next(dataset).data] == [[[1], [10]], [[2], [20]]]
     one, other = rw.ReplayDataset(server.address, "a", 1), rw.ReplayDataset(server.address, "b", 1, collate="list")
-    with one, other, pytest.raises(rw.errors.SpecError, match="`collate='list'` must be that of all datasets"):
+    with one, other, pytest.raises(rw.errors.SpecError, match="`collate='list'` gives no arrays to mix"):
         rw.MixedDataset([one, other])
 
 

@@ -47,14 +47,6 @@ def test_pad_gives_zeros_and_a_mask(ragged: str) -> None:
     assert info.lengths.tolist() == [2, 1, 3]
 
 
-def test_flat_lays_samples_end_to_end(ragged: str) -> None:
-    with rw.ReplayDataset(ragged, "queue", 3, collate="flat") as dataset:
-        (x, y), info = next(dataset)
-    assert x.tolist() == [1, 2, 1, 1, 2, 3]
-    assert y.shape == (6, 2)
-    assert info.lengths.tolist() == [2, 1, 3]
-
-
 def test_list_gives_a_nest_a_sample(ragged: str) -> None:
     with rw.ReplayDataset(ragged, "queue", 3, collate="list") as dataset:
         data, _ = next(dataset)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampled import chunk
 
-from reverb_writer.decoding.chunk_ring import ChunkRing
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks
 from reverb_writer.errors import FormatError
 
 MAX_BYTES = 40 * 24  # 40 rows of three floats

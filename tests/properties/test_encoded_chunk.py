@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sampled import chunk
 
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.chunks import EncodedChunk, EncodedChunks
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
 

@@ -193,5 +193,5 @@ def test_lanes_have_nothing_to_do_with_each_other(envs: list[Rollout]) -> None:
 def test_sequence_priorities_lie_between_mean_and_greatest_error(r: Rollout, max_weight: float) -> None:
     errors = np.abs(r.rewards[~r.terminated])
     expected = max_weight * errors.max() + (1 - max_weight) * errors.mean() if errors.size else 0.0
-    found = sequence_priorities(r.rewards, ~r.terminated, max_weight=max_weight, time_axis=0)
-    assert found == pytest.approx(expected)
+    found = sequence_priorities(r.rewards[None], ~r.terminated[None], max_weight=max_weight)
+    assert found == pytest.approx([expected])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from typing import Any
 
@@ -16,7 +15,6 @@ from played import (
     NEEDS_OVERLAP,
     Pair,
     Played,
-    as_one_row,
     check_targets,
     has_discounts,
     pairs_of,
@@ -80,21 +78,18 @@ def test_windows_give_the_pairs_of_their_episodes(
 
 
 @patient
-@given(episodes=played(), layout=st.sampled_from([*LAYOUTS]), flat=st.booleans())
-def test_whole_episodes_give_all_their_pairs(place: Place, episodes: list[Played], layout: str, flat: bool) -> None:
+@given(episodes=played(), layout=st.sampled_from([*LAYOUTS]))
+def test_whole_episodes_give_all_their_pairs(place: Place, episodes: list[Played], layout: str) -> None:
     place.client.reset("a")
     whole = [episode for episode in episodes if episode.end != "cut"]
     expected = [[one.pair(t, has_discounts(layout)) for t in range(one.size)] for one in whole]
     with rw.EpisodeObserver(place.client, "a", 100, timeout_s=60) as observer:
         write(observer, whole, layout)
-        batch = read(place, collate="flat" if flat else "pad")
+        batch = read(place, collate="pad")
     if batch is None:
         return
     found = rw.to_transitions(batch)
-    if flat:  # as one row
-        assert pairs_of(as_one_row(found)) == [[*itertools.chain(*expected)]]
-    else:
-        assert pairs_of(found) == expected
+    assert pairs_of(found) == expected
     observation = batch.data.observation if layout == "trajectory" else batch.data["observation"]
     check_targets(found, observation, expected)
 

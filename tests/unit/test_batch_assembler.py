@@ -106,13 +106,13 @@ def test_booleans_empty_rows_and_length_prefixes_that_are_longer_than_needed() -
 
 
 def frames(content: Any) -> Any:
-    """Return rows that are so large that `content` is a small column beside them."""
+    """Return rows that are large beside those of `content`."""
     return content.astype(np.uint8)[:, None] + np.arange(1600).astype(np.uint8)
 
 
 @given(st.data())
 def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) -> None:
-    """A cache of a few rows evicts chunks all the time, also within a sample; frames and small columns separately."""
+    """A cache of a few rows evicts chunks all the time, also within a sample."""
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=2, max_size=8))
     starts = np.cumsum([0, *lengths])
     content = {key: np.arange(starts[key], starts[key + 1]) for key in range(len(lengths))}
@@ -189,19 +189,7 @@ def test_chunk_that_is_evicted_for_another_one_of_its_item_does_not_evict_all_ot
     assert np.concatenate(columns[0].split())[::100].tolist() == [0, 1, 2, 3, 4, 0, 5, 2, 3, 4]
 
 
-def test_small_columns_stay_cached_when_frames_are_evicted() -> None:
-    chunks = [chunk(key, [np.arange(4), frames(np.arange(4))]) for key in range(40)]
-    entries = [(together(key, [key], [(0, 4)], 2), [chunks[key]]) for key in range(40)]
-    assembler = BatchAssembler(20 * 4 * 1600, 1 << 20)
-    for times_decoded in (2, 1):  # a chunk counts for each partition
-        before = assembler.num_decoded_chunks
-        assert assembler.add(samples_of(response(*entries))) == []
-        assembler.take()
-        assert assembler.num_decoded_chunks - before == times_decoded * 40
-        assert assembler.cache_bytes <= 20 * 4 * 1600
-
-
-def test_a_sample_may_be_as_large_as_the_limit_however_its_columns_are_partitioned() -> None:
+def test_a_sample_may_be_as_large_as_the_limit() -> None:
     content = np.arange(4)
     num_bytes = content.nbytes + frames(content).nbytes
     message = response((together(1, [1], [(0, 4)], 2), [chunk(1, [content, frames(content)])]))

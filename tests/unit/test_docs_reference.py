@@ -42,7 +42,7 @@ PACKAGES = (
 RECORDS = {
     "reverb_writer.decoding.samples": ("BatchInfo", "SampleInfo"),
     "reverb_writer.reading.read_options": ("ReadOptions",),
-    "reverb_writer.reading.stats": ("DatasetStats", "FetchStats"),
+    "reverb_writer.reading.stats": ("DatasetStats",),
     "reverb_writer.tables.table_info": ("RateLimiterInfo", "TableInfo"),
     "reverb_writer.writing.stream_options": ("StreamOptions",),
 }

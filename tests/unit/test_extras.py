@@ -30,19 +30,12 @@ class Strange:
     """An array of a library that nobody knows."""
 
 
-def _view(name: str) -> Callable[..., Any]:
-    def load(_: Path) -> None:
-        __import__(f"reverb_writer.reading.views.{name}")
-
-    return load
-
-
 @pytest.mark.parametrize(
     ("missing", "call", "install"),
     [
-        ("torch", _view("torch"), "reverb-writer[torch]"),
+        ("torch", lambda _: __import__("reverb_writer.reading.views.torch"), "reverb-writer[torch]"),
         ("jax", lambda _: Views().as_jax(), "reverb-writer[jax]"),
-        ("tensorflow", _view("tf"), "tensorflow"),
+        ("tensorflow", lambda _: Views().as_tf(), "tensorflow"),
         ("minari", lambda path: rw.files.from_minari(str(path), None), "reverb-writer[minari]"),  # type: ignore[arg-type]
         ("minari", lambda path: rw.files.to_minari([], path, "a/b-v0"), "reverb-writer[minari]"),
         ("array_api_compat", lambda _: _namespace(), "reverb-writer[arrays]"),

@@ -89,7 +89,6 @@ def test_batches_come_first_and_time_first_by_request() -> None:
     assert discounted_returns(rewards[0], values[0], gamma=0.5, time_axis=0).tolist() == expected[0]
     errors = np.array([[1.0, 3.0], [0.0, 4.0]])
     assert sequence_priorities(errors, max_weight=0.5).tolist() == [2.5, 3.0]
-    assert sequence_priorities(errors.T, max_weight=0.5, time_axis=0).tolist() == [2.5, 3.0]
 
 
 def test_discounts_lack_trailing_axes_or_have_them_as_one() -> None:
@@ -132,7 +131,6 @@ def test_sequence_priorities_mix_greatest_and_mean_error_of_the_steps_that_count
     mask = np.array([[1, 1, 0], [1, 1, 1], [0, 0, 0]])
     found = sequence_priorities(errors, mask, max_weight=0.9)
     np.testing.assert_allclose(found, [0.9 * 3 + 0.1 * 2, 0.0, 0.0])
-    np.testing.assert_allclose(sequence_priorities(errors.T, mask.T, time_axis=0), found)
 
 
 def test_masked_elements_are_not_normalized() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from reverb_writer.decoding.samples import BatchInfo, Column, SampleRows
 from reverb_writer.errors import StructureError
-from reverb_writer.reading.slice_dataset import SliceOptions, SlicesOfPools
+from reverb_writer.reading.slice_dataset import SlicesOfPools
 from reverb_writer.slices import SliceSampler
 from reverb_writer.slices.boundaries import KnownTrajectories
 
@@ -28,8 +27,9 @@ def rows_of(*columns: Any, lengths: list[int]) -> SampleRows:
 class Pool:
     """Stands for the assembler of a pool: has its rows until the next one begins."""
 
-    def __init__(self, rows: SampleRows) -> None:
+    def __init__(self, rows: SampleRows, pack: Callable[[Any], Any]) -> None:
         self._rows: SampleRows | None = rows
+        self.pack = pack
 
     def rows(self) -> Any:
         return self._rows
@@ -38,23 +38,14 @@ class Pool:
         self._rows = None
 
 
-def maker(pack: Callable[[Any], Any], num_slices: int, slice_len: int, **options: Any) -> SlicesOfPools:
-    how: dict[str, Any] = {
-        "slices_per_item": 1,
-        "replacement": True,
-        "row_priority_fn": None,
-        "emit_init": True,
-        "with_next": False,
-    }
+def maker(num_slices: int, slice_len: int, **options: Any) -> SlicesOfPools:
     sampler = SliceSampler(num_slices, slice_len)
-    structure: Any = SimpleNamespace(pack=pack)
-    return SlicesOfPools(structure, SliceOptions(sampler, **(how | options)), np.random.default_rng(0))
+    return SlicesOfPools(sampler, np.random.default_rng(0), **options)
 
 
 @pytest.mark.parametrize("slices_per_item", [1, 4])
-def test_pool_is_freed_without_the_collector(slices_per_item: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_is_freed_without_the_collector(slices_per_item: int) -> None:
     """Each pool has the rows of whole items: thirty of them were 190 MB."""
-    monkeypatch.setattr("reverb_writer.reading.slice_dataset._COPY_BYTES", 1)  # one batch after the other
     rows = rows_of(np.arange(6.0), [False, True, False, False, False, True], lengths=[2, 4])
 
     def pack(leaves: Any) -> dict[str, Any]:
@@ -63,9 +54,9 @@ def test_pool_is_freed_without_the_collector(slices_per_item: int, monkeypatch: 
     gc.collect()
     gc.disable()
     try:
-        alive, pool = weakref.ref(rows), Pool(rows)
+        alive, pool = weakref.ref(rows), Pool(rows, pack)
         del rows
-        batches: Any = maker(pack, 2, 2, slices_per_item=slices_per_item).make(pool, "")  # type: ignore[arg-type]
+        batches: Any = maker(2, 2, slices_per_item=slices_per_item).make(pool, "")  # type: ignore[arg-type]
         assert [len(batch.markers) for batch, _ in batches] == [4] * slices_per_item
         del batches
         assert alive() is None
@@ -91,8 +82,8 @@ def test_padding_is_in_no_slice(how: str) -> None:
         names = ["number", "is_last", "is_first"] if how == "is_first" else ["number", "step_type"]
         return dict(zip(names, leaves, strict=True))
 
-    pool: Any = Pool(rows)
-    drawn: Any = next(maker(pack, 8, 3, slices_per_item=4).make(pool, ""))[0]
+    pool: Any = Pool(rows, pack)
+    drawn: Any = next(maker(8, 3, slices_per_item=4).make(pool, ""))[0]
     steps = drawn.data[0] if how == "mask" else drawn.data
     found = [part.tolist() for part in np.split(steps["number"], drawn.markers.slices.first_rows[1:])]
     assert found == [[1, 2, 3], [2, 3]] * 4

@@ -177,13 +177,6 @@ def test_stored_is_init_within_a_slice_is_kept() -> None:
     assert true_rows(batch.markers.is_init) == [0, 3, batch.data["reward"].tolist().index(5), 8]
 
 
-def test_is_init_is_left_out_only_if_asked_for_and_not_stored() -> None:
-    slices = SliceSampler(3, 5).each(THREE, rng())
-    assert gather({"reward": np.arange(11)}, slices, emit_init=False).markers.is_init is None
-    stored = gather({"reward": np.arange(11), "is_init": FALSE}, slices, emit_init=False)
-    assert true_rows(stored.markers.is_init) == [0, 3, 8]
-
-
 def test_done_is_the_union_of_what_is_stored_and_the_ends_of_slices() -> None:
     batch = gathered(terminated=at(2), truncated=at(5), done=FALSE)
     row_of_5 = batch.data["reward"].tolist().index(5)

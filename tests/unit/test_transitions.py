@@ -157,10 +157,6 @@ def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
         rw.to_transitions(steps)
     mask = np.array([[True] * 4 + [False] * 4])
     assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
-    flat = tree.map_structure(lambda column: column[0], steps)
-    info = SimpleNamespace(mask=None, lengths=np.array([4, 4]))  # as two items they are told apart
-    found = rw.to_transitions(SimpleNamespace(data=flat, info=info))
-    assert found.mask.tolist() == [True] * 3 + [False] + [True] * 3
 
 
 def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
@@ -204,19 +200,8 @@ def test_slices_have_pairs_within_each_slice_only() -> None:
     assert found.next_observation[found.mask].tolist() == [11, 12, 12, 13]
     assert found.discount.tolist() == [1, 1, 0, 1, 0]
     assert found.continues.tolist() == [True, False, False, True, False]
-    assert rw.to_transitions(batch.data, markers=batch.markers).mask.tolist() == found.mask.tolist()
     padded = gather(steps, SliceSampler(2, 6, short="pad").each(find_trajectories(read_markers(steps)), rng))
     assert rw.to_transitions(padded).mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 2
-
-
-def test_items_of_a_flat_batch_are_told_apart_by_their_lengths() -> None:
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1)[0], recorded("cut"), recorded("cut"))
-    steps["is_first"][:] = False  # two windows from the middles of episodes
-    info = SimpleNamespace(mask=None, lengths=np.array([4, 4]))
-    found = rw.to_transitions(SimpleNamespace(data=steps, info=info))
-    assert found.mask.tolist() == [True, True, True, False, True, True, True]
-    with pytest.raises(rw.errors.StructureError, match="the items have 4 rows, and the flags 8"):
-        rw.to_transitions(SimpleNamespace(data=steps, info=SimpleNamespace(mask=None, lengths=np.array([4]))))
 
 
 def test_a_critic_of_50_is_told_of_the_end_it_did_not_expect() -> None:
@@ -328,7 +313,7 @@ def test_masks_and_markers_of_other_shapes_are_refused() -> None:
     slices = SliceSampler(1, 3).each(Trajectories.from_lengths([3]), np.random.default_rng(0))
     markers = gather({"reward": np.zeros(3)}, slices).markers
     with pytest.raises(rw.errors.StructureError, match=r"markers must be \[N\]"):
-        rw.to_transitions(STEPS, markers=markers)
+        rw.to_transitions(rw.Batch(STEPS, None, markers))
 
 
 def test_transitions_over_n_steps_are_not_taken_twice() -> None:

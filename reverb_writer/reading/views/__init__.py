@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import tree
+
+from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.lazy import needs
+from reverb_writer.slices.batch import Batch
+from reverb_writer.transitions import NStepTransitions, n_step, to_transitions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from reverb_writer.slices.batch import Batch
 
 
 class Views:
@@ -36,8 +42,6 @@ class Views:
                 errors = train(transitions, transitions.batch.info.importance_weights(0.6))
                 dataset.update_priorities(transitions.batch, errors)
         """
-        from reverb_writer.reading.views.transitions import TransitionsView  # noqa: PLC0415  # imports this module
-
         return TransitionsView(self, n, gamma)
 
     def as_torch(self, device: Any = None) -> Any:
@@ -76,9 +80,7 @@ class Views:
 
         With `with_next` it has triples, `batch.next` as the third.
         """
-        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
-
-        return tf_dataset(self, self._num_open_sizes)
+        return _tf_dataset(self, self._num_open_sizes)
 
     def close(self) -> None:
         """Stop to fetch, and close what was opened for it."""
@@ -89,3 +91,114 @@ class Views:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class TransitionsView(Views):
+    """The result of `dataset.transitions()`: the same dataset, whose `next` and `take` return transitions.
+
+    Each `NStepTransitions` has its `batch`, for `update_priorities(transitions.batch, ...)` and the weights of its
+    `info`. All else is the dataset's.
+    """
+
+    def __init__(self, dataset: Any, n: int, gamma: float) -> None:
+        """Wrap a dataset; arguments and errors as of its `transitions`."""
+        self._dataset = dataset
+        self._arguments = integer("n", n, minimum=1), check_fraction("gamma", gamma)
+        self._make = functools.partial(_transitions_of, n=self._arguments[0], gamma=self._arguments[1])
+
+    def __repr__(self) -> str:
+        return f"<transitions over {self._arguments[0]} steps of {self._dataset!r}>"
+
+    def __iter__(self) -> Iterator[NStepTransitions]:
+        iter(self._dataset)
+        return self
+
+    def __next__(self) -> NStepTransitions:
+        """Return those of the next batch; errors as those of the dataset and of `rw.to_transitions`."""
+        return self._make(next(self._dataset))
+
+    def take(self, timeout_s: float = 0.0) -> NStepTransitions | None:
+        """Return those of what has arrived by now, or None; `timeout_s` seconds as of the dataset's `take`."""
+        batch = self._dataset.take(timeout_s)
+        return None if batch is None else self._make(batch)
+
+    def as_torch(self, device: Any = None) -> Any:
+        """Return a `torch.utils.data.IterableDataset` of transitions of tensors on `device`; see the dataset's."""
+        from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
+
+        return replay_view(self._dataset, device, self._make)
+
+    def as_jax(self, device: Any = None) -> Iterator[Any]:
+        """Return an iterator over transitions of JAX arrays on `device`; see the dataset's."""
+        return map(self._make, self._dataset.as_jax(device))
+
+    def as_tf(self) -> Any:
+        """Return a `tf.data.Dataset` of pairs: the fields of the transitions, and those of the dataset's."""
+
+        def batches() -> Iterator[Batch]:
+            for found in self:
+                yield Batch(found._asdict(), found.batch.info, found.batch.markers)
+
+        return _tf_dataset(batches(), 1)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # `__init__` may not have run, as in a copy
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """Close the dataset."""
+        self._dataset.close(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return TransitionsView, (self._dataset, *self._arguments)
+
+
+def _transitions_of(batch: Batch, *, n: int, gamma: float) -> NStepTransitions:
+    """Return transitions over n steps: of each window the first one, of slices those from each row."""
+    found = n_step(to_transitions(batch), n, gamma)
+    if found.mask.ndim > 1:
+        found = found.first()
+    found.batch = batch
+    return found
+
+
+def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
+    """Return a `tf.data.Dataset` whose element spec is that of the first batch, but for the first `num_open` sizes.
+
+    These are None because a last batch may be smaller. Lists become tuples, as `tf.data` requires.
+    """
+    with needs("`as_tf`", "tensorflow"):
+        import tensorflow as tf  # noqa: PLC0415
+
+    first = next(dataset)
+    head = _element(first)
+
+    def batches() -> Iterator[Any]:
+        for batch in itertools.chain([first] if not started else [], dataset):
+            started.append(True)
+            yield _element(batch)
+
+    def spec(array: Any) -> Any:
+        dtype = tf.string if array.dtype == np.object_ else tf.as_dtype(array.dtype)
+        open_sizes = min(array.ndim, num_open)
+        return tf.TensorSpec((None,) * open_sizes + array.shape[open_sizes:], dtype)
+
+    started: list[bool] = []
+    return tf.data.Dataset.from_generator(batches, output_signature=tree.map_structure(spec, head))
+
+
+def _element(batch: Any) -> Any:
+    pair = _tuples(batch.data), batch.numbers()
+    return pair if batch.next is None else (*pair, _tuples(batch.next))
+
+
+def _tuples(nest: Any) -> Any:
+    if isinstance(nest, dict):
+        return {key: _tuples(value) for key, value in nest.items()}
+    if isinstance(nest, list):
+        return tuple(map(_tuples, nest))
+    if isinstance(nest, tuple):
+        values = map(_tuples, nest)
+        return type(nest)(*values) if hasattr(nest, "_fields") else tuple(values)
+    return nest
