@@ -40,7 +40,7 @@ HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell
 SERVER_TESTS := tests/integration/test_{server,service,service_faults,status_page}.py tests/conformance tests/docker
 
 FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
-	tests/unit/test_{docs_sessions,minari}.py tests/integration/test_{docs_blocks,views,slice_views,sb3,torch_examples}.py
+	tests/unit/test_{docs_sessions,minari}.py tests/integration/test_{docs_blocks,views,slice_views,sb3,examples}.py
 
 .PHONY: help demo test slow check format fuzz bench rllib ray newest oldest frameworks \
 	docker soak docs links dist lock pin audit clean pictures
