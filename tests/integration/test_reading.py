@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from call_forwarder import CallForwarder
 from numbered import QUEUE, first_numbers, insert_numbers, write_steps
-from relay import Relay
 from server_process import StartServer
 from waiting import eventually
 
@@ -128,21 +128,24 @@ def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: 
     dataset.close()
 
 
-class SlowRelay(Relay):
+class SlowForwarder(CallForwarder):
     """Passes ten samples on a second."""
 
-    def _samples(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        for message in super()._samples(requests, context):
-            for entry in messages.SampleStreamResponse.FromString(message).entries:
+    def forward(self, method: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for message in super().forward(method, requests, context):
+            entries = messages.SampleStreamResponse.FromString(message).entries if "SampleStream" in method else ()
+            for entry in entries:
                 time.sleep(0.1)
                 yield messages.SampleStreamResponse(entries=[entry]).SerializeToString()
+            if not entries:
+                yield message
 
 
 def test_close_waits_no_longer_than_told_for_samples_in_flight(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     insert_numbers(server.address, "queue", range(200))
-    with SlowRelay(server.address, change=lambda message: message) as relay:
-        dataset = rw.ReplayDataset(relay.address, "queue", 200, max_in_flight_batches=1, timeout_s=60)
+    with SlowForwarder(server.port) as forwarder:
+        dataset = rw.ReplayDataset(forwarder.address, "queue", 200, max_in_flight_batches=1, timeout_s=60)
         iter(dataset)  # begins to fetch
         eventually(lambda: dataset.stats().in_flight_samples > 0)
         dataset.close(1.0)

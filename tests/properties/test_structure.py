@@ -61,12 +61,6 @@ def test_spec_comes_back_as_it_was_stored(nest: Any) -> None:
 
 
 @given(nests)
-def test_leaves_are_packed_as_dm_tree_does(nest: Any) -> None:
-    leaves = list(range(len(tree.flatten(nest))))
-    assert same(packer(nest)(leaves), tree.unflatten_as(nest, leaves))
-
-
-@given(nests)
 def test_spec_is_found_in_its_tensor(nest: Any) -> None:
     tensor = TensorProto.FromString(spec_tensor(nest))
     assert [dim.size for dim in tensor.tensor_shape.dim][:1] == [1]

@@ -166,33 +166,3 @@ def test_episodes_of_an_actors_memory_give_their_pairs(
     assert pairs_of(rw.to_transitions(batch)) == expected
     steps = tree.map_structure(lambda leaf: leaf[None], first.steps())
     assert pairs_of(rw.to_transitions(steps)) == [whole]
-
-
-@pytest.mark.parametrize("end", ["terminated", "truncated"])
-def test_a_recorded_critic_of_50_is_told_of_the_end_that_it_did_not_expect(place: Place, end: str) -> None:
-    gymnasium = pytest.importorskip("gymnasium")
-    with rw.EpisodeObserver(place.client, "a", 10) as observer:
-
-        class Env(gymnasium.Env[Any, Any]):  # type: ignore[misc,name-defined]  # not installed everywhere
-            observation_space, action_space = gymnasium.spaces.Discrete(9), gymnasium.spaces.Discrete(2)
-
-            def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # noqa: ARG002
-                self.at = 0
-                return 0, {}
-
-            def step(self, action: Any) -> Any:  # noqa: ARG002
-                self.at += 1
-                over = self.at == 3
-                return self.at, 1.0, over and end == "terminated", over and end == "truncated", {}
-
-        env = rw.environments.record(Env(), observer)
-        env.reset()
-        for _ in range(3):
-            env.step(1)
-        observer.flush()
-        batch = read(place)
-    assert batch is not None
-    assert batch.data["reward"].shape == (1, 4)
-    found = rw.returns.gae(rw.to_transitions(batch), np.full((1, 4), 50.0), gamma=0.99, lam=0.9).advantages
-    assert found.shape == (1, 3)
-    assert found[0, 2] == (pytest.approx(1 - 50) if end == "terminated" else pytest.approx(1 + 0.99 * 50 - 50))

@@ -130,32 +130,6 @@ def test_broken_state_is_refused(change: Any) -> None:
         Episode.from_state({})
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        True, 3, 1.5, "text", b"\x00", [1, [2]], (1, (2,)), {"a": 1}, {1: 2, 3: 4}, float("inf"),
-        np.float32(0.1), np.int8(-1), np.complex64(1j),
-    ],
-)  # fmt: skip
-def test_rows_come_back_as_they_were(value: Any) -> None:
-    after = InfiniteLookbackBuffer.from_state(through_pickle(InfiniteLookbackBuffer([value]).get_state()))
-    again = after[0]
-    assert again == value
-    assert type(again) is type(value)
-
-
-@pytest.mark.parametrize("dtype", ["?", "u1", "i4", "f2", "c8", "f8"])
-@pytest.mark.parametrize("finalized", [False, True])
-def test_arrays_come_back_bit_for_bit_and_writable(dtype: str, finalized: bool) -> None:
-    array = np.array([[0, 1], [1, 0]]).astype(dtype)
-    before = InfiniteLookbackBuffer([array.T, array])
-    after = InfiniteLookbackBuffer.from_state((before.finalize() if finalized else before).get_state())
-    again = after[0]
-    assert (again == array.T).all()
-    assert again.dtype == array.dtype
-    again[0] = 0
-
-
 @pytest.mark.parametrize("finalized", [False, True])
 def test_state_of_a_buffer_survives_a_pickle_with_its_space_and_look_back(finalized: bool) -> None:
     before = episode()

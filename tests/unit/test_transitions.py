@@ -84,20 +84,6 @@ def test_the_first_pairs_of_windows_are_their_first_rows() -> None:
     assert (first.mask.tolist(), first.continues.tolist()) == ([True], [False])
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_same_pairs(layout: Any, end: str) -> None:
-    found = rw.to_transitions(layout(end))
-    assert found.observation.tolist() == [[10, 11, 12]]
-    assert found.action.tolist() == [[1, 2, 3]]
-    assert found.reward.tolist() == [[1, 2, 4]]
-    assert found.next_observation.tolist() == [[11, 12, 13]]
-    assert found.discount.tolist() == [[1, 1, 0 if end == "terminated" else 1]]
-    assert found.mask.tolist() == [[True, True, True]]
-    assert found.continues.tolist() == [[True, True, False]]
-    assert found.discount.dtype == np.float32
-
-
 @pytest.mark.parametrize("end", ENDS[:2])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("told", ["by the mask", "by the flags"])
@@ -131,17 +117,6 @@ def test_padding_is_masked(layout: Any, end: str, told: str) -> None:
         assert found.continues.tolist() == [[True, True, False, False, False, False]]
 
 
-@pytest.mark.parametrize("layout", [recorded, rlds, trajectory])
-def test_no_pair_is_of_two_episodes(layout: Any) -> None:
-    # Three episodes in one window, as a `SequenceObserver` writes them.
-    parts = [layout(end) for end in ("terminated", "truncated", "terminated")]
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
-    found = rw.to_transitions(steps)
-    assert found.mask.tolist() == [[True, True, True, False] * 2 + [True] * 3]
-    assert found.discount.tolist() == [[1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 0]]
-    assert found.continues.tolist() == [[True, True, False, False] * 2 + [True, True, False]]
-
-
 def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batch() -> None:
     parts = [gymnasium_flags(end) for end in ("truncated", "terminated")]
     steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
@@ -168,15 +143,6 @@ def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
     padded = tree.map_structure(lambda column: np.concatenate([column, np.zeros((1, 2), column.dtype)], axis=1), steps)
     padded.step_type[0, 4:] = LAST
     assert rw.to_transitions(padded).mask.tolist() == [[True, True, True, False, False]]
-
-
-def test_a_window_that_begins_with_a_boundary_step_has_no_pair_with_it() -> None:
-    steps = tree.map_structure(
-        lambda *columns: np.concatenate(columns, axis=1)[:, 3:], recorded("terminated"), recorded("truncated")
-    )
-    found = rw.to_transitions(steps)
-    assert found.mask.tolist() == [[False, True, True, True]]
-    assert found.discount.tolist() == [[0, 1, 1, 1]]
 
 
 def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> None:
