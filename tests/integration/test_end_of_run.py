@@ -56,29 +56,6 @@ def test_actors_see_that_the_run_has_ended_and_keep_its_weights(replay_server: S
         assert actor.poll()[0].tolist() == [0, 1, 2, 3]
 
 
-def test_end_of_a_run_without_weights_is_no_weights(replay_server: StartServer) -> None:
-    address = replay_server(WEIGHTS).address
-    with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights", interval_s=0.001) as actor:
-        learner.finish()
-        polled = []
-
-        def sees_end() -> bool:
-            polled.append(actor.poll("no weights"))
-            return actor.finished
-
-        eventually(sees_end)
-        polled.append(actor.poll("no weights"))
-        assert set(polled) == {"no weights"}
-        assert actor.wait() is None
-        with pytest.raises(
-            rw.errors.FinishedError, match="table `weights`: the run has ended, and nothing was published"
-        ):
-            actor.latest()
-        learner.publish([1])  # another run
-        eventually(lambda: actor.poll() == [1])
-        assert not actor.finished
-
-
 @pytest.mark.parametrize(
     "ask", [rw.Variables.latest, rw.Variables.wait, functools.partial(rw.Variables.wait, newer_than=0)]
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from kinds import contents
-from reading import Place, read, read_column
+from reading import Place, read
 
 import reverb_writer as rw
 
@@ -45,24 +43,6 @@ def test_windows_of_an_environment_hold_its_terminal_observations(place: Place) 
     assert [window["discount"].tolist() for window in windows] == [[1, 1, 0], [0, 0, 0], [1, 0, 0]]
     assert [window["action"].tolist() for window in windows] == [[7, 7, 7], [0, 0, 0], [7, 0, 0]]
     assert [window["reward"].tolist() for window in windows] == [[1, 2, 3], [0, 0, 0], [1, 0, 0]]
-
-
-def test_environments_that_take_no_step_stay_as_they_are(place: Place) -> None:
-    def step(number: int) -> dict[str, Any]:
-        return {"n": np.array([number, 10 + number, 20 + number])}
-
-    with rw.TrajectoryObserver(place.client, "a", sequence_length=2, stride_length=2, num_envs=3) as observer:
-        observer(step(1))
-        observer(step(2), env_mask=[True, False, True], end_of_episode=[False, True, True])
-        observer(step(3), env_mask=[False, True, False], end_of_episode=[True, True, True])
-        observer(step(4), env_mask=[False, False, False])
-        observer(step(5))
-        observer(step(6), end_of_episode=[True, True, True])
-        with pytest.raises(rw.errors.StructureError, match=r"`env_mask` has shape \(2,\), expected \(3,\)"):
-            observer(step(7), env_mask=[True, False])
-        assert observer.stats().steps == 3 + 2 + 1 + 0 + 3 + 3
-    windows = sorted(read_column(place.client, "a"))
-    assert windows == [[1, 2], [5, 6], [11, 13], [15, 16], [21, 22], [25, 26]]
 
 
 @pytest.mark.parametrize("num_envs", [None, 2])

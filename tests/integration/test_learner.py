@@ -101,31 +101,6 @@ def test_windows_are_split(place: Place) -> None:
         rw.split_windows(3)(batch)
 
 
-def test_what_a_transform_raises_is_raised_instead_of_its_batch(place: Place) -> None:
-    def picky(batch: rw.Batch) -> rw.Batch:
-        if 3 in batch.data["n"]:
-            raise ZeroDivisionError("three")
-        return batch
-
-    write(place.client, "a", range(6))
-    with rw.ReplayDataset(place.client, "a", 2, transform=picky, single_pass=True) as dataset:
-        assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
-        with pytest.raises(ZeroDivisionError, match="three"):
-            next(dataset)
-        assert next(dataset).data["n"][:, 0].tolist() == [4, 5]
-
-
-def test_transform_must_be_a_function_that_returns_a_batch(place: Place) -> None:
-    with pytest.raises(rw.errors.SpecError, match="`transform` must be a function of a batch, got int"):
-        rw.ReplayDataset(place.client, "a", 2, transform=3)  # type: ignore[arg-type]
-    write(place.client, "a", range(2))
-    with (
-        rw.ReplayDataset(place.client, "a", 2, transform=lambda batch: batch.data) as dataset,
-        pytest.raises(rw.errors.SpecError, match=r"`transform` must return a Batch, .* got dict"),
-    ):
-        next(dataset)
-
-
 def test_dataset_with_a_transform_is_garbage_when_it_is_forgotten(place: Place) -> None:
     write(place.client, "a", range(4))
     dataset = rw.ReplayDataset(place.client, "a", 2, transform=doubled)

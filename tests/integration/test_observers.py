@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import SMALL_EPISODES, SMALL_GRID, cut, expected, feed, observed, specs, windows_after_reset
+from episodes import cut, expected, feed, observed, specs
 from kinds import contents
 from reading import Place, read
-from reading import spec as spec_of
 
 import reverb_writer as rw
 
@@ -47,46 +46,6 @@ def test_what_is_read_back_are_the_windows_of_every_episode(place: Place, mode: 
             assert stats.episodes == len(EPISODES)
             assert (stats.items, stats.acknowledged_items) == (len(windows), len(windows))
             assert (stats.pending_items, stats.pending_bytes, stats.dropped_items) == (0, 0, 0)
-
-
-# The result does not depend on how steps are fed and sent (invariant I5).
-
-WAYS: dict[str, dict[str, Any]] = {
-    "one step a chunk": {"chunk_length": 1},
-    "two steps a chunk": {"chunk_length": 2},
-    "five steps a chunk": {"chunk_length": 5},
-    "long chunks": {"chunk_length": 1000},
-    "sent all the time": {"max_delay_s": 0.002},
-    "few in flight": {"max_in_flight_items": 1},
-    "few bytes in flight": {"max_in_flight_bytes": 1},
-    "a spec beforehand": {"spec": {"n": spec_of((), np.int64)}},
-    "flushed after each step": {"flush_every": 1},
-    "flushed after every third": {"flush_every": 3},
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_windows_are_the_same_however_they_are_sent(place: Place, way: str) -> None:
-    options = dict(WAYS[way])
-    flush_every = options.pop("flush_every", None)
-    for spec in SMALL_GRID:
-        with observed(place, spec, **options) as observer:
-            feed(observer, SMALL_EPISODES, flush_every=flush_every)
-        assert place.column() == expected(spec, SMALL_EPISODES), spec
-
-
-def test_many_requests_are_one_stream_of_windows(place: Place) -> None:
-    lengths = [700, 1, 3000, 512, 40]
-    for spec in (
-        rw.WindowSpec(3, 2, "align_end"),
-        rw.WindowSpec(20, 7, "truncate"),
-        rw.WindowSpec(20, 20, "cover"),
-        rw.WindowSpec(2, 1, "tile"),
-        rw.WindowSpec(5, 9, "pad"),
-    ):
-        with observed(place, spec) as observer:
-            feed(observer, lengths)
-        assert place.column() == expected(spec, lengths), spec
 
 
 def test_large_steps_are_sent_in_time(place: Place) -> None:
@@ -133,33 +92,6 @@ def test_caller_knows_better_than_the_step(place: Place) -> None:
 
 
 # Reset in mid-episode.
-
-
-@pytest.mark.parametrize("flushed", [False, True])
-def test_reset_writes_what_no_window_holds_yet(place: Place, flushed: bool) -> None:
-    for spec in specs((3, 4), (1, 3, 5)) if flushed else SMALL_GRID:
-        drop = spec.end_of_episode is rw.EndOfEpisode.DROP
-        with observed(place, spec) as observer:
-            windows: list[list[int]] = []
-            first = 1
-            for n in range(1, 9):
-                for number in range(first, first + n):
-                    observer({"n": np.int64(number)})
-                if flushed:
-                    observer.flush()
-                if drop and n < (spec.sequence_length or 0):
-                    message = f"has {n} steps, expected at least `sequence_length`={spec.sequence_length} to write it"
-                    with pytest.raises(ValueError, match=message):
-                        observer.reset()
-                    observer.reset(discard=True)
-                else:
-                    observer.reset()
-                    windows += cut(range(first, first + n), windows_after_reset(spec, n))
-                observer.reset()  # of nothing
-                first += n
-            covered = set(itertools.chain.from_iterable(windows)) - {0}
-            assert observer.stats().steps == len(covered) + sum(observer.stats().dropped_steps.values())
-        assert place.column() == windows, spec
 
 
 def test_refused_reset_lets_the_episode_go_on(place: Place) -> None:

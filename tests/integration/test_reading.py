@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 import threading
 import time
@@ -186,17 +185,6 @@ def test_a_learner_that_went_without_a_sample_takes_none_with_it(replay_server: 
         assert [int(sample.data[0][0]) for sample in client.sample("queue", 5)] == [0, 1, 2, 3, 4]
 
 
-def test_no_more_is_fetched_ahead_than_allowed(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    insert_numbers(server.address, "queue", range(40))
-    with rw.Client(server.address) as client, rw.ReplayDataset(client, "queue", 4, max_in_flight_batches=2) as dataset:
-        for taken in range(1, 4):
-            next(dataset)
-            stats = dataset.stats()
-            assert stats.in_flight_samples + stats.ready_samples <= 8
-            assert client.server_info()["queue"].rate_limiter.num_samples <= 4 * taken + 8
-
-
 # One pass.
 
 
@@ -259,18 +247,6 @@ def test_single_pass_takes_at_most_so_many_samples(replay_server: StartServer) -
             assert [number for batch in dataset for number in first_numbers(batch)] == expected
 
 
-@pytest.mark.parametrize("sizes", [(2, 5), (0, 5), (5, 0)])
-def test_single_pass_gives_what_is_there_on_each_server(replay_server: StartServer, sizes: tuple[int, int]) -> None:
-    servers = [replay_server(QUEUE) for _ in sizes]
-    for number, (server, size) in enumerate(zip(servers, sizes, strict=True)):
-        insert_numbers(server.address, "queue", range(10 * number, 10 * number + size))
-    addresses = [server.address for server in servers]
-    with rw.ReplayDataset(addresses, "queue", 2, single_pass=True, timeout_s=60) as dataset:
-        found = [number for batch in dataset for number in first_numbers(batch)]
-    for number, size in enumerate(sizes):
-        assert [one for one in found if one // 10 == number] == [*range(10 * number, 10 * number + size)]
-
-
 @pytest.mark.parametrize("config", [QUEUE, rw.TableConfig("queue")])
 def test_number_of_samples_is_that_of_all_servers_also_of_those_that_join(
     replay_server: StartServer, tmp_path: Path, config: rw.TableConfig
@@ -329,30 +305,3 @@ def test_priorities_are_set_without_waiting(replay_server: StartServer) -> None:
                 dataset.update_priorities(keys, priorities)
     with pytest.raises(rw.errors.ClosedError):
         dataset.update_priorities([1], [1.0])
-
-
-def test_message_of_one_bad_priority_speaks_of_no_more(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
-    with rw.ReplayDataset(server.address, "table", 8) as dataset:
-        with pytest.raises(rw.errors.SpecError, match=r"finite and >= 0, got nan\.$"):
-            dataset.update_priorities([1, 2], [float("nan"), 1.0])
-        with pytest.raises(rw.errors.SpecError, match=r"got -1\.0 and 1 more such\.$"):
-            dataset.update_priorities([1, 2], [-1.0, -2.0])
-
-
-@pytest.mark.parametrize(
-    ("sampler", "remover", "warns"),
-    [("uniform", "fifo", True), ("max_heap", "fifo", False), ("fifo", "min_heap", False)],
-)
-def test_priorities_that_nothing_goes_by_are_warned_of_once(
-    replay_server: StartServer, caplog: pytest.LogCaptureFixture, sampler: Any, remover: Any, warns: bool
-) -> None:
-    server = replay_server(rw.TableConfig("table", 100, sampler, remover))
-    insert_numbers(server.address, "table", [1])
-    with caplog.at_level(logging.WARNING), rw.ReplayDataset(server.address, "table", 2) as dataset:
-        for _ in range(3):
-            dataset.update_priorities(next(dataset).info.keys, [1.0, 2.0])
-        dataset.flush_priorities()
-    warned = [record.getMessage() for record in caplog.records if "go by priorities" in record.getMessage()]
-    assert len(warned) == int(warns)
-    assert all("table `table`: neither its sampler (uniform) nor its remover (fifo)" in message for message in warned)

@@ -148,17 +148,6 @@ def rw_spec(dtype: Any) -> Any:
     return ArraySpec((), np.dtype(dtype))
 
 
-def test_rows_of_priority_0_are_never_drawn(replay_server: StartServer) -> None:
-    server = replay_server(EPISODES)
-    write_episodes(server.address, "episodes", [10])
-    with rw.SliceDataset(
-        server.address, "episodes", 4, 1, by="row", pool_size=4, row_priority_fn=lambda data: data["row"] % 2
-    ) as dataset:
-        rows = [row for _ in range(10) for (row,) in slices_of(next(dataset))]
-    assert set(rows) <= {1, 3, 5, 7, 9}
-    assert len(set(rows)) > 2
-
-
 def mixed(address: str, tables: Sequence[str], *sizes: tuple[int, int], **options: Any) -> rw.MixedDataset:
     """Return a mixture of slices of tables; of each the number of slices, and their length."""
     pairs = zip(tables, sizes * len(tables) if len(sizes) == 1 else sizes, strict=True)
@@ -292,19 +281,6 @@ def assert_next_follows(batch: rw.Batch) -> None:
     last = np.array([rows[length - 1] for rows, length in zip(slices_of(batch), slices.lengths, strict=True)])
     assert batch.next["row"].tolist() == (last + slices.cut_by_sampler).tolist()
     assert batch.next["terminated"].shape == (len(batch.info),)
-
-
-@pytest.mark.parametrize("short", ["keep", "pad"])
-def test_next_is_the_row_after_each_slice_that_was_cut(replay_server: StartServer, short: str) -> None:
-    server = replay_server(EPISODES)
-    write_episodes(server.address, "episodes", [2, 6])
-    found = set()
-    with rw.SliceDataset(server.address, "episodes", 8, 4, short=short, span=(0, 1), with_next=True) as dataset:
-        for _ in range(20):
-            batch = next(dataset)
-            assert_next_follows(batch)
-            found |= set(zip((rows[0] for rows in slices_of(batch)), batch.next["row"].tolist(), strict=True))
-    assert found == {(0, 1), (100, 104), (101, 105), (102, 105), (103, 105)}
 
 
 def test_next_of_an_ensemble_is_laid_end_to_end_and_absent_by_default(replay_server: StartServer) -> None:

@@ -5,12 +5,12 @@ Steps are (environment, number), both from 1 on, so that zeros are padding.
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
-from episodes import SMALL_GRID, cut
+from episodes import SMALL_GRID, observed
 from kinds import contents
 from reading import Place, read
 from waiting import eventually
@@ -34,79 +34,25 @@ def windows_by_env(place: Place, table: str = "a") -> dict[int, list[list[int]]]
     return found
 
 
-def numbers_of(window: Any) -> float:
-    return float(window["n"].sum())
-
-
 def step_of(number: int, num_envs: int) -> dict[str, Any]:
     return {"env": np.arange(1, num_envs + 1), "n": np.full(num_envs, number)}
 
 
-def ending(number: int) -> list[bool]:
-    return [number in ends for ends in ENDS]
-
-
-def feed(observer: Any) -> None:
-    for number in range(1, NUM_STEPS + 1):
-        observer(step_of(number, len(ENDS)), end_of_episode=ending(number))
-
-
-def episodes(ends: set[int]) -> list[range]:
-    """Return the complete episodes of an environment, as the numbers of their steps."""
-    return [range(start + 1, stop + 1) for start, stop in itertools.pairwise([0, *sorted(ends)])]
-
-
-def expected(spec: rw.WindowSpec) -> dict[int, list[list[int]]]:
-    """Return the windows of each environment; those of an episode that is not over are the complete ones."""
-    found = {}
-    for env, ends in enumerate(ENDS, 1):
-        windows = []
-        for episode in episodes(ends):
-            windows += cut(episode, spec.windows(len(episode)))
-        rest = range(max(ends, default=0) + 1, NUM_STEPS + 1)
-        windows += cut(rest, spec.spanning_windows(len(rest)))
-        if windows:
-            found[env] = windows
-    return found
-
-
-def observed(place: Place, spec: rw.WindowSpec, /, **options: Any) -> rw.TrajectoryObserver:
-    return rw.TrajectoryObserver(
-        place.client,
-        "a",
-        spec.sequence_length,
-        spec.stride_length,
-        end_of_episode=spec.end_of_episode,
-        num_envs=len(ENDS),
-        **options,
-    )
-
-
-# Environments are observers of their own.
-
-
-@pytest.mark.parametrize("priority", [1.0, numbers_of], ids=["together", "one by one"])
-def test_environment_holds_what_its_own_observer_would_write(place: Place, priority: Any) -> None:
+def test_environment_holds_what_its_own_observer_writes(place: Place) -> None:
     for spec in SMALL_GRID:
-        with observed(place, spec, priority=priority) as observer:
-            feed(observer)
-        assert windows_by_env(place) == expected(spec), spec
-        # Steps are in a window, or counted.
-        stats = observer.stats()
-        dropped = 0
-        for ends in ENDS:
-            dropped += sum(sum(spec.num_dropped(len(episode)).values()) for episode in episodes(ends))
-            rest = NUM_STEPS - max(ends, default=0)
-            dropped += rest - len(set(itertools.chain(*cut(range(1, rest + 1), spec.spanning_windows(rest)))))
-        assert sum(stats.dropped_steps.values()) == dropped
-        assert stats.steps == len(ENDS) * NUM_STEPS
-        assert stats.episodes == sum(map(len, ENDS)) + sum(NUM_STEPS not in ends for ends in ENDS)
-
-
-def test_environments_are_episodes_of_their_own_to_the_server(place: Place) -> None:
-    with observed(place, rw.WindowSpec(1)) as observer:
-        feed(observer)
-    assert place.client.server_info()["a"].num_episodes == sum(len(ends | {NUM_STEPS}) for ends in ENDS)
+        with observed(place, spec, num_envs=len(ENDS)) as observer:
+            for number in range(1, NUM_STEPS + 1):
+                observer(step_of(number, len(ENDS)), end_of_episode=[number in ends for ends in ENDS])
+        num_episodes = place.client.server_info()["a"].num_episodes
+        dropped: Counter[str] = Counter()
+        for env, ends in enumerate(ENDS, 1):
+            with observed(place, spec, "b") as alone:
+                for number in range(1, NUM_STEPS + 1):
+                    alone({"env": np.int64(env), "n": np.int64(number)}, end_of_episode=number in ends)
+            dropped.update(alone.stats().dropped_steps)
+        assert observer.stats().dropped_steps == dropped
+        assert num_episodes == place.client.server_info()["b"].num_episodes
+        assert windows_by_env(place) == windows_by_env(place, "b"), spec
 
 
 # Leaves.

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tree
-from episodes import SMALL_GRID, expected, observed
 from kinds import contents
 from reading import Place, read
 
@@ -128,15 +127,6 @@ def feed_at_once(observer: Any, lengths: tuple[int, ...]) -> None:
                 observer.extend({"n": np.array(numbers, np.int64)})
         observer({"n": np.int64(first + n - 1)}, end_of_episode=True)
         first += n
-
-
-def test_windows_are_those_of_single_calls(place: Place) -> None:
-    lengths = (3, 1, 45, 4, 90, 2)
-    for spec in SMALL_GRID:
-        with observed(place, spec) as observer:
-            feed_at_once(observer, lengths)
-            assert observer.stats().steps == sum(lengths)
-        assert place.column() == expected(spec, lengths)
 
 
 def test_priority_functions_and_strings_and_numbers_go_one_by_one(place: Place) -> None:

@@ -50,6 +50,8 @@ def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
         return None if first_numbers(batch) == [4, 5] else batch
 
     with rw.LocalServer([QUEUE]) as server:
+        with pytest.raises(rw.errors.SpecError, match="`transform` must be a function of a batch, got int"):
+            rw.ReplayDataset(server, "queue", 2, transform=3)  # type: ignore[arg-type]
         insert_numbers(server.address, "queue", range(8))
         with rw.ReplayDataset(server, "queue", 2, transform=refuse_two, timeout_s=60) as dataset:
             assert first_numbers(next(dataset)) == [0, 1]
@@ -110,18 +112,22 @@ def test_priorities_that_were_not_sent_are_counted_at_the_end_and_by_a_flush() -
         assert (updates.num_failed, updates.num_sent) == (2, 0)
 
 
-@pytest.mark.parametrize(("sampler", "warns"), [("uniform", True), (rw.Prioritized(1.0), False), ("max_heap", False)])
-def test_priorities_that_nothing_goes_by_are_warned_of(
-    sampler: Any, warns: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("sampler", "remover", "warns"),
+    [("uniform", "fifo", True), (rw.Prioritized(1.0), "fifo", False), ("fifo", "min_heap", False)],
+)
+def test_priorities_that_nothing_goes_by_are_warned_of_once(
+    sampler: Any, remover: Any, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    with rw.LocalServer([rw.TableConfig("replay", 100, sampler)]) as server:
+    with rw.LocalServer([rw.TableConfig("replay", 100, sampler, remover)]) as server:
         insert_numbers(server.address, "replay", [1])
         with rw.ReplayDataset(server, "replay", 1, timeout_s=60) as dataset:
             for _ in range(2):
                 dataset.update_priorities(next(dataset), [2.0])
             dataset.flush_priorities()
-    assert len([text for text in caplog.messages if "go by priorities" in text]) == warns
+    said = "table `replay`: neither its sampler (uniform) nor its remover (fifo) go by priorities"
+    assert len([text for text in caplog.messages if said in text]) == warns
 
 
 def test_probability_and_size_of_samples_of_two_servers_are_those_of_one() -> None:

@@ -20,16 +20,18 @@ def server() -> Iterator[rw.LocalServer]:
 
 def test_versions_are_numbers_that_grow(server: rw.LocalServer) -> None:
     with rw.Variables(server, "weights", timeout_s=60) as learner, rw.Variables(server, "weights") as actor:
+        assert (learner.version, actor.version) == (0, 0)
         assert learner.publish(WEIGHTS, 1) == learner.version == 1
-        for refused in (0, 1):
-            with pytest.raises(rw.errors.SpecError, match="`version` must be >= 2"):
-                learner.publish(WEIGHTS, refused)
+        for refused in (-1, 0, 1, 1.5):
+            with pytest.raises(rw.errors.SpecError, match="`version` must be"):
+                learner.publish(WEIGHTS, refused)  # type: ignore[arg-type]  # what is tested
         learner.publish({"w": np.ones(3)}, 2)
         assert actor.latest()["w"].tolist() == [1, 1, 1]
         assert (actor.version, actor.finished, actor.poll("same")) == (2, False, "same")
         with pytest.raises(rw.errors.ReplayTimeoutError, match="has no newer version"):
             actor.wait(timeout_s=0.1)
         assert actor.wait(newer_than=1)["w"].tolist() == [1, 1, 1]
+        assert actor.publish(WEIGHTS) > 1_700_000_000_000  # milliseconds since 1970
 
 
 def test_numbers_that_are_not_given_begin_with_the_time_and_grow_by_one(server: rw.LocalServer) -> None:
@@ -46,6 +48,7 @@ def test_end_of_a_run_keeps_its_last_weights(server: rw.LocalServer, published: 
             learner.publish(WEIGHTS, 4)
         learner.finish()
         assert actor.wait() is None
+        assert actor.poll("no newer ones") == "no newer ones"
         assert actor.finished
         if published:
             assert (actor.version, actor.latest()["w"].tolist()) == (5, [0, 1, 2])
