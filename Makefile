@@ -40,7 +40,7 @@ HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell
 SERVER_TESTS := tests/integration/test_{server,service,service_faults,status_page}.py tests/conformance tests/docker
 
 FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
-	tests/unit/test_{docs_pages,minari}.py tests/integration/test_{docs_blocks,views,slice_views,sb3,examples}.py
+	tests/unit/test_{docs_pages,minari}.py tests/integration/test_{docs_programs,views,sb3,examples}.py
 
 .PHONY: help demo test slow check format fuzz bench rllib ray newest oldest frameworks \
 	docker soak docs links dist lock pin audit clean pictures
@@ -69,7 +69,7 @@ endef
 
 # The pages of the documentation that go further where TF-Agents is installed.
 TF_AGENTS_PAGES = $(foreach page,$(shell grep -rl --include='*.md' 'needs: tf_agents' docs), \
-	'tests/integration/test_docs_blocks.py::test_every_program_of_a_page_runs[$(page)]' \
+	'tests/integration/test_docs_programs.py::test_every_program_of_a_page_runs[$(page)]' \
 	'tests/unit/test_docs_pages.py::test_every_session_of_a_page_prints_what_the_page_says[$(page)]')
 else
 demo: .venv-client/.made
@@ -100,7 +100,7 @@ bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
 
 rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which is not part of `make test` for its size
 	.venv-rllib/bin/pytest tests/rllib
-	.venv-rllib/bin/pytest tests/integration/test_docs_blocks.py tests/unit/test_docs_pages.py -k rllib
+	.venv-rllib/bin/pytest tests/integration/test_docs_programs.py tests/unit/test_docs_pages.py -k rllib
 	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
 
 ray: .venv/.made .venv-ray/.made  ## shards that Ray places: fake nodes on this machine, lost and restored
@@ -128,7 +128,7 @@ soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts 
 docs: .venv-docs/.made  ## build the documentation site, with warnings as errors, and open all of it in a browser
 	rm -rf docs/_build
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
-	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/test_{docs_site,readme,progress}.py
+	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/test_{docs_site,docs_programs,progress}.py
 	@echo 'Open docs/_build/index.html, or let any static host serve that folder.'
 
 links: .venv-docs/.made  ## ask every external link of the documentation for an answer; needs the network, so CI leaves it out

@@ -1,10 +1,11 @@
-"""A few steps of training with each framework, on batches of a real server. Skipped where it is not installed."""
+"""Batches, slices and the rows after them, as each framework has them. Skipped where it is not installed."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from certificates import OPENSSL, make_identity, server_context
 from forwarder import Forwarder
 from kinds import contents
-from server_process import StartServer
+from reading import spec
+from server_process import HostedServer, StartServer
 
 import reverb_writer as rw
 
@@ -218,3 +220,87 @@ def test_transform_may_make_tensors_itself(address: str) -> None:
     with rw.ReplayDataset(address, "replay", 4, transform=decode) as dataset:
         batch = next(iter(dataset.as_torch("cpu")))
     assert batch.data["x"].dtype == torch.float16
+
+
+MARKERS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "mask")
+
+
+@pytest.fixture
+def sliced(replay_server: Callable[..., HostedServer]) -> str:
+    """Two queues of the same episodes: rows 0 and 1, 2 to 4, 5 to 8, the last of each terminated."""
+    names = ["numpy", "other"]
+    server = replay_server(*(rw.TableConfig(name, 100, sampler="fifo", max_times_sampled=1) for name in names))
+    with rw.EpisodeObserver(server.address, names, 10) as observer:
+        for row in range(9):
+            last = row in (1, 4, 8)
+            observer({"row": np.full(3, row, np.float32), "terminated": last}, end_of_episode=last)
+    return server.address
+
+
+def open_slices(sliced: str, table: str = "other", *, with_next: bool = False) -> rw.SliceDataset:
+    return rw.SliceDataset(sliced, table, 2, 3, short="pad", seed=0, single_pass=True, with_next=with_next)
+
+
+def open_all(address: str, *, with_next: bool) -> tuple[list[rw.Batch], rw.SliceDataset]:
+    """Return the batches of one queue as NumPy has them, and a dataset of the other one."""
+    with open_slices(address, "numpy", with_next=with_next) as dataset:
+        expected = list(dataset)
+    assert [len(batch.markers) for batch in expected] == [6, 3]
+    if with_next:  # rows 5 to 7 or 6 to 8 are drawn of the last episode, so row 8 is next either way
+        assert [batch.next["row"].tolist() for batch in expected] == [[[1] * 3, [4] * 3], [[8] * 3]]
+    return expected, open_slices(address, with_next=with_next)
+
+
+@pytest.mark.parametrize("with_next", [False, True])
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_arrays_of_slices_and_their_markers(sliced: str, framework: str, with_next: bool) -> None:
+    library = pytest.importorskip(framework)
+    expected, dataset = open_all(sliced, with_next=with_next)
+    kind = library.Tensor if framework == "torch" else library.Array
+    with dataset:
+        found = list(dataset.as_torch("cpu") if framework == "torch" else dataset.as_jax())
+        dataset.update_priorities(found[0], np.ones(2))
+    for mine, wanted in zip(found, expected, strict=True):
+        pairs = [(mine.data["row"], wanted.data["row"])]
+        pairs += [(getattr(mine.markers, name), getattr(wanted.markers, name)) for name in (*MARKERS, "traj_ids")]
+        pairs += [(mine.next["row"], wanted.next["row"])] if with_next else []
+        for one, other in pairs:
+            assert isinstance(one, kind)
+            np.testing.assert_array_equal(np.asarray(one), other)
+        assert np.shape(mine.markers.traj_ids) == (3 * len(wanted.info.keys),)
+        assert isinstance(mine.info.keys, kind if framework == "torch" else np.ndarray)
+
+
+@pytest.mark.parametrize("with_next", [False, True])
+def test_tensorflow_gets_the_data_their_markers_and_what_follows(sliced: str, with_next: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports
+        tf = pytest.importorskip("tensorflow")
+    expected, dataset = open_all(sliced, with_next=with_next)
+    with dataset:
+        batches = dataset.as_tf()
+        spec, numbers_spec, *_ = batches.element_spec
+        assert spec["row"] == tf.TensorSpec((None, 3), tf.float32)
+        assert numbers_spec["is_init"] == tf.TensorSpec((None,), tf.bool)
+        found = list(batches)
+    for (data, numbers, *after), wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(data["row"], wanted.data["row"])
+        for name in (*MARKERS, "traj_ids"):
+            np.testing.assert_array_equal(numbers[name], getattr(wanted.markers, name))
+        np.testing.assert_array_equal(numbers["priorities"], wanted.info.priorities)
+        assert len(after) == with_next
+        for nest in after:
+            np.testing.assert_array_equal(nest["row"], wanted.next["row"])
+
+
+def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: str) -> None:
+    loading = pytest.importorskip("torch.utils.data")
+    with open_slices(sliced) as dataset:
+        view = dataset.as_torch()
+        assert len(list(dataset)) == 2
+    with rw.Client(sliced) as client:
+        for row in range(4):
+            data = {"row": np.full((3, 3), row, np.float32), "terminated": np.zeros(3, bool)}
+            client.insert(data, {"other": 1.0}, spec={"row": spec((3,), np.float32), "terminated": spec((), bool)})
+    loader = loading.DataLoader(view, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert [batch.data["row"][:, 0].tolist() for batch in loader] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
