@@ -100,32 +100,6 @@ def test_texts_stay_texts(mode: Any) -> None:
     assert [episode.get_observations().tolist() for episode in finished] == [["reset", "middle", "end"]] * 2
 
 
-def test_cartpole_environments_are_those_of_single_environments() -> None:
-    seeds: Any = [3, 4]
-    num_calls = 60
-    batch = EpisodeBatch(2)
-    envs = record(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"), batch)
-    envs.reset(seed=seeds)
-    actions = np.random.default_rng(0).integers(0, 2, (num_calls, 2))
-    for action in actions:
-        envs.step(action)
-    finished = batch.take_finished()
-    assert finished
-    for env_id, seed in enumerate(seeds):
-        env, expected = gymnasium.make("CartPole-v1"), Episode()
-        expected.add_env_reset(*env.reset(seed=seed))
-        for action in actions[:, env_id]:
-            observation, reward, terminated, truncated, info = env.step(action)
-            expected.add_env_step(observation, action, reward, info, terminated=terminated, truncated=truncated)
-            if expected.is_done:
-                break
-        start = expected.get_observations(0)
-        (first,) = [episode for episode in finished if np.array_equal(episode.get_observations(0), start)]
-        assert np.array_equal(first.get_observations(), expected.get_observations())
-        assert first.get_actions().tolist() == expected.get_actions()
-        assert first.is_terminated
-
-
 def test_extras_are_model_outputs_of_their_environments() -> None:
     envs = vector.SyncVectorEnv([lambda: Counting(2)] * 2)
     _, (first, second) = run(envs, 3, lambda: {"logp": np.array([0.5, 0.25]), "state": {"h": np.eye(2)}})

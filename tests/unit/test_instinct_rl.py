@@ -7,7 +7,6 @@ import collections
 import json
 import os
 import pickle
-import pickletools
 import subprocess
 import tempfile
 from pathlib import Path
@@ -364,20 +363,6 @@ def test_pickles_are_converted_once_for_all(tmp_path: Path) -> None:
     assert len(list(mixed)) == 10
 
 
-@pytest.mark.parametrize("done", [False, True])
-def test_a_pickled_trajectory_is_that_of_its_conversion(tmp_path: Path, done: bool) -> None:
-    write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)), (2, 3, frames(2, 3, done=done)))
-    convert_trajectories(tmp_path, tmp_path / "converted")
-    dataset = RolloutDataset(tmp_path, 1)
-    (path,) = rw.files.list_trajectories(tmp_path / "converted")
-    pickled, converted = map(dataset.open_trajectory, (tmp_path / "trajectory_0", path))
-    assert pickled.manifest == converted.manifest
-    ours, same = (
-        {key: (leaf.dtype, leaf.tolist()) for key, leaf in stored.load().items()} for stored in (pickled, converted)
-    )
-    assert ours == same
-
-
 def test_reading_pickles_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -430,9 +415,3 @@ def test_storages_have_the_spelling_of_the_original() -> None:
     (batch,) = storage.reccurent_mini_batch_generator(1, 1)
     (same,) = storage.recurrent_mini_batch_generator(1, 1)
     assert batch.obs[..., 0].tolist() == same.obs[..., 0].tolist() == [[0, 0], [1, 1]]
-
-
-def test_every_opcode_that_is_allowed_exists() -> None:
-    from reverb_writer.instinct_rl.restricted_pickle import _OPCODES
-
-    assert {opcode.name for opcode in pickletools.opcodes} >= _OPCODES

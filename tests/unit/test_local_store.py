@@ -12,7 +12,6 @@ import pytest
 import sampled
 from store_messages import Inserter, chunk, draw, item, store_of
 
-from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.read_items import tensors_named
 from reverb_writer.local.refusals import Refusal, Status
@@ -181,13 +180,11 @@ def test_memory_of_an_item_of_many_slices_is_counted() -> None:
 
 
 def test_a_chunk_is_shared_by_streams() -> None:
-    chunks = ChunkStore(1 << 20)
     store = store_of(TableConfig("replay"))
     first, second = Inserter(store), Inserter(store)
     first.insert([1])
     second.insert([2])
     assert len(store.chunks) == 1
-    assert not chunks.num_bytes
     first.incoming.end()
     second.insert([3])
     assert len(draw(store, 3)) == 3

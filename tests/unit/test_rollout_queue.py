@@ -116,18 +116,19 @@ def filled(device: Any, *windows: Any) -> QueueRolloutStorage:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_returns_of_a_window_do_not_go_on_into_the_next_actors(device: Any) -> None:
-    storage = filled(device, window(0, 3), window(100, 3))
+@pytest.mark.parametrize(
+    ("older", "returns"),
+    [
+        (window(0, 3), [0, 0]),  # would be 6.25 and 12.5, were it joined to the next actor's window
+        (window(8, 3), [2, 4]),  # goes on with the step after it
+        (window(8, 3, dones=np.array([[0, 1, 0]])), [0, 0]),  # ends with its episode
+    ],
+)
+def test_an_older_window_goes_on_with_its_own_next_step(device: Any, older: Any, returns: list[float]) -> None:
+    storage = filled(device, older, window(100, 3))
     storage.compute_returns(np.full((1, 1), 100, np.float32), 0.5, 1.0)
-    assert plain(storage.returns[:, 0, 0]) == [0, 0, 25, 50]  # the first would be 6.25 and 12.5, were they joined
-    assert plain(storage.dones) == plain(np.zeros((4, 1, 1)))  # nothing has ended
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_an_older_window_goes_on_with_the_step_after_it(device: Any) -> None:
-    storage = filled(device, window(8, 3), window(100, 3))
-    storage.compute_returns(np.full((1, 1), 100, np.float32), 0.5, 1.0)
-    assert plain(storage.returns[:, 0, 0]) == [2, 4, 25, 50]
+    assert plain(storage.returns[:, 0, 0]) == [*returns, 25, 50]
+    assert np.asarray(storage.dones).sum() == older.data["dones"].sum()  # nothing else has ended
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -147,12 +148,6 @@ def test_an_older_window_of_which_nobody_knows_what_follows_is_named() -> None:
         storage.compute_returns([[100.0]], 0.5, 1.0)
     storage.compute_returns([[100.0]], 0.5, 1.0, approximate_time_outs=True)
     assert plain(storage.returns[:, 0, 0]) == [2, 4, 25, 50]
-
-
-def test_a_window_that_ends_with_its_episode_goes_on_with_nothing() -> None:
-    storage = filled(None, window(8, 3, dones=np.array([[0, 1, 0]])), window(100, 3))
-    storage.compute_returns([[100.0]], 0.5, 1.0)
-    assert plain(storage.returns[:, 0, 0]) == [0, 0, 25, 50]
 
 
 def test_what_was_added_before_a_window_does_not_go_on_into_it() -> None:
