@@ -1,4 +1,4 @@
-"""Work in the background, the loop of a process, and what waits: no thread too many, and no race."""
+"""Work in the background, and what waits for room or for a window: no thread too many, and no race."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waiting import eventually
 
 from reverb_writer.background import LateThread, in_background, start_thread
 from reverb_writer.client.same_process import add_sender, send_due
-from reverb_writer.transport import loop, waits
+from reverb_writer.transport import waits
 
 END_WITHIN_S = 30.0
 
@@ -61,42 +61,6 @@ def test_late_thread_begins_once() -> None:
     thread.start()
     release.put(None)
     assert len(begun) == 1
-
-
-def test_two_threads_that_call_first_share_one_loop_and_leave_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = threading.Barrier(2, timeout=60)
-    made: list[loop._Loop] = []
-
-    class Slow(loop._Loop):
-        """Is made by both threads before either can have it."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            made.append(self)
-            both.wait()
-
-    monkeypatch.setattr(loop, "_loops", {})
-    monkeypatch.setattr(loop, "_Loop", Slow)
-    calls: list[int] = []
-    called = threading.Barrier(3, timeout=60)
-
-    def submit(number: int) -> None:
-        loop.submit(calls.append, number)
-        called.wait()
-
-    for number in range(2):
-        threading.Thread(target=submit, args=(number,)).start()
-    called.wait()
-    ended = threading.Event()
-    loop.submit(ended.set)
-    assert ended.wait(60)
-    assert sorted(calls) == [0, 1]
-    (used,) = loop._loops.values()
-    assert [one.asyncio.is_closed() for one in made].count(True) == 1
-    assert not used.asyncio.is_closed()
-    used.asyncio.call_soon_threadsafe(used.asyncio.stop)
-    used.has_ended.get(timeout=60)
-    used.asyncio.close()
 
 
 def test_room_that_is_gone_again_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
