@@ -209,8 +209,10 @@ KINDS: dict[str, Callable[[Any, Any], Any]] = {  # of a step and a module
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "mode"),  # TF-Agents refuses its own padding of numbers of Python
+    [(kind, mode) for kind in KINDS for mode in MODES if kind != "numbers of Python" or mode == "none"],
+)
 def test_steps_of_this_kind_give_the_same_windows(peer: Any, kind: str, mode: str) -> None:
     for module, table in ((theirs, "theirs"), (ours, "ours")):
         steps = Steps()

@@ -34,7 +34,7 @@ def examples_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def printed_by(name: str, folder: Path, *arguments: object, timeout_s: float = 900) -> list[str]:
     """Run a copy of an example as a program, whose actors end with it; return the lines that it prints."""
-    line = [sys.executable, shutil.copy(EXAMPLES / f"{name}.py", folder), *map(str, arguments)]
+    line = [sys.executable, str(shutil.copy(EXAMPLES / f"{name}.py", folder)), *map(str, arguments)]
     return lines_of(line, folder, timeout_s)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,15 @@ import pytest
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.writing import outbox
 from reverb_writer.writing.outbox import ItemLimit
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    time = [100.0]
-    monkeypatch.setattr(outbox.time, "monotonic", lambda: time[0])
-    return time  # type: ignore[return-value]
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of `time.monotonic`, to be changed."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
 
 
 def test_limit_follows_the_rate_of_confirmations(now: list[float]) -> None:
