@@ -37,10 +37,12 @@ CLIENT_TESTS := tests/unit tests/properties tests/integration
 # Where dm-reverb cannot be installed, demo and tests run on the server in pure Python that the client brings.
 PYTHON_ANY ?= $(shell scripts/find-python 3.14 3.13 3.12 3.11 3.10)
 HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell uname -m)))
-SERVER_TESTS := tests/integration/test_{server,service,service_faults,status_page}.py tests/conformance tests/docker
+SERVER_TESTS := tests/integration/server tests/conformance tests/docker
 
-FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
-	tests/unit/test_{docs_sessions,minari}.py tests/integration/test_{docs_blocks,views,slice_views,sb3,torch_examples}.py
+FRAMEWORK_TESTS := tests/{unit,properties}/{returns,rollouts,transitions} tests/unit/{files,docs/test_docs_pages.py} \
+	tests/integration/{files,rollouts,sb3} tests/integration/cli/test_cli_rollouts.py \
+	tests/integration/{client/test_variables,docs/test_docs_programs,docs/test_examples}.py \
+	tests/integration/reading/test_{views,transition_views}.py
 
 .PHONY: help demo test slow check format fuzz bench rllib ray newest oldest frameworks \
 	docker soak docs links dist lock pin audit clean pictures
@@ -69,8 +71,8 @@ endef
 
 # The pages of the documentation that go further where TF-Agents is installed.
 TF_AGENTS_PAGES = $(foreach page,$(shell grep -rl --include='*.md' 'needs: tf_agents' docs), \
-	'tests/integration/test_docs_blocks.py::test_every_program_of_a_page_runs[$(page)]' \
-	'tests/unit/test_docs_sessions.py::test_every_session_of_a_page_prints_what_the_page_says[$(page)]')
+	'tests/integration/docs/test_docs_programs.py::test_every_program_of_a_page_runs[$(page)]' \
+	'tests/unit/docs/test_docs_pages.py::test_every_session_of_a_page_prints_what_the_page_says[$(page)]')
 else
 demo: .venv-client/.made
 	@.venv-client/bin/reverb-writer demo
@@ -91,16 +93,16 @@ format: .venv/.made  ## let ruff format and mend what it can
 	.venv/bin/ruff check --fix .
 
 fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, weights of 1 GB, a checkpoint of 2 GB
-	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_{samples,requests}.py tests/properties/test_trajectory_parsing.py
-	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/test_large_data.py
-	REVERB_WRITER_CHECKPOINT_MIB=2000 REVERB_WRITER_CHECKPOINT_ITEMS=1000000 .venv/bin/pytest tests/integration/test_service_faults.py -k long_save
+	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/{decoding/test_hostile_samples,local/test_hostile_requests}.py tests/properties/decoding/test_trajectory_parsing.py
+	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/reading/test_large_data.py
+	REVERB_WRITER_CHECKPOINT_MIB=2000 REVERB_WRITER_CHECKPOINT_ITEMS=1000000 .venv/bin/pytest tests/integration/server/test_service_faults.py -k long_save
 
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
 	.venv-tf-agents/bin/python -m benchmarks
 
 rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which is not part of `make test` for its size
 	.venv-rllib/bin/pytest tests/rllib
-	.venv-rllib/bin/pytest tests/integration/test_docs_blocks.py tests/unit/test_docs_sessions.py -k rllib
+	.venv-rllib/bin/pytest tests/integration/docs/test_docs_programs.py tests/unit/docs/test_docs_pages.py -k rllib
 	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
 
 ray: .venv/.made .venv-ray/.made  ## shards that Ray places: fake nodes on this machine, lost and restored
@@ -128,7 +130,7 @@ soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts 
 docs: .venv-docs/.made  ## build the documentation site, with warnings as errors, and open all of it in a browser
 	rm -rf docs/_build
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
-	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/test_{docs_site,readme,progress}.py
+	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/{docs/test_docs_site,docs/test_docs_programs,cli/test_progress}.py -k 'not every_program_of_a_page'
 	@echo 'Open docs/_build/index.html, or let any static host serve that folder.'
 
 links: .venv-docs/.made  ## ask every external link of the documentation for an answer; needs the network, so CI leaves it out

@@ -1,4 +1,4 @@
-"""What we write, dm-reverb reads: the same arrays, dtypes and structure."""
+"""dm-reverb's client and datasets read the items that we write; our datasets end as theirs."""
 
 from __future__ import annotations
 
@@ -126,3 +126,49 @@ def test_timestep_dataset_of_dtypes_and_shapes_reads_our_windows(server: str, th
         max_samples=3,
     )
     assert_timesteps(dataset, 12)
+
+
+def test_columns_of_different_lengths_and_single_values_are_read_as_they_were_written(peer: Any) -> None:
+    accumulator = rw.TrajectoryAccumulator(
+        {
+            "step": {"observation": np.zeros((3, 2), np.float32), "action": np.zeros(3, np.int64)},
+            "macro": np.zeros((2, 1), np.uint8),
+            "rollout": {"return": np.float64(0), "weights": np.zeros((2, 2), np.float16)},
+            "final": np.zeros((1, 2), np.float32),
+        }
+    )
+    for t in range(3):
+        accumulator.add("step", {"observation": np.full(2, t), "action": t + 10})
+    for t in range(2):
+        accumulator.add("macro", t + 20)
+    accumulator.add("rollout", {"return": 0.1, "weights": np.eye(2)})
+    accumulator.add("final", np.array([3.0, 3.0]))
+    accumulator.insert(peer, "ours", 0.5)
+    (sample,) = peer.sample("ours", 1, emit_timesteps=False)
+    expected: list[Any] = [
+        np.array([[3, 3]], np.float32),
+        np.array([[20], [21]], np.uint8),
+        np.array(0.1),
+        np.eye(2, dtype=np.float16),
+        np.array([10, 11, 12]),
+        np.array([[0, 0], [1, 1], [2, 2]], np.float32),
+    ]
+    assert sample.info.priority == 0.5
+    assert len(sample.data) == len(expected)
+    for found, wanted in zip(sample.data, expected, strict=True):
+        assert np.asarray(found).dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+def test_a_dataset_ends_when_its_rate_limiter_timeout_is_over(address: str, peer: Any) -> None:
+    peer.insert([np.arange(3, dtype=np.int64)], {"ours": 1.0})
+    dataset = reverb.TrajectoryDataset(
+        address,
+        "ours",
+        (tf.int64,),
+        (tf.TensorShape([1, 3]),),
+        max_in_flight_samples_per_worker=1,
+        num_workers_per_iterator=1,
+        rate_limiter_timeout_ms=300,
+    )
+    assert [sample.data[0].numpy().tolist() for sample in dataset] == [[[0, 1, 2]]]

@@ -214,16 +214,6 @@ def test_a_closed_observer_refuses_in_the_same_words_until_it_is_opened(peer: An
     assert_same(take(peer, "ours"), items)
 
 
-def test_leaves_may_be_tensors(peer: Any) -> None:
-    script = [tf.nest.map_structure(tf.constant, step) for step in Steps().episode(6) + Steps().episode(2)]
-    for module, table in SIDES:
-        with closing(module.ReverbAddTrajectoryObserver(peer, table, 3, 1, 1, True, True)) as observer:
-            play(observer, script)
-    items = take(peer, "theirs")
-    assert items
-    assert_same(take(peer, "ours"), items)
-
-
 # Flattened trajectories, which TF-Agents' documentation promises and its code does not take
 
 

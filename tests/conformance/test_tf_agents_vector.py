@@ -1,8 +1,4 @@
-"""One `TrajectoryObserver` for many environments writes for each what an observer of TF-Agents writes.
-
-TF-Agents has no batched observer: users call one observer for each environment (tensorflow/agents#772). The thousands
-of its step numbers tell which environment a window is from; the order within an environment is the order of the table.
-"""
+"""Episodes and vectors: the items of TF-Agents' observers, whatever the calls."""
 
 from __future__ import annotations
 
@@ -17,8 +13,104 @@ from hypothesis import strategies as st
 from tf_agents.replay_buffers import reverb_utils as theirs
 
 import reverb_writer as rw
+from reverb_writer import tf_agents as ours
 
-from .trajectories import Item, Steps, assert_same, play, take
+from .trajectories import Item, Script, Steps, assert_same, labels, play, take
+
+SIDES = [(theirs, "theirs"), (ours, "ours")]
+
+
+def episodes(peer: Any, script: Script, max_sequence_length: int, *, bypass: bool = False) -> list[str]:
+    """Play the script to an observer of each side, compare the items leaf by leaf, and return their labels."""
+    for module, table in SIDES:
+        with closing(module.ReverbAddEpisodeObserver(peer, table, max_sequence_length, 1.5, bypass)) as observer:
+            play(observer, script)
+    items = take(peer, "theirs")
+    assert_same(take(peer, "ours"), items)
+    return labels(items)
+
+
+def test_episodes_up_to_the_maximum_are_an_item_each(peer: Any) -> None:
+    steps = Steps()
+    script = [move for n in range(1, 6) for move in steps.episode(n)]
+    assert episodes(peer, script, 5) == ["1B", "2 3B", "4 5 6B", "7 8 9 10B", "11 12 13 14 15B"]
+
+
+@pytest.mark.parametrize("excess", range(1, 5))
+def test_a_longer_episode_is_bypassed_and_the_next_one_written(peer: Any, excess: int) -> None:
+    steps = Steps()
+    script = steps.episode(2) + steps.episode(3 + excess) + steps.episode(3)
+    first = 3 + 3 + excess
+    assert episodes(peer, script, 3, bypass=True) == ["1 2B", f"{first} {first + 1} {first + 2}B"]
+
+
+@pytest.mark.parametrize("k", range(1, 6))
+def test_a_reset_writes_or_drops_a_partial_episode(peer: Any, k: int) -> None:
+    steps = Steps()
+    script = [*steps.beginning(k), "write and reset", *steps.beginning(k), "drop and reset"]
+    assert episodes(peer, script + steps.episode(2), 5)[0] == " ".join(map(str, range(1, k + 1)))
+
+
+def test_a_reset_with_nothing_cached_writes_nothing(peer: Any) -> None:
+    assert episodes(peer, ["write and reset", *Steps().episode(2), "write and reset"], 5) == ["1 2B"]
+
+
+MOVES = st.one_of(
+    st.tuples(st.just("episode"), st.integers(1, 7)),
+    st.tuples(st.just("beginning"), st.integers(1, 4)),
+    st.tuples(st.sampled_from(["flush", "drop and reset", "write and reset", "reopen"]), st.just(0)),
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moves=st.lists(MOVES))
+def test_any_calls_in_any_order_give_the_same_episodes(peer: Any, moves: list[tuple[str, int]]) -> None:
+    steps = Steps()
+    script: Script = []
+    num_cached, most = 0, 4
+    for move, n in moves:
+        if n:
+            script += steps.episode(n) if move == "episode" else steps.beginning(n)
+            num_cached = 0 if move == "episode" else num_cached + n
+        elif move == "reopen":
+            script += ["close", "open", "drop and reset"]  # TF-Agents goes on counting if it is opened alone
+            num_cached = 0
+        elif move != "write and reset" or 0 < num_cached <= most:  # of too few or too many steps it is fault d
+            script.append(move)
+            num_cached = 0 if "reset" in move else num_cached
+    episodes(peer, script, most, bypass=True)
+
+
+def test_priorities_change_with_the_next_item(peer: Any) -> None:
+    for module, table in SIDES:
+        steps = Steps()
+        with closing(module.ReverbAddEpisodeObserver(peer, table, 5, priority=3)) as observer:
+            play(observer, steps.episode(2))
+            play(observer, steps.beginning(1))
+            observer.update_priority(0.25)
+            play(observer, steps.episode(2) + steps.episode(1))
+    items = take(peer, "theirs")
+    assert [item.priority for item in items] == [3, 0.25, 0.25]
+    assert_same(take(peer, "ours"), items)
+
+
+def test_every_table_of_a_list_gets_every_episode(peer: Any) -> None:
+    for module, tables in ((theirs, ["theirs", "theirs_too"]), (ours, ["ours", "ours_too"])):
+        steps = Steps()
+        with closing(module.ReverbAddEpisodeObserver(peer, tables, 5)) as observer:
+            play(observer, steps.episode(3) + steps.episode(5))
+    expected = take(peer, "theirs")
+    assert labels(expected) == ["1 2 3B", "4 5 6 7 8B"]
+    for table in ("theirs_too", "ours", "ours_too"):
+        assert_same(take(peer, table), expected)
+
+
+@pytest.mark.parametrize("max_sequence_length", [0, -1])
+def test_a_maximum_below_one_is_refused(peer: Any, max_sequence_length: int) -> None:
+    for module, table in SIDES:
+        with pytest.raises(ValueError, match="max_sequence_length"):
+            module.ReverbAddEpisodeObserver(peer, table, max_sequence_length)
+
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 

@@ -1,7 +1,7 @@
 """`Episode` does what RLlib's `SingleAgentEpisode` does, called in the same way, but for the faults that are listed.
 
 RLlib takes 800 MB, so CI does not have it: `make rllib` runs this. What it found at Ray 2.35.0 stands as worked values
-in tests/unit/test_episode_getters.py, which always runs.
+in tests/unit/episodes/test_episode_getters.py, which always runs.
 """
 
 from __future__ import annotations

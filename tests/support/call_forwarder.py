@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import grpc
@@ -40,14 +39,18 @@ class CallForwarder:
         refuse: Gets the method's name of each call, and returns the state that it ends with instead of being forwarded;
             None to forward it.
         lose: The same, for calls that are forwarded, and end with that state instead of the first answer.
+        change: Gets each message of a sample stream, and returns what is sent instead.
     """
 
-    def __init__(self, port: int, *, delay_s: float = 0.0) -> None:
+    def __init__(
+        self, port: int, *, delay_s: float = 0.0, change: Callable[[bytes], bytes] = lambda message: message
+    ) -> None:
         """Listen on a free port."""
         self.calls: list[Call] = []
         self.delay_s = delay_s
         self.refuse: Callable[[str], grpc.StatusCode | None] = lambda _: None
         self.lose: Callable[[str], grpc.StatusCode | None] = lambda _: None
+        self.change = change
         self._channel = grpc.insecure_channel(f"localhost:{port}")
         self._server = grpc.server(futures.ThreadPoolExecutor(32))
         self._server.add_generic_rpc_handlers([_Handler(self)])
@@ -80,7 +83,7 @@ class CallForwarder:
             for answer in call:
                 if lost is not None:
                     context.abort(lost, "lost by the forwarder")
-                yield answer
+                yield self.change(answer) if verb == "SampleStream" else answer
         except grpc.RpcError as error:
             context.abort(error.code(), error.details())
 
@@ -90,13 +93,9 @@ class CallForwarder:
         self._channel.close()
 
     def __enter__(self) -> CallForwarder:
-        """Return the forwarder itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(grpc.RpcError):
             self.close()
 

@@ -14,7 +14,6 @@ import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 _BLOCK_BYTES = 1 << 16
 
@@ -78,13 +77,9 @@ class Forwarder:
         self.cut()
 
     def __enter__(self) -> Forwarder:
-        """Return the forwarder itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _accept(self) -> None:

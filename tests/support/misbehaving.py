@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -57,13 +56,9 @@ class MisbehavingServer:
         self._server.start()
 
     def __enter__(self) -> MisbehavingServer:
-        """Return the server itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End it."""
+    def __exit__(self, *_: object) -> None:
         self._server.stop(0).wait(10)
 
 

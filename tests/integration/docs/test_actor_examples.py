@@ -1,0 +1,118 @@
+"""Each example of an actor plays a real environment, and its steps come to the server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kinds import client_by_socket
+from reading import fifo, read
+
+import reverb_writer as rw
+
+pytestmark = client_by_socket
+
+ACTORS = Path(__file__).parents[3] / "examples" / "actors"
+STEP = ["action", "discount", "is_first", "is_last", "observation", "reward", "terminated", "truncated"]
+
+pytest.importorskip("gymnasium")
+
+
+@pytest.fixture
+def client(replay_server: Any) -> Any:
+    with rw.Client(replay_server(fifo("replay")).address, timeout_s=60) as client:
+        yield client
+
+
+def run(client: rw.Client, script: str, *arguments: object, steps: int = 300) -> list[rw.Sample]:
+    """Run an actor, and return the items that it says it has written."""
+    command = [sys.executable, str(ACTORS / script), "--server", client.address, "--steps", str(steps), "--seed", "0"]
+    package = {"PYTHONPATH": str(Path(rw.__file__).parents[1])}  # also where it is not installed
+    with tempfile.TemporaryDirectory() as folder:  # MuJoCo leaves a log where it runs
+        ran = subprocess.run(
+            [*command, *map(str, arguments)],
+            cwd=folder,
+            env={**os.environ, **package},
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=100,
+        )
+    assert ran.returncode == 0, ran.stderr
+    items = read(client, "replay")
+    assert len(items) == int(re.findall(r"(\d+) items$", ran.stdout)[0])
+    return items
+
+
+def columns(items: Sequence[rw.Sample], names: Sequence[str]) -> dict[str, Any]:
+    return {name: np.stack([item.data[index] for item in items]) for index, name in enumerate(names)}
+
+
+@pytest.mark.parametrize(
+    ("env", "package", "shape", "dtype"),
+    [
+        ("CartPole-v1", "gymnasium", (4,), np.float32),
+        ("ALE/Breakout-v5", "ale_py", (210, 160), np.uint8),
+        ("HalfCheetah-v5", "mujoco", (17,), np.float64),
+    ],
+)
+def test_an_environment_of_gymnasium_is_recorded(
+    client: rw.Client, env: str, package: str, shape: tuple[int, ...], dtype: Any
+) -> None:
+    pytest.importorskip(package)
+    windows = columns(run(client, "gymnasium_actor.py", "--env", env), STEP)
+    assert windows["observation"].dtype == dtype
+    assert windows["observation"].shape[1:] == (16, *shape)
+    ends = windows["is_last"].sum(axis=1)
+    assert ends.sum() >= 1  # at least that of the episode that the actor left
+    assert not windows["is_last"][:, :-1].any()  # an episode ends where its last window does
+    np.testing.assert_array_equal(windows["terminated"] | windows["truncated"], windows["is_last"])
+    observations = windows["observation"].reshape(-1, *shape)
+    assert len({observation.tobytes() for observation in observations}) > 20
+
+
+def test_n_step_transitions_of_a_mujoco_environment_are_recorded(client: rw.Client) -> None:
+    pytest.importorskip("mujoco")
+    items = run(client, "gymnasium_actor.py", "--env", "InvertedPendulum-v5", "--n-step", 3, steps=100)
+    transitions = columns(items, ["action", "discount", "next_observation", "observation", "reward"])
+    assert len(items) >= 100
+    assert transitions["reward"].max() == pytest.approx(1 + 0.99 + 0.99**2)
+    assert {round(float(discount), 4) for discount in transitions["discount"].flat} <= {0, 0.9801, 0.99, 1}
+
+
+def test_a_vector_environment_is_recorded(client: rw.Client) -> None:
+    windows = columns(run(client, "vector_actor.py", steps=800), STEP)
+    assert windows["observation"].shape[1:] == (16, 4)
+    assert windows["is_first"][:, 0].sum() >= 8
+    assert windows["is_last"].sum() >= 8
+    assert (windows["terminated"] & windows["is_last"]).any()
+
+
+def test_episodes_of_a_dm_env_environment_are_recorded(client: rw.Client) -> None:
+    pytest.importorskip("dm_env")
+    items = run(client, "dm_env_actor.py", steps=45)
+    names = ["action", "discount", "extras", "is_first", "is_last", "observation", "reward", "terminated", "truncated"]
+    episodes = columns(items, names)
+    assert episodes["observation"].shape == (5, 10, 10, 5)
+    assert episodes["terminated"][:, -1].all()
+    assert np.abs(episodes["reward"][:, -2]).tolist() == [1] * 5
+    np.testing.assert_allclose(episodes["extras"][:, :-1], -np.log(3))
+
+
+def test_rollouts_of_an_accumulator_are_recorded(client: rw.Client) -> None:
+    items = run(client, "accumulator_actor.py")
+    names = ["final", "episodes", "return", "action", "done", "observation", "reward"]
+    rollouts = columns(items, names)
+    assert rollouts["observation"].shape == (4, 64, 4)
+    assert rollouts["return"].tolist() == [64] * 4
+    np.testing.assert_array_equal(rollouts["done"].sum(axis=1), rollouts["episodes"])
+    # The observation after a rollout is the first of the next.
+    np.testing.assert_array_equal(rollouts["final"][:-1, 0], rollouts["observation"][1:, 0])

@@ -1,0 +1,471 @@
+"""What a learner asks of a dataset: transforms where it fetches, mixtures, the age of policies, what has arrived."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import pickle
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from call_forwarder import CallForwarder
+from ports import free_port
+from reading import Place, fifo
+from server_process import StartServer
+from threads import our_threads
+from waiting import eventually
+
+import reverb_writer as rw
+
+
+def write(address: Any, table: str, numbers: Any, length: int = 2) -> None:
+    """Write an item for each number: a window of `length` steps that all hold it."""
+    with rw.TrajectoryObserver(address, table, length, length) as observer:
+        for number in numbers:
+            for step in range(length):
+                observer({"n": np.int64(number)}, end_of_episode=step == length - 1)
+
+
+def doubled(batch: rw.Batch) -> rw.Batch:
+    return dataclasses.replace(batch, data={**batch.data, "n": 2 * batch.data["n"]})
+
+
+# Transforms.
+
+
+def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(place: Place) -> None:
+    threads: list[str] = []
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        threads.append(threading.current_thread().name)
+        return doubled(batch)
+
+    write(place.client, "a", range(7))
+    with rw.ReplayDataset(
+        place.client, "a", 2, transform=transform, single_pass=True, max_in_flight_batches=2
+    ) as dataset:
+        iter(dataset)  # begins to fetch
+        eventually(lambda: len(threads) == 2)  # of the two batches ahead, before the learner asks for one
+        batches = list(dataset)
+    assert [batch.data["n"][:, 0].tolist() for batch in batches] == [[0, 2], [4, 6], [8, 10], [12]]
+    assert set(threads) == {"reverb-writer-prefetch"}
+    assert dataset.stats().samples == 7
+
+
+def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: Place) -> None:
+    main, seen = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    def interrupt(*_: object) -> None:
+        if not seen.is_set():
+            seen.set()
+            raise KeyboardInterrupt
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        while not seen.wait(0.01):  # again and again: the first may come just before the learner begins to wait
+            signal.pthread_kill(main, signal.SIGVTALRM)
+        return doubled(batch)
+
+    former = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        with rw.ReplayDataset(place.client, "a", 4, transform=transform, max_in_flight_batches=2) as dataset:
+            iter(dataset)  # begins to fetch
+            write(place.client, "a", range(2))
+            eventually(lambda: dataset.stats().ready_samples == 2)
+            with pytest.raises(KeyboardInterrupt):
+                dataset.take()
+            assert dataset.stats().ready_samples == 2
+            batch = dataset.take()
+            assert batch is not None
+            assert batch.data["n"].tolist() == [[0, 0], [2, 2]]
+            write(place.client, "a", range(4))
+            assert next(dataset).data["n"][:, 0].tolist() == [0, 2, 4, 6]
+    finally:
+        signal.signal(signal.SIGVTALRM, former)
+
+
+def test_windows_are_split(place: Place) -> None:
+    write(place.client, "a", range(2), length=5)
+    split = rw.split_windows(2)
+    with rw.ReplayDataset(place.client, "a", 2, transform=split, single_pass=True) as dataset:
+        (batch,) = dataset
+    assert batch.data["n"].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert batch.info.lengths.tolist() == [2] * 4
+    assert batch.info.keys.tolist() == np.repeat(batch.info.keys[::2], 2).tolist()
+    with pytest.raises(rw.errors.SpecError, match=r"`n` must be .* The windows have 2 steps"):
+        rw.split_windows(3)(batch)
+
+
+def test_dataset_with_a_transform_is_garbage_when_it_is_forgotten(place: Place) -> None:
+    write(place.client, "a", range(4))
+    dataset = rw.ReplayDataset(place.client, "a", 2, transform=doubled)
+    next(dataset)
+    gone = weakref.ref(dataset)
+    del dataset
+    gc.collect()
+    assert gone() is None
+
+
+def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place: Place) -> None:
+    def transform(batch: rw.Batch) -> rw.Batch:
+        gc.collect()
+        return batch
+
+    before = our_threads("reverb-writer-")
+    gc.disable()
+    try:
+        cycle: list[Any] = [rw.ReplayDataset(place.address, "a", 2, transform=transform, max_in_flight_batches=2)]
+        iter(cycle[0])  # begins to fetch
+        gone = weakref.ref(cycle[0])
+        cycle.append(cycle)
+        del cycle
+        write(place.client, "a", range(2))
+        eventually(lambda: gone() is None)
+    finally:
+        gc.enable()
+    eventually(lambda: our_threads("reverb-writer-") == before)
+
+
+# What has arrived.
+
+
+def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
+    with rw.ReplayDataset(place.client, "a", 4, max_in_flight_batches=2) as dataset:
+        assert dataset.take() is None
+        assert dataset.take(timeout_s=0.05) is None
+        write(place.client, "a", range(6))
+        eventually(lambda: dataset.stats().ready_samples == 6)
+        found: list[rw.Batch | None] = []
+
+        def takes_one() -> bool:
+            found.append(dataset.take(timeout_s=0))
+            return found[-1] is not None
+
+        eventually(takes_one)  # once the server has told the structure, which may take a moment
+        found = [found[-1], *(dataset.take(timeout_s=0) for _ in range(2))]
+        assert [None if batch is None else batch.data["n"][:, 0].tolist() for batch in found] == [
+            [0, 1, 2, 3],
+            [4, 5],
+            None,
+        ]
+        write(place.client, "a", [7])
+        eventually(lambda: dataset.stats().ready_samples == 1)
+        batch = dataset.take(timeout_s=0.5)
+        assert batch is not None
+        assert batch.data["n"].tolist() == [[7, 7]]
+        write(place.client, "a", range(4))
+        assert next(dataset).data["n"][:, 0].tolist() == [0, 1, 2, 3]
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
+            dataset.take(-1)
+
+
+def test_take_does_not_wait_for_the_transform_of_another_batch(place: Place) -> None:
+    may_end, has_begun = threading.Event(), threading.Event()
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        has_begun.set()
+        may_end.wait()
+        return batch
+
+    write(place.client, "a", range(3))
+    with rw.ReplayDataset(place.client, "a", 2, transform=transform, max_in_flight_batches=1) as dataset:
+        try:
+            iter(dataset)  # begins to fetch
+            assert has_begun.wait(60)
+            assert dataset.take() is None
+        finally:
+            may_end.set()
+        assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
+
+
+def test_a_batch_that_is_ready_is_handed_out_while_another_is_made(place: Place) -> None:
+    may_end, num_begun = threading.Event(), itertools.count()
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        if next(num_begun):
+            may_end.wait()
+        return batch
+
+    write(place.client, "a", range(4))
+    with rw.ReplayDataset(place.client, "a", 2, transform=transform) as dataset:
+        try:
+            assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
+            dataset.timeout_s = 0.5
+            with pytest.raises(
+                rw.errors.ReplayTimeoutError, match="its samples have come, and are still made to a batch"
+            ):
+                next(dataset)
+        finally:
+            may_end.set()
+
+
+def test_a_dataset_that_is_opened_before_the_actors_has_no_stale_batches(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(1)))
+    with rw.ReplayDataset(server.address, "replay", 4) as dataset, rw.Client(server.address) as client:
+        write(client, "replay", range(4))
+        time.sleep(0.5)  # it could fetch them
+        assert client.server_info()["replay"].rate_limiter.num_samples == 0
+        client.reset("replay")
+        write(client, "replay", range(10, 14))
+        assert set(next(dataset).data["n"][:, 0].tolist()) <= set(range(10, 14))
+
+
+def test_take_of_slices_returns_those_that_have_arrived(place: Place) -> None:
+    with rw.SliceDataset(place.client, "a", 4, 2, pool_size=2) as dataset:
+        assert dataset.take() is None
+        assert dataset.take(timeout_s=0.05) is None
+        write(place.client, "a", range(6))
+        found: list[list[int]] = []
+
+        def takes_all() -> bool:
+            batch = dataset.take(timeout_s=0)
+            if batch is not None:
+                found.append(batch.data["n"][::2].tolist())
+            return sum(map(len, found)) == 6
+
+        eventually(takes_all)
+        assert max(map(len, found)) <= 4  # no more than a batch
+        assert sorted(itertools.chain(*found)) == [*range(6)]
+        assert dataset.take() is None
+        write(place.client, "a", range(4))
+        assert sorted(next(dataset).data["n"][::2].tolist()) == [0, 1, 2, 3]
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
+            dataset.take(-1)
+
+
+def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    with rw.SliceDataset(place.client, "a", 1, 3, short="skip", pool_size=1) as dataset:
+        for number, length in ((1, 2), (2, 2), (3, 3)):
+            write(place.client, "a", [number], length)
+        found: list[rw.Batch | None] = []
+
+        def takes_one() -> bool:
+            found.append(dataset.take())
+            return found[-1] is not None
+
+        eventually(takes_one)
+        assert found[-1] is not None
+        assert found[-1].data["n"].tolist() == [3, 3, 3]
+    assert sum("Such samples are left out" in message for message in caplog.messages) == 1
+
+
+def test_connecting_has_a_time_out_of_its_own() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    openers: list[Callable[[], Any]] = [
+        lambda: rw.ReplayDataset(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.SliceDataset(address, "a", 2, 2, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.TrajectoryObserver(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.Variables(address, "a", timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.Client(address, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.TrajectoryObserver(address, "a", 2, num_envs=2, timeout_s=3600, connect_timeout_s=0.3),
+    ]
+    for open_it in openers:  # each would wait for an hour
+        with pytest.raises(rw.errors.ServerUnavailableError):
+            open_it()
+
+
+def test_waiting_for_samples_is_not_cut_short_by_the_time_out_of_connecting(place: Place) -> None:
+    with rw.ReplayDataset(place.client, "a", 1, timeout_s=60, connect_timeout_s=1.0) as dataset:
+        writer = threading.Timer(1.5, write, [place.client, "a", [7]])
+        writer.start()
+        assert next(dataset).data["n"].tolist() == [[7, 7]]
+        writer.join()
+
+
+def test_client_waits_for_its_servers_only_if_told_to(place: Place) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    rw.Client(address).close()
+    with pytest.raises(rw.errors.ServerUnavailableError):
+        rw.Client([place.address, address], timeout_s=3600, connect_timeout_s=0.5)
+    with (
+        rw.Client(place.address, timeout_s=60, connect_timeout_s=30) as client,
+        pickle.loads(pickle.dumps(client)) as another,  # noqa: S301  # our own bytes
+    ):
+        writer = threading.Timer(0.5, write, [place.client, "a", [7]])
+        writer.start()
+        assert next(another.sample("a")).data["n"].tolist() == [7, 7]
+        assert client.timeout_s == another.timeout_s == 60
+        writer.join()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), "soon"])
+def test_time_out_of_connecting_must_be_one(place: Place, wrong: Any) -> None:
+    for open_it in (rw.ReplayDataset, rw.TrajectoryObserver):
+        with pytest.raises(rw.errors.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+            open_it(place.client, "a", 2, connect_timeout_s=wrong)
+    with pytest.raises(rw.errors.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+        rw.Variables(place.client, "a", connect_timeout_s=wrong)
+    with pytest.raises(rw.errors.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+        rw.Client(place.address, connect_timeout_s=wrong)
+
+
+# The age of policies.
+
+
+def test_steps_carry_the_version_of_the_policy(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"), rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
+        with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
+            for _ in range(2):
+                learner.publish({"w": np.zeros(3)})
+                actor.latest()
+                observer({"policy_version": np.int64(actor.version)}, end_of_episode=True)
+        for _ in range(3):
+            learner.publish({"w": np.zeros(3)})
+        with rw.ReplayDataset(server.address, "replay", 2) as dataset:
+            ages = learner.version - next(dataset).data["policy_version"]
+    assert ages.tolist() == [[4], [3]]
+
+
+# Mixtures.
+
+
+@pytest.fixture
+def two(replay_server: StartServer) -> str:
+    """Queues of 12 items each, `online` with numbers from 0, `offline` from 100."""
+    server = replay_server(fifo("online"), fifo("offline"), rw.TableConfig("rated", 100, rw.Prioritized(1.0)))
+    write(server.address, "online", range(12))
+    write(server.address, "offline", range(100, 112))
+    return server.address
+
+
+def test_mixture_has_a_batch_of_each_and_loses_nothing(two: str) -> None:
+    online = rw.ReplayDataset(two, "online", 4, single_pass=True)
+    offline = rw.ReplayDataset(two, "offline", 2, single_pass=True)
+    with rw.MixedDataset([online, offline]) as dataset:
+        batches = list(itertools.islice(dataset, 3))
+    for i, batch in enumerate(batches):
+        online_first, offline_first = 4 * i, 100 + 2 * i
+        assert batch.data["n"][:, 0].tolist() == [
+            *range(online_first, online_first + 4),
+            *range(offline_first, offline_first + 2),
+        ]
+        assert batch.info.members is not None
+        assert batch.info.members.tolist() == [0] * 4 + [1] * 2
+        assert len(batch.info) == 6
+
+
+def test_mixture_routes_priorities_back(replay_server: StartServer) -> None:
+    tables = [rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in ("online", "offline")]
+    server = replay_server(*tables)
+    for table, number in (("online", 1), ("offline", 2)):
+        write(server.address, table, [number])
+    with rw.MixedDataset(
+        [rw.ReplayDataset(server.address, "online", 6), rw.ReplayDataset(server.address, "offline", 2)]
+    ) as dataset:
+        batch = next(dataset)
+        dataset.update_priorities(batch, 10.0 * batch.data["n"][:, 0])
+        dataset.flush_priorities()
+        with pytest.raises(rw.errors.SpecError, match=r"has shape \(3,\), expected \(8,\)"):
+            dataset.update_priorities(batch, np.ones(3))
+        with pytest.raises(rw.errors.SpecError, match="one of this dataset"):
+            dataset.update_priorities(next(dataset.datasets[0]), np.ones(6))
+    with rw.Client(server.address) as client:
+        assert next(client.sample("online", 1)).info.priority == 10.0
+        assert next(client.sample("offline", 1)).info.priority == 20.0
+
+
+def test_no_priority_of_a_batch_is_set_if_one_is_bad(replay_server: StartServer) -> None:
+    server = replay_server(*[rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in ("a", "b")])
+    for table in ("a", "b"):
+        write(server.address, table, [1])
+    priorities = [2.0, 2.0, 2.0, float("nan")]
+    with (
+        rw.ReplayDataset(server.address, "a", 2) as a,
+        rw.ReplayDataset(server.address, "b", 2) as b,
+        rw.MixedDataset([a, b]) as mixed,
+    ):
+        with pytest.raises(rw.errors.SpecError, match="must be finite and >= 0, got nan"):
+            mixed.update_priorities(next(mixed), priorities)
+        mixed.flush_priorities()
+        assert [stats.priority_updates for stats in mixed.stats()] == [0, 0]
+    with rw.MixedDataset([rw.SliceDataset(server.address, table, 2, 1) for table in "ab"]) as slices:
+        batch = next(slices)
+        assert np.asarray(batch.markers.members).tolist() == [0, 0, 1, 1]
+        with pytest.raises(rw.errors.SpecError, match="must be finite and >= 0, got nan"):
+            slices.update_priorities(batch, priorities)
+    assert [stats.priority_updates for stats in slices.stats()] == [0, 0]
+
+
+def test_steps_that_are_lists_are_mixed_and_lists_of_samples_are_refused(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("a"), rw.TableConfig("b"))
+    for table, number in (("a", 1), ("b", 2)):
+        with rw.TrajectoryObserver(server.address, table, 1) as observer:
+            observer([np.int64(number), np.float32(10 * number)], end_of_episode=True)
+    with rw.MixedDataset([rw.ReplayDataset(server.address, table, 2) for table in "ab"]) as dataset:
+        assert [leaf.tolist() for leaf in next(dataset).data] == [[[1], [1], [2], [2]], [[10], [10], [20], [20]]]
+    one, other = rw.ReplayDataset(server.address, "a", 1), rw.ReplayDataset(server.address, "b", 1, collate="list")
+    with one, other, pytest.raises(rw.errors.SpecError, match="`collate='list'` gives no arrays to mix"):
+        rw.MixedDataset([one, other])
+
+
+def test_mixture_refuses_what_does_not_match(two: str) -> None:
+    write(two, "rated", [1], length=3)
+    with (
+        rw.MixedDataset([rw.ReplayDataset(two, table, 1) for table in ("online", "rated")]) as dataset,
+        pytest.raises(
+            rw.errors.StructureError, match=r"leaf `n` int64 \[1, 3\], expected `n` int64 \[1, 2\] as in the first"
+        ),
+    ):
+        next(dataset)
+    with rw.ReplayDataset(two, "online", 1) as online:
+        for wrong in ([], online, ["online"], {online: 1}):
+            with pytest.raises(rw.errors.SpecError, match="`datasets` must"):
+                rw.MixedDataset(wrong)  # type: ignore[arg-type]
+
+
+def test_mixture_goes_on_after_a_time_out(replay_server: StartServer) -> None:
+    server = replay_server(fifo("online"), fifo("offline"))
+    write(server.address, "online", range(4))
+    online, offline = (rw.ReplayDataset(server.address, table, 2) for table in ("online", "offline"))
+    with rw.MixedDataset([online, offline]) as dataset:
+        offline.timeout_s = 0.5
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="table `offline`"):
+            next(dataset)
+        offline.timeout_s = 30.0
+        write(server.address, "offline", range(100, 104))
+        assert [next(dataset).data["n"][:, 0].tolist() for _ in range(2)] == [[0, 1, 100, 101], [2, 3, 102, 103]]
+
+
+def test_take_waits_for_the_structure_of_the_table_as_long_as_for_its_samples(replay_server: StartServer) -> None:
+    server = replay_server(fifo("queue"))
+    write(server.address, "queue", range(2))
+    with CallForwarder(server.port, delay_s=0.2) as slow, rw.ReplayDataset(slow.address, "queue", 2) as dataset:
+        batch = dataset.take(timeout_s=60)
+    assert batch is not None
+    assert batch.data["n"][:, 0].tolist() == [0, 1]
+
+
+def test_take_of_a_mixture_returns_what_has_arrived_of_each(replay_server: StartServer) -> None:
+    server = replay_server(fifo("online"), fifo("offline"))
+    online, offline = (rw.ReplayDataset(server.address, table, 2) for table in ("online", "offline"))
+    with rw.MixedDataset([online, offline]) as dataset:
+        assert dataset.take() is None
+        assert dataset.take(timeout_s=0.05) is None
+        write(server.address, "online", range(3))
+        found: list[list[int]] = []
+
+        def takes(total: int) -> bool:
+            if (batch := dataset.take()) is not None:
+                assert batch.info.members is not None
+                assert batch.info.members.tolist() == (batch.data["n"][:, 0] >= 100).tolist()
+                found.append(batch.data["n"][:, 0].tolist())
+            return sum(map(len, found)) == total
+
+        eventually(lambda: takes(3))
+        assert [*itertools.chain(*found)] == [0, 1, 2]
+        assert max(map(len, found)) <= 2  # the share of `online`
+        write(server.address, "online", range(3, 5))
+        write(server.address, "offline", range(100, 102))
+        batch = dataset.take(timeout_s=60)  # waits for the whole shares
+        assert batch is not None
+        assert batch.data["n"][:, 0].tolist() == [3, 4, 100, 101]
+        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
+            dataset.take(-1)

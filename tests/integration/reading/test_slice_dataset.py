@@ -1,0 +1,360 @@
+"""Flat batches of slices from real servers: no slice crosses an episode, whoever wrote it, and every row is marked."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tree
+from kinds import contents
+from server_process import StartServer
+from waiting import eventually
+
+import reverb_writer as rw
+
+pytestmark = contents
+
+
+EPISODES = rw.TableConfig("episodes", 1000)
+QUEUE = rw.TableConfig("queue", 1000, sampler="fifo", max_times_sampled=1)
+
+
+def write_episodes(address: str, table: str, lengths: list[int], actor: int = 0) -> None:
+    """Write episodes of rows 100 * episode + t, the last one terminated if the episode's number is even."""
+    with rw.EpisodeObserver(address, table, 1000) as observer:
+        for episode, length in enumerate(lengths):
+            for t in range(length):
+                last = t == length - 1
+                step = {
+                    "row": np.int64(10_000 * actor + 100 * episode + t),
+                    "terminated": last and episode % 2 == 0,
+                    "truncated": last and episode % 2 == 1,
+                }
+                observer(step, end_of_episode=last)
+
+
+def slices_of(batch: rw.Batch) -> list[list[int]]:
+    ends = np.cumsum(batch.markers.slices.widths)
+    return [part.tolist() for part in np.split(batch.data["row"], ends[:-1])]
+
+
+def assert_is_well_marked(batch: rw.Batch) -> None:
+    """Check all markers against the rows' numbers: consecutive within a slice, an episode a hundred."""
+    firsts = np.cumsum(batch.markers.slices.widths) - batch.markers.slices.widths
+    lasts = np.cumsum(batch.markers.slices.widths) - 1
+    assert batch.markers.is_init is not None
+    assert np.flatnonzero(batch.markers.is_init).tolist() == firsts.tolist()
+    assert np.flatnonzero(batch.markers.truncated).tolist() == lasts.tolist()
+    np.testing.assert_array_equal(batch.markers.terminated, batch.data["terminated"])
+    np.testing.assert_array_equal(
+        batch.markers.done, batch.markers.truncated | batch.data["terminated"] | batch.data["truncated"]
+    )
+    for rows in slices_of(batch):
+        assert rows == list(range(rows[0], rows[0] + len(rows)))
+        assert len({row // 100 for row in rows}) == 1
+    for ids, rows in zip(np.split(batch.markers.traj_ids, lasts[:-1] + 1), slices_of(batch), strict=True):
+        assert len(set(ids.tolist())) == 1, rows
+
+
+def test_slices_of_whole_episodes_that_many_actors_write_at_once(replay_server: StartServer) -> None:
+    server = replay_server(EPISODES)
+    actors = [
+        threading.Thread(target=write_episodes, args=(server.address, "episodes", [3, 12, 1, 30], actor))
+        for actor in range(3)
+    ]
+    for actor in actors:
+        actor.start()
+    for actor in actors:
+        actor.join()
+    seen = set()
+    with rw.SliceDataset(server.address, "episodes", 8, 5, seed=0) as dataset:
+        for _ in range(30):
+            batch = next(dataset)
+            assert_is_well_marked(batch)
+            assert len(batch.markers.slices.lengths) == 8
+            assert all(len(rows) == min(5, [3, 12, 1, 30][rows[0] // 100 % 100]) for rows in slices_of(batch))
+            assert (batch.info.table_sizes == 12).all()
+            assert batch.info.server == server.address
+            assert batch.markers.mask is None
+            assert batch.markers.members is None
+            seen |= set(batch.data["row"].tolist())
+    assert len(seen) > 3 * 30
+
+
+def test_each_episode_of_a_queue_comes_once(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [2, 3, 4])
+    with rw.SliceDataset(server.address, "queue", 2, 10, single_pass=True) as dataset:
+        batches = [slices_of(batch) for batch in dataset]
+    assert batches == [[[0, 1], [100, 101, 102]], [[200, 201, 202, 203]]]
+
+
+def test_short_ones_are_padded_with_a_mask_or_skipped(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [2, 4, 3])
+    with rw.SliceDataset(server.address, "queue", 3, 3, short="pad", single_pass=True, seed=1) as dataset:
+        batch = next(dataset)
+    assert batch.markers.mask is not None
+    assert batch.markers.mask.reshape(3, 3).tolist() == [[True, True, False], [True] * 3, [True] * 3]
+    assert len(batch.markers) == 9
+    write_episodes(server.address, "queue", [2, 4, 3])
+    with rw.SliceDataset(server.address, "queue", 3, 3, short="skip", single_pass=True) as dataset:
+        (batch,) = dataset
+    assert [rows[0] // 100 for rows in slices_of(batch)] == [1, 2]
+
+
+def test_sequences_that_span_episodes_are_parted_by_their_markers(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.Client(server.address) as client:
+        for start in (0, 1000):
+            rows = start + np.array([5, 6, 100, 101, 102, 200])
+            data = {"row": rows, "truncated": np.array([0, 1, 0, 0, 1, 0], bool)}
+            client.insert(data, {"queue": 1.0}, spec={"row": rw_spec(np.int64), "truncated": rw_spec(bool)})
+    with rw.SliceDataset(server.address, "queue", 6, 10, pool_size=2, single_pass=True) as dataset:
+        (batch,) = dataset
+    assert slices_of(batch) == [
+        [5, 6], [100, 101, 102], [200], [1005, 1006], [1100, 1101, 1102], [1200],
+    ]  # fmt: skip
+    assert np.unique(batch.markers.traj_ids).size == 6
+
+
+@pytest.mark.parametrize("discount", [0.0, 1.0])
+def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_precedes_it(
+    replay_server: StartServer, discount: float
+) -> None:
+    def item(types: list[int], discounts: list[float]) -> rw.Trajectory:
+        nothing = np.zeros(len(types), np.float32)
+        kinds, after = np.array(types, np.int32), np.array([*types[1:], 0], np.int32)
+        return rw.Trajectory(kinds, nothing, nothing, (), after, nothing, np.array(discounts, np.float32))
+
+    with rw.Client(replay_server(QUEUE).address) as client:
+        for each in (item([0, 1], [1, discount]), item([2], [1]), item([1, 2], [discount, 1])):
+            client.insert(each, {"queue": 1.0}, spec=tree.map_structure(lambda leaf: rw_spec(leaf.dtype), each))
+        with rw.SliceDataset(client, "queue", 3, 2, seed=0) as dataset:
+            batch = next(dataset)
+    assert batch.markers.terminated.tolist() == [False, False, False, False, discount == 0]
+
+
+def rw_spec(dtype: Any) -> Any:
+    from reverb_writer.protocol.signatures import ArraySpec
+
+    return ArraySpec((), np.dtype(dtype))
+
+
+def mixed(address: str, tables: Sequence[str], *sizes: tuple[int, int], **options: Any) -> rw.MixedDataset:
+    """Return a mixture of slices of tables; of each the number of slices, and their length."""
+    pairs = zip(tables, sizes * len(tables) if len(sizes) == 1 else sizes, strict=True)
+    return rw.MixedDataset([rw.SliceDataset(address, table, *size, **options) for table, size in pairs])
+
+
+def test_ensemble_of_tables_has_its_shares(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("a", 100, rw.Prioritized(1.0)), rw.TableConfig("b", 100))
+    for actor, table in enumerate("ab"):
+        write_episodes(server.address, table, [4, 6], actor=actor)
+    with mixed(server.address, "ab", (2, 3), (6, 3)) as dataset:
+        for _ in range(3):
+            batch = next(dataset)
+            assert_is_well_marked(batch)
+            assert batch.markers.members is not None
+            np.testing.assert_array_equal(batch.markers.members, batch.data["row"] // 10_000)
+            assert np.bincount(batch.markers.members[batch.markers.slices.first_rows]).tolist() == [2, 6]
+            assert batch.info.members is not None
+            assert batch.info.members.tolist() == [0] * 2 + [1] * 6
+            ids = zip(batch.markers.members.tolist(), batch.markers.traj_ids.tolist(), strict=True)
+            assert len(set(ids)) == 8
+        dataset.update_priorities(batch, np.arange(8))
+        dataset.flush_priorities()
+        with rw.Client(server.address) as client:
+            priorities = {sample.info.key: sample.info.priority for sample in client.sample("a", 50)}
+        keys = batch.info.keys[:2].tolist()
+        assert priorities[keys[1]] == 1.0
+
+
+def test_slices_of_servers_are_those_of_one_and_follow_the_target(replay_server: StartServer, tmp_path: Path) -> None:
+    servers = [replay_server(rw.TableConfig("replay", 100, rw.Prioritized(1.0))) for _ in range(3)]
+    for actor, server in enumerate(servers):
+        write_episodes(server.address, "replay", [4] * (actor + 1), actor=actor)
+    path = tmp_path / "shards"
+    lines = [f"{name} {server.address}\n" for name, server in zip("abc", servers, strict=True)]
+    path.write_text("".join(lines[:2]))
+
+    def seen(batch: rw.Batch) -> set[int]:
+        assert_is_well_marked(batch)
+        return set((batch.data["row"] // 10_000).tolist())
+
+    with rw.Client(f"file:{path}") as client, rw.SliceDataset(client, "replay", 8, 3, timeout_s=60) as dataset:
+        found: set[int] = set()
+        for _ in range(20):
+            batch = next(dataset)
+            found |= seen(batch)
+            np.testing.assert_allclose(batch.info.probabilities, 1 / 3)
+        assert found == {0, 1}
+        dataset.update_priorities(batch, np.ones(8))
+        dataset.flush_priorities()
+        assert dataset.stats().priority_updates == len(set(batch.info.keys.tolist()))
+        path.write_text("".join(lines[1:]))
+        client.connections.refresh()
+        eventually(lambda: 2 in seen(next(dataset)))
+        eventually(lambda: seen(next(dataset)) <= {1, 2})
+
+
+def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: StartServer) -> None:
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [2, 3])
+    with (
+        rw.SliceDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=3.0) as dataset,
+        pytest.raises(rw.errors.IncompleteError, match="no trajectory is long enough"),
+    ):
+        next(dataset)
+
+
+def test_an_error_of_a_transform_costs_one_batch_of_a_pool(replay_server: StartServer) -> None:
+    def picky(batch: rw.Batch) -> rw.Batch:
+        if 2 in batch.data["row"]:
+            raise ZeroDivisionError("two")
+        return batch
+
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [4])
+    options: dict[str, Any] = {"by": "row", "replacement": False, "pool_size": 1, "single_pass": True, "seed": 0}
+    with rw.SliceDataset(server.address, "queue", 1, 1, transform=picky, **options) as dataset:
+        found: list[int] = []
+        for _ in range(2):
+            with contextlib.suppress(ZeroDivisionError):
+                for batch in dataset:
+                    found += batch.data["row"].tolist()
+    assert sorted(found) == [0, 1, 3]
+
+
+def test_each_item_gives_one_slice_in_each_round(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [7, 3, 9, 5])
+    with rw.SliceDataset(
+        server.address, "queue", 4, 3, slices_per_item=5, single_pass=True, with_next=True, seed=3
+    ) as dataset:
+        batches = list(dataset)
+    assert [[rows[0] // 100 for rows in slices_of(batch)] for batch in batches] == [[0, 1, 2, 3]] * 5
+    for batch in batches:
+        assert_is_well_marked(batch)
+        ids = batch.markers.traj_ids[batch.markers.slices.first_rows]
+        assert ids.tolist() == [0, 1, 2, 3]
+        assert len(set(batch.info.keys.tolist())) == 4
+    assert len({rows[0] for batch in batches for rows in slices_of(batch)}) > 8  # not the same slices five times
+
+
+def test_starts_of_an_items_slices_are_uniform_and_independent(replay_server: StartServer) -> None:
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [8])
+    pairs = np.zeros((5, 5))
+    with rw.SliceDataset(server.address, "episodes", 1, 4, pool_size=50, slices_per_item=2, seed=7) as dataset:
+        for _ in range(20):
+            starts = [slices_of(next(dataset))[0][0] for _ in range(100)]
+            np.add.at(pairs, (starts[:50], starts[50:]), 1)
+    chi_square = ((pairs - 40.0) ** 2 / 40.0).sum()  # 1,000 pairs of starts 0 to 4, 25 equally likely ones
+    assert chi_square < 51.2  # exceeded by chance once in 1,000 seeds, at 24 degrees of freedom
+
+
+@pytest.mark.parametrize("cache_bytes", [1, 2_000, 1 << 28])
+@pytest.mark.parametrize("by", ["trajectory", "row"])
+def test_slices_do_not_depend_on_the_size_of_the_cache(replay_server: StartServer, by: str, cache_bytes: int) -> None:
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [30, 20, 40, 10])
+    with rw.SliceDataset(
+        server.address, "episodes", 6, 4, by=by, slices_per_item=3, with_next=True, max_cache_bytes=cache_bytes
+    ) as dataset:
+        for _ in range(12):
+            batch = next(dataset)
+            assert_is_well_marked(batch)
+            assert_next_follows(batch)
+
+
+def assert_next_follows(batch: rw.Batch) -> None:
+    """Check that `next` has the row after each slice that was cut, and else the slice's last row."""
+    slices = batch.markers.slices
+    last = np.array([rows[length - 1] for rows, length in zip(slices_of(batch), slices.lengths, strict=True)])
+    assert batch.next["row"].tolist() == (last + slices.cut_by_sampler).tolist()
+    assert batch.next["terminated"].shape == (len(batch.info),)
+
+
+def test_next_of_an_ensemble_is_laid_end_to_end_and_absent_by_default(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("a", 100), rw.TableConfig("b", 100))
+    for actor, table in enumerate("ab"):
+        write_episodes(server.address, table, [9, 9], actor=actor)
+    with mixed(server.address, "ab", (3, 4), with_next=True) as dataset:
+        batch = next(dataset)
+    assert_next_follows(batch)
+    assert (batch.next["row"] // 10_000).tolist() == [0, 0, 0, 1, 1, 1]
+    with mixed(server.address, "ab", (3, 4)) as dataset:
+        assert next(dataset).next is None
+
+
+def test_slices_larger_than_what_is_copied_at_a_time(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.EpisodeObserver(server.address, "queue", 100) as observer:
+        for row in range(90):
+            observer({"row": np.int64(row), "frame": np.full((300, 300), row, np.uint8)}, end_of_episode=row % 30 == 29)
+    with rw.SliceDataset(
+        server.address, "queue", 3, 20, slices_per_item=12, with_next=True, single_pass=True
+    ) as dataset:
+        batches = [next(dataset) for _ in range(3)]
+        dataset.close()
+        batches += list(dataset)
+    assert len(batches) == 12  # of 5 MB each: in parts, the last of which are copied after `close`
+    for batch in batches:
+        assert [rows[0] // 30 for rows in slices_of(batch)] == [0, 1, 2]
+        assert (batch.data["frame"][:, 299, 299] == batch.data["row"]).all()
+        assert (batch.next["frame"][:, 0, 0] == batch.next["row"]).all()
+    assert dataset.stats().ready_samples == 0
+
+
+def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_close(
+    replay_server: StartServer,
+) -> None:
+    server = replay_server(QUEUE)
+    with rw.EpisodeObserver(server.address, "queue", 10) as observer:
+        noise = np.random.default_rng(0).integers(256, size=(300, 300), dtype=np.uint8)  # more than one message of it
+        for row in range(240):
+            observer({"row": np.int64(row), "frame": noise}, end_of_episode=row % 10 == 9)
+    with rw.Client(server.address) as client:
+        dataset = rw.SliceDataset(client, "queue", 4, 10, slices_per_item=20, max_in_flight_batches=2)
+        next(dataset)
+        eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
+        time.sleep(2.5)  # longer than `close` waits for a server that sends nothing
+        dataset.close()
+        stats = dataset.stats()
+        items = {rows[0] // 10 for batch in dataset for rows in slices_of(batch)}
+        assert stats.lost_samples == 0
+        assert len(items) + client.server_info()["queue"].current_size == 24
+
+
+def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.Client(server.address) as client:
+        client.insert({"a": np.zeros(3), "b": np.zeros(4)}, {"queue": 1.0})
+        client.insert({"a": np.zeros(3), "b": np.zeros(3)}, {"queue": 1.0})
+    with rw.SliceDataset(server.address, "queue", 1, 2, timeout_s=10.0) as dataset:
+        with pytest.raises(rw.errors.StructureError, match="number of rows"):
+            next(dataset)
+        assert len(next(dataset).markers) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"slices_per_item": 0}, "`slices_per_item` must be >= 1, got 0"),
+        ({"slices_per_item": 2, "replacement": False}, "`slices_per_item` must be 1 with `replacement=False`, got 2"),
+        ({"table": 3}, "`table` must be the name of one table, got 3"),
+        ({"table": ["a", "b"]}, "`table` must be the name of one table, got ['a', 'b']"),
+        ({"seed": "x"}, "`seed` must be an integer, got 'x'"),
+    ],
+)
+def test_argument_that_can_never_work_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(rw.errors.SpecError, match=re.escape(message)):
+        rw.SliceDataset("localhost:1", **{"table": "a", "num_slices": 2, "slice_len": 3, **given})

@@ -1,0 +1,282 @@
+"""Probes, metrics and log tell what is true when something is short, or Reverb is silent. Real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from certificates import OPENSSL, make_identity
+from service_process import ServiceProcess, service
+from waiting import eventually
+
+import reverb_writer as rw
+
+pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TABLE = "[tables.replay]\nmax_size = 1000\n"
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+
+
+def insert(server: ServiceProcess) -> None:
+    with rw.Client(server.address) as client:
+        client.insert(np.zeros(3), {"replay": 1.0})
+
+
+@contextlib.contextmanager
+def idle_connections(port: int, count: int, greeting: bytes = b"") -> Iterator[None]:
+    with contextlib.ExitStack() as opened:
+        for _ in range(count):
+            one = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            one.sendall(greeting)
+        yield
+
+
+@contextlib.contextmanager
+def soft_descriptor_limit(number: int) -> Iterator[int]:
+    """Lower the soft limit of what is started within the block; yield the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+    try:
+        yield hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# Reverb is silent.
+
+
+def test_probes_and_metrics_tell_that_reverb_is_stopped_and_that_it_goes_on(tmp_path: Path) -> None:
+    with service(tmp_path, TABLE + "[http]\nmax_silence_s = 12") as server:
+        insert(server)
+        eventually(lambda: server.metrics()['reverb_table_size{table="replay"}'] == 1, "the item is counted")
+        os.kill(server.child(), signal.SIGSTOP)
+        try:
+            eventually(lambda: server.get("/readyz")[0] == 503, "it is not ready")
+            assert server.get("/readyz")[1].startswith("the server has not answered for ")
+            found = server.metrics()
+            assert found["reverb_ready"] == 0
+            assert not [name for name in found if name.startswith("reverb_table_")]  # old figures are not those of now
+            assert found["reverb_answer_timestamp_seconds"] > found["reverb_start_time_seconds"]
+            assert not server.status()["ready"]
+            eventually(lambda: server.get("/livez")[0] == 503, "a restart is due")
+            assert server.get("/livez")[1].endswith("http.max_silence_s is 12\n")
+            assert " ERROR   the server has not answered for " in server.log()
+        finally:
+            os.kill(server.child(), signal.SIGCONT)
+        eventually(lambda: server.get("/readyz") == (200, "serving\n"), "it is ready again")
+        assert server.get("/livez") == (200, "alive\n")
+        assert server.metrics()["reverb_ready"] == 1
+
+
+# File descriptors.
+
+
+def test_descriptor_limit_is_raised_and_told(tmp_path: Path) -> None:
+    with soft_descriptor_limit(256) as hard:
+        server = ServiceProcess(tmp_path, TABLE)
+    with contextlib.closing(server):
+        server.wait_ready()
+        found = server.metrics()
+        assert (found["process_max_fds"], found["reverb_process_max_fds"]) == (hard, hard)
+        assert psutil.Process(server.child()).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
+        before = found["reverb_process_open_fds"]
+        with idle_connections(server.port, 1000, HTTP2_PREFACE):  # as many idle actors
+            eventually(lambda: server.metrics()["reverb_process_open_fds"] >= before + 1000, "all are accepted")
+            insert(server)
+            assert server.get("/readyz")[0] == 200
+            assert server.end() == 0
+
+
+def test_listener_that_has_failed_for_want_of_descriptors_is_told(tmp_path: Path) -> None:
+    with service(tmp_path, TABLE + "[http]\nmax_silence_s = 12") as server:
+        psutil.Process(server.child()).rlimit(psutil.RLIMIT_NOFILE, (96, 96))
+        with idle_connections(server.port, 136):
+            eventually(lambda: server.metrics()["reverb_process_open_fds"] == 96, "there are no more")
+        eventually(lambda: server.get("/readyz")[0] == 503, "it is not ready, though the connections are closed")
+        assert server.get("/readyz")[1].startswith("the server has accepted no new connection for ")
+        assert server.metrics()["reverb_ready"] == 0
+        assert " ERROR   E" in server.log()
+        assert "Failed accept4: Too many open files" in server.log()
+        eventually(lambda: server.get("/livez")[0] == 503, "a restart is due")
+        assert server.end() == 0
+
+
+def test_server_that_is_not_alive_ends_itself_with_its_last_checkpoint(tmp_path: Path) -> None:
+    text = f'{TABLE}[checkpoints]\ndirectory = "{tmp_path}/checkpoints"\nevery_s = 0\n'
+    with service(tmp_path, text + "[http]\nmax_silence_s = 12") as server:
+        insert(server)
+        psutil.Process(server.child()).rlimit(psutil.RLIMIT_NOFILE, (96, 96))
+        with idle_connections(server.port, 136):
+            eventually(lambda: server.metrics()["reverb_process_open_fds"] == 96, "there are no more")
+        reason = "ERROR   the server ends itself: the server has accepted no new connection for "
+        eventually(lambda: reason in server.log(), "nobody acts on /livez, as under Docker")
+        server.process.send_signal(signal.SIGTERM)  # the first signal, so the last checkpoint is still written
+        assert server.process.wait(150) == 6
+    with service(tmp_path, text) as server, rw.Client(server.address) as client:
+        assert client.server_info()["replay"].current_size == 1
+
+
+@pytest.mark.parametrize("greeting", [b"", b"GET /readyz HTTP/1.1\r\n"], ids=["silent", "half a request"])
+def test_idle_connections_of_http_shut_out_no_probe_and_take_few_descriptors(tmp_path: Path, greeting: bytes) -> None:
+    text = f'{TABLE}[checkpoints]\ndirectory = "{tmp_path}/checkpoints"\nevery_s = 0\n[log]\nfigures_every_s = 0.1'
+    with service(tmp_path, text) as server:
+        insert(server)
+        with idle_connections(server.http_port, 2000, greeting):
+            for path in ("/livez", "/readyz", "/metrics", "/status.json", "/"):
+                assert server.get(path)[0] == 200
+            assert server.metrics()["process_open_fds"] < 400
+            assert psutil.Process(server.process.pid).num_threads() < 100
+            insert(server)
+            assert server.end() == 0
+        assert "complete" not in server.log()
+    assert len(list((tmp_path / "checkpoints/kept").iterdir())) == 1
+
+
+# The disk.
+
+
+def test_checkpoint_that_was_removed_by_hand_is_no_longer_counted_and_breaks_nothing(tmp_path: Path) -> None:
+    text = f'{TABLE}[checkpoints]\ndirectory = "{tmp_path}/checkpoints"\nevery_s = 0\n'
+    kept = tmp_path / "checkpoints/kept"
+    with service(tmp_path, text) as server:
+        with rw.Client(server.address) as client:
+            for count in (1, 2):
+                client.insert(np.zeros(3), {"replay": 1.0})
+                client.checkpoint()
+                eventually(lambda n=count: server.status()["checkpoints"]["kept"] == n, "it is kept")  # type: ignore[misc]
+        older, newest = sorted(path.name for path in kept.iterdir())
+        assert server.status()["checkpoints"]["name"] == newest
+        shutil.rmtree(kept / newest)
+        assert server.get("/metrics")[0] == server.get("/status.json")[0] == 200
+        eventually(lambda: server.metrics()["reverb_checkpoints_kept"] == 1, "the disk is looked at")
+        assert server.status()["checkpoints"]["name"] == older
+        shutil.rmtree(kept / older)
+        eventually(lambda: server.metrics()["reverb_checkpoints_kept"] == 0, "the disk is looked at")
+        assert "reverb_checkpoint_timestamp_seconds" not in server.metrics()
+        assert server.status()["checkpoints"]["age_s"] is None
+        assert server.end() == 0
+
+
+# Memory.
+
+
+def test_kill_for_want_of_memory_is_named(tmp_path: Path) -> None:
+    with memory_cgroup() as limit, service(tmp_path, "[tables.replay]") as server:
+        limit(server.child(), psutil.Process(server.child()).memory_info().rss + (64 << 20))
+        with rw.Client(server.address, timeout_s=60) as client, contextlib.suppress(rw.errors.ReverbWriterError):
+            while server.process.poll() is None:
+                client.insert(np.random.default_rng(0).random((1, 1_000_000)), {"replay": 1.0}, timeout_s=5)
+        assert server.process.wait(60) == 4
+        assert "the Reverb process has died of SIGKILL: the kernel has ended it for want of memory." in server.log()
+
+
+def test_kill_by_somebody_is_not_called_want_of_memory(tmp_path: Path) -> None:
+    with service(tmp_path, TABLE) as server:
+        os.kill(server.child(), signal.SIGKILL)
+        assert server.process.wait(60) == 4
+        assert "the Reverb process has died of SIGKILL. Its last log lines:" in server.log()
+
+
+@contextlib.contextmanager
+def memory_cgroup() -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that limits the memory of a process; skip where that is not allowed."""
+    root = Path("/sys/fs/cgroup")
+    first = (root / "memory").is_dir()
+    folder = (root / "memory" if first else root) / f"reverb-writer-test-{os.getpid()}"
+    limit = folder / ("memory.limit_in_bytes" if first else "memory.max")
+    try:
+        folder.mkdir()
+        limit.write_text(limit.read_text())  # there is a controller of memory
+    except OSError as error:
+        pytest.skip(f"this process may not make a control group: {error}")
+
+    def apply(process: int, size: int) -> None:
+        limit.write_text(str(size))
+        (folder / "cgroup.procs").write_text(str(process))
+
+    try:
+        yield apply
+    finally:
+        eventually(lambda: not (folder / "cgroup.procs").read_text(), "its processes have ended")
+        folder.rmdir()
+
+
+# HTTP.
+
+
+@pytest.mark.parametrize("host", ["::", "0.0.0.0", "::1"])  # noqa: S104  # of a server that runs for a second
+def test_http_listens_where_it_is_told_and_the_log_names_an_address_to_open(tmp_path: Path, host: str) -> None:
+    with service(tmp_path, TABLE + f'[http]\nhost = "{host}"') as server:
+        hosts = {"::": ("127.0.0.1", "[::1]"), "::1": ("[::1]",)}.get(host, ("127.0.0.1",))
+        for one in hosts:
+            with urllib.request.urlopen(f"http://{one}:{server.http_port}/readyz", timeout=60) as reply:
+                assert reply.read() == b"serving\n"
+        named = "[::1]" if host == "::1" else "localhost"
+        line = f"status page, /metrics, /livez and /readyz at http://{named}:{server.http_port}/"
+        assert line + ("" if host == "::1" else ", and at this machine's other addresses") + "\n" in server.log()
+
+
+def test_head_has_no_body_and_what_is_not_read_only_is_refused(tmp_path: Path) -> None:
+    with service(tmp_path, TABLE) as server, contextlib.closing(HTTPConnection("127.0.0.1", server.http_port)) as http:
+        for method, status, size in (
+            ("HEAD", 200, 0),
+            ("GET", 200, 8),
+            ("POST", 405, 10),
+        ):  # "serving" and an end of line
+            http.request(method, "/readyz")
+            with http.getresponse() as reply:
+                assert (reply.status, len(reply.read())) == (status, size)
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed")
+def test_end_of_the_gateways_certificate_is_told_once_it_can_be_read(tmp_path: Path) -> None:
+    identity = make_identity(tmp_path, "server")  # for a day
+    both = tmp_path / "server.pem"  # as HAProxy wants it
+    name, failures = "reverb_certificate_expiry_timestamp_seconds", 'reverb_job_failures_total{job="certificate"}'
+    with service(tmp_path, TABLE + f'[gateway]\ncertificate = "{both}"') as server:
+        eventually(lambda: server.metrics()[failures] > 0, "the file that does not exist is a failure")
+        assert name not in server.metrics()
+        both.write_text(identity.private_key.read_text() + identity.certificate.read_text())
+        left_s = eventually(lambda: server.metrics().get(name), "the file is read again") - time.time()
+        assert 86400 - 600 < left_s <= 86400
+        assert server.log().count("certificate failed: ") == 1
+
+
+# The container's health check.
+
+HEALTH_CHECK = Path(__file__).parents[3] / "docker/healthcheck"
+
+
+def check_health(port: int) -> tuple[int, str]:
+    environment = {"http_proxy": "http://127.0.0.1:1", "REVERB_WRITER__HTTP__PORT": str(port)}
+    done = subprocess.run([HEALTH_CHECK], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    return done.returncode, done.stdout.strip()
+
+
+@pytest.mark.skipif(not Path("/bin/bash").exists(), reason="the health check is a script of bash")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "::1"])  # noqa: S104  # as above
+def test_health_check_says_what_readyz_says(tmp_path: Path, host: str) -> None:
+    with service(tmp_path, TABLE + f'[http]\nhost = "{host}"') as server:
+        port = server.http_port
+        assert check_health(port) == (0, "serving")
+        os.kill(server.child(), signal.SIGSTOP)
+        eventually(lambda: check_health(port)[0] == 1, "Reverb does not answer")
+        assert check_health(port)[1].startswith("the server has not answered for ")
+        os.kill(server.child(), signal.SIGCONT)
+        assert server.end() == 0
+        assert check_health(port) == (1, f"nothing listens at port {port}")

@@ -1,0 +1,163 @@
+"""Random episodes, written in every layout and read back: their transitions and targets are those of the episodes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import tree
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from played import (
+    LAYOUTS,
+    NEEDS_OVERLAP,
+    Pair,
+    Played,
+    check_targets,
+    has_discounts,
+    pairs_of,
+    played,
+    read,
+    write,
+)
+from reading import Place
+
+import reverb_writer as rw
+
+# A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
+
+
+patient = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@patient
+@given(
+    episodes=played(),
+    layout=st.sampled_from([*LAYOUTS]),
+    length=st.integers(2, 5),
+    stride=st.integers(1, 4),
+    end=st.sampled_from([*rw.EndOfEpisode]),
+    mask=st.booleans(),
+)
+def test_windows_give_the_pairs_of_their_episodes(
+    place: Place, episodes: list[Played], layout: str, length: int, stride: int, end: rw.EndOfEpisode, mask: bool
+) -> None:
+    place.client.reset("a")
+    stride = min(stride, length) if end.value in NEEDS_OVERLAP else stride
+    mask = mask or layout in ("flags", "discount")  # padding that no flag tells
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a stride above the length leaves steps out
+        spec = rw.WindowSpec(length, stride, end)
+    expected = []
+    for episode in episodes:
+        windows = spec.windows(episode.num_rows)
+        if episode.end == "cut":  # only what is complete without an end
+            windows = rw.WindowSpec(length, stride).windows(episode.num_rows) if stride <= length else windows
+            windows = [window for window in windows if window[1] <= episode.num_rows]
+        for start, stop in windows:
+            rows = range(start, min(stop, episode.num_rows) - 1)
+            expected.append([episode.pair(t, has_discounts(layout)) for t in rows])
+    with rw.TrajectoryObserver(
+        place.client, "a", length, stride, end_of_episode=end, mask=mask, timeout_s=60
+    ) as observer:
+        write(observer, episodes, layout)
+        batch = read(place, collate="pad")
+    if batch is None:
+        assert not expected
+        return
+    steps = batch.data[0] if mask else batch.data
+    if np.shape(tree.flatten(steps)[0])[1] < 2:
+        return
+    found = rw.to_transitions(batch)
+    assert pairs_of(found) == expected
+    observation = steps.observation if layout == "trajectory" else steps["observation"]
+    check_targets(found, observation, expected)
+
+
+@patient
+@given(episodes=played(), layout=st.sampled_from([*LAYOUTS]))
+def test_whole_episodes_give_all_their_pairs(place: Place, episodes: list[Played], layout: str) -> None:
+    place.client.reset("a")
+    whole = [episode for episode in episodes if episode.end != "cut"]
+    expected = [[one.pair(t, has_discounts(layout)) for t in range(one.size)] for one in whole]
+    with rw.EpisodeObserver(place.client, "a", 100, timeout_s=60) as observer:
+        write(observer, whole, layout)
+        batch = read(place, collate="pad")
+    if batch is None:
+        return
+    found = rw.to_transitions(batch)
+    assert pairs_of(found) == expected
+    observation = batch.data.observation if layout == "trajectory" else batch.data["observation"]
+    check_targets(found, observation, expected)
+
+
+@patient
+@given(episodes=played(), layout=st.sampled_from(["recorded", "rlds", "trajectory"]), length=st.integers(2, 9))
+def test_windows_that_span_episodes_have_no_pair_of_two(
+    place: Place, episodes: list[Played], layout: str, length: int
+) -> None:
+    place.client.reset("a")
+    rows = [(episode, t) for episode in episodes for t in range(episode.num_rows)]
+    expected = []
+    for start in range(0, len(rows) - length + 1, length):
+        window = rows[start : start + length]
+        pairs = [one.pair(t, has_discounts(layout)) for one, t in window[:-1] if t < one.size]
+        expected.append(pairs)
+    with rw.SequenceObserver(place.client, "a", length, length, timeout_s=60) as observer:
+        write(observer, episodes, layout)
+        batch = read(place)
+    if batch is None:
+        assert not expected
+        return
+    found = rw.to_transitions(batch)
+    assert pairs_of(found) == expected
+    check_targets(found, batch.data.observation if layout == "trajectory" else batch.data["observation"], expected)
+
+
+@patient
+@given(
+    size=st.integers(1, 7), end=st.sampled_from(["terminated", "truncated", "cut"]), length=st.integers(2, 5), spans=...
+)
+def test_episodes_of_an_actors_memory_give_their_pairs(
+    place: Place, size: int, end: str, length: int, spans: bool
+) -> None:
+    """A chunk that was cut has no flag on its last row, which has no action; padding or the next chunk follows."""
+    place.client.reset("a")
+    one = Played(1, size, end, 1.0)
+    first = rw.Episode(
+        observations=np.arange(1, size + 2),
+        actions=np.array([1 + one.pair(t, True).action for t in range(size)]),  # 0 is the action of the last row
+        rewards=np.array([one.pair(t, True).reward for t in range(size)]),
+        terminated=end == "terminated",
+        truncated=end == "truncated",
+        len_lookback_buffer=0,
+    )
+    chunks = [first]
+    if end == "cut":
+        chunks.append(first.cut())
+        chunks[1].add_env_step(observation=size + 2, action=9, reward=2.0, terminated=True)
+    whole = [one.pair(t, True)._replace(action=1 + one.pair(t, True).action) for t in range(size)]
+    pairs = [whole, [Pair(size + 1, 9, 2.0, 0.0, size + 2)]][: len(chunks)]  # of each chunk, in the order of its rows
+    if spans:  # windows over all chunks, end to end
+        observer: Any = rw.SequenceObserver(place.client, "a", length, length, end_of_episode="drop", timeout_s=60)
+        rows = [pair for part in pairs for pair in (*part, None)]  # the last row of a chunk has no action
+        windows = [(start, start + length) for start in range(0, len(rows) - length + 1, length)]
+        expected = [[pair for pair in rows[a : b - 1] if pair is not None] for a, b in windows]
+    else:
+        observer = rw.TrajectoryObserver(place.client, "a", length, end_of_episode="tile", timeout_s=60)
+        tiled = rw.WindowSpec(length, 1, "tile")
+        expected = [part[a : b - 1] for part in pairs for a, b in tiled.windows(len(part) + 1)]
+    with observer:
+        for chunk in chunks:
+            observer.write_episode(chunk)
+        observer.flush()
+        batch = read(place)
+    if batch is None:
+        assert not expected
+        return
+    assert pairs_of(rw.to_transitions(batch)) == expected
+    steps = tree.map_structure(lambda leaf: leaf[None], first.steps())
+    assert pairs_of(rw.to_transitions(steps)) == [whole]

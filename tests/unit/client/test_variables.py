@@ -1,0 +1,74 @@
+"""Weights on a server of this process: their numbers, and the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import reverb_writer as rw
+
+WEIGHTS = {"w": np.arange(3.0)}
+
+
+@pytest.fixture
+def server() -> Iterator[rw.LocalServer]:
+    with rw.LocalServer([rw.TableConfig.variables("weights"), rw.TableConfig("replay")]) as server:
+        yield server
+
+
+def test_newest_version_is_the_one_that_is_read(server: rw.LocalServer) -> None:
+    with rw.Variables(server, "weights", timeout_s=60) as learner, rw.Variables(server, "weights") as actor:
+        assert (learner.version, actor.version) == (0, 0)
+        first = learner.publish(WEIGHTS)
+        assert learner.version == first
+        second = learner.publish({"w": np.ones(3)})
+        assert actor.latest()["w"].tolist() == [1, 1, 1]
+        assert (actor.version, actor.finished, actor.poll("same")) == (second, False, "same")
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="has no newer version"):
+            actor.wait(timeout_s=0.1)
+        assert actor.wait(newer_than=first)["w"].tolist() == [1, 1, 1]
+
+
+def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer) -> None:
+    with rw.Variables(server, "weights", timeout_s=60) as learner:
+        first = learner.publish(WEIGHTS)
+        assert first > 1_700_000_000_000
+        assert [learner.publish(WEIGHTS) for _ in range(3)] == [first + 1, first + 2, first + 3]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_end_of_a_run_keeps_its_last_weights(server: rw.LocalServer, published: bool) -> None:
+    with rw.Variables(server, "weights", timeout_s=60) as learner, rw.Variables(server, "weights") as actor:
+        version = learner.publish(WEIGHTS) if published else 0
+        learner.finish()
+        assert actor.wait() is None
+        assert actor.poll("no newer ones") == "no newer ones"
+        assert actor.finished
+        if published:
+            assert (actor.version, actor.latest()["w"].tolist()) == (version + 1, [0, 1, 2])
+        else:
+            with pytest.raises(rw.errors.FinishedError, match="nothing was published in it"):
+                actor.latest()
+        learner.publish({"w": np.ones(3)})  # begins a new run
+        assert actor.wait()["w"].tolist() == [1, 1, 1]
+        assert not actor.finished
+
+
+@pytest.mark.parametrize("data", [{"x": np.zeros(2)}, [np.array([b"", b"x"], object)]])
+def test_items_that_are_no_weights_are_refused(server: rw.LocalServer, data: object) -> None:
+    with rw.Client(server) as client, rw.Variables(server, "weights", timeout_s=60) as actor:
+        client.insert(data, {"weights": 1.0})
+        with pytest.raises(rw.errors.FormatError, match="`weights`: "):
+            actor.latest()
+
+
+def test_table_that_holds_more_than_one_version_is_refused(server: rw.LocalServer) -> None:
+    with pytest.raises(rw.errors.StructureError, match="expected 1 and 0 because it holds one version"):
+        rw.Variables(server, "replay")
+    with (
+        rw.LocalServer([rw.TableConfig("once", 1, max_times_sampled=1)]) as other,
+        pytest.raises(rw.errors.StructureError, match="max_size 1, max_times_sampled 1"),
+    ):
+        rw.Variables(other, "once")

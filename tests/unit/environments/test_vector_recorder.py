@@ -1,0 +1,366 @@
+"""Steps of Gymnasium's vector environments, environment by environment in every mode, and data of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reverb_writer as rw
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from gymnasium import spaces  # noqa: E402  # as the next two: only where gymnasium is
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
+from worlds import Sampling, counting, told  # noqa: E402
+
+MODES = [*AutoresetMode]
+ENVS = [[(2, "terminated"), (1, "truncated")], [(3, "both"), (9, "terminated")]]
+
+# What the environments do in every mode. An action is the number of the call to `step`, from 1 on; the action of a
+# step that resets an environment has no effect and is not recorded.
+SAME_STEP = [
+    ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt", "100 3 1 1 F", "101 0 0 0 Lr", "200 4 1 1 F", "201 5 2 0", "202 0 0 0 Lt"],
+    ["1000 1 1 1 F", "1001 2 2 1", "1002 3 3 0", "1003 0 0 0 Ltr", "1100 4 1 1 F", "1101 5 2 1"],
+]
+NEXT_STEP = [
+    ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt", "100 4 1 1 F", "101 0 0 0 Lr"],
+    ["1000 1 1 1 F", "1001 2 2 1", "1002 3 3 0", "1003 0 0 0 Ltr", "1100 5 1 1 F"],
+]
+
+
+class PerEnv:
+    """Stands for a `TrajectoryObserver`: keeps the steps of each environment, spelled out, and as they came."""
+
+    def __init__(self, num_envs: int = 2, refused: tuple[int, ...] = ()) -> None:
+        self.by_env: list[list[str]] = [[] for _ in range(num_envs)]
+        self.steps: list[Any] = []
+        self._refused, self._calls = refused, 0
+
+    def __call__(self, step: Any, *, env_mask: Any = None) -> None:
+        self._calls += 1
+        if self._calls in self._refused:
+            raise rw.errors.ReplayTimeoutError("full")
+        self.steps.append(step)
+        for env_id in range(len(self.by_env)) if env_mask is None else np.flatnonzero(env_mask):
+            if np.asarray(step["observation"]).dtype == np.float32:
+                self.by_env[env_id].append(told(step, env_id))
+
+
+@pytest.fixture(params=["sync", "async", "async without shared memory", "sync without copies"])
+def make(request: Any) -> Iterator[Any]:
+    made = []
+
+    def make(env_fns: Any, mode: AutoresetMode) -> Any:
+        kinds: dict[str, Any] = {
+            "sync": lambda: SyncVectorEnv(env_fns, autoreset_mode=mode),
+            "sync without copies": lambda: SyncVectorEnv(env_fns, autoreset_mode=mode, copy=False),
+            "async": lambda: AsyncVectorEnv(env_fns, autoreset_mode=mode),
+            "async without shared memory": lambda: AsyncVectorEnv(env_fns, autoreset_mode=mode, shared_memory=False),
+        }
+        made.append(kinds[request.param]())
+        return made[-1]
+
+    yield make
+    for env in made:
+        env.close()
+
+
+def counters() -> list[Any]:
+    return [counting(ENVS[0]), counting(ENVS[1], offset=1000)]
+
+
+def play(env: Any, mode: AutoresetMode, num_steps: int, *, first: int = 1) -> None:
+    for number in range(first, first + num_steps):
+        _, _, terminated, truncated, _ = env.step(np.full(env.num_envs, number))
+        if mode is AutoresetMode.DISABLED and (terminated | truncated).any():
+            env.reset(options={"reset_mask": terminated | truncated})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_observation_of_a_environment_is_a_step_of_it(make: Any, mode: AutoresetMode) -> None:
+    observer = PerEnv()
+    env = rw.environments.record(make(counters(), mode), observer)
+    env.reset()
+    play(env, mode, 5)
+    assert observer.by_env == (NEXT_STEP if mode is AutoresetMode.NEXT_STEP else SAME_STEP)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("leave", ["reset", "close"])
+def test_episodes_that_the_actor_leaves_are_truncated_and_terminal_observations_kept(
+    make: Any, mode: AutoresetMode, leave: str
+) -> None:
+    observer = PerEnv()
+    env = rw.environments.record(make(counters(), mode), observer)
+    env.reset()
+    play(env, mode, 2)
+    getattr(env, leave)()
+    assert observer.by_env == [
+        ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt"],
+        ["1000 1 1 1 F", "1001 2 2 1", "1002 0 0 0 Lr"],
+    ]
+
+
+def test_the_environment_is_otherwise_the_same(make: Any) -> None:
+    mode = AutoresetMode.NEXT_STEP
+    env, bare = rw.environments.record(make(counters(), mode), PerEnv()), make(counters(), mode)
+    assert isinstance(env, gymnasium.vector.VectorWrapper)
+    np.testing.assert_array_equal(env.reset(seed=3)[0], bare.reset(seed=3)[0])
+    for _ in range(4):
+        for mine, theirs in zip(env.step(np.zeros(2, int))[:4], bare.step(np.zeros(2, int))[:4], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_part_of_the_environments_may_be_reset_in_mid_episode() -> None:
+    observer = PerEnv()
+    mode = AutoresetMode.DISABLED
+    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
+    env.reset()
+    play(env, mode, 1)
+    env.reset(options={"reset_mask": np.array([False, True])})
+    play(env, mode, 1, first=2)
+    assert observer.by_env == [
+        ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt"],
+        ["1000 1 1 1 F", "1001 0 0 0 Lr", "1100 2 1 1 F"],
+    ]
+
+
+def test_an_environment_that_is_over_must_be_reset() -> None:
+    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=AutoresetMode.DISABLED), PerEnv())
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(np.zeros(2, int))
+    env.reset()
+    env.step(np.zeros(2, int))
+    env.step(np.zeros(2, int))
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"environments \[0\]"):
+        env.step(np.zeros(2, int))
+
+
+def test_steps_that_the_observer_refused_end_the_episodes_before_them() -> None:
+    observer = PerEnv(refused=(2,))
+    mode = AutoresetMode.SAME_STEP
+    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
+    env.reset()
+    with pytest.raises(rw.errors.ReplayTimeoutError):
+        play(env, mode, 2)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        play(env, mode, 1)
+    env.reset()
+    assert observer.by_env == [["0 1 1 1 F", "1 0 0 0 Lr"], ["1000 1 1 1 F", "1001 0 0 0 Lr"]]
+
+
+def test_terminal_observations_that_the_observer_refused_are_written_at_the_next_reset() -> None:
+    observer = PerEnv(refused=(3,))
+    mode = AutoresetMode.SAME_STEP
+    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
+    env.reset()
+    with pytest.raises(rw.errors.ReplayTimeoutError):
+        play(env, mode, 2)
+    env.reset()
+    assert observer.by_env == [
+        ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt"],
+        ["1000 1 1 1 F", "1001 2 2 1", "1002 0 0 0 Lr"],
+    ]
+
+
+NEST = spaces.Dict(
+    box=spaces.Box(-1, 1, (2,), np.float64),
+    text=spaces.Text(5),
+    parts=spaces.Tuple((spaces.Discrete(5), spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3]))),
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_nested_spaces_are_recorded_environment_by_environment(mode: AutoresetMode, kind: str) -> None:
+    envs = [Sampling(NEST, NEST) for _ in range(2)]
+    for env_id, env in enumerate(envs):
+        env.observation_space.seed(env_id)
+    observer = PerEnv()
+    fns = [lambda: envs[0], lambda: envs[1]]
+    vector = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind](fns, autoreset_mode=mode)
+    env = rw.environments.record(vector, observer)
+    seen = [env.reset()[0]]
+    taken = []
+    for _ in range(3):
+        taken.append(env.action_space.sample())
+        seen.append(env.step(taken[-1])[0])
+    if mode is AutoresetMode.NEXT_STEP:
+        env.step(taken[-1])
+    for step, observation, action in zip(observer.steps, seen, taken, strict=False):
+        for mine, theirs in ((step["observation"], observation), (step["action"], action)):
+            np.testing.assert_array_equal(mine["box"], theirs["box"])
+            assert mine["text"].tolist() == list(theirs["text"])
+            for one, other in zip(mine["parts"], theirs["parts"], strict=True):
+                np.testing.assert_array_equal(one, other)
+    *_, last = observer.steps
+    assert last["is_last"].tolist() == [True, True]
+    assert last["terminated"].tolist() == [True, True]
+    if kind == "sync":
+        for env_id, single in enumerate(envs):
+            final = single.observed[3]
+            np.testing.assert_array_equal(last["observation"]["box"][env_id], final["box"])
+            assert last["observation"]["text"][env_id] == final["text"]
+            np.testing.assert_array_equal(last["observation"]["parts"][1][env_id], final["parts"][1])
+    structure = rw.steps.StepStructure(observer.steps[0], batch_size=2)
+    assert all(structure.flatten(step, 0) for step in observer.steps)
+    env.close()
+
+
+def test_an_environment_that_does_not_say_when_it_resets_is_refused() -> None:
+    env = SyncVectorEnv(counters())
+    del env.metadata["autoreset_mode"]
+    with pytest.raises(rw.errors.SpecError, match="autoreset_mode"):
+        rw.environments.record(env, PerEnv())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_n_step_transitions_of_many_environments(mode: AutoresetMode) -> None:
+    passed: list[list[str]] = [[], []]
+    ends: list[list[bool]] = [[], []]
+
+    def observer(transition: Any, *, end_of_episode: Any, env_mask: Any) -> None:
+        for env_id in np.flatnonzero(env_mask):
+            row = {name: column[env_id] for name, column in transition.items()}
+            start, stop = (int(row[name].flat[0]) for name in ("observation", "next_observation"))
+            passed[env_id].append(f"{start}>{stop} {row['reward']:g} {row['discount']:g}")
+            ends[env_id].append(bool(end_of_episode[env_id]))
+
+    transform = rw.environments.NStepTransform(observer, 2, 0.5, num_envs=2)
+    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), transform)
+    env.reset()
+    play(env, mode, 5)
+    env.close()  # the ongoing episodes are truncated
+    # Rewards are 1, 2, 3 within an episode; environment 0 terminates after 2 steps and is truncated after 1.
+    first = ["0>1 1 1", "0>2 2 0", "1>2 2 0", "100>101 1 1"]
+    assert passed[0][:4] == first
+    assert ends[0][:4] == [False, False, True, True]
+    # Environment 1 terminates after 3 steps.
+    assert passed[1][:4] == ["1000>1001 1 1", "1000>1002 2 0.5", "1001>1003 3.5 0", "1002>1003 3 0"]
+    assert ends[1][:4] == [False, False, False, True]
+    assert passed[1][4] == "1100>1101 1 1"
+    assert all(mode_ends[-1] for mode_ends in ends)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "takes", "message"),
+    [
+        (2, None, "is 2 environments that step together, and the NStepTransform takes steps of a single environment"),
+        (2, 3, "is 2 environments .* takes steps of 3 environments that step together. Pass `num_envs=2` to it"),
+        (None, 2, "is a single environment, and the .* takes steps of 2 environments .* Pass `num_envs=None` to it"),
+    ],
+)
+def test_observers_and_environments_must_be_of_one_number(
+    num_envs: int | None, takes: int | None, message: str
+) -> None:
+    env = counters()[0]() if num_envs is None else SyncVectorEnv(counters())
+    with pytest.raises(rw.errors.SpecError, match=message):
+        rw.environments.record(env, rw.environments.NStepTransform(print, 3, 0.9, num_envs=takes))
+    with rw.LocalServer([rw.TableConfig("replay")]) as server:
+        observer = rw.TrajectoryObserver(server, "replay", 2, num_envs=takes)
+        with (
+            observer,
+            pytest.raises(rw.errors.SpecError, match=message.replace("NStepTransform", "TrajectoryObserver")),
+        ):
+            rw.environments.record(env, observer)
+
+
+def test_an_environment_that_hides_its_terminal_observations_is_refused() -> None:
+    class Hiding(SyncVectorEnv):
+        def step(self, actions: Any) -> Any:
+            *result, infos = super().step(actions)
+            return *result, {name: info for name, info in infos.items() if name != "final_obs"}
+
+    env = rw.environments.record(Hiding(counters(), autoreset_mode=AutoresetMode.SAME_STEP), PerEnv())
+    env.reset()
+    env.step(np.zeros(2, int))
+    with pytest.raises(rw.errors.StructureError, match="`infos` have no `final_obs`"):
+        env.step(np.zeros(2, int))
+
+
+from gymnasium.vector import AutoresetMode  # noqa: E402  # only where gymnasium is
+from worlds import Counting  # noqa: E402
+
+
+class Policy:
+    """Acts, and remembers what it thought of the action; reuses its arrays, as a recurrent network may."""
+
+    def __init__(self, num_envs: int | None = None) -> None:
+        self.shape = () if num_envs is None else (num_envs,)
+        self.hidden = np.zeros((*self.shape, 3), np.float32)
+        self.calls = 0
+
+    def act(self) -> Any:
+        self.calls += 1
+        self.hidden[:] = self.calls
+        return np.full(self.shape, self.calls)[()]
+
+    def thoughts(self) -> dict[str, Any]:
+        return {"log_prob": np.full(self.shape, -float(self.calls), np.float32), "hidden": self.hidden}
+
+
+def test_log_probabilities_and_hidden_states_stand_beside_their_action_and_zeros_at_the_end() -> None:
+    steps: list[Any] = []
+    policy = Policy()
+    env = rw.environments.record(Counting([(2, "terminated"), (9, "truncated")]), steps.append, extras=policy.thoughts)
+    env.reset()
+    env.step(policy.act())
+    env.step(policy.act())
+    env.reset()
+    env.step(policy.act())
+    env.close()
+    assert [int(step["action"]) for step in steps] == [1, 2, 0, 3, 0]
+    assert [float(step["extras"]["log_prob"]) for step in steps] == [-1.0, -2.0, 0.0, -3.0, 0.0]
+    assert [step["extras"]["hidden"].tolist() for step in steps] == [[n] * 3 for n in (1, 2, 0, 3, 0)]
+
+
+# An action is the number of the call. Environment 0 has episodes of two steps and of nine; environment 1 of nine.
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (AutoresetMode.SAME_STEP, [[1, 2, 0, 3, 4, 0], [1, 2, 3, 4, 0]]),
+        (AutoresetMode.NEXT_STEP, [[1, 2, 0, 4, 0], [1, 2, 3, 4, 0]]),
+        (AutoresetMode.DISABLED, [[1, 2, 0, 3, 4, 0], [1, 2, 3, 4, 0]]),
+    ],
+)
+def test_vector_environments_have_extras_in_every_mode(mode: AutoresetMode, expected: list[list[int]]) -> None:
+    hidden: list[list[int]] = [[], []]
+    actions: list[list[int]] = [[], []]
+
+    def observe(step: Any, *, env_mask: Any = None) -> None:
+        for env in range(2) if env_mask is None else np.flatnonzero(env_mask):
+            assert len(set(step["extras"]["hidden"][env])) == 1
+            hidden[env].append(int(step["extras"]["hidden"][env, 0]))
+            actions[env].append(int(step["action"][env]))
+
+    policy = Policy(2)
+    envs = SyncVectorEnv(
+        [counting([(2, "terminated"), (9, "truncated")]), counting([(9, "truncated")])], autoreset_mode=mode
+    )
+    env = rw.environments.record(envs, observe, extras=policy.thoughts)
+    env.reset()
+    for _ in range(4):
+        over = env.step(policy.act())[2]
+        if mode is AutoresetMode.DISABLED and over.any():
+            env.reset(options={"reset_mask": over})
+    env.close()
+    assert hidden == actions == expected
+
+
+def ignore(step: Any, *, env_mask: Any = None) -> None:
+    """Take a step and do nothing."""
+
+
+def test_extras_that_cannot_be_are_refused_before_the_environment_moves() -> None:
+    with pytest.raises(
+        rw.errors.SpecError, match="`extras` must be a function without arguments that returns a nest, got di"
+    ):
+        rw.environments.record(Counting([(2, "terminated")]), print, extras={})  # type: ignore[arg-type]
+    envs = SyncVectorEnv([counting([(2, "terminated")])] * 2)
+    env = rw.environments.record(envs, ignore, extras=lambda: {"value": np.zeros(3)})
+    env.reset()
+    with pytest.raises(rw.errors.StructureError, match=r"leaf `value` has shape \(3,\), expected \(2, \.\.\.\)"):
+        env.step(np.zeros(2, np.int64))

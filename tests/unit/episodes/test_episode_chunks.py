@@ -1,0 +1,314 @@
+"""Chunks of an episode: cut, concatenated, sliced, as by RLlib 2.35, its faults aside; and its steps and windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reverb_writer as rw
+from reverb_writer.episodes import Episode
+from reverb_writer.errors import IncompleteError, SpecError, StructureError
+
+
+def five_steps(**options: Any) -> Episode:
+    """Return observations 0..5, actions 1..5 and rewards 1..5, nothing of it look-back."""
+    return Episode(
+        "x",
+        observations=[0, 1, 2, 3, 4, 5],
+        actions=[1, 2, 3, 4, 5],
+        rewards=[1.0, 2.0, 3.0, 4.0, 5.0],
+        **{"len_lookback_buffer": 0, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("lookback", "observations", "actions"),
+    [(0, [5], []), (2, [3, 4, 5], [4, 5]), (9, [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5])],
+)
+def test_cut_takes_the_last_steps_along_as_look_back(lookback: int, observations: Any, actions: Any) -> None:
+    chunk = five_steps(t_started=10).cut(lookback)
+    assert (chunk.id_, len(chunk), chunk.t, chunk.t_started) == ("x", 0, 15, 15)
+    assert (chunk.observations.data, chunk.actions.data) == (observations, actions)
+    assert chunk.observations.lookback == chunk.actions.lookback == len(actions)
+    assert chunk.get_observations() == [5]
+
+
+def test_cut_looks_back_into_the_look_back() -> None:
+    chunk = five_steps().cut(9).cut(3)
+    assert (chunk.observations.data, chunk.actions.data) == ([2, 3, 4, 5], [3, 4, 5])
+
+
+def test_chunk_goes_on() -> None:
+    chunk = five_steps(extra_model_outputs={"logp": [0.1] * 5}).cut(2)
+    chunk.add_env_step(6, 6, 6.0, extra_model_outputs={"logp": 0.6})
+    assert chunk.get_rewards() == [6.0]
+    assert chunk.get_rewards(slice(-2, None), neg_index_as_lookback=True) == [4, 5, 6]
+    assert chunk.get_extra_model_outputs("logp", slice(-1, None), neg_index_as_lookback=True) == [0.1, 0.6]
+
+
+def test_chunks_keep_ids_spaces_and_infos() -> None:
+    space = pytest.importorskip("gymnasium").spaces.Discrete(9)
+    episode = five_steps(
+        observation_space=space, action_space=space, agent_id="a", module_id="m", multi_agent_episode_id="e",
+        infos=[{"n": n} for n in range(6)],
+    )  # fmt: skip
+    for chunk in (episode.cut(1), episode[1:3]):
+        assert (chunk.agent_id, chunk.module_id, chunk.multi_agent_episode_id) == ("a", "m", "e")
+        assert chunk.observation_space is chunk.action_space is space
+        assert chunk.infos.data == [{"n": n} for n in chunk.observations.data]
+
+
+def test_negative_look_back_is_refused() -> None:
+    with pytest.raises(SpecError, match="`len_lookback_buffer` must be >= 0, got -1"):
+        five_steps().cut(-1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "observations", "actions", "t_started"),
+    [
+        (slice(1, 3), [1, 2, 3], [2, 3], 1),
+        (slice(-2, None), [3, 4, 5], [4, 5], 3),
+        (slice(None, 1), [0, 1], [1], 0),
+        (slice(0, 4, 2), [0, 2, 4], [1, 3], 0),
+        (slice(0, 3, 2), [0, 2, 3], [1, 3], 0),  # RLlib's has an observation too few
+        (slice(3, 3), [3], [], 3),
+        (slice(2, 1), [], [], 2),
+        (slice(None), [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5], 0),
+        (slice(-100, None), [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5], 0),  # RLlib's starts at -95
+        (slice(None, 1000), [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5], 0),
+    ],
+)
+def test_slice_holds_the_steps_and_the_observation_they_lead_to(
+    wanted: slice, observations: Any, actions: Any, t_started: int
+) -> None:
+    part = five_steps()[wanted]
+    assert (part.get_observations(), part.get_actions()) == (observations, actions)
+    assert (part.t_started, part.t) == (t_started, t_started + len(actions))
+    part.validate()
+
+
+def test_slice_keeps_the_look_back() -> None:
+    part = five_steps(len_lookback_buffer=2, t_started=10)[1:2]
+    assert (part.t_started, part.t) == (11, 12)
+    assert (part.observations.data, part.actions.data) == ([1, 2, 3, 4], [2, 3, 4])
+    assert (part.get_observations(), part.get_actions()) == ([3, 4], [4])
+
+
+def test_slice_is_done_if_it_reaches_to_the_end() -> None:
+    done = five_steps(terminated=True)
+    assert [done[wanted].is_terminated for wanted in (slice(3), slice(5), slice(1000), slice(-2, None))] == [
+        False, True, True, True,
+    ]  # fmt: skip
+
+
+def test_slice_of_a_finalized_episode_is_its_own() -> None:
+    episode = five_steps().finalize()
+    part = episode[1:3]
+    assert part.is_finalized
+    part.set_rewards(new_data=[8.0, 9.0])
+    assert episode.get_rewards().tolist() == [1, 2, 3, 4, 5]
+
+
+def test_only_slices_forward_are_there() -> None:
+    with pytest.raises(NotImplementedError, match="an episode can only be sliced"):
+        five_steps()[1]
+    with pytest.raises(SpecError, match=r"the step of an episode.s slice must be >= 1, got -1"):
+        five_steps()[::-1]
+
+
+def test_nests_and_nan_meet() -> None:
+    episode = Episode("x")
+    episode.add_env_reset({"a": np.array([np.nan, 1.0]), "b": 2})
+    chunk = episode.cut()
+    chunk.add_env_step({"a": np.array([0.0, 1.0]), "b": 3}, 0, 1.0, extra_model_outputs={"logp": 1})
+    assert episode.concat_episode(chunk) is None  # type: ignore[func-returns-value]  # that is the point
+    assert (len(episode), episode.get_extra_model_outputs("logp")) == (1, [1])
+
+
+def test_chunk_that_does_not_follow_changes_nothing() -> None:
+    def following(**options: Any) -> Episode:
+        data: Any = {"observations": [5, 6], "actions": [6], "rewards": [6.0], "t_started": 5, "len_lookback_buffer": 0}
+        return Episode(**{"id_": "x", **data, **options})
+
+    episode = five_steps()
+    for chunk, error, message in (
+        (following(id_="y"), SpecError, "`id_` 'x', got 'y'"),
+        (following(t_started=4), SpecError, "`t_started` 5, got 4"),
+        (following(observations=[4, 6]), SpecError, "must start with the last observation"),
+        (following(extra_model_outputs={"logp": [1]}), StructureError, "names of the first step"),
+        (following(observations=[5, 6], actions=[[6, 6]]), StructureError, "chunk"),
+        (Episode("x", t_started=5), SpecError, "must start with the last observation"),
+    ):
+        with pytest.raises(error, match=message):
+            episode.concat_episode(chunk)
+        assert (episode.observations.data, episode.actions.data, episode.t) == ([*range(6)], [*range(1, 6)], 5)
+        assert len(episode.infos) == 6
+    episode.concat_episode(following())
+    assert episode.t == 6
+
+
+def whole_episode(**options: Any) -> rw.Episode:
+    return rw.Episode(
+        **{
+            "id_": "x",
+            "observations": [10, 11, 12, 13],
+            "actions": np.array([[1, 1], [2, 2], [3, 3]], np.float32),
+            "rewards": [0.5, 1.5, 2.5],
+            "len_lookback_buffer": 0,
+            "terminated": True,
+            **options,
+        }
+    )
+
+
+def test_steps_have_the_transition_beside_its_observation_and_the_end_in_the_boundary_step() -> None:
+    steps = whole_episode().steps()
+    assert {key: leaf.tolist() for key, leaf in steps.items()} == {
+        "observation": [10, 11, 12, 13],
+        "action": [[1, 1], [2, 2], [3, 3], [0, 0]],
+        "reward": [0.5, 1.5, 2.5, 0],
+        "discount": [1, 1, 0, 0],
+        "is_first": [True, False, False, False],
+        "is_last": [False, False, False, True],
+        "terminated": [False, False, False, True],
+        "truncated": [False] * 4,
+    }
+    dtypes = {key: str(leaf.dtype) for key, leaf in steps.items()}
+    assert (dtypes["reward"], dtypes["discount"], dtypes["action"]) == ("float32", "float32", "float32")
+
+
+def test_truncated_episode_has_a_discount_of_1() -> None:
+    steps = whole_episode(terminated=False, truncated=True).steps()
+    assert (steps["discount"].tolist(), steps["truncated"].tolist()) == ([1, 1, 1, 0], [False, False, False, True])
+
+
+def test_chunk_that_was_cut_has_no_flags_and_no_look_back() -> None:
+    chunk = whole_episode(terminated=False).cut(2)
+    chunk.add_env_step(14, np.array([4, 4], np.float32), 3.5)
+    steps = chunk.steps()
+    assert steps["observation"].tolist() == [13, 14]
+    assert not any(steps[flag].any() for flag in ("is_first", "is_last", "terminated", "truncated"))
+
+
+def test_model_outputs_are_written_too_and_strings_as_bytes() -> None:
+    steps = whole_episode(extra_model_outputs={"logp": [1, 2, 3]}, actions=["a", "b", "c"]).steps()
+    assert steps["extra_model_outputs"]["logp"].tolist() == [1, 2, 3, 0]
+    assert steps["action"].tolist() == [b"a", b"b", b"c", b""]
+
+
+def test_episode_without_a_step_has_no_steps() -> None:
+    started = rw.Episode()
+    started.add_env_reset(0)
+    for call in (started.steps, lambda: started.windows(rw.WindowSpec(2))):
+        with pytest.raises(IncompleteError, match="an episode without a step has nothing to write"):
+            call()
+
+
+def test_windows_are_padded_with_zeros() -> None:
+    first, second = whole_episode().windows(rw.WindowSpec(3, 3, "cover"))
+    assert (first["observation"].tolist(), second["observation"].tolist()) == ([10, 11, 12], [13, 0, 0])
+    assert second["is_last"].tolist() == [True, False, False]
+    assert [window["observation"].shape for window in whole_episode().windows(rw.WindowSpec.whole_episode())] == [(4,)]
+    assert whole_episode().windows(rw.WindowSpec(9)) == []
+
+
+def columns_of(whole_episode: rw.Episode) -> list[Any]:
+    columns = whole_episode.get_observations(), whole_episode.get_actions(), whole_episode.get_rewards()
+    return [
+        *(np.asarray(column).tolist() for column in columns),
+        whole_episode.is_terminated,
+        whole_episode.is_truncated,
+    ]
+
+
+WHOLE = [[10, 11, 12, 13], [[1, 1], [2, 2], [3, 3]], [0.5, 1.5, 2.5]]
+
+
+def test_steps_in_several_layouts_are_an_episode() -> None:
+    steps = whole_episode().steps()
+    columns = [steps[name] for name in sorted(steps)]
+    rlds = {key: steps[key] for key in ("observation", "action", "reward", "discount", "is_first", "is_last")}
+    types = np.array([0, 1, 1, 2], np.int32)
+    trajectory = rw.Trajectory(
+        types, steps["observation"], steps["action"], (), np.roll(types, -1), steps["reward"], steps["discount"]
+    )
+    for data in (steps, tuple(columns), {**rlds, "is_terminal": steps["is_last"]}, trajectory):
+        assert columns_of(rw.Episode.from_steps(data)) == [*WHOLE, True, False]
+    assert columns_of(rw.Episode.from_steps({**rlds, "is_terminal": np.zeros(4)})) == [*WHOLE, False, True]
+    cut_off = trajectory._replace(discount=np.array([1, 1, 1, 0], np.float32))
+    assert columns_of(rw.Episode.from_steps(cut_off)) == [*WHOLE, False, True]
+
+
+def test_columns_get_the_structure_of_a_step() -> None:
+    nested = whole_episode(observations=[{"a": n, "b": (n,)} for n in range(4)])
+    steps = nested.steps()
+    columns = [steps[name] for name in ("action", "discount", "is_first", "is_last")]
+    columns += [steps["observation"]["a"], steps["observation"]["b"][0]]
+    columns += [steps[name] for name in ("reward", "terminated", "truncated")]
+    again = rw.Episode.from_steps(columns, like=steps, id_="x", t_started=7)
+    assert again.get_observations(2) == {"a": 2, "b": (2,)}
+    assert (again.id_, again.t_started, again.t, again.is_finalized) == ("x", 7, 10, True)
+    with pytest.raises(StructureError, match=r"9 columns do not make steps of .*Give a step as `like`"):
+        rw.Episode.from_steps(columns)
+
+
+def test_model_outputs_and_policy_infos_come_back() -> None:
+    steps = whole_episode(extra_model_outputs={"logp": [1, 2, 3]}).steps()
+    assert rw.Episode.from_steps(steps).get_extra_model_outputs("logp").tolist() == [1, 2, 3]
+    types = np.array([0, 1, 1, 2], np.int32)
+    trajectory = rw.Trajectory(types, np.zeros(4), np.zeros(4), {"logp": np.arange(4)}, types, np.zeros(4), np.ones(4))
+    policy_info = rw.Episode.from_steps(trajectory).get_extra_model_outputs("policy_info")
+    assert policy_info["logp"].tolist() == [0, 1, 2]
+    again = rw.Episode.from_steps(trajectory._replace(policy_info=np.arange(4)))
+    assert again.get_extra_model_outputs("policy_info").tolist() == [0, 1, 2]
+    assert not rw.Episode.from_steps(trajectory._replace(policy_info=())).extra_model_outputs
+
+
+def test_padding_is_left_out_and_what_is_no_episode_is_refused() -> None:
+    (padded,) = whole_episode().windows(rw.WindowSpec(9, end_of_episode="pad"))
+    assert columns_of(rw.Episode.from_steps(padded)) == [*WHOLE, True, False]
+    with pytest.raises(StructureError, match="missing: action, reward"):
+        rw.Episode.from_steps({"observation": np.zeros(3)})
+    with pytest.raises(StructureError, match="two rows or more"):
+        rw.Episode.from_steps({key: leaf[:1] for key, leaf in whole_episode().steps().items()})
+
+
+def ongoing(num_steps: int) -> Episode:
+    """Return an ongoing episode of so many steps."""
+    episode = Episode("x")
+    episode.add_env_reset(0)
+    for t in range(num_steps):
+        episode.add_env_step(t + 1, t, 1.0)
+    return episode
+
+
+def test_rllibs_newer_names_are_there_beside_the_older_ones() -> None:
+    episode = Episode()
+    assert (episode.is_reset, episode.is_numpy, episode.is_finalized) == (False, False, False)
+    episode.add_env_reset(0)
+    assert episode.is_reset
+    episode.add_env_step(1, 2, 0.5)
+    assert episode.to_numpy() is episode
+    assert (episode.is_reset, episode.is_numpy, episode.is_finalized) == (True, True, True)
+    assert isinstance(episode.get_observations(), np.ndarray)
+    assert episode.cut().is_reset
+
+
+def test_custom_data_goes_on_with_the_chunks_and_is_not_shared() -> None:
+    episode = ongoing(3)
+    episode.custom_data["marks"] = [1]
+    chunk, part = episode.cut(), episode[:2]
+    chunk.custom_data["marks"].append(2)
+    chunk.custom_data["more"] = True
+    assert (episode.custom_data, part.custom_data) == ({"marks": [1]}, {"marks": [1]})
+    episode.to_numpy()
+    assert episode.custom_data == {"marks": [1]}
+    whole = part[:]
+    whole.concat_episode(episode[2:])
+    assert whole.custom_data == {"marks": [1]}
+    episode = ongoing(3)
+    episode.custom_data = {"marks": [1], "own": 0}
+    episode.concat_episode(chunk)
+    assert episode.custom_data == {"marks": [1, 2], "own": 0, "more": True}

@@ -1,0 +1,273 @@
+"""What a local server holds: selectors, statistics of draws, memory, counters. Without a network."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import sampled
+from store_messages import Inserter, chunk, draw, item, store_of
+
+from reverb_writer.local.incoming import Incoming
+from reverb_writer.local.read_items import tensors_named
+from reverb_writer.local.refusals import Refusal, Status
+from reverb_writer.local.selectors import make_chooser
+from reverb_writer.local.stored_items import SharedChunks, encode_responses
+from reverb_writer.local.sum_tree import SumTree
+from reverb_writer.local.table import SampleRequest
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.trajectory_parsing import parse_trajectory
+from reverb_writer.tables import Prioritized, SampleToInsertRatio, Selector, TableConfig
+
+NUM_DRAWS = 1_000_000
+
+
+def chi_square_z(counts: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64]) -> float:
+    """Return how many standard deviations chi-square is above its mean (Wilson-Hilferty)."""
+    expected = probabilities * counts.sum()
+    chosen = expected > 0
+    assert not counts[~chosen].any()
+    degrees = np.count_nonzero(chosen) - 1
+    statistic = ((counts[chosen] - expected[chosen]) ** 2 / expected[chosen]).sum()
+    return float(((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / np.sqrt(2 / (9 * degrees)))
+
+
+@pytest.mark.parametrize("selector", ["uniform", Prioritized(1.0), Prioritized(0.6)], ids=str)
+def test_a_million_draws_agree_with_the_closed_form_after_updates_and_deletions(selector: Selector) -> None:
+    rng = np.random.default_rng(3)
+    chooser = make_chooser(selector, rng)
+    priorities = rng.uniform(0, 10, 3000)
+    for row, priority in enumerate(priorities):
+        chooser.insert([row], [priority])
+    for row in range(0, 3000, 3):
+        priorities[row] = rng.choice([0.0, 0.1, 50.0])
+        chooser.update(row, priorities[row])
+    alive = np.ones(3000, bool)
+    for row in range(0, 3000, 2):
+        alive[row] = False
+        chooser.delete([row])
+    for row in range(0, 3000, 10):
+        alive[row], priorities[row] = True, 4.0
+        chooser.insert([row], [4.0])
+    weights = alive.astype(float)
+    if isinstance(selector, Prioritized):
+        weights *= np.where(priorities > 0, priorities, 0) ** selector.exponent * (priorities > 0)
+    expected = weights / weights.sum()
+    rows: list[int] = []
+    for _ in range(NUM_DRAWS // 250):
+        drawn, probabilities = chooser.draw(250)
+        rows += drawn.tolist()
+    np.testing.assert_allclose(probabilities, expected[drawn])
+    assert abs(chi_square_z(np.bincount(rows, minlength=3000), expected)) < 5
+
+
+def test_a_sum_tree_never_finds_a_row_without_weight() -> None:
+    tree = SumTree()
+    for row in range(5000):
+        tree.set(row, 0.1 if row % 7 == 3 else 0.0)
+    points = np.append(np.linspace(0, tree.total, 10_000, endpoint=False), np.nextafter(tree.total, 0))
+    found = tree.find(points)
+    assert set(found % 7) == {3}
+    assert (np.diff(found) >= 0).all()
+
+
+def test_each_draw_of_an_item_is_counted_also_of_many_at_once() -> None:
+    store = store_of(TableConfig("replay"))
+    Inserter(store).insert([1, 2, 3])
+    table, times = store.table("replay"), dict[int, list[int]]()
+    for _ in range(2):
+        request = SampleRequest(50)
+        table.request(request)
+        table.advance()
+        assert len(request.samples) > 3
+        for key, count in zip(request.samples.keys.tolist(), request.samples.times_sampled.tolist(), strict=True):
+            times.setdefault(key, []).append(count)
+    assert times == {key: [*range(1, len(counts) + 1)] for key, counts in times.items()}
+    assert table.num_samples == sum(map(len, times.values()))
+    assert table.num_unique_samples == len(times)
+
+
+def test_a_table_that_grows_keeps_the_numbers_of_its_items() -> None:
+    store = store_of(TableConfig("replay", sampler="fifo", max_times_sampled=1))
+    Inserter(store).insert(range(3000), range(3000))
+    table, drawn = store.table("replay"), list[tuple[int, float]]()
+    while len(table):
+        request = SampleRequest(3000)
+        store.request("replay", request)
+        drawn += zip(request.samples.keys.tolist(), request.samples.priorities.tolist(), strict=True)
+        assert [item.key for item in request.samples] == request.samples.keys.tolist()
+    assert drawn == [(number, number) for number in range(3000)]
+
+
+def test_large_samples_are_drawn_as_far_as_a_response_holds_them() -> None:
+    store = store_of(TableConfig("replay"))
+    large = messages.StoredRequest(chunks=[chunk(7, data=bytes(300_000))], items=[item(1, 7)])
+    Inserter(store).incoming.feed(large.SerializeToString())
+    request = SampleRequest(50)
+    store.request("replay", request)
+    assert (len(request.samples), request.num_missing) == (4, 46)
+
+
+def test_a_table_whose_priorities_are_all_zero_is_sampled_uniformly() -> None:
+    store = store_of(TableConfig("replay", sampler=Prioritized(1.0)))
+    Inserter(store).insert([1, 2], [0.0, 0.0])
+    drawn = draw(store, 200)
+    assert {key for key, _, _ in drawn} == {1, 2}
+    assert {probability for _, probability, _ in drawn} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "order"),
+    [
+        ("fifo", [0, 1, 2, 3, 4]),
+        ("lifo", [4, 3, 2, 1, 0]),
+        ("max_heap", [2, 4, 0, 1, 3]),
+        ("min_heap", [1, 3, 0, 2, 4]),
+    ],
+)
+def test_order_of_samples(sampler: Any, order: list[int]) -> None:
+    store = store_of(TableConfig("replay", sampler=sampler, max_times_sampled=1))
+    Inserter(store).insert([10, 11, 12, 13, 14], [2, 1, 9, 1, 9])
+    assert [key - 10 for key, _, _ in draw(store, 9)] == order
+    assert not store.table("replay").num_episodes
+
+
+def test_remover_may_choose_the_new_item() -> None:
+    store = store_of(TableConfig("replay", 3, "fifo", "max_heap"))
+    Inserter(store).insert([0, 1, 2, 3, 4], [5, 1, 9, 2, 7])
+    assert [item.key for item in store.table("replay")] == [0, 1, 3]
+
+
+def test_memory_is_free_when_nothing_refers_to_it() -> None:
+    store = store_of(TableConfig("replay", 10))
+    inserter = Inserter(store)
+    for first in range(0, 1000, 10):
+        inserter.insert(range(first, first + 10))
+    assert len(store.chunks) == 1
+    store.reset("replay")
+    assert len(store.chunks) == 1  # the stream keeps it
+    inserter.incoming.end()
+    assert len(store.chunks) == store.chunks.num_bytes == 0
+
+
+def test_the_memory_bound_is_told_and_nothing_is_lost() -> None:
+    store = store_of(TableConfig("replay"), max_bytes=10_000)
+    inserter = Inserter(store)
+    inserter.insert([1, 2])
+    request = messages.StoredRequest(chunks=[chunk(9, data=bytes(20_000))])
+    with pytest.raises(Refusal, match="`max_bytes` 10000 bytes") as refusal:
+        inserter.incoming.feed(request.SerializeToString())
+    assert refusal.value.status is Status.RESOURCE_EXHAUSTED
+    with pytest.raises(Refusal, match="max_bytes"):
+        inserter.insert(range(3, 1000))
+    assert {key for key, _, _ in draw(store, 50)} == {1, 2}
+
+
+def test_memory_of_an_item_of_many_slices_is_counted() -> None:
+    trajectory = messages.FlatTrajectory()
+    pieces = trajectory.columns.add().chunk_slices
+    for number in range(1000):
+        pieces.add(chunk_key=(1 << 40) + number, offset=300, length=400, index=0)
+    flat = trajectory.SerializeToString()
+    layout, (slices,) = parse_trajectory(flat)
+    made = SharedChunks("replay", layout, [], 1, len(flat), len(slices))
+    parsed = sys.getsizeof(slices) + sum(sum(map(sys.getsizeof, (one, *one))) for one in slices)
+    assert made.item_bytes >= sys.getsizeof(flat) + parsed
+
+
+def test_a_chunk_is_shared_by_streams() -> None:
+    store = store_of(TableConfig("replay"))
+    first, second = Inserter(store), Inserter(store)
+    first.insert([1])
+    second.insert([2])
+    assert len(store.chunks) == 1
+    first.incoming.end()
+    second.insert([3])
+    assert len(draw(store, 3)) == 3
+
+
+def test_inserts_wait_for_the_rate_limiter_in_turn() -> None:
+    store = store_of(TableConfig("replay", rate_limiter=SampleToInsertRatio(1.0, 1, 2.0)))
+    inserter = Inserter(store)
+    inserter.insert(range(6))
+    assert inserter.confirmed() == [0, 1, 2]
+    assert store.table("replay").num_inserts == 3
+    assert len(draw(store, 2)) == 2
+    assert inserter.confirmed() == [3, 4]
+    inserter.incoming.end()
+    assert len(draw(store, 100)) == 4  # down to min_diff -1, with nothing new
+    assert inserter.confirmed() == []
+
+
+def test_a_sample_tells_whether_its_request_had_to_wait() -> None:
+    store = store_of(TableConfig("replay"))
+    late, prompt = SampleRequest(1), SampleRequest(1)
+    store.request("replay", late)
+    Inserter(store).insert([1])
+    store.request("replay", prompt)
+    for request, waited in ((late, True), (prompt, False)):
+        (response,) = encode_responses(request.samples, rate_limited=request.has_waited)
+        (entry,) = messages.SampleStreamResponse.FromString(response).entries
+        assert (entry.info.rate_limited, request.has_waited) == (waited, waited)
+
+
+def test_counters_are_those_of_the_draws() -> None:
+    store = store_of(TableConfig("replay", max_times_sampled=3))
+    Inserter(store).insert(range(50))
+    drawn = draw(store, 1000)
+    assert Counter(Counter(key for key, _, _ in drawn).values()) == {3: 50}
+    table = store.table("replay")
+    assert (table.num_samples, table.num_unique_samples, len(table), table.num_deleted_episodes) == (150, 50, 0, 1)
+
+
+@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf")])
+def test_a_priority_that_cannot_be_is_refused_and_changes_nothing(priority: float) -> None:
+    store = store_of(TableConfig("replay", sampler=Prioritized(1.0)))
+    with pytest.raises(Refusal, match="must be finite and >= 0"):
+        Inserter(store).insert([1, 2], [1.0, priority])
+    assert not len(store.table("replay"))
+
+
+def test_huge_priorities_stay_finite() -> None:
+    store = store_of(TableConfig("replay", sampler=Prioritized(3.0)))
+    Inserter(store).insert(range(20), [1e300] * 20)
+    assert len({key for key, _, _ in draw(store, 500)}) == 20
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (messages.StoredRequest(items=[item(1, 8)]), "names chunk 8"),
+        (messages.StoredRequest(chunks=[chunk(8)], items=[item(1, 8)], keep_chunk_keys=[9]), "names chunk 9"),
+        (messages.StoredRequest(chunks=[b"\xff"]), "no insert request"),
+        (messages.StoredRequest(items=[b"\x08"]), "no insert request"),
+        (messages.StoredRequest(chunks=[chunk(8)], items=[item(1, 8, "other")]), "other was not found"),
+    ],
+    ids=["no chunk", "not kept", "damaged chunk", "damaged item", "no table"],
+)
+def test_an_impossible_request_inserts_nothing(request_: Any, text: str) -> None:
+    store = store_of(TableConfig("replay"))
+    inserter = Inserter(store)
+    with pytest.raises(Refusal, match=text):
+        inserter.incoming.feed(request_.SerializeToString())
+    inserter.incoming.end()
+    assert not len(store.table("replay"))
+    assert not len(store.chunks)
+
+
+def test_chunk_is_named_with_the_highest_of_its_tensors_whatever_their_order() -> None:
+    columns = [[(7, 0, 1, 2)], [(7, 0, 1, 1)], [(7, 1, 1, 0), (8, 0, 1, 0)], [(8, 0, 2, 1)]]
+    parsed = parse_trajectory(sampled.item(1, columns).flat_trajectory.SerializeToString())
+    assert tensors_named(parsed) == {7: 2, 8: 1}
+
+
+def test_item_that_names_a_tensor_behind_the_last_of_its_chunk_is_refused() -> None:
+    incoming = Incoming(store_of(TableConfig("replay")), lambda _: None)
+    named = sampled.item(1, [[(7, 0, 1, 1)]]).SerializeToString()
+    request = messages.StoredRequest(keep_chunk_keys=[7], chunks=[chunk(7)], items=[named])
+    with pytest.raises(Refusal, match="item 1 names tensor 1 of chunk 7, which has 1"):
+        incoming.feed(request.SerializeToString())

@@ -1,0 +1,358 @@
+"""Packages import in one direction, without frameworks, and name what a missing package needs."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reverb_writer
+import reverb_writer as rw
+import reverb_writer.rollouts
+from reverb_writer.lazy import module_of_names
+from reverb_writer.reading.views import Views
+
+ROOT = Path(__file__).parents[3]
+
+CLIENT = [
+    "cli",
+    "ray",
+    "testing",
+    "tf_agents",
+    "sb3",
+    "instinct_rl",
+    "local",
+    "rollouts",
+    "files",
+    "writing",
+    "reading",
+    "accumulator",
+    "client",
+    "transport",
+    "decoding",
+    "environments",
+    "episodes",
+    "tables",
+    "protocol",
+    "returns",
+    "slices",
+    "transitions",
+    "windows",
+    "steps",
+    "leaves",
+    "nests",
+    "deadline",
+    "background",
+    "progress",
+    "arguments",
+    "scalars",
+    "arrays",
+    "lazy",
+    "errors",
+]
+SERVER = [
+    "cli",
+    "service",
+    "turn",
+    "starting",
+    "saving",
+    "jobs",
+    "certs",
+    "observability",
+    "reverb",
+    "checkpoints",
+    "config",
+    "machine",
+    "log_setup",
+    "signals",
+]
+LAYERS = {"reverb_writer": CLIENT, "reverb_writer_server": SERVER}
+FOLDERS = {"reverb_writer": ROOT / "reverb_writer", "reverb_writer_server": ROOT / "server" / "reverb_writer_server"}
+
+WITH_GRPC = {"transport", "local"}  # the client's end of a connection, and a server's
+PURE = CLIENT[CLIENT.index("transport") + 1 :]
+FRAMEWORKS = {"jax", "ray", "reverb", "tensorflow", "tf_agents", "torch"}
+
+FILES = sorted(
+    (package, path)
+    for package, folder in FOLDERS.items()
+    for path in folder.rglob("*.py")
+    if path.parent != folder or not path.stem.startswith("__")
+)
+IDS = ["/".join((package, *path.relative_to(FOLDERS[package]).parts)) for package, path in FILES]
+CLIENT_FILES = [path for package, path in FILES if package == "reverb_writer"]
+
+
+def layer_of(package: str, path: Path) -> str:
+    return path.relative_to(FOLDERS[package]).with_suffix("").parts[0]
+
+
+def imports(path: Path, *, at_load: bool = False, with_types: bool = True) -> set[str]:
+    """Return the full names of all that a file imports.
+
+    Without what its functions import if `at_load`, and without what only type checkers import unless `with_types`.
+    """
+    found = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}, line {node.lineno}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not with_types:
+            continue
+        if not (at_load and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):
+            pending += ast.iter_child_nodes(node)
+    return found
+
+
+@pytest.mark.parametrize(("package", "path"), FILES, ids=IDS)
+def test_module_imports_only_packages_below_its_own(package: str, path: Path) -> None:
+    layers = LAYERS[package]
+    own = layer_of(package, path)
+    imported = {name.split(".")[1] for name in imports(path) if name.startswith(f"{package}.")} - {"__version__"}
+    assert imported <= {*layers[layers.index(own) :]}
+
+
+@pytest.mark.parametrize("path", CLIENT_FILES, ids=str)
+def test_only_transport_and_local_import_grpc(path: Path) -> None:
+    uses_grpc = any(name.partition(".")[0] == "grpc" for name in imports(path))
+    assert not uses_grpc or layer_of("reverb_writer", path) in WITH_GRPC
+
+
+@pytest.mark.parametrize("path", [path for path in CLIENT_FILES if path.parent.name != "views"], ids=str)
+def test_no_framework_is_imported_at_load(path: Path) -> None:
+    assert not {name.partition(".")[0] for name in imports(path, at_load=True)} & FRAMEWORKS
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_files_import_each_other_in_a_circle(package: str) -> None:
+    root = FOLDERS[package].parent
+    files = [path for owner, path in FILES if owner == package]
+    path_of = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+    imported = {}
+    for name, path in path_of.items():
+        found = [f"{one}." for one in imports(path, with_types=False)]
+        matches = [[module for module in path_of if one.startswith(f"{module}.")] for one in found]
+        imported[name] = {max(modules, key=len) for modules in matches if modules}
+    # `Views.transitions` makes an object of a class that derives from `Views`.
+    imported.get("reverb_writer.reading.views", set()).discard("reverb_writer.reading.views.transitions")
+    graphlib.TopologicalSorter(imported).prepare()  # a CycleError names the files
+
+
+def test_no_two_modules_have_one_name() -> None:
+    stems = [path.stem for path in CLIENT_FILES if not path.stem.startswith("__") and path.stem != path.parent.name]
+    assert sorted(stems) == sorted({*stems})
+
+
+HEAVY = {"dm_env", "gymnasium", "jax", "reverb", "reverb_writer_server", "tensorflow", "tf_agents", "torch"}
+
+
+def modules_after(statements: str) -> set[str]:
+    """Run `statements` in a fresh interpreter and return the names of the modules that are loaded then."""
+    script = f"import json, sys\n{statements}\njson.dump(sorted(sys.modules), sys.stdout)"
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, timeout=60)
+    return set(json.loads(done.stdout))
+
+
+def test_import_loads_nothing_but_the_package_and_what_makes_it_lazy() -> None:
+    loaded = modules_after("import reverb_writer\nassert 'TrajectoryObserver' in dir(reverb_writer)")
+    own = {name for name in loaded if name.startswith("reverb_writer")}
+    assert own == {"reverb_writer", "reverb_writer.errors", "reverb_writer.lazy"}
+    assert not loaded & {"numpy", "grpc", "google.protobuf", "cramjam", "tree"}
+    assert resources.files(reverb_writer).joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("program", "left_out"),
+    [
+        ("rw.files.RolloutWriter, rw.files.RolloutDataset", {"grpc", "torch", "click"}),
+        ("a = rw.TrajectoryAccumulator({'x': np.zeros(1)}); a.add('x', 1.0); a.build()", {"grpc", "google.protobuf"}),
+        ("rw.TrajectoryObserver", {"multiprocessing"}),
+    ],
+)
+def test_what_a_part_of_the_package_does_not_need_it_does_not_load(program: str, left_out: set[str]) -> None:
+    assert not modules_after(f"import numpy as np, reverb_writer as rw\n{program}") & left_out
+
+
+@pytest.mark.parametrize("module", ["reverb_writer.tables", "reverb_writer.testing"])
+def test_what_the_server_and_every_pytest_load_is_cheap(module: str) -> None:
+    loaded = modules_after(f"import {module}")
+    assert not loaded & {"numpy", "grpc", "google.protobuf", "cramjam", "tree", "reverb_writer.local"}
+
+
+def test_touching_every_public_name_loads_no_framework() -> None:
+    loaded = modules_after("import reverb_writer\nfor name in dir(reverb_writer): getattr(reverb_writer, name)")
+    assert "reverb_writer.client" in loaded
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("package", [reverb_writer, reverb_writer.rollouts], ids=lambda package: package.__name__)
+def test_public_names_are_those_of_their_modules_and_have_docstrings(package: ModuleType) -> None:
+    module_of = module_of_names(Path(str(package.__file__)).with_suffix(".pyi"))
+    assert {*vars(package)["__all__"]} == module_of.keys()
+    for name, module in module_of.items():
+        value = getattr(package, name)
+        assert inspect.getdoc(value), name
+        if module != package.__name__:
+            home = sys.modules[module]
+            assert value is getattr(home, name)
+
+
+def test_star_import_brings_the_public_names_and_nothing_else() -> None:
+    names: dict[str, object] = {}
+    exec("from reverb_writer import *", names)  # noqa: S102  # the statement is the test
+    assert names.keys() - {"__builtins__"} == {*vars(reverb_writer)["__all__"]}
+
+
+def test_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="module 'reverb_writer' has no attribute 'TrajectoryObservr'"):
+        reverb_writer.TrajectoryObservr  # type: ignore[attr-defined]  # noqa: B018  # the look-up is the test
+
+
+def test_names_that_two_threads_first_use_at_once_load_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each may hold the import lock of a module that the other needs, and gets half of it."""
+    package = tmp_path / "two_names"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import threading\nfrom reverb_writer.lazy import lazy_names\n"
+        "loading, overlaps = threading.Semaphore(1), []\n"
+        "__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)\n"
+    )
+    (package / "__init__.pyi").write_text("from two_names.a import A as A\nfrom two_names.b import B as B\n")
+    for name in "ab":
+        (package / f"{name}.py").write_text(
+            "import time\nfrom two_names import loading, overlaps\n"
+            "overlaps.append(not loading.acquire(blocking=False))\n"
+            f"time.sleep(0.2)\nloading.release()\n{name.upper()} = '{name}'\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    two_names = importlib.import_module("two_names")
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda name=name: found.append(getattr(two_names, name))) for name in "AB"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == ["a", "b"]
+    assert two_names.overlaps == [False, False]
+
+
+PACKAGE = Path(rw.__file__).parent
+NEEDED = {"numpy", "grpc", "google", "cramjam", "tree", "reverb_writer", "__future__"}
+# Loaded by an environment of that package, by the command, which looks for them, and where bytes cannot be read.
+EXEMPT = {
+    "environments/dm_env_recorder.py",
+    "environments/gymnasium_recorders.py",
+    "instinct_rl/datasets.py",  # its classes are those of PyTorch only where PyTorch is installed
+    "progress.py",  # rich comes with the package
+    "testing.py",  # loaded by pytest
+}
+
+
+class Strange:
+    """An array of a library that nobody knows."""
+
+
+@pytest.mark.parametrize(
+    ("missing", "call", "install"),
+    [
+        ("torch", lambda _: __import__("reverb_writer.reading.views.torch"), "reverb-writer[torch]"),
+        ("jax", lambda _: Views().as_jax(), "reverb-writer[jax]"),
+        ("tensorflow", lambda _: Views().as_tf(), "tensorflow"),
+        ("minari", lambda path: rw.files.from_minari(str(path), None), "reverb-writer[minari]"),  # type: ignore[arg-type]
+        ("minari", lambda path: rw.files.to_minari([], path, "a/b-v0"), "reverb-writer[minari]"),
+        ("array_api_compat", lambda _: _namespace(), "reverb-writer[arrays]"),
+        (
+            "array_api_compat",
+            lambda _: rw.rollouts.RolloutStorage(2, 2, (3,), (3,), (1,), device="cpu"),
+            "reverb-writer[arrays,torch]",
+        ),
+    ],
+)
+def test_missing_package_is_named_by_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, call: Callable[[Path], Any], install: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("torch", "tf"):
+        monkeypatch.delitem(sys.modules, f"reverb_writer.reading.views.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(rw.errors.MissingExtraError) as caught:
+        call(tmp_path)
+    assert str(caught.value).endswith(f"which is not installed: pip install '{install}'")
+    assert f"needs `{missing}" in str(caught.value)
+    assert isinstance(caught.value, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_extra_of_a_framework_brings_what_its_arrays_need(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rw.to_transitions` of tensors failed after the learner had started."""
+    pyproject = PACKAGE.parent / "pyproject.toml"
+    if not pyproject.exists():
+        pytest.skip("installed without its sources")
+    line = next(line for line in pyproject.read_text("utf-8").splitlines() if line.startswith(f"{library} = "))
+    assert '"reverb-writer[arrays]"' in line
+    monkeypatch.setitem(sys.modules, "array_api_compat", None)
+    array = type("Tensor", (), {"__module__": f"{library}.of"})()
+    from reverb_writer.arrays import array_namespace
+
+    with pytest.raises(rw.errors.MissingExtraError, match=rf"pip install 'reverb-writer\[{library}\]'"):
+        array_namespace(array)
+
+
+def _namespace() -> Any:
+    from reverb_writer.arrays import array_namespace
+
+    return array_namespace(Strange(), np.zeros(1))
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_optional_import_says_what_installs_it(path: Path) -> None:
+    name = str(path.relative_to(PACKAGE))
+    if name in EXEMPT or name.startswith(("cli/", "demo/", "ray/")):
+        return  # `demo`: examples with their extra; `ray.actors` says it
+    tree = ast.parse(path.read_text())
+    guarded = {
+        inner
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.With) and "needs(" in ast.unparse(node.items[0].context_expr))
+        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    strangers = [
+        module
+        for node in ast.walk(tree)
+        if node not in guarded
+        for module in _imported(node)
+        if module.partition(".")[0] not in NEEDED | sys.stdlib_module_names | {"ml_dtypes"}
+    ]
+    assert not strangers
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+        first = node.args[0]
+        return [first.value] if isinstance(first, ast.Constant) and isinstance(first.value, str) else []
+    return []

@@ -1,0 +1,108 @@
+"""Work in the background, and what waits for room or for a window: no thread too many, and no race."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from waiting import eventually
+
+from reverb_writer.background import LateThread, in_background, start_thread
+from reverb_writer.client.same_process import add_sender, send_due
+from reverb_writer.transport import delivery
+
+END_WITHIN_S = 30.0
+
+
+def test_outcome_is_what_the_work_returns_or_raises() -> None:
+    assert in_background(lambda: 3).result() == 3
+    failed = in_background(lambda: 1 // 0)
+    assert failed.wait(END_WITHIN_S)
+    assert failed.done()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            failed.result()
+
+
+def test_work_that_takes_long_keeps_no_other_waiting() -> None:
+    release: queue.SimpleQueue[int] = queue.SimpleQueue()
+    slow = in_background(release.get)
+    assert in_background(lambda: 1).result() == 1
+    assert not slow.done()
+    assert not slow.wait(0.01)
+    release.put(2)
+    assert slow.result() == 2
+
+
+def test_started_thread_is_one_that_threading_knows() -> None:
+    found: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+    thread = start_thread(lambda: found.put(threading.current_thread()), "named")
+    assert found.get(timeout=END_WITHIN_S) is thread
+    assert (thread.name, thread.daemon) == ("named", True)
+    thread.join()
+
+
+def test_late_thread_begins_once() -> None:
+    begun: list[int] = []
+    release: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run() -> None:
+        begun.append(threading.get_ident())
+        release.get()
+
+    thread = LateThread(run, "late")
+    for _ in range(20):
+        thread.start()
+    eventually(lambda: sum(one.name == "late" for one in threading.enumerate()) == 1)
+    thread.start()
+    release.put(None)
+    assert len(begun) == 1
+
+
+def test_room_that_is_gone_again_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender would look for it without a pause, for as long as a rate limiter blocks."""
+    now = 100.0
+    monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: now))
+    wait = delivery.Wait("room", 60.0, row=5)
+    assert not wait.had_room_for(0.002, has_room=True)
+    assert wait.left_s() == pytest.approx(0.002)
+    now += 0.01
+    assert not wait.had_room_for(0.002, has_room=False)
+    assert wait.left_s() > 0.1
+    assert not wait.had_room_for(0.002, has_room=True)
+    now += 0.01
+    assert wait.had_room_for(0.002, has_room=True)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.num_calls = 0
+        add_sender(self)
+
+    def send_due(self) -> None:
+        self.num_calls += 1
+
+
+@pytest.fixture
+def _fast_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_fast_switches")
+def test_observers_are_made_and_forgotten_while_a_learner_begins_to_wait() -> None:
+    holders = [Holder() for _ in range(100)]
+    others = threading.Thread(target=lambda: [Holder() for _ in range(5_000)])
+    others.start()
+    num_waits = 0
+    while others.is_alive() or not num_waits:
+        send_due()
+        num_waits += 1
+    others.join()
+    assert {holder.num_calls for holder in holders} == {num_waits}

@@ -1,0 +1,141 @@
+"""Datasets on servers of this process: how much is fetched ahead, priorities on their way, and each server's share."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from numbered import QUEUE, first_numbers, insert_numbers
+from waiting import eventually
+
+import reverb_writer as rw
+from reverb_writer.reading import priority_updates
+from reverb_writer.reading.priority_updates import checked_updates
+
+PRIORITIZED = rw.TableConfig("replay", 100, rw.Prioritized(1.0))
+
+
+def test_no_more_samples_are_held_than_there_is_room_for() -> None:
+    with rw.LocalServer([QUEUE]) as server:
+        insert_numbers(server.address, "queue", range(50))
+        with rw.ReplayDataset(server, "queue", 4, max_in_flight_batches=2, timeout_s=60) as dataset:
+            iter(dataset)  # begins to fetch
+            eventually(lambda: dataset.stats().ready_samples >= 8)
+            with rw.Client(server) as client:
+                assert (dataset.stats().ready_samples, client.server_info()["queue"].current_size) == (8, 42)
+            assert [first_numbers(next(dataset)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+            eventually(lambda: dataset.stats().received_samples == 16)
+            assert dataset.stats().batches == 2
+
+
+def test_time_out_says_how_many_samples_of_the_batch_have_come() -> None:
+    with rw.LocalServer([QUEUE]) as server:
+        insert_numbers(server.address, "queue", range(3))
+        with (
+            rw.ReplayDataset(server, "queue", 4, timeout_s=0.5) as dataset,
+            pytest.raises(rw.errors.ReplayTimeoutError, match="3 of 4 samples have come"),
+        ):
+            next(dataset)
+        rest = rw.ReplayDataset(server, "queue", 2, max_samples=3, timeout_s=60)
+        insert_numbers(server.address, "queue", range(3))
+        assert [first_numbers(batch) for batch in rest] == [[0, 1], [2]]
+
+
+def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
+    def refuse_two(batch: rw.Batch) -> Any:
+        if first_numbers(batch) == [2, 3]:
+            raise ZeroDivisionError
+        return None if first_numbers(batch) == [4, 5] else batch
+
+    with rw.LocalServer([QUEUE]) as server:
+        with pytest.raises(rw.errors.SpecError, match="`transform` must be a function of a batch, got int"):
+            rw.ReplayDataset(server, "queue", 2, transform=3)  # type: ignore[arg-type]
+        insert_numbers(server.address, "queue", range(8))
+        with rw.ReplayDataset(server, "queue", 2, transform=refuse_two, timeout_s=60) as dataset:
+            assert first_numbers(next(dataset)) == [0, 1]
+            with pytest.raises(ZeroDivisionError):
+                next(dataset)
+            with pytest.raises(rw.errors.SpecError, match=r"`transform` must return a Batch, .* got NoneType"):
+                next(dataset)
+            assert first_numbers(next(dataset)) == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("keys", "priorities", "message"),
+    [
+        ([-1, 2], [1.0, 1.0], r"`keys` must be \[n\] integers .* got int64 \(2,\)"),
+        ([[1]], [[1.0]], r"`keys` must be \[n\] integers .* got int64 \(1, 1\)"),
+        ([0.5], [1.0], r"`keys` must be \[n\] integers .* got float64 \(1,\)"),
+        ([1, 2], [1.0], r"`priorities` has shape \(1,\), expected \(2,\)"),
+        ([1], [-1.0], "must be finite and >= 0, got -1.0.$"),
+        ([1, 2, 3], [np.inf, np.nan, 0.0], "must be finite and >= 0, got inf and 1 more such"),
+    ],
+)
+def test_priorities_that_cannot_be_set_are_refused(keys: Any, priorities: Any, message: str) -> None:
+    with pytest.raises(rw.errors.SpecError, match=message):
+        checked_updates(np.array(keys), np.array(priorities))
+
+
+def test_key_and_priority_of_zero_can_be_set() -> None:
+    keys, priorities = checked_updates(np.array([0, 2**63 - 1]), [0.0, 1])
+    assert (keys.tolist(), priorities.tolist()) == ([0, 2**63 - 1], [0.0, 1.0])
+
+
+def test_oldest_priorities_are_dropped_and_counted_when_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priority_updates, "_MAX_KEYS", 2)
+    with rw.LocalServer([PRIORITIZED]) as server, rw.Client(server) as client:
+        updates = priority_updates.PriorityUpdates(client, client.server_info()["replay"])
+        insert_numbers(server.address, "replay", range(3))
+        keys = sorted({sample.info.key for sample in client.sample("replay", 60)})
+        updates.put(np.array(keys, np.uint64), [5.0, 6.0, 7.0])
+        assert updates.num_failed == 1
+        updates.flush(60)
+        assert updates.num_sent == 2
+        updates.close(60)
+        with pytest.raises(rw.errors.ClosedError):
+            updates.put([1], [1.0])
+        assert {(s.info.key, s.info.priority) for s in client.sample("replay", 99)} <= {
+            *zip(keys, [1.0, 6.0, 7.0], strict=True)
+        }
+
+
+@pytest.mark.parametrize(
+    ("sampler", "remover", "warns"),
+    [("uniform", "fifo", True), (rw.Prioritized(1.0), "fifo", False), ("fifo", "min_heap", False)],
+)
+def test_priorities_that_nothing_goes_by_are_warned_of_once(
+    sampler: Any, remover: Any, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with rw.LocalServer([rw.TableConfig("replay", 100, sampler, remover)]) as server:
+        insert_numbers(server.address, "replay", [1])
+        with rw.ReplayDataset(server, "replay", 1, timeout_s=60) as dataset:
+            for _ in range(2):
+                dataset.update_priorities(next(dataset), [2.0])
+            dataset.flush_priorities()
+    said = "table `replay`: neither its sampler (uniform) nor its remover (fifo) go by priorities"
+    assert len([text for text in caplog.messages if said in text]) == warns
+
+
+def test_probability_and_size_of_samples_of_two_servers_are_those_of_one() -> None:
+    with rw.LocalServer([PRIORITIZED]) as one, rw.LocalServer([PRIORITIZED]) as other:
+        with rw.Client(one) as client:
+            client.insert({"n": np.array([0])}, {"replay": 6.0})
+        with rw.Client(other) as client:
+            for number in (1, 2, 3):
+                client.insert({"n": np.array([number])}, {"replay": 2.0 * number})
+        with rw.ReplayDataset([one.address, other.address], "replay", 64, timeout_s=60) as dataset:
+            batches = [next(dataset) for _ in range(4)]
+            dataset.update_priorities(batches[-1], np.ones(64))
+            dataset.flush_priorities()
+            assert (dataset.stats().priority_updates, dataset.stats().failed_priority_updates) == (
+                len(np.unique(batches[-1].info.keys)),
+                0,
+            )
+    numbers = np.concatenate([batch.data[0][:, 0] for batch in batches])
+    assert set(numbers) == {0, 1, 2, 3}
+    found = np.concatenate([batch.info.probabilities for batch in batches])
+    np.testing.assert_allclose(found, np.array([6, 2, 4, 6])[numbers] / 18)
+    assert {size for batch in batches for size in batch.info.table_sizes} == {4}

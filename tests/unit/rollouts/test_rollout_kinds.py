@@ -1,0 +1,278 @@
+"""Labels, next observations, the ring of states, and recurrent minibatches: examples worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rollouts import DEVICES, add, arrays_of, plain
+
+from reverb_writer.errors import IncompleteError, SpecError, StructureError
+from reverb_writer.rollouts import (
+    ActionLabelRollout,
+    QueueRolloutStorage,
+    ReplayBuffer,
+    RolloutStorage,
+    SarsaRolloutStorage,
+    split_and_pad_trajectories,
+    unpad_trajectories,
+)
+
+COUNT = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_labels_go_with_their_rows_and_are_the_last_field(device: Any) -> None:
+    make = arrays_of(device)
+    storage = ActionLabelRollout(1, 2, (1,), None, (1,), device=device, buffer_dilation_ratio=1.5)
+    for number in (0, 2):
+        storage.clear()
+        numbers = np.arange(number, number + 2, dtype=np.float32).reshape(2, 1, 1)
+        add(storage, make, observations=numbers, action_labels=numbers * 10)
+    (batch,) = storage.mini_batch_generator(1, 1)
+    assert storage.MiniBatch._fields[-1] == "action_labels"
+    assert sorted(plain(batch.obs[:, 0])) == [1, 2, 3]
+    assert plain(batch.action_labels) == plain(batch.obs * 10)
+    (recurrent,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert plain(recurrent.action_labels[:, 0, 0]) == [10, 20, 30]
+    with pytest.raises(StructureError, match="this one lacks action_labels"):
+        add(storage, make, observations=COUNT)
+
+
+def test_a_label_that_finds_no_room_is_not_written() -> None:
+    storage = ActionLabelRollout(1, 2, (1,), None, (1,), buffer_dilation_ratio=2.0)
+    add(storage, action_labels=COUNT[:2] + 1)
+    with pytest.raises(SpecError, match="the storage is full: 2 rows of 2"):
+        add(storage, action_labels=COUNT[:1] + 9)
+    assert plain(storage.action_labels[:, 0, 0]) == [1, 2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_next_observations_are_those_of_the_next_rows_and_of_the_last_transition(device: Any) -> None:
+    make = arrays_of(device)
+    storage = SarsaRolloutStorage(1, 3, (1,), None, (1,), device=device)
+    add(storage, make, observations=COUNT, next_observations=COUNT + 1)
+    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert plain(batch.next_obs[..., 0]) == [[1], [2], [3]]
+    assert batch.next_critic_obs is batch.next_obs
+    assert storage.MiniBatch._fields[-2:] == ("next_obs", "next_critic_obs")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("final", "expected"), [(None, [1, 1, 3]), (COUNT * 0 + 9, [1, 9, 3])])
+def test_what_follows_the_end_of_an_episode_is_of_that_episode(device: Any, final: Any, expected: list[float]) -> None:
+    # Row 2 is the first one after the reset: the next observation of row 1 is never that.
+    make = arrays_of(device)
+    storage = SarsaRolloutStorage(1, 3, (1,), (1,), (1,), device=device)
+    dones = np.array([[0], [1], [0]])
+    finals = {} if final is None else {"final_observations": final, "final_critic_observations": -final}
+    critic = {"critic_observations": -COUNT, "next_critic_observations": -COUNT - 1}
+    add(storage, make, observations=COUNT, next_observations=COUNT + 1, dones=dones, **critic, **finals)
+    (batch,) = storage.mini_batch_generator(1, 1)
+    rows = np.argsort(np.asarray(batch.obs[:, 0]))
+    assert plain(batch.next_obs[rows, 0]) == expected
+    assert plain(batch.next_critic_obs[rows, 0]) == [-x for x in expected]
+    (padded,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert plain(padded.next_obs[..., 0].T) == [[*expected[:2], 0], [3, 0, 0]]
+
+
+def test_the_newest_row_needs_its_next_observation() -> None:
+    storage = SarsaRolloutStorage(1, 3, (1,), None, (1,))
+    add(storage, observations=COUNT[:2])
+    with pytest.raises(IncompleteError, match="the newest transition needs `next_observations`"):
+        storage.mini_batch_generator(1)
+    add(storage, observations=COUNT[2:], next_observations=COUNT[2:] + 1)
+    assert plain(storage.next_observations[:, 0, 0]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_newest_row_where_all_episodes_end_needs_no_next_observation(device: Any) -> None:
+    make = arrays_of(device)
+    storage = SarsaRolloutStorage(2, 1, (1,), None, (1,), device=device)
+    finals = np.array([[[7.0], [8.0]]], np.float32)
+    add(storage, make, observations=finals * 0, dones=np.ones((1, 2)), final_observations=finals)
+    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert plain(batch.next_obs) == plain(finals)
+
+
+def test_a_newest_row_where_one_episode_goes_on_needs_its_next_observation() -> None:
+    storage = SarsaRolloutStorage(2, 1, (1,), None, (1,))
+    finals = np.array([[[7.0], [8.0]]], np.float32)
+    add(storage, observations=finals * 0, dones=np.array([[1, 0]]), final_observations=finals)
+    with pytest.raises(IncompleteError, match="the newest transition needs `next_observations`"):
+        storage.mini_batch_generator(1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("size", "inserts", "expected", "step"),
+    [
+        (5, [3, 3], [5, 1, 2, 3, 4], 1),
+        (5, [3, 3, 2], [5, 6, 7, 3, 4], 3),
+        (4, [4, 1], [4, 1, 2, 3], 1),
+        (4, [6], [4, 5, 2, 3], 2),
+        (4, [9], [8, 5, 6, 7], 1),  # instinct_rl's buffer refuses as many
+    ],
+)
+def test_new_states_take_the_place_of_the_oldest(
+    device: Any, size: int, inserts: list[int], expected: list[int], step: int
+) -> None:
+    make = arrays_of(device)
+    buffer = ReplayBuffer(1, size, device)
+    numbers = iter(range(100))
+    for count in inserts:
+        states = make(np.array([[next(numbers)] for _ in range(count)], np.float32))
+        buffer.insert(states, states + 0.5)
+    assert (plain(buffer.states[:, 0]), buffer.step, buffer.num_samples) == (expected, step, size)
+    assert plain(buffer.next_states - buffer.states) == [[0.5]] * size
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_states_are_sampled_with_what_followed_them_and_only_such_as_there_are(device: Any) -> None:
+    make = arrays_of(device)
+    buffer = ReplayBuffer({"a": (2,), "b": ()}, 100, device, seed=0)
+    states = {"a": make(np.arange(6.0).reshape(3, 2) + 1), "b": make(np.array([7.0, 8, 9]))}
+    buffer.insert(states, {name: -leaf for name, leaf in states.items()})
+    drawn = [*buffer.feed_forward_generator(5, 40)]
+    assert [tuple(now["a"].shape) for now, _ in drawn] == [(40, 2)] * 5
+    for now, following in drawn:
+        assert plain(following["a"]) == plain(-now["a"])
+        assert {*plain(now["b"])} == {7.0, 8.0, 9.0}
+
+
+def test_what_a_ring_cannot_do_is_refused_before_anything_changes() -> None:
+    buffer = ReplayBuffer(2, 4)
+    with pytest.raises(IncompleteError, match="the buffer is empty"):
+        buffer.feed_forward_generator(1, 1)
+    for states, next_states in ((np.ones((3, 2)), np.ones((2, 2))), (np.ones((3, 1)), np.ones((3, 2))), (1.0, 1.0)):
+        with pytest.raises(StructureError):
+            buffer.insert(states, next_states)
+    assert (buffer.num_samples, buffer.states.any()) == (0, False)
+    with pytest.raises(SpecError, match=r"`buffer_size` must be >= 1, got 0."):
+        ReplayBuffer(2, 0)
+
+
+T, F = True, False
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_trajectories_are_padded_with_zeros_environment_by_environment(device: Any) -> None:
+    # T = 6: environment a is done after row 3, b after rows 2 and 5; rows of a are 10 to 15, of b 20 to 25.
+    make = arrays_of(device)
+    rows = make(np.arange(6)[:, None] + [10, 20])
+    dones = make(np.array([[0, 0], [0, 0], [0, 1], [1, 0], [0, 0], [0, 1]], np.uint8))
+    padded, masks = split_and_pad_trajectories(rows, dones)
+    columns = [[10, 11, 12, 13, 0, 0], [14, 15, 0, 0, 0, 0], [20, 21, 22, 0, 0, 0], [23, 24, 25, 0, 0, 0]]
+    assert plain(padded.T) == columns
+    assert plain(masks.T) == [[x > 0 for x in column] for column in columns]
+    assert plain(unpad_trajectories(padded, masks)) == plain(rows)
+    assert dones[-1, 0] == 0
+
+
+def test_gradients_go_through_padding_and_back() -> None:
+    make = arrays_of("cpu")
+    rows = make(np.arange(6.0).reshape(3, 2)).requires_grad_()
+    padded, masks = split_and_pad_trajectories(rows, make(np.array([[0, 1], [0, 0], [0, 0]])))
+    (unpad_trajectories(padded, masks) ** 2).sum().backward()
+    assert plain(rows.grad) == plain(2 * rows.detach())
+
+
+def test_rows_that_are_not_those_of_dones_are_refused() -> None:
+    with pytest.raises(StructureError, match=r"shape \(2, 1\), expected rows \(3, 1\), as `dones`"):
+        split_and_pad_trajectories(np.zeros((2, 1)), np.zeros((3, 1)))
+    with pytest.raises(StructureError, match=r"with a multiple of T real rows, .* \(2, 2\) with 3 real rows"):
+        unpad_trajectories(np.zeros((2, 2)), [[T, T], [T, F]])
+
+
+def recurrent_storage(device: Any, num_envs: int = 2, layers: int = 2) -> tuple[RolloutStorage, Any]:
+    """Return the example of A.4: actions are 10 b + t, observations 1 more, the states of layer l 100 (l + 1) more."""
+    make = arrays_of(device)
+    storage = RolloutStorage(num_envs, 4, (1,), None, (1,), device=device, seed=0)
+    numbers = np.arange(4, dtype=np.float32)[:, None] + 10 * np.arange(num_envs, dtype=np.float32)
+    dones = np.zeros((4, num_envs), bool)
+    dones[1, 0] = dones[3, 1] = True
+    states = numbers[:, None, :, None] + 100 * np.arange(1, layers + 1, dtype=np.float32)[:, None, None]
+    add(storage, make, observations=numbers + 1, actions=numbers, dones=dones, hidden_states=states)
+    return storage, make
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_recurrent_minibatches_are_those_of_the_seed(device: Any) -> None:
+    storage, _ = recurrent_storage(device)
+    first, second = storage.recurrent_mini_batch_generator(2, 1)
+    assert plain(first.obs[..., 0].T) == [[1, 2, 0, 0], [3, 4, 0, 0]]
+    assert plain(first.masks.T) == [[T, T, F, F], [T, T, F, F]]
+    assert first.is_real is None
+    assert plain(first.hidden_states[..., 0]) == [[100, 102], [200, 202]]
+    assert plain(first.actions[:, :, 0].T) == [[0, 1, 2, 3]]
+    assert plain(second.obs[..., 0].T) == [[11, 12, 13, 14]]
+    assert plain(second.masks.T) == [[T, T, T, T]]
+    assert plain(second.hidden_states[..., 0]) == [[110], [210]]
+    assert tuple(second.actions.shape) == (4, 1, 1)
+    assert plain(unpad_trajectories(first.obs, first.masks)[..., 0].T) == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_each_environment_is_in_each_epoch_once(device: Any, shuffle: bool) -> None:
+    storage, _ = recurrent_storage(device, num_envs=5)
+    batches = [*storage.recurrent_mini_batch_generator(2, 6, shuffle=shuffle)]
+    assert [batch.actions.shape[1] for batch in batches] == [3, 2] * 6
+    order = [[x for batch in batches[i : i + 2] for x in plain(batch.actions[0, :, 0])] for i in range(0, 12, 2)]
+    assert [sorted(epoch) for epoch in order] == [[0, 10, 20, 30, 40]] * 6
+    assert (len({tuple(epoch) for epoch in order}) > 1) == shuffle
+    for batch in batches:
+        assert plain(unpad_trajectories(batch.obs, batch.masks) - 1) == plain(batch.actions)
+        assert plain(batch.hidden_states[0, :, 0]) == plain(batch.obs[0, :, 0] + 99)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any) -> None:
+    make = arrays_of(device)
+    storage = QueueRolloutStorage(3, 2, (1,), None, (1,), device=device, buffer_dilation_ratio=2)
+    states = np.arange(24, dtype=np.float32).reshape(4, 1, 3, 2)  # [T, layers, B, H]
+    zeros = make(np.zeros((3, 1), np.float32))
+    for t, state in enumerate(states):
+        if t == 2:
+            storage.clear()  # grows
+        storage.add_transitions(storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(make(state), None)))
+    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
+    actor, critic = batch.hidden_states
+    assert (plain(actor), critic) == (plain(states[0]), None)
+    with pytest.raises(StructureError, match=r"`hidden_states` are .*, expected .*, as in earlier steps"):
+        storage.add_transitions(
+            storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(make(states[0]), make(states[0])))
+        )
+    none = storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(None, None))
+    storage.add_transitions(none)
+    assert plain(storage.saved_hidden_states[0][0]) == plain(np.moveaxis(states[0], 0, 1) * 0)  # [B, layers, H]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_hidden_states_are_nests_and_zero_where_a_step_has_none(device: Any) -> None:
+    make = arrays_of(device)
+    storage = RolloutStorage(1, 3, (1,), None, (1,), device=device)
+    lstm = (make(np.full((2, 1, 3), 7.0)), make(np.full((2, 1, 3), 8.0)))
+    for states, done in ((None, True), (lstm, True), ((None, None), False)):
+        storage.add_transitions(
+            storage.Transition(make([[0.0]]), None, make([[0.0]]), make([0.0]), make([done]), hidden_states=states)
+        )
+    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert [tuple(leaf.shape) for leaf in batch.hidden_states] == [(2, 3, 3), (2, 3, 3)]
+    assert [plain(leaf[0, :, 0]) for leaf in batch.hidden_states] == [[0, 7, 0], [0, 8, 0]]
+    storage.clear()
+    storage.add_transitions(storage.Transition(make([[0.0]]), None, make([[0.0]]), make([0.0]), make([0])))
+    assert plain(storage.saved_hidden_states[0][0, 0, 0]) == [0, 0, 0]
+    gru = storage.Transition(make([[0.0]]), None, make([[0.0]]), make([0.0]), make([0]), hidden_states=lstm[0])
+    with pytest.raises(StructureError, match=r"`hidden_states` are .*, expected .*, as in earlier steps"):
+        storage.add_transitions(gru)
+
+
+def test_a_recurrent_network_of_pytorch_takes_them_as_they_are() -> None:
+    storage, _ = recurrent_storage("cpu", num_envs=3, layers=1)
+    torch = pytest.importorskip("torch")
+    network = torch.nn.GRU(1, 1)
+    for batch in storage.recurrent_mini_batch_generator(2, 1):
+        outputs, _ = network(batch.obs, batch.hidden_states)
+        assert unpad_trajectories(outputs, batch.masks).shape == batch.actions.shape

@@ -1,0 +1,415 @@
+"""Transitions of windows and slices, worked by hand: a three-step episode that ends in each of the three ways."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tree
+
+import reverb_writer as rw
+from reverb_writer.slices import SliceSampler, Trajectories, find_trajectories, gather, read_markers
+from reverb_writer.steps import FIRST, LAST, MID
+
+ENDS = ("terminated", "truncated", "cut")
+
+# Observations 10 to 13, actions 1 to 3, rewards 1, 2 and 4. A cut window has the row after its last action, too: the
+# episode goes on there with action 4. Expected: three pairs, the last one with discount 0 if the episode terminated.
+OBSERVATIONS, ACTIONS, REWARDS = [10, 11, 12, 13], [1, 2, 3, 0], [1.0, 2.0, 4.0, 0.0]
+
+
+def recorded(end: str) -> dict[str, Any]:
+    """Return the rows that `record` and `Episode.steps` make, leaves [1, 4, ...]."""
+    is_cut = end == "cut"
+    columns: dict[str, Any] = {
+        "observation": np.array(OBSERVATIONS),
+        "action": np.array([1, 2, 3, 4 if is_cut else 0]),
+        "reward": np.array([1, 2, 4, 8 if is_cut else 0], np.float32),
+        "discount": np.array([1, 1, end != "terminated", is_cut], np.float32),
+        "is_first": np.array([True, False, False, False]),
+        "is_last": np.array([False, False, False, not is_cut]),
+        "terminated": np.array([False, False, False, end == "terminated"]),
+        "truncated": np.array([False, False, False, end == "truncated"]),
+    }
+    return {name: column[None] for name, column in columns.items()}
+
+
+def without(steps: dict[str, Any], *names: str, **more: Any) -> dict[str, Any]:
+    return {**{name: column for name, column in steps.items() if name not in names}, **more}
+
+
+def rlds(end: str) -> Any:
+    steps = recorded(end)
+    return without(steps, "terminated", "truncated", "discount", is_terminal=steps["terminated"])
+
+
+def rlds_with_discounts_of_1(end: str) -> Any:
+    return {**rlds(end), "discount": np.ones((1, 4), np.float32)}
+
+
+def trajectory(end: str) -> Any:
+    steps = recorded(end)
+    last = MID if end == "cut" else LAST
+    following = [MID, MID, last, MID if end == "cut" else FIRST]  # of the next row
+    return rw.Trajectory(
+        step_type=np.array([[FIRST, MID, MID, last]], np.int32),
+        observation=steps["observation"],
+        action=steps["action"],
+        policy_info=(),
+        next_step_type=np.array([following], np.int32),
+        reward=steps["reward"],
+        discount=np.array([[1, 1, end != "terminated", 1]], np.float32),  # TF-Agents' boundary step has 1
+    )
+
+
+def gymnasium_flags(end: str) -> Any:
+    return without(recorded(end), "is_first", "is_last", "discount")
+
+
+def discounts_alone(end: str) -> Any:
+    return without(recorded(end), "is_first", "is_last", "terminated", "truncated")
+
+
+LAYOUTS = [recorded, rlds, rlds_with_discounts_of_1, trajectory, gymnasium_flags, discounts_alone]
+
+
+def test_the_first_pairs_of_windows_are_their_first_rows() -> None:
+    found = rw.to_transitions(recorded("terminated"))
+    first = found.first()
+    assert [leaf.tolist() for leaf in tree.flatten(first.observation)] == [[10]]
+    assert (first.action.tolist(), first.next_observation.tolist()) == ([1], [11])
+    assert (first.mask.tolist(), first.continues.tolist()) == ([True], [False])
+
+
+@pytest.mark.parametrize("end", ENDS[:2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("told", ["by the mask", "by the flags"])
+def test_padding_is_masked(layout: Any, end: str, told: str) -> None:
+    def padded(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.concatenate([column, np.zeros((1, 3), column.dtype)], axis=1)
+
+    steps = tree.map_structure(padded, layout(end))
+    if layout is trajectory:
+        steps.step_type[0, 4:] = LAST  # as TF-Agents pads, and `StepStructure.padding_step`
+    mask = np.array([[1, 1, 1, 1, 0, 0, 0]], bool)
+    if told == "by the mask":
+        batches: list[Any] = [
+            (steps, mask),  # of an observer with `mask=True`
+            SimpleNamespace(data=steps, info=SimpleNamespace(mask=mask, lengths=np.array([4]))),  # collate="pad"
+        ]
+    else:
+        batches = [steps]
+        if layout is gymnasium_flags:  # padding, or another episode?
+            with pytest.raises(
+                rw.errors.StructureError, match=r"rows after a boundary step, .* lack `is_first` or `step_type`"
+            ):
+                rw.to_transitions(steps)
+            return
+        if layout is discounts_alone and end == "truncated":
+            return  # nothing tells where it ended
+    for batch in batches:
+        found = rw.to_transitions(batch)
+        assert found.mask.tolist() == [[True] * 3 + [False] * 3]
+        assert found.discount.tolist() == [[1, 1, 0 if end == "terminated" else 1, 0, 0, 0]]
+        assert found.continues.tolist() == [[True, True, False, False, False, False]]
+
+
+def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batch() -> None:
+    parts = [gymnasium_flags(end) for end in ("truncated", "terminated")]
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
+    expected = [True, True, True, False, True, True, True]
+    assert rw.to_transitions(steps, mask=np.ones((1, 8), bool)).mask.tolist() == [expected]
+    assert rw.to_transitions(tree.map_structure(lambda column: column[0], steps)).mask.tolist() == expected
+
+
+def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
+    parts = [discounts_alone(end) for end in ("terminated", "truncated")]
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
+    with pytest.raises(rw.errors.StructureError, match=r"`discount` is the only flag, and 3 rows .* follow one with 0"):
+        rw.to_transitions(steps)
+    mask = np.array([[True] * 4 + [False] * 4])
+    assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
+
+
+def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
+    steps = trajectory("cut")  # and then the actor called `reset`: padding follows a step that says MID does
+    padded = tree.map_structure(lambda column: np.concatenate([column, np.zeros((1, 2), column.dtype)], axis=1), steps)
+    padded.step_type[0, 4:] = LAST
+    assert rw.to_transitions(padded).mask.tolist() == [[True, True, True, False, False]]
+
+
+def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> None:
+    steps = {**recorded("truncated"), "seed": np.full((1, 4), 7), "extras": {"log_prob": np.arange(4.0)[None]}}
+    steps["discount"] = np.array([[0.5, 0.25, 0.125, 0.0]])
+    found = rw.to_transitions(steps)
+    assert found.discount.tolist() == [[0.5, 0.25, 0.125]]
+    assert {*found.extras} == {"seed", "extras"}
+    assert found.extras["extras"]["log_prob"].tolist() == [[0, 1, 2]]
+    info = {"log_prob": np.arange(4.0)[None]}
+    assert rw.to_transitions(trajectory("cut")._replace(policy_info=info)).extras["policy_info"]["log_prob"].shape == (
+        1,
+        3,
+    )
+
+
+def test_slices_have_pairs_within_each_slice_only() -> None:
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1)[0], *map(recorded, ENDS[:2]))
+    sampler, rng = SliceSampler(2, 3, by="row"), np.random.default_rng(0)
+    slices = next(sampler.one_pass(find_trajectories(read_markers(steps)), rng, shuffle=False))
+    batch = gather(steps, slices)  # rows 0 to 2, and 1 to 3
+    assert batch.data["observation"].tolist() == [10, 11, 12, 11, 12, 13]
+    found = rw.to_transitions(batch)
+    assert found.mask.tolist() == [True, True, False, True, True]
+    assert found.next_observation[found.mask].tolist() == [11, 12, 12, 13]
+    assert found.discount.tolist() == [1, 1, 0, 1, 0]
+    assert found.continues.tolist() == [True, False, False, True, False]
+    padded = gather(steps, SliceSampler(2, 6, short="pad").each(find_trajectories(read_markers(steps)), rng))
+    assert rw.to_transitions(padded).mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 2
+
+
+def test_a_critic_of_50_is_told_of_the_end_it_did_not_expect() -> None:
+    steps = recorded("terminated")
+    steps["reward"] = np.array([[1.0, 1.0, 1.0, 0.0]])
+    values = np.full((1, 4), 50.0)
+    found = rw.returns.gae(rw.to_transitions(steps), values, gamma=0.99, lam=0.9).advantages
+    # The flag read on the boundary step's row gave 1 + 0.99 * 50 - 50 + 0.99 * 0.9 * (0 - 50) = -44.05.
+    assert found.shape == (1, 3)
+    assert found[0, 2] == 1 - 50 == -49
+    assert found[0, 1] == pytest.approx(1 + 0.99 * 50 - 50 + 0.99 * 0.9 * -49)
+    with pytest.raises(rw.errors.StructureError, match=r"`rw\.to_transitions"):  # not the rewards of all rows
+        rw.returns.gae(steps["reward"], values, gamma=0.99, lam=0.9)
+
+
+@pytest.mark.parametrize(
+    ("end", "n_step", "returns", "advantages"),
+    [
+        # gamma = lambda = 1/2, values 8, 4, 2 and 6. Of the last action: 4, or 4 + 6/2.
+        # Returns: 1 + (2 + 4/2)/2, 2 + 4/2, 4, or 1 + (2 + 7/2)/2, 2 + 7/2, 7.
+        # TD errors: 1 + 4/2 - 8, 2 + 2/2 - 4 and 4 - 2 or 7 - 2; a quarter of each goes to the one before.
+        ("terminated", [2.0, 4.0, 4.0], [3.0, 4.0, 4.0], [-5.125, -0.5, 2.0]),
+        ("truncated", [2.0, 4.0, 4.0], [3.75, 5.5, 7.0], [-4.9375, 0.25, 5.0]),
+        ("cut", [2.0, 4.0, 4.0], [3.75, 5.5, 7.0], [-4.9375, 0.25, 5.0]),
+    ],
+)
+def test_targets_of_each_end(end: str, n_step: Any, returns: Any, advantages: Any) -> None:
+    transitions, values = rw.to_transitions(recorded(end)), np.array([[8.0, 4.0, 2.0, 6.0]])
+    folded = rw.n_step(transitions, 2, gamma=0.5)
+    assert folded.reward.tolist() == [n_step]  # 1 + 2/2, 2 + 4/2, 4
+    ended = end == "terminated"
+    assert folded.discount.tolist() == [[0.5, 0.0 if ended else 0.5, 0.0 if ended else 1.0]]
+    assert folded.next_observation.tolist() == [[12, 13, 13]]
+    assert rw.returns.discounted_returns(transitions, values, gamma=0.5).tolist() == [returns]
+    assert rw.returns.gae(transitions, values, gamma=0.5, lam=0.5).advantages.tolist() == [advantages]
+
+
+def test_what_is_masked_counts_for_nothing() -> None:
+    steps = tree.map_structure(
+        lambda *columns: np.concatenate(columns, axis=1), recorded("terminated"), recorded("truncated")
+    )
+    transitions = rw.to_transitions(steps)
+    values = np.where(np.arange(8) == 4, 1.0, 2.0)[None]
+    ratios = np.where(transitions.mask, 1.0, np.nan)
+    results = [
+        rw.returns.gae(transitions, values, gamma=0.5, lam=0.5).advantages,
+        rw.returns.lambda_returns(transitions, values, gamma=0.5, lam=0.5),
+        rw.returns.n_step_returns(transitions, values, 2, gamma=0.5),
+        *rw.returns.vtrace(transitions, values, ratios, gamma=0.5),
+    ]
+    assert [result[0, 3] for result in results] == [0.0] * 5
+    errors = np.where(transitions.mask, [[1.0, -2.0, 3.0, 0, 1.0, 1.0, 1.0]], 99.0)
+    assert rw.returns.sequence_priorities(errors, transitions, max_weight=1.0).tolist() == [3.0]
+    normalized = rw.returns.normalize(errors, transitions)
+    assert normalized[0, 3] == 0
+    assert normalized.sum() == pytest.approx(0)
+
+
+STEPS = recorded("terminated")
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([STEPS], "got a list. .* `collate='list'`"),
+        ((1, 2, 3), "got a tuple"),
+        (without(STEPS, "action"), "the steps lack `action`; found 'observation', 'reward'"),
+        ({**STEPS, "next_observation": 1}, "transitions already"),
+        (
+            without(STEPS, "discount", "is_first", "is_last", "terminated", "truncated"),
+            "no flags, only 'observation', 'action', 'reward'. They need `discount`, or `is_last`",
+        ),
+        (
+            without(STEPS, "discount", "terminated", "truncated"),
+            "lack `discount`, `terminated` or `is_terminal`, which",
+        ),
+        (without(STEPS, "discount", "is_last", "truncated"), "lack `is_last`, `step_type` or `truncated`, which"),
+        (without(STEPS, "terminated", terminated=STEPS["is_first"]), "set on 1 rows that are no boundary steps"),
+        (
+            # CleanRL's way: flags beside the action. The reward of 4 gives it away; without it the discount does.
+            without(gymnasium_flags("terminated"), terminated=np.array([[0, 0, 1, 0]])),
+            "set on 1 rows with an action: they have a reward",
+        ),
+        (
+            without(
+                STEPS,
+                "is_first",
+                "is_last",
+                reward=np.zeros((1, 4)),
+                terminated=np.array([[False, False, True, False]]),
+            ),
+            "set on 1 rows with an action",
+        ),
+        ({**STEPS, "is_last": STEPS["is_last"][0]}, "flags must all be"),
+        ({**STEPS, "reward": STEPS["reward"][:, :3]}, r"`reward`: expected leaves \(1, 4\)"),
+        (tree.map_structure(lambda column: column[:, :1], STEPS), "windows of 1 steps hold no transition"),
+    ],
+)
+def test_what_steps_do_not_say_is_refused(batch: Any, message: str) -> None:
+    with pytest.raises(rw.errors.StructureError, match=message):
+        rw.to_transitions(batch)
+
+
+def test_masks_and_markers_of_other_shapes_are_refused() -> None:
+    with pytest.raises(
+        rw.errors.StructureError, match=r"a mask has shape \(4,\), expected that of the flags, \(1, 4\)"
+    ):
+        rw.to_transitions(STEPS, mask=np.ones(4, bool))
+    slices = SliceSampler(1, 3).each(Trajectories.from_lengths([3]), np.random.default_rng(0))
+    markers = gather({"reward": np.zeros(3)}, slices).markers
+    with pytest.raises(rw.errors.StructureError, match=r"markers must be \[N\]"):
+        rw.to_transitions(rw.Batch(STEPS, None, markers))
+
+
+def test_transitions_over_n_steps_are_not_taken_twice() -> None:
+    folded = rw.n_step(rw.to_transitions(STEPS), 2, 0.5)
+    with pytest.raises(rw.errors.StructureError, match="over several steps already"):
+        rw.n_step(folded, 2, 0.5)
+    with pytest.raises(rw.errors.StructureError, match="transitions over n steps overlap"):
+        rw.returns.gae(folded, np.ones((1, 4)), gamma=0.5, lam=0.5)
+    with pytest.raises(rw.errors.SpecError, match="`discounts` and `continues` are in the transitions"):
+        rw.returns.gae(rw.to_transitions(STEPS), np.ones((1, 4)), gamma=0.5, lam=0.5, discounts=np.ones((1, 3)))
+    nested = rw.to_transitions({**STEPS, "reward": {"a": STEPS["reward"], "b": STEPS["reward"]}})
+    assert nested.reward["b"].tolist() == [[1, 2, 4]]
+    with pytest.raises(rw.errors.StructureError, match="is a nest"):
+        rw.n_step(nested, 2, 0.5)
+    assert rw.n_step(nested._replace(reward=nested.reward["a"]), 1, 0.5).reward.tolist() == [[1, 2, 4]]
+
+
+def frameworks(name: str) -> Any:
+    """Return what makes an array of a library, and what makes one of NumPy of it."""
+    pytest.importorskip("array_api_compat")
+    library = pytest.importorskip({"jax": "jax.numpy"}.get(name, name))
+    return library.asarray
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensors_and_jax_arrays_are_taken(name: str, layout: Any) -> None:
+    make = frameworks(name)
+    for end in ENDS:
+        steps = tree.map_structure(make, layout(end))
+        found = rw.to_transitions(SimpleNamespace(data=steps, info=SimpleNamespace(mask=np.ones((1, 4), bool))))
+        folded = rw.n_step(found, 2, gamma=0.5)
+        assert (
+            type(found.mask)
+            is type(folded.next_observation)
+            is type(steps[1] if layout is trajectory else steps["observation"])
+        )
+        expected = rw.to_transitions(layout(end), mask=np.ones((1, 4), bool))
+        for one, other in zip(tree.flatten(found), tree.flatten(expected), strict=True):
+            np.testing.assert_array_equal(np.asarray(one), other)
+        for one, other in zip(tree.flatten(folded), tree.flatten(rw.n_step(expected, 2, gamma=0.5)), strict=True):
+            np.testing.assert_array_equal(np.asarray(one), other)
+        values = make(np.array([[8.0, 4.0, 2.0, 6.0]], np.float32))
+        advantages = rw.returns.gae(found, values, gamma=0.5, lam=0.5).advantages
+        last = 2.0 if end == "terminated" else 5.0
+        np.testing.assert_allclose(np.asarray(advantages)[0, 2], last)
+
+
+def test_slices_of_tensors_are_taken() -> None:
+    torch = frameworks("torch")
+    steps = tree.map_structure(lambda column: column[0], recorded("terminated"))
+    batch = gather(steps, SliceSampler(1, 3).each(find_trajectories(read_markers(steps)), np.random.default_rng(0)))
+    info = SimpleNamespace(mask=None, lengths=np.array([4]))
+    converted = rw.Batch(batch.data, info, batch.markers).map_arrays(torch)
+    found = rw.to_transitions(converted)
+    np.testing.assert_array_equal(np.asarray(found.mask), rw.to_transitions(batch).mask)
+
+
+def test_jax_compiles_it() -> None:
+    make = frameworks("jax")
+    import jax
+
+    def advantages(steps: Any, values: Any) -> Any:
+        transitions = rw.to_transitions(steps)
+        return rw.returns.gae(transitions, values, gamma=0.5, lam=0.5).advantages, rw.n_step(transitions, 2, 0.5).reward
+
+    compiled = jax.jit(advantages)
+    found, folded = compiled(tree.map_structure(make, STEPS), make(np.array([[8.0, 4.0, 2.0, 6.0]], np.float32)))
+    np.testing.assert_allclose(np.asarray(found), [[-5.125, -0.5, 2.0]])
+    np.testing.assert_allclose(np.asarray(folded), [[2.0, 4.0, 4.0]])
+
+
+def test_gradients_pass_through() -> None:
+    torch = pytest.importorskip("torch")
+    steps = tree.map_structure(torch.asarray, recorded("truncated"))
+    steps["observation"] = steps["observation"].float().requires_grad_()
+    rw.n_step(rw.to_transitions(steps), 2, 0.5).next_observation.sum().backward()
+    assert steps["observation"].grad.tolist() == [[0, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_targets_of_a_batch_are_those_of_its_transitions(layout: Any, end: str) -> None:
+    """Of a batch with columns of rewards, ends and values, and no others."""
+    steps, values = layout(end), np.array([[8.0, 4.0, 2.0, 6.0]])
+    fields = steps._asdict() if layout is trajectory else steps
+    fields = without(fields, "observation", "action", value=values, extras={"value": values[..., None]})
+    expected = rw.returns.gae(rw.to_transitions(steps), values, gamma=0.5, lam=0.5)
+    batch: Any = rw.Batch(fields, SimpleNamespace(mask=None, lengths=np.array([4])))
+    for found in (
+        rw.returns.gae(batch, "value", gamma=0.5, lam=0.5),
+        rw.returns.gae(batch, "extras/value", gamma=0.5, lam=0.5),
+        rw.returns.gae(fields, "value", gamma=0.5, lam=0.5),
+        rw.returns.gae(batch, values, gamma=0.5, lam=0.5),
+    ):
+        assert found.advantages.tolist() == expected.advantages.tolist()
+        assert found.returns.tolist() == expected.returns.tolist()
+    advantages = {"terminated": [-5.125, -0.5, 2.0]}.get(end, [-4.9375, 0.25, 5.0])
+    assert expected.advantages.tolist() == [advantages]
+
+
+def test_values_of_a_batch_that_are_not_known_are_refused() -> None:
+    """Extras of a recorder are 0 on the boundary step, whose value counts only if the episode was truncated."""
+    values = np.array([[8.0, 4.0, 2.0, 0.0]])
+    with pytest.raises(
+        rw.errors.StructureError, match="`value` is 0 on final observations of episodes that were truncated"
+    ):
+        rw.returns.gae({**recorded("truncated"), "value": values}, "value", gamma=0.5, lam=0.5)
+    found = rw.returns.gae({**recorded("terminated"), "value": values}, "value", gamma=0.5, lam=0.5)
+    assert found.advantages.tolist() == [[-5.125, -0.5, 2.0]]
+    with pytest.raises(rw.errors.StructureError, match=r"no leaf `critic`: there are `action`, `discount`"):
+        rw.returns.gae(recorded("truncated"), "critic", gamma=0.5, lam=0.5)
+    with pytest.raises(rw.errors.SpecError, match="so the first argument must be a batch"):
+        rw.returns.gae(np.ones((1, 3)), "value", gamma=0.5, lam=0.5)
+
+
+def test_slices_with_the_row_after_them_have_a_target_for_each_row() -> None:
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1)[0], *map(recorded, ENDS[:2]))
+    steps["value"] = np.array([8.0, 4.0, 2.0, 6.0, 8.0, 4.0, 2.0, 6.0])
+    sampler, rng = SliceSampler(4, 3, by="row"), np.random.default_rng(0)
+    slices = next(sampler.one_pass(find_trajectories(read_markers(steps)), rng, shuffle=False))
+    gathered = gather(steps, slices)  # rows 0 to 2 and 1 to 3, and 4 to 6 and 5 to 7
+    after = tree.map_structure(lambda leaf: leaf[slices.next_rows], steps)
+    batch = rw.Batch(gathered.data, None, gathered.markers, after)
+    found = rw.to_transitions(batch)
+    assert found.observation.tolist() == gathered.data["observation"].tolist()
+    assert found.mask.tolist() == [True] * 3 + [True, True, False] + [True] * 3 + [True, True, False]
+    assert found.next_observation[found.mask].tolist() == [11, 12, 13, 12, 13] * 2
+    assert found.discount[found.mask].tolist() == [1, 1, 0, 1, 0, 1, 1, 1, 1, 1]
+    assert found.continues.tolist() == [True, True, False, True, False, False] * 2
+    advantages = rw.returns.gae(batch, "value", gamma=0.5, lam=0.5).advantages
+    # By hand, as in docs/explanation/steps.md: terminated, then truncated.
+    assert advantages.tolist() == [-5.125, -0.5, 2, -0.5, 2, 0, -4.9375, 0.25, 5, 0.25, 5, 0]

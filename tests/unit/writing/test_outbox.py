@@ -1,0 +1,79 @@
+"""How many items an observer may have in flight, and when so many are complete that they are sent."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from waiting import eventually
+
+import reverb_writer as rw
+from reverb_writer.writing.outbox import ItemLimit
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of `time.monotonic`, to be changed."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_limit_follows_the_rate_of_confirmations(now: list[float]) -> None:
+    limit = ItemLimit(None, 1)
+    now[0] += 0.04
+    limit.update(1_000)  # too soon to tell
+    assert limit.items == 400
+    now[0] += 0.06
+    limit.update(1_000)  # 10,000 per second: what comes in 0.1 s
+    assert limit.items == pytest.approx(1_000, abs=1)
+    now[0] += 0.1
+    limit.update(1_001)
+    assert limit.items == 400
+    now[0] += 0.1
+    limit.update(10**6)
+    assert limit.items == 16_384
+
+
+def test_limit_that_was_given_stays(now: list[float]) -> None:
+    limit = ItemLimit(7, 1)
+    now[0] += 1
+    limit.update(10**6)
+    assert limit.items == 7
+
+
+def step(number: int) -> dict[str, Any]:
+    return {"n": np.int64(number)}
+
+
+def test_half_of_the_limit_is_sent_and_one_more_than_the_limit_is_refused() -> None:
+    with rw.LocalServer([rw.TableConfig.queue("queue", 3)]) as server:
+        options: Any = {"max_in_flight_items": 4, "max_delay_s": 1e4, "chunk_length": 100, "timeout_s": 0.5}
+        observer = rw.TrajectoryObserver(server, "queue", 1, **options)
+        observer(step(0), end_of_episode=False)
+        assert observer.stats().acknowledged_items == 0
+        for number in (1, 2):
+            observer(step(number), end_of_episode=False)
+        eventually(lambda: observer.stats().acknowledged_items >= 2)
+        for number in range(3, 7):  # the table has three, and four are in flight
+            observer(step(number), end_of_episode=False)
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            observer(step(7), end_of_episode=False)
+        assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (3, 4)
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            observer.close(timeout_s=0.1)
+
+
+def test_episodes_of_several_servers_go_where_there_is_room() -> None:
+    with rw.LocalServer([rw.TableConfig.queue("queue", 4)]) as one, rw.LocalServer([rw.TableConfig("queue")]) as other:
+        address = [one.address, other.address]
+        with rw.TrajectoryObserver(address, "queue", 1, max_in_flight_items=2, timeout_s=60) as observer:
+            for number in range(60):
+                observer(step(number), end_of_episode=True)
+            with rw.Client(one, timeout_s=60) as client:
+                eventually(lambda: observer.stats().pending_items == 2)
+                assert client.server_info()["queue"].current_size == 4
+                assert len([*client.sample("queue", 4)]) == 4
+        assert observer.stats().acknowledged_items == 60
