@@ -72,7 +72,6 @@ class Mixer:
         removes_items: whether sampling removes items from the table.
         server: address of the server that the samples of the batch come from; "" if they may come from several.
         heard_at: `time.monotonic()` when samples came last.
-        num_ahead: how many batches are fetched ahead.
         changed: set when `proceed` has something to do.
     """
 
@@ -96,8 +95,7 @@ class Mixer:
         self.server = ""
         self.heard_at = time.monotonic()
         self._client, self._infos, self._table, self._options = client, infos, table, options
-        self.num_ahead = _num_ahead(client, options)
-        self._batch_size, self._max_samples = batch_size, batch_size * max(self.num_ahead, 1)
+        self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
         self.changed, self._remember = Flag(), remember
         self._may_have_several = client.connections.may_have_several
         self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
@@ -312,10 +310,3 @@ class Mixer:
         source.is_late = now - waits_since >= self._PATIENCE_S
         self._waits_since = None if source.is_late else waits_since
         return not source.is_late
-
-
-def _num_ahead(client: Client, options: ReadOptions) -> int:
-    """Return how many batches are fetched ahead."""
-    if options.max_in_flight_batches is not None:
-        return options.max_in_flight_batches
-    return 0 if all(shard.channel.endpoint for shard in client.shards) else 2

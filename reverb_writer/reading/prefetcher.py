@@ -2,9 +2,8 @@
 
     Mixer -> BatchAssembler -> BatchMaker -> batches that are ready -> pop(), which frees room for more
 
-At most `max_in_flight_batches` batches are in flight, being assembled, or ready; if it is 0, the thread fetches a batch
-when the reader has asked for it. All work on samples is done in the thread, user functions included. Who takes a batch
-takes no lock, and waits for none of it.
+At most `max_in_flight_batches` batches are in flight, being assembled, or ready. All work on samples is done in the
+thread, user functions included. Who takes a batch takes no lock, and waits for none of it.
 
 The room for samples is counted each time, not taken from a record of changes: an interrupt of the main thread between
 a change and its record would lose room for good.
@@ -74,7 +73,7 @@ class Prefetcher:
         self._table = structure.table
         self._transform = options.transform
         self._calls_user = maker.calls_user or options.transform is not None
-        self._skip_unsafe, self._num_ahead = options.skip_unsafe, mixer.num_ahead
+        self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
         self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
         self._changed, self.woken = mixer.changed, Flag()
         self.too_short: IncompleteError | None = None
@@ -84,8 +83,7 @@ class Prefetcher:
         self._batches: Iterator[tuple[Batch | None, bool]] = iter(())
         self._num_skipped = 0
         self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not ask for
-        self._is_wanted = False  # whether the reader has found no batch
-        self._is_awaited = False  # whether it waits for one
+        self._is_awaited = False  # whether the reader waits for a batch that is not ready
         self._request: Flag | None = None  # of samples that have come, full batch or not; set when they are ready
         self._end: tuple[float, float] | None = None  # see `stop`
         self._discards = False
@@ -106,8 +104,7 @@ class Prefetcher:
         the thread has made what it can of the samples that have come: to send few windows costs about as much as to
         send many.
         """
-        self._is_wanted = not self._ready
-        self._is_awaited = waits and self._is_wanted
+        self._is_awaited = waits and not self._ready
         try:
             return self._ready.popleft().item
         except IndexError:
@@ -199,7 +196,6 @@ class Prefetcher:
         began_to_end_at = math.inf
         while True:
             self._changed.clear()
-            self._wait_for_reader()
             now, end = time.monotonic(), self._end
             if end is not None:
                 self._mixer.stop_requests()
@@ -226,12 +222,6 @@ class Prefetcher:
                 self.woken.set()
             self._wait(next_at)
 
-    def _wait_for_reader(self) -> None:
-        """Wait while nothing is fetched ahead and the reader has not asked for a batch."""
-        while not self._num_ahead and self._is_full() and self._end is None and self._request is None:
-            self._changed.wait()
-            self._changed.clear()
-
     def _wait(self, until: float) -> None:
         """Wait until there is something to do: at `until` of `time.monotonic()`, or earlier."""
         if self._is_awaited and not (self._ready or self._changed.is_set()):
@@ -245,7 +235,7 @@ class Prefetcher:
         With `rest`, samples are made to a batch that they do not fill; without `bounded`, also if enough are ready.
         """
         if self._making is not None:
-            if bounded and self._is_full():
+            if bounded and len(self._ready) >= self._max_ready:
                 return False
             self._make(self._making)
             return True
@@ -260,10 +250,6 @@ class Prefetcher:
             self._mixer.begin_batch()
             return True
         return bool(samples)
-
-    def _is_full(self) -> bool:
-        """Return whether enough batches are ready: those ahead, or the one that the reader has not found."""
-        return len(self._ready) >= (self._num_ahead or self._is_wanted)
 
     def _make(self, making: _Entry) -> None:
         """Make the next batch of the samples that were assembled."""

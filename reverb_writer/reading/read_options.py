@@ -17,7 +17,7 @@ MAX_CACHE_BYTES = 256 << 20
 class ReadKeywords(TypedDict, total=False):
     """The fields of `ReadOptions` as keyword arguments of a dataset."""
 
-    max_in_flight_batches: int | None
+    max_in_flight_batches: int
     timeout_s: float | None
     connect_timeout_s: float | None
     single_pass: bool
@@ -33,11 +33,9 @@ class ReadOptions:
     """Options of a dataset; its constructor takes each as a keyword.
 
     Attributes:
-        max_in_flight_batches: limit of batches fetched ahead, >= 0. Batches ahead are older than a batch that is
-            sampled now, and the rate limiter counts them as sampled. 0 to fetch a batch when `next` asks for it. None
-            for 2, or for 0 if all servers are `LocalServer`s of this process, because threads of one process take the
-            interpreter from each other. Of several servers, samples of twice as many batches may wait to be drawn, or
-            samples of as many batches of each server for their turn.
+        max_in_flight_batches: limit of batches fetched ahead, >= 1. Batches ahead are older than what could be sampled
+            now, and counts as sampled for the rate limiter. Of several servers, samples of twice as many batches may
+            wait to be drawn, or samples of as many batches of each server for their turn.
         timeout_s: time-out of a batch, in seconds; None for the client's.
         connect_timeout_s: time-out of the constructor, which waits for the servers, in seconds; None for `timeout_s`. A
             learner that may wait an hour for its first batch should know within seconds that its server is not there.
@@ -51,14 +49,14 @@ class ReadOptions:
             items.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.
         transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. The
-            dataset calls it in the thread that fetches; for batches that are fetched ahead it runs while the learner
-            trains. `next` raises its errors in place of that batch.
+            dataset calls it in the thread that fetches, so it runs while the learner trains. `next` raises
+            its errors in place of that batch.
 
     Raises:
         SpecError: an option can never work; names it.
     """
 
-    max_in_flight_batches: int | None = None
+    max_in_flight_batches: int = 2
     timeout_s: float | None = None
     connect_timeout_s: float | None = None
     single_pass: bool = False
@@ -75,9 +73,9 @@ class ReadOptions:
         if self.transform is not None and not callable(self.transform):
             raise SpecError(f"`transform` must be a function of a batch, got {type(self.transform).__name__}.")
         for name in ("max_in_flight_batches", "max_samples", "max_cache_bytes", "max_sample_bytes"):
-            value, least = getattr(self, name), 0 if name == "max_in_flight_batches" else 1
-            if value is not None or name in ("max_cache_bytes", "max_sample_bytes"):
-                object.__setattr__(self, name, integer(name, value, minimum=least))
+            value = getattr(self, name)
+            if value is not None or name != "max_samples":
+                object.__setattr__(self, name, integer(name, value, minimum=1))
 
     @property
     def has_end(self) -> bool:

@@ -130,7 +130,7 @@ class Observer(ObserverLife):
     def _wake(self, sender: Sender) -> None:
         """Wake the sender, once for each row that it has named; warn once if no end of an episode was ever marked."""
         wake_at = sender.ring.wake_at
-        sender.wake()
+        sender.post()
         self._woken_for = wake_at  # not before: an interrupt may come first
         if self._is_marked or (num_steps := int(np.max(sender.ring.head[1]))) < _UNMARKED_STEPS:
             return

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from reverb_writer.background import Flag, LateThread, Outcome
+from reverb_writer.background import LateThread, Outcome
 from reverb_writer.client import same_process
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
@@ -36,7 +36,6 @@ from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_
 _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
-_FAST_S, _TURN_S = 0.1, 0.01  # who wakes the thread sooner after its last turn waits for the next, at most so long
 _ROOM_S = 0.002
 _NOTICE_S = 0.2  # how long steps wait until the log says so
 _LOOK_S = 0.25  # how often rows are looked at that have not woken the thread
@@ -75,7 +74,7 @@ class Sender:
         self._is_idle = True  # whether the last look found no new rows: then the next one wakes the thread
         self._is_closing = False
         self._room_waited_s, self._ask_limiter_at_s = 0.0, _NOTICE_S
-        self._turned_at, self._has_turned = time.monotonic(), Flag()
+        self._turned_at = time.monotonic()
         self._ident: int | None = None
         self._failure: tuple[type[Exception], str] | None = None
         self._at_end: Callable[[], None] = lambda: None
@@ -114,18 +113,6 @@ class Sender:
         """Have the thread call a function, or only wake it; never waits."""
         self._inbox.put(work)
         self._thread.start()  # if it does not run yet: an interrupt may have come before
-
-    def wake(self) -> None:
-        """Wake the thread; if steps come fast, wait until it has taken them, at most 10 ms.
-
-        While two threads need the interpreter, each call of NumPy gives it away, and to get it back costs more than
-        the rows. An actor that keeps a slower pace does not wait.
-        """
-        is_fast = time.monotonic() - self._turned_at < _FAST_S
-        self._has_turned.clear()
-        self.post()
-        if is_fast:
-            self._has_turned.wait(_TURN_S)
 
     def wait(self, wait: Wait) -> None:
         """Wait until the sender answers; raise the error that it answers with."""
@@ -213,7 +200,6 @@ class Sender:
         self._grant()
         self._answer_waits()
         self._watch_ring()
-        self._has_turned.set()
 
     def _pause_s(self) -> float | None:
         """Send what is queued, and return how long there is nothing else to do; None for as long as nothing comes."""

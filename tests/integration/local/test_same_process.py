@@ -52,18 +52,6 @@ def test_writing_reading_and_priorities_open_no_connection(server: rw.LocalServe
         assert client.server_info()["replay"].current_size == 100
 
 
-def test_dataset_of_a_server_of_its_process_fetches_nothing_ahead(server: rw.LocalServer) -> None:
-    with rw.Client(server.address) as client, rw.ReplayDataset(client, "ratio", 2, timeout_s=1.0) as dataset:
-        client.insert([np.arange(3)], {"ratio": 1.0})
-        with pytest.raises(rw.errors.ReplayTimeoutError, match="waits for 3 more"):
-            next(dataset)  # the limiter lets samples out from the fourth item on
-        for _ in range(7):
-            client.insert([np.arange(3)], {"ratio": 1.0})
-        for number in range(1, 4):
-            next(dataset)
-            assert client.server_info()["ratio"].rate_limiter.num_samples == 2 * number
-
-
 def test_another_process_reaches_it_over_its_port(server: rw.LocalServer) -> None:
     program = f"""
 import numpy as np

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -130,7 +129,7 @@ def waits_for_room(dataset: rw.ReplayDataset) -> bool:
 
 def test_samples_that_wait_at_the_end_have_the_info_of_one_server(replay_server: StartServer) -> None:
     addresses = [server.address for server in queues_of_1_and_50(replay_server)]
-    with rw.ReplayDataset(addresses, "queue", 4, timeout_s=60, max_in_flight_batches=2) as dataset:
+    with rw.ReplayDataset(addresses, "queue", 4, timeout_s=60) as dataset:
         iter(dataset)  # begins to fetch
         eventually(lambda: waits_for_room(dataset))
     batches = list(dataset)
@@ -148,8 +147,7 @@ def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
     servers = queues_of_1_and_50(replay_server)
     path = tmp_path / "shards"
     path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
-    options: Any = {"timeout_s": 60, "max_in_flight_batches": 2}
-    with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "queue", 4, **options) as dataset:
+    with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "queue", 4, timeout_s=60) as dataset:
         iter(dataset)  # begins to fetch
         eventually(lambda: waits_for_room(dataset))
         path.write_text(f"a {servers[0].address}\n")

@@ -48,9 +48,7 @@ def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(plac
         return doubled(batch)
 
     write(place.client, "a", range(7))
-    with rw.ReplayDataset(
-        place.client, "a", 2, transform=transform, single_pass=True, max_in_flight_batches=2
-    ) as dataset:
+    with rw.ReplayDataset(place.client, "a", 2, transform=transform, single_pass=True) as dataset:
         iter(dataset)  # begins to fetch
         eventually(lambda: len(threads) == 2)  # of the two batches ahead, before the learner asks for one
         batches = list(dataset)
@@ -75,7 +73,7 @@ def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: P
 
     former = signal.signal(signal.SIGVTALRM, interrupt)
     try:
-        with rw.ReplayDataset(place.client, "a", 4, transform=transform, max_in_flight_batches=2) as dataset:
+        with rw.ReplayDataset(place.client, "a", 4, transform=transform) as dataset:
             iter(dataset)  # begins to fetch
             write(place.client, "a", range(2))
             eventually(lambda: dataset.stats().ready_samples == 2)
@@ -121,7 +119,7 @@ def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place
     before = our_threads("reverb-writer-")
     gc.disable()
     try:
-        cycle: list[Any] = [rw.ReplayDataset(place.address, "a", 2, transform=transform, max_in_flight_batches=2)]
+        cycle: list[Any] = [rw.ReplayDataset(place.address, "a", 2, transform=transform)]
         iter(cycle[0])  # begins to fetch
         gone = weakref.ref(cycle[0])
         cycle.append(cycle)
@@ -137,7 +135,7 @@ def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place
 
 
 def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
-    with rw.ReplayDataset(place.client, "a", 4, max_in_flight_batches=2) as dataset:
+    with rw.ReplayDataset(place.client, "a", 4) as dataset:
         assert dataset.take() is None
         assert dataset.take(timeout_s=0.05) is None
         write(place.client, "a", range(6))

@@ -118,7 +118,7 @@ def test_queue_gives_everything_once_and_the_rest_when_it_is_taken(replay_server
 def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     insert_numbers(server.address, "queue", range(5))
-    dataset = rw.ReplayDataset(server.address, "queue", 3, max_in_flight_batches=2)
+    dataset = rw.ReplayDataset(server.address, "queue", 3)
     assert first_numbers(next(dataset)) == [0, 1, 2]
     dataset.close()
     assert dataset.stats().ready_samples == 2
@@ -183,18 +183,6 @@ def test_a_learner_that_went_without_a_sample_takes_none_with_it(replay_server: 
         insert_numbers(server.address, "queue", range(5))
         assert client.server_info()["queue"].current_size == 5
         assert [int(sample.data[0][0]) for sample in client.sample("queue", 5)] == [0, 1, 2, 3, 4]
-
-
-def test_without_fetching_ahead_a_batch_is_sampled_when_it_is_asked_for(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    insert_numbers(server.address, "queue", range(10))
-    with rw.Client(server.address) as client, rw.ReplayDataset(client, "queue", 4, max_in_flight_batches=0) as dataset:
-        iter(dataset)
-        assert dataset.stats().in_flight_samples == 0
-        assert first_numbers(next(dataset)) == [0, 1, 2, 3]
-        assert client.server_info()["queue"].rate_limiter.num_samples == 4
-        assert first_numbers(next(dataset)) == [4, 5, 6, 7]
-        assert client.server_info()["queue"].rate_limiter.num_samples == 8
 
 
 # One pass.

@@ -178,7 +178,7 @@ def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size"),
-        ({"max_in_flight_batches": -1}, "max_in_flight_batches"),
+        ({"max_in_flight_batches": 0}, "max_in_flight_batches"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"collate": "stack"}, "collate"),
         ({"max_cache_bytes": 0}, "max_cache_bytes"),

@@ -323,7 +323,7 @@ def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_c
         for row in range(240):
             observer({"row": np.int64(row), "frame": noise}, end_of_episode=row % 10 == 9)
     with rw.Client(server.address) as client:
-        dataset = rw.SliceDataset(client, "queue", 4, 10, slices_per_item=20, max_in_flight_batches=2)
+        dataset = rw.SliceDataset(client, "queue", 4, 10, slices_per_item=20)
         next(dataset)
         eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
         time.sleep(2.5)  # longer than `close` waits for a server that sends nothing

@@ -131,8 +131,7 @@ def test_interrupt_at_any_moment_of_a_take_loses_no_room_for_samples(
     server = replay_server(QUEUE)
     interrupt = EachMoment(10)
     # Room for 8 samples; and each chunk evicts another one.
-    options: dict[str, Any] = {"max_in_flight_batches": 2, "max_cache_bytes": 1, "timeout_s": _AGAIN_WITHIN_S}
-    with rw.ReplayDataset(server.address, "queue", 4, **options) as dataset:
+    with rw.ReplayDataset(server.address, "queue", 4, max_cache_bytes=1, timeout_s=_AGAIN_WITHIN_S) as dataset:
         iter(dataset)  # it begins to fetch
         for _ in interrupt:
             insert_numbers(server.address, "queue", range(3))
