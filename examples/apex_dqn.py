@@ -75,7 +75,7 @@ def learn(source: Any, num_updates: int, seed: int = 0) -> Generator[tuple[int, 
     optimizer = Adam(online.weights, LEARNING_RATE)
     with (
         rw.Variables(source, "variables") as variables,
-        rw.ReplayDataset(source, "replay", BATCH_SIZE) as batches,
+        rw.ReplayDataset(source, "replay", BATCH_SIZE, timeout_s=120.0) as batches,  # a cluster may start actors late
         contextlib.ExitStack() as end,
     ):
         end.callback(variables.finish)  # the actors end, also if the goal is reached before the last update
