@@ -96,7 +96,7 @@ class Books:
     def balance(self, checkpoint: Checkpoint, kills: Sequence[Loss]) -> list[str]:
         """Return the books as lines; differences are added to `faults`."""
         contents = inspect(checkpoint)
-        deletes = {table.name: table.deletes for table in contents.tables}
+        deletes = {table.table_name: table.rate_limiter.delete_count for table in contents.tables}
         items = _items(checkpoint)
         lines = []
         for table, there in items.items():
