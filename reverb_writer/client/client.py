@@ -193,11 +193,11 @@ class Client:
                 caller takes between two samples does not count.
 
         Returns:
-            The samples, as an iterator. It raises all errors below but the first two.
+            The samples, as an iterator. It raises all errors below but the first.
 
         Raises:
             SpecError: an argument is invalid.
-            ClosedError: the client is closed.
+            ClosedError: the client is closed, or this is a forked child, also between two samples.
             ReplayTimeoutError: not all came in time; says why.
             UnsafeDataError, FormatError: a sample must not or cannot be decoded.
         """
@@ -216,7 +216,7 @@ class Client:
         for sample in samples:
             left_at = time.monotonic()
             yield sample
-            self.connections.check_usable()  # this may be a forked child by now
+            self.connections.check_usable()
             deadline.extend(time.monotonic() - left_at)
 
     def mutate_priorities(

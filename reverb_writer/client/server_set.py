@@ -258,8 +258,9 @@ def _ask(shard: Server, timeout_s: float) -> ServerInfo:
 @contextlib.contextmanager
 def logged(describe: Callable[[], str]) -> Iterator[None]:
     """Log every ten seconds for how long the block has been waiting, and for what: `describe` says it."""
+    # An interrupt may keep `done` from being set. Only this frame refers to `block`, so it is gone when the block is.
     done, block = Flag(), Flag()
-    is_alive = weakref.ref(block)  # an interrupt may keep `done` from being set; nothing keeps the block alive
+    is_alive = weakref.ref(block)
     start = time.monotonic()
 
     def run() -> None:

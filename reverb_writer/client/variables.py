@@ -163,7 +163,7 @@ class Variables:
     def finish(self) -> None:
         """Say that the run has ended: `finished` becomes true, and `wait` returns None.
 
-        The newest version is published once more, under the next number and marked as the last one, so actors that
+        The newest version is published once more, under a larger number and marked as the last one, so actors that
         start late still get weights. A `publish` after that begins a new run.
 
         Raises:

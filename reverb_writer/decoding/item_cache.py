@@ -105,7 +105,8 @@ class ItemCache:
                 num_rows += length
             if num_rows > partition.max_rows:  # one chunk may be named many times
                 raise UnsafeDataError(
-                    "a sample is larger than `max_sample_bytes` when it is decoded. Raise it if you trust the writer."
+                    f"a sample of {num_rows} rows, expected at most {partition.max_rows} for `max_sample_bytes`. Raise "
+                    "that if you trust the writer."
                 )
             ranges_of.append(tuple(ranges))  # the garbage collector does not track tuples of integers
         return tuple(ranges_of)

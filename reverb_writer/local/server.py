@@ -196,9 +196,12 @@ class _DaemonThreads(Executor):
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
+        self._has_ended = False
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
-        """Run a call, and return its future."""
+        """Run a call, and return its future; a RuntimeError after `shutdown`."""
+        if self._has_ended:
+            raise RuntimeError("the threads have ended.")
         future: Future[Any] = Future()
 
         def task() -> None:
@@ -214,6 +217,7 @@ class _DaemonThreads(Executor):
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002  # never waits
         """Let each thread end after its call. Idempotent."""
+        self._has_ended = True
         self._tasks.put(None)
 
     def _run(self) -> None:

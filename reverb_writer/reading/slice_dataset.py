@@ -111,9 +111,15 @@ class SliceDataset(Dataset):
             )
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self.num_slices = num_slices
-        how: Any = {"replacement": replacement, "row_priority_fn": row_priority_fn, "with_next": with_next}
-        how["slices_per_item"] = slices_per_item
-        self._open(replay, table, pool_size, read_options, SlicesOfPools(sampler, rng, **how))
+        maker = SlicesOfPools(
+            sampler,
+            rng,
+            slices_per_item=slices_per_item,
+            replacement=replacement,
+            row_priority_fn=row_priority_fn,
+            with_next=with_next,
+        )
+        self._open(replay, table, pool_size, read_options, maker)
 
 
 class _Pool(NamedTuple):
@@ -165,7 +171,9 @@ class SlicesOfPools:
     def rest(self) -> Batch | None:
         """Return the slices that fill no batch; None if there are none."""
         left, self._left = self._left, []
-        return Batch.concatenate(left) if len(left) > 1 else left[0] if left else None
+        if len(left) > 1:
+            return Batch.concatenate(left)
+        return left[0] if left else None
 
     def _drawn(self, rows: SampleRows, pack: Callable[[Sequence[Any]], Any], server: str) -> _Pool:
         """Draw slices of the samples of a pool."""

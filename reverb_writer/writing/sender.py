@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from reverb_writer.background import LateThread, Outcome
+from reverb_writer.background import Flag, LateThread
 from reverb_writer.client import same_process
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
@@ -145,8 +145,9 @@ class Sender:
     def stats(self, timeout_s: float) -> ObserverStats:
         """Return the counters so far, without the steps; those of the last call if the thread is not in time."""
         if not (self.is_ended or self.is_forked or threading.get_ident() == self._ident):
-            counted: Outcome[None] = Outcome()
-            self.post(lambda: counted.settle(self._count))
+            counted = Flag()
+            self.post(self._count)
+            self.post(counted.set)
             if not counted.wait(timeout_s / 2):  # a process that was paused: the time was over before the thread ran
                 counted.wait(timeout_s / 2)
         return self._stats

@@ -83,8 +83,8 @@ class ItemSizes:
         self._lengths = [length for length in lengths if length is None or has_strings]
         self.counts_steps = bool(self._lengths)
         longest = max((length or 0 for length in self._lengths), default=0)
-        self._totals: collections.deque[int] = collections.deque(maxlen=longest + 2)  # bytes of the first n steps
-        self._num_steps = 0  # of the last total
+        # Numbers of steps, and bytes of so many; in one entry, because an interrupt may come between two.
+        self._totals: collections.deque[tuple[int, int]] = collections.deque(maxlen=longest + 2)
 
     def check(self, leaves: Sequence[Any], num_steps: int) -> None:
         """Count a step, which becomes step number `num_steps` of the episode unless this raises `StructureError`.
@@ -94,18 +94,16 @@ class ItemSizes:
         totals = self._totals
         if num_steps == 1:
             totals.clear()
-            totals.append(0)
-        elif self._num_steps >= num_steps:  # an interrupt kept the step of this number from the ring
+            totals.append((0, 0))
+        while totals[-1][0] >= num_steps:  # an interrupt has kept the step of this number from the ring
             totals.pop()
-        self._num_steps = num_steps - 1
         sizes = [size or _column_bytes(leaf) for size, leaf in zip(self._step_bytes, leaves, strict=True)]
-        total = totals[-1] + sum(sizes)
+        total = totals[-1][1] + sum(sizes)
         for length in self._lengths:
             num_in_item = min(length or num_steps, num_steps)
-            before = totals[-num_in_item] if num_in_item < num_steps else 0
+            before = totals[-num_in_item][1] if num_in_item < num_steps else 0
             self._check(num_in_item, total - before, sizes)
-        totals.append(total)
-        self._num_steps = num_steps
+        totals.append((num_steps, total))
 
     def _check(self, num_steps: int, num_bytes: int, sizes: Sequence[int]) -> None:
         if num_bytes > self._limit:

@@ -1,16 +1,16 @@
 """The TCP port of a server and its connections, which Reverb itself cannot restrict or end.
 
-reserve     Reverb binds with SO_REUSEPORT: it starts without an error on a port that another server uses, and the
-kernel then distributes connections over both. So the port is first bound without that option. A lock
-excludes other servers of this package until Reverb has started: a socket in the abstract namespace,
-which belongs to the network namespace and vanishes with its owner, as a port does. A foreign server
-that starts within the same millisecond is not noticed.
-loopback    Reverb binds the wildcard address. A listening socket can be bound to a network interface afterwards;
-the kernel then answers connections over any other interface as if there were no listener.
-drain       A last checkpoint needs a running server, and items that it confirms while the checkpoint is written
-would be lost. So listeners and connections are shut down within the server's process, except for those
-of the service, which asks for the checkpoint. Clients see a lost connection, keep what is not
-acknowledged, and reconnect later.
+reserve   Reverb binds with SO_REUSEPORT: it starts without an error on a port that another server uses, and the
+          kernel then distributes connections over both. So the port is first bound without that option. A lock
+          excludes other servers of this package until Reverb has started. The lock is a socket in the abstract
+          namespace, because that vanishes with its owner, as a port does. A foreign server that starts within the
+          same millisecond is not noticed.
+loopback  Reverb binds the wildcard address. A listening socket can be bound to a network interface afterwards; the
+          kernel then answers connections over any other interface as if there were no listener.
+drain     A last checkpoint needs a running server, and items that the server confirms while it writes the
+          checkpoint would be lost. So listeners and connections are shut down within the server's process, except
+          for those of the service, which asks for the checkpoint. Clients see a lost connection, keep what is not
+          acknowledged, and reconnect later.
 """
 
 from __future__ import annotations

@@ -247,6 +247,18 @@ def test_single_pass_takes_at_most_so_many_samples(replay_server: StartServer) -
             assert [number for batch in dataset for number in first_numbers(batch)] == expected
 
 
+@pytest.mark.parametrize("sizes", [(2, 5), (0, 5), (5, 0)])
+def test_single_pass_gives_what_is_there_on_each_server(replay_server: StartServer, sizes: tuple[int, int]) -> None:
+    servers = [replay_server(QUEUE) for _ in sizes]
+    for number, (server, size) in enumerate(zip(servers, sizes, strict=True)):
+        insert_numbers(server.address, "queue", range(10 * number, 10 * number + size))
+    addresses = [server.address for server in servers]
+    with rw.ReplayDataset(addresses, "queue", 2, single_pass=True, timeout_s=60) as dataset:
+        found = [number for batch in dataset for number in first_numbers(batch)]
+    for number, size in enumerate(sizes):
+        assert [one for one in found if one // 10 == number] == [*range(10 * number, 10 * number + size)]
+
+
 @pytest.mark.parametrize("config", [QUEUE, rw.TableConfig("queue")])
 def test_number_of_samples_is_that_of_all_servers_also_of_those_that_join(
     replay_server: StartServer, tmp_path: Path, config: rw.TableConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,25 @@ def test_no_more_samples_are_held_than_there_is_room_for() -> None:
             assert [first_numbers(next(dataset)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
             eventually(lambda: dataset.stats().received_samples == 16)
             assert dataset.stats().batches == 2
+
+
+def test_no_more_batches_of_a_pool_are_made_than_may_be_ahead() -> None:
+    made: list[rw.Batch] = []
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        made.append(batch)
+        return batch
+
+    with rw.LocalServer([rw.TableConfig("episodes")]) as server:
+        with rw.EpisodeObserver(server, "episodes", 50) as observer:
+            for row in range(50):
+                observer({"row": np.int64(row)}, end_of_episode=row == 49)
+        options: Any = {"pool_size": 1, "slices_per_item": 20, "max_in_flight_batches": 1, "transform": transform}
+        with rw.SliceDataset(server, "episodes", 2, 5, **options) as dataset:  # a pool makes ten batches
+            next(dataset)
+            eventually(lambda: len(made) == 2)
+            time.sleep(0.2)
+            assert len(made) == 2
 
 
 def test_time_out_says_how_many_samples_of_the_batch_have_come() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from interrupting import EachMoment
 
 import reverb_writer as rw
 from reverb_writer.steps import StepStructure
@@ -42,3 +43,17 @@ def test_step_that_is_counted_again_replaces_itself_and_an_episode_begins_anew()
     counted.check(["a"], 2)
     counted.check(["aaaaaaa"], 3)
     check(counted, "aaaaaaaa")  # step 1 of another episode
+
+
+def test_interrupt_at_any_moment_of_a_count_leaves_each_step_counted_once() -> None:
+    interrupt = EachMoment()
+    for _ in interrupt:
+        counted = sizes(12, 3)
+        check(counted, "aaaa")
+        interrupt(lambda counted=counted: counted.check(["aaaa"], 2))  # type: ignore[misc]  # a default
+        counted.check(["aaaa"], 2)  # the ring has not taken the step, so it comes again
+        counted.check(["aaaa"], 3)  # 12 bytes
+        counted.check(["aaaa"], 4)
+        with pytest.raises(rw.errors.StructureError, match="an item of 3 steps takes 13 bytes"):
+            counted.check(["aaaaa"], 5)
+    assert interrupt.moment > 5
