@@ -51,16 +51,17 @@ def step(number: int) -> dict[str, Any]:
 def test_half_of_the_limit_is_sent_and_one_more_than_the_limit_is_refused() -> None:
     with rw.LocalServer([rw.TableConfig.queue("queue", 3)]) as server:
         options: Any = {"max_in_flight_items": 4, "max_delay_s": 1e4, "chunk_length": 100, "timeout_s": 0.5}
-        observer = rw.TrajectoryObserver(server, "queue", 1, **options)
-        observer(step(0), end_of_episode=False)
-        assert observer.stats().acknowledged_items == 0
-        for number in (1, 2):
+        observer = rw.TrajectoryObserver(server, "queue", 2, **options)
+        for number in (0, 1):
+            observer(step(number), end_of_episode=False)
+        assert (observer.stats().items, observer.stats().acknowledged_items) == (1, 0)
+        for number in (2, 3):
             observer(step(number), end_of_episode=False)
         eventually(lambda: observer.stats().acknowledged_items >= 2)
-        for number in range(3, 7):  # the table has three, and four are in flight
+        for number in range(4, 8):  # the table has three, and four are in flight
             observer(step(number), end_of_episode=False)
         with pytest.raises(rw.errors.ReplayTimeoutError):
-            observer(step(7), end_of_episode=False)
+            observer(step(8), end_of_episode=False)
         assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (3, 4)
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.close(timeout_s=0.1)
