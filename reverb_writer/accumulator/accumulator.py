@@ -162,8 +162,8 @@ class TrajectoryAccumulator:
         """Write the rows that were added as one item; once the server has it, start with no rows.
 
         Columns are the leaves, in the order of dm-tree: N rows for a buffered timescale, a single value without time
-        for a single item, one row if its leaves are [1, ...]. Learners get the same nest, by the table's signature
-        or, without one, by the spec that is stored for the table; None in the example becomes an empty tuple.
+        for a single item, one row if its leaves are [1, ...]. Learners get the same nest, because the item
+        carries its spec; None in the example becomes an empty tuple.
 
         Args:
             client: an `rw.Client`; an address or a `reverb.Client` costs a connection with each call, unless
