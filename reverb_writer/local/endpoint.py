@@ -1,4 +1,4 @@
-"""The server as the clients of its own process see it: functions, without gRPC and without threads.
+"""The calls and streams of a server: functions, without threads. `grpc_service` has them for other processes.
 
     request --> InsertStream.feed --> tables --> deliver(keys)
     request --> SampleStream.feed --> tables --> deliver(samples), at once or when the rate limiter lets them out
@@ -19,7 +19,7 @@ from grpc.aio import AioRpcError, Metadata
 
 from reverb_writer.local.calls import asked_for, unary_calls
 from reverb_writer.local.incoming import Incoming
-from reverb_writer.local.refusals import Refusal, Status
+from reverb_writer.local.refusals import Refusal
 from reverb_writer.local.store import Store
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
@@ -39,13 +39,13 @@ class LocalEndpoint:
         self.store = store
         self.streams: dict[_Stream, None] = {}  # those that are open, guarded by the store's lock
         self.is_closed = False
-        self._calls = unary_calls(store)
+        self.calls = unary_calls(store)  # by method
 
     def call(self, method: str, request: bytes) -> bytes:
         """Carry out a unary call; see `Endpoint`."""
         if self.is_closed:
             raise _closed_error()
-        call = self._calls.get(method)
+        call = self.calls.get(method)
         if call is None:
             raise _error(grpc.StatusCode.UNIMPLEMENTED, f"there is no method {method}.")
         try:
@@ -145,9 +145,22 @@ class InsertStream(_Stream):
         """Begin with nothing kept."""
         super().__init__(endpoint, deliver)
         self._incoming = Incoming(endpoint.store, self._confirm)
+        self._finished: Callable[[], object] | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a message would be carried out at once."""
+        return self._incoming.has_room
+
+    def finish(self, then: Callable[[], object]) -> None:
+        """Call a function once all items are confirmed; there are no more messages."""
+        with self._store.lock:
+            self._finished = then
+            if not self._incoming.num_waiting:
+                then()
 
     def _may_work(self) -> bool:
-        return bool(self._messages) and self._incoming.has_room
+        return bool(self._messages) and self.has_room
 
     def _carry_out(self) -> None:
         self._incoming.feed(self._messages.popleft())
@@ -159,25 +172,35 @@ class InsertStream(_Stream):
         self._deliver(messages.InsertStreamResponse(keys=keys).SerializeToString())
         if self._messages:
             self.work()
+        if self._finished is not None and not self._incoming.num_waiting:
+            self._finished()
 
 
 class SampleStream(_Stream):
-    """Requests in, samples out; one request at a time waits at a table."""
+    """Requests in, samples out; one request at a time waits at a table.
+
+    Attributes:
+        timeout_s: how long the client wants to wait for the rate limiter; None for ever. Who delivers sees to it.
+    """
 
     def __init__(self, endpoint: LocalEndpoint, deliver: Deliver) -> None:
         """Begin without a request."""
         super().__init__(endpoint, deliver)
         self._table, self._num_missing = "", 0
         self._waiting: SampleRequest | None = None
+        self.timeout_s: float | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether samples of a request are missing."""
+        return self._num_missing > 0
 
     def _may_work(self) -> bool:
         return self._waiting is None and not self._is_paused and bool(self._num_missing or self._messages)
 
     def _carry_out(self) -> None:
         if not self._num_missing:
-            self._table, self._num_missing, timeout_s = asked_for(self._messages.popleft())
-            if timeout_s is not None:
-                raise Refusal(Status.INVALID_ARGUMENT, "`rate_limiter_timeout` is for clients of other processes.")
+            self._table, self._num_missing, self.timeout_s = asked_for(self._messages.popleft())
             self._store.table(self._table)
         self._waiting = SampleRequest(self._num_missing, self._answer)
         self._store.request(self._table, self._waiting)
@@ -190,7 +213,7 @@ class SampleStream(_Stream):
         request, self._waiting = self._waiting, None
         if request is not None and not self._has_ended:
             self._num_missing -= len(request.samples)
-            self._deliver(UnencodedSamples(request.samples, request.num_bytes))
+            self._deliver(UnencodedSamples(request.samples, request.num_bytes, request.has_waited))
             self.work()
 
 

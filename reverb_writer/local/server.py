@@ -137,13 +137,13 @@ class LocalServer:
         process_hooks.claim()
         self._store = store
         threads: Any = _DaemonThreads()  # any executor will do
-        self._server: Any = grpc.server(threads, handlers=[Service(self._store)], options=_OPTIONS)
+        endpoint = LocalEndpoint(store)
+        self._server: Any = grpc.server(threads, handlers=[Service(endpoint)], options=_OPTIONS)
         self.port = _bind(self._server, port)
         self.address = f"{_HOST}:{self.port}"
         self._closed = Flag()
         self._server.start()
         # It also ends without `close`: at garbage collection, or when the interpreter ends.
-        endpoint = LocalEndpoint(store)
         endpoints.BY_ADDRESS[self.address] = endpoint
         self._end = functools.partial(_end, self._server, threads, self.address, endpoint, os.getpid())
         self._stop = weakref.finalize(self, _stop, self._end)

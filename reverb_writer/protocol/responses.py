@@ -104,9 +104,9 @@ NO_SAMPLES = Samples.of(())
 class UnencodedSamples:
     """Samples of a server of this process, in place of the bytes of a response; `len` is how many those would be."""
 
-    def __init__(self, samples: Samples, num_bytes: int) -> None:
-        """Take both."""
-        self.samples, self._num_bytes = samples, num_bytes
+    def __init__(self, samples: Samples, num_bytes: int, has_waited: bool) -> None:
+        """Take the samples, how many bytes they have, and whether the rate limiter made them wait."""
+        self.samples, self.has_waited, self._num_bytes = samples, has_waited, num_bytes
 
     def __len__(self) -> int:
         """Return how many bytes a response would have."""
