@@ -278,7 +278,7 @@ class Client:
 
 
 def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
-    """Return a client for a `client` argument, and whether it was made here, for the caller to close.
+    """Return a client for a `replay` argument, and whether it was made here, for the caller to close.
 
     Args:
         client: a `Client`, or what `Client` takes.

@@ -161,7 +161,7 @@ class TargetFile:
 
 
 def source_of(address: Any) -> TargetSource:
-    """Return the source that a `client` argument stands for.
+    """Return the source that a `replay` argument stands for.
 
     Args:
         address: an address or several; `file:PATH`, as `TargetFile`; a `Target` or another source; or an object with a
