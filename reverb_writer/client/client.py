@@ -74,7 +74,7 @@ class Client:
         Raises:
             SpecError: an argument can never work.
             ServerUnavailableError, ReplayTimeoutError: a server does not answer within `connect_timeout_s`, or the
-                source tells no target within that time or `timeout_s`.
+                source returns no target within that time or `timeout_s`.
         """
         source, timeout_s = source_of(replay), check_timeout(timeout_s)
         first_s = timeout_s if connect_timeout_s is None else check_timeout(connect_timeout_s, "connect_timeout_s")
@@ -109,7 +109,7 @@ class Client:
 
     @property
     def target(self) -> Target:
-        """The servers as the source has told last."""
+        """The last target that the source has returned."""
         return self.connections.target
 
     @property
