@@ -74,7 +74,7 @@ class Client:
         Raises:
             SpecError: an argument can never work.
             ServerUnavailableError, ReplayTimeoutError: a server does not answer within `connect_timeout_s`, or the
-                source tells no target within that time or `timeout_s`.
+                source returns no target within that time or `timeout_s`.
         """
         source, timeout_s = source_of(replay), check_timeout(timeout_s)
         first_s = timeout_s if connect_timeout_s is None else check_timeout(connect_timeout_s, "connect_timeout_s")
@@ -109,7 +109,7 @@ class Client:
 
     @property
     def target(self) -> Target:
-        """The servers as the source has told last."""
+        """The last target that the source has returned."""
         return self.connections.target
 
     @property
@@ -278,7 +278,7 @@ class Client:
 
 
 def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
-    """Return a client for a `client` argument, and whether it was made here, for the caller to close.
+    """Return a client for a `replay` argument, and whether it was made here, for the caller to close.
 
     Args:
         client: a `Client`, or what `Client` takes.

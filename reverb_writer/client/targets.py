@@ -64,7 +64,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Target:
-    """The shards of a replay at one moment; also a source that always tells itself. Picklable.
+    """The shards of a replay at one moment; also a source that always returns itself. Picklable.
 
     Attributes:
         epoch: number of this list, which grows with each change. A client ignores a target of a lower epoch than the
@@ -93,7 +93,7 @@ class Target:
         """Return the target of servers at fixed `addresses`, which are their names, too.
 
         Raises:
-            SpecError: there is none, two are the same, or one cannot be an address.
+            SpecError: there is no address, two are the same, or a text cannot be an address.
         """
         return cls(0, tuple([Shard(check_address(address), address) for address in addresses]))
 
@@ -110,17 +110,17 @@ class TargetSource(Protocol):
         """Return the newest target, within `timeout_s` seconds.
 
         Raises:
-            ReverbWriterError: it cannot be told now. A client that has a target goes on with it.
+            ReverbWriterError: the source does not know a target now. A client continues with the last target.
         """
         ...  # pragma: no cover
 
 
 @dataclass(frozen=True)
 class TargetFile:
-    """A file of shards, one a line: `address`, or `name address`, or `name address state`; `#` begins a comment.
+    """A file of shards, one per line: `address`, or `name address`, or `name address state`; `#` begins a comment.
 
-    Clients look at the file every few seconds. To change it, write another file and rename it: a client may read a file
-    that is half written.
+    Clients read the file every five seconds. To change it, write another file and rename it, because a client may read
+    a half-written file.
 
     Attributes:
         path: of the file.
@@ -136,7 +136,7 @@ class TargetFile:
 
         Raises:
             ServerUnavailableError: it cannot be read.
-            SpecError: a line is not a shard, or there is none.
+            SpecError: a line is not a shard, or the file has no shard.
         """
         try:
             text = pathlib.Path(self.path).read_text("utf-8")
@@ -161,7 +161,7 @@ class TargetFile:
 
 
 def source_of(address: Any) -> TargetSource:
-    """Return the source that a `client` argument stands for.
+    """Return the source that a `replay` argument stands for.
 
     Args:
         address: an address or several; `file:PATH`, as `TargetFile`; a `Target` or another source; or an object with a

@@ -371,8 +371,8 @@ class Episode(EpisodeData):
         """Return the finalized episode of steps, such as those of a sampled whole episode.
 
         Args:
-            data: leaves [T + 1, ...]: a nest as `steps()` returns it, RLDS steps, a TF-Agents trajectory; or columns
-                of a table without a signature. Rows after the last step, such as padding, are left out.
+            data: leaves [T + 1, ...]: a nest as `steps()` returns it, RLDS steps, a TF-Agents trajectory; or a tuple of
+                columns, as Reverb's own clients read them. Rows after the last step, such as padding, are left out.
             like: a step, or steps, of the structure that columns have; None for steps without inner nests.
             id_: as when constructing.
             observation_space: as when constructing.

@@ -52,7 +52,7 @@ class LocalServer:
         tables: The tables to serve: at least one, no two of one name.
         port: 1 to 65535, or None for a free one.
         max_bytes: Bound on the memory that items and chunks take, in bytes, > 0; None for a quarter of the machine's,
-            or 2 GiB where the system does not tell that, as Windows. A write that would exceed it is refused with
+            or 2 GiB where the system does not report it, as Windows. A write that would exceed it is refused with
             RESOURCE_EXHAUSTED, and nothing that is stored is lost.
         max_item_bytes: Bound on an item, all steps and leaves together, uncompressed, in bytes, > 0; None for none. A
             larger item is refused from any client.

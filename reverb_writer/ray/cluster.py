@@ -143,7 +143,7 @@ class ReplayCluster:
         """Return the cluster of that name.
 
         Raises:
-            ServerUnavailableError: there is none; names those that there are.
+            ServerUnavailableError: there is no such cluster; names the clusters that exist.
             ReplayTimeoutError: none of its actors answers within `timeout_s` seconds. `remove` ends it all the same.
         """
         connect_ray()
@@ -166,7 +166,7 @@ class ReplayCluster:
             Why there is no last checkpoint of a shard, by its name; empty if all have written theirs.
 
         Raises:
-            ServerUnavailableError: there is none; names those that there are.
+            ServerUnavailableError: there is no such cluster; names the clusters that exist.
         """
         connect_ray()
         found = named_shards()
@@ -187,7 +187,7 @@ class ReplayCluster:
         return self._target
 
     def status(self, timeout_s: float = 5.0) -> ClusterStatus:
-        """Return what the shards tell within `timeout_s` seconds; what is silent has the state "no answer"."""
+        """Return the reports of the shards within `timeout_s` seconds; a silent shard has the state "no answer"."""
         names = self.spec.shard_names()
         answers = ask_actors(names, "report", check_timeout(timeout_s))
         silent = "its actor does not answer: see Ray's dashboard"

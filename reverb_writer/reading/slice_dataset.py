@@ -78,7 +78,7 @@ class SliceDataset(Dataset):
             num_slices: slices in a batch, >= 1.
             slice_len: rows in a slice, >= 1; at most, unless `short` says otherwise.
             by: "trajectory" draws one slice of every item that the server draws. "row" draws any slices of `pool_size`
-                items that the server draws; each row is equally likely. For equally likely rows of the whole table,
+                items that the server draws; each slice is equally likely. For equally likely slices of the whole table,
                 write items with their length as priority, and sample by priority.
             short: treatment of trajectories shorter than a slice: "keep", "skip", or "pad" with a mask.
             span: rows that a slice may hang over the first and the last row of its trajectory: a number, or a pair.

@@ -33,9 +33,9 @@ from reverb_writer.transitions.step_flags import split_mask
 def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Callable[[Batch], Batch]:
     """Return a `transform` that stacks each frame with the k - 1 before it, so that each is stored once; picklable.
 
-    A stack never crosses the start of an episode, which any marker of starts or ends tells that `rw.slices` reads:
-    there, and at the start of a window, the oldest frame known is repeated. Leaves [B, T, ...] become [B, T, k, ...];
-    those of slices, [N, ...], become [N, k, ...].
+    A stack never crosses the start of an episode. Any marker of starts or ends that `rw.slices` reads marks it. There,
+    and at the start of a window, the oldest known frame is repeated. Leaves [B, T, ...] become [B, T, k, ...]; leaves
+    of slices, [N, ...], become [N, k, ...].
 
     Args:
         k: frames in a stack, >= 1.

@@ -269,7 +269,7 @@ class TableConfig:
         sampler: Selector = "uniform",
         signature: Any = None,
     ) -> TableConfig:
-        """Return the table of a program that trains on one batch after every few steps, told by its usual numbers.
+        """Return the table of a program that trains on one batch after every few steps, from the program's numbers.
 
         Actors and learners of several processes then keep the ratio of a program that does both in turn.
 

@@ -33,7 +33,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
     """Write the files of an authority, a server and clients, in a folder for each who needs them.
 
         authority/  ca.crt, and ca.key: keep it where no server is
-        gateway/    ca.crt, and server.pem: certificate and key in one file, as HAProxy wants it
+        gateway/    ca.crt, and server.pem: certificate and key in one file
         replay/     server.crt, by which the replay server knows when the gateway's certificate expires
         clients/    ca.crt, and for each client a .crt, a .key, and both in a .pem
 
