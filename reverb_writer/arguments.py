@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from reverb_writer.errors import SpecError
 
 _T = TypeVar("_T")
-_ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
+_ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/,]*:\d{1,5}|dns:[^\s,]+:\d{1,5}")
 
 
 def options_of(kind: Callable[..., _T], options: Mapping[str, Any], caller: object) -> _T:
@@ -70,7 +70,9 @@ def number(name: str, value: object) -> float:
 def check_address(address: object) -> str:
     """Return the address of a server, or raise SpecError."""
     if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
-        raise SpecError(f"`address` must be `host:port`, `unix:path` or `dns:host:port`, got {address!r}.")
+        raise SpecError(
+            f"`address` must be `host:port`, `unix:path` or `dns:host:port`, or a list of these, got {address!r}."
+        )
     return address
 
 
