@@ -286,7 +286,7 @@ class ConnectionLoss:
     channel: Channel
     error: Exception  # what ended the last connection, or what the last attempt to make one met
     reason: str  # the same in words
-    since: float  # `time.monotonic()`
+    since: float  # `time.monotonic()` of the server's last word, or of the loss
 
     @property
     def is_silent(self) -> bool:
@@ -295,9 +295,9 @@ class ConnectionLoss:
         is_late = isinstance(self.error, ReplayTimeoutError) or is_silence(seen)
         return is_late or (is_refusal(seen) and is_listening(self.channel.address))
 
-    def explain(self, silence_s: float) -> str:
+    def explain(self) -> str:
         """Say what was seen. Only a refused connection advises a start: a paused server would lose its tables by it."""
-        address, heard = self.channel.address, f"last heard of {silence_s:.1f} s ago ({self._seen})"
+        address, heard = self.channel.address, f"last heard of {time.monotonic() - self.since:.1f} s ago ({self._seen})"
         if self.is_silent:
             return f"The server at {address} does not answer, {heard}. It may be paused: look at its process."
         if is_refusal(self._seen):

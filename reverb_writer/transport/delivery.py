@@ -205,7 +205,7 @@ class Delivery:
         if self.loss is None:
             self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
-        self.loss = ConnectionLoss(self.channel, error, reason, time.monotonic())
+        self.loss = ConnectionLoss(self.channel, error, reason, self.heard_at)
         self._counts["resent_items"] += self.flight.requeue()
         # Twice as late with each failure in a row, and at random, so that clients come back one by one.
         longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
@@ -245,7 +245,7 @@ class Delivery:
         """Say why items are not confirmed, as far as it shows."""
         address, silence_s = self.channel.address, time.monotonic() - self.heard_at
         if self.loss is not None:
-            return self.loss.explain(silence_s)
+            return self.loss.explain()
         if not self.has_asked:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
         if self._last_answer is None and self._refusal:

@@ -236,7 +236,7 @@ class SampleStream:
         if answer is None:
             return f"{server} has not answered yet."
         if loss is not None:
-            return loss.explain(now - loss.since)
+            return loss.explain()
         unanswered_s = 0.0 if asked_at is None else now - asked_at
         if answer.at >= since and unanswered_s < _OLD_S:
             return explain_samples(answer, self._name, self._earlier[0])

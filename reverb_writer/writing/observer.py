@@ -32,10 +32,6 @@ _LOG = logging.getLogger(__package__)
 _UNMARKED_STEPS = 10_000
 
 
-class EpisodeTooLongError(SpecError):
-    """An episode has become too long for its observer, which drops it: this step, those before and those to come."""
-
-
 class TooFewStepsError(SpecError):
     """A reset should write the steps of an episode that is shorter than a window.
 
@@ -293,5 +289,5 @@ class Observer(ObserverLife):
             "is not written, and its steps up to the next episode are dropped. Raise `max_sequence_length`."
         )
         if not self._bypass:
-            raise EpisodeTooLongError(text)
+            raise SpecError(text)
         _LOG.error("%s", text)
