@@ -55,6 +55,7 @@ class Source:
         """Add the counters that stay when the server leaves."""
         stream = self.stream
         stats.lost_samples += stream.num_lost
+        stats.unasked_samples += stream.num_unasked
         stats.received_bytes += stream.num_bytes
         stats.reconnects += stream.reconnects
         stats.server_restarts += stream.server_restarts

@@ -23,6 +23,7 @@ class DatasetStats(Scalars):
         skipped_samples: unsafe or damaged samples, and messages that cannot be read, which `skip_unsafe` left out.
         foreign_items: samples that were left out because their item has another spec than the dataset's first item; the
             log names both specs once.
+        unasked_samples: samples that a server sent without a request; they are left out.
         dropped_samples: unread samples that a dataset of several servers dropped, because newer samples show how many
             items a server holds, because the connection was lost, or because the server has left the target.
         forgiven_samples: samples that other servers gave in place of a server that was left out or has left the target.
@@ -49,6 +50,7 @@ class DatasetStats(Scalars):
     decoded_chunks: int = 0
     skipped_samples: int = 0
     foreign_items: int = 0
+    unasked_samples: int = 0
     dropped_samples: int = 0
     forgiven_samples: int = 0
     left_out_servers: int = 0

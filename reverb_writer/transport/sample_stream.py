@@ -69,7 +69,7 @@ class SampleStream:
         answer: its tables as it has told them last; None before that.
         loss: loss of the connection; None while there is one.
         unanswered_since: since when a question is not answered, and no sample has come; None if all are.
-        num_bytes, num_lost: bytes of all messages; samples lost in flight.
+        num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples not requested.
         is_closed: whether no more samples will come, because it was closed.
     """
 
@@ -102,7 +102,7 @@ class SampleStream:
         if info is None:
             self.loss = ConnectionLoss(channel, ServerUnavailableError(""), "no answer yet", time.monotonic())
         self.unanswered_since: float | None = None
-        self.num_bytes = self.num_lost = self.reconnects = self.server_restarts = 0
+        self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = self.server_restarts = 0
         self._channel, self._name, self._changed = channel, table, changed
         self._removes_items = removes_items
         self._limits = [*limits] if single_pass is None else [*limits, single_pass]
@@ -186,7 +186,7 @@ class SampleStream:
 
         Raises:
             ClosedError, StructureError, PermissionDeniedError: the server will give no samples.
-            FormatError: a message is damaged. The stream is opened again soon.
+            FormatError: a message is damaged, or has more than was requested. The stream is opened again soon.
         """
         stream = self._stream
         if stream is None or not stream.has_unread:
@@ -207,6 +207,12 @@ class SampleStream:
         self.unanswered_since = None
         try:
             samples = self._reassembler.feed(message)
+            if (num_unasked := len(samples) - self.num_in_flight) > 0:
+                self.num_unasked += num_unasked
+                raise FormatError(  # noqa: TRY301  # as the errors of `feed`
+                    f"table `{self._name}`: the server at {self._channel.address} sent {num_unasked} samples without "
+                    "being asked. They are left out, and the stream is closed; look at what answers there."
+                )
         except FormatError:
             self._end_stream()
             self._open_at = time.monotonic() + _RETRY_S  # endless damage costs little

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -13,15 +14,28 @@ from typing import Any, Final
 import grpc.aio
 
 from reverb_writer.errors import ReplayTimeoutError, SpecError
+from reverb_writer.protocol import messages
 from reverb_writer.transport import loop
+
+MAX_REPLY_BYTES: Final = 8 << 20
+"""Bound on every message of a server but those with samples. Tables of some hundred leaves take far less than 1 MiB."""
 
 _FOR_EVER_S = 1e9  # longer deadlines overflow in gRPC
 _NEVER_MS = 2**31 - 1
+_SERVICE = messages.SERVER_INFO.split("/")[1]
 
 OPTIONS: Final[dict[str, Any]] = {
     # Reverb's own client sets no limits on steps and samples either: a window of frames is larger than 4 MB.
     "grpc.max_send_message_length": -1,
     "grpc.max_receive_message_length": -1,
+    "grpc.service_config": json.dumps(
+        {
+            "methodConfig": [
+                {"name": [{"service": _SERVICE}], "maxResponseMessageBytes": MAX_REPLY_BYTES},
+                {"name": [{"service": _SERVICE, "method": messages.SAMPLE_STREAM.split("/")[2]}]},
+            ]
+        }
+    ),
     # A restarted server is found within seconds; gRPC would wait up to two minutes.
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 1_000,

@@ -21,6 +21,7 @@ from reverb_writer.protocol import messages, responses
 from reverb_writer.transport import loop
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.pipes import ByteStream, Pipe
+from reverb_writer.transport.sample_stream import SampleStream
 
 
 @pytest.fixture
@@ -44,16 +45,19 @@ def sample(*, chunks: int = 1, ends: bool = True) -> bytes:
 @pytest.mark.parametrize(
     ("info", "message"),
     [
+        (b"\x00" * (9 << 20), "larger than max"),
+        (b"\x00" * (64 << 20), "larger than max"),
         (server_info(*map(str, range(10_001))), "10001 tables"),
         (b"\xff\xff", "not a ServerInfoResponse"),
     ],
-    ids=["many tables", "damaged"],
+    ids=["large", "very large", "many tables", "damaged"],
 )
 def test_server_info_beyond_all_measure_or_that_is_none_is_refused(
     server: MisbehavingServer, info: bytes, message: str
 ) -> None:
     server.info = info
-    with rw.Client(server.address, timeout_s=60) as client, pytest.raises(rw.errors.FormatError, match=message):
+    kind = rw.errors.ReverbWriterError if "larger" in message else rw.errors.FormatError
+    with rw.Client(server.address, timeout_s=60) as client, pytest.raises(kind, match=message):
         client.server_info()
 
 
@@ -61,9 +65,10 @@ def test_server_info_beyond_all_measure_or_that_is_none_is_refused(
     ("info", "words"),
     [
         (b"\xff\xff", "does not say .* not a ServerInfoResponse"),
+        (b"\x00" * (9 << 20), "does not say .* larger than max"),
         (server_info(*map(str, range(9_999)), "replay"), "is slow"),
     ],
-    ids=["damaged", "many tables"],
+    ids=["damaged", "large", "many tables"],
 )
 def test_step_that_waits_keeps_its_time_whatever_the_server_tells(
     server: MisbehavingServer, info: bytes, words: str
@@ -105,6 +110,25 @@ def test_answer_to_a_checkpoint_that_is_none_is_named(server: MisbehavingServer)
         client.checkpoint()
 
 
+@pytest.mark.parametrize("num_asked", [0, 2])
+def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer, num_asked: int) -> None:
+    server.sample = lambda _: itertools.repeat(sample())
+    with Channel(server.address) as channel:
+        info = channel.server_info(60.0)
+        stream = SampleStream(channel, "replay", info, changed=lambda: None, removes_items=False)
+        stream.proceed(time.monotonic(), 0, num_asked)
+        for _ in range(num_asked):
+            eventually(lambda: stream.has_unread)
+            assert len(stream.read()) == 1
+        eventually(lambda: stream.has_unread)
+        with pytest.raises(rw.errors.FormatError, match="1 samples without being asked"):
+            stream.read()
+        assert stream.num_unasked == 1
+        assert stream.num_in_flight == 0
+        assert not stream.read()
+        stream.close()
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 def test_stream_that_has_ended_is_freed_without_the_collector(server: MisbehavingServer, is_open: bool) -> None:
     """It refers to its channel, and the channel to the connection."""
@@ -140,6 +164,17 @@ def test_error_that_ends_a_stream_keeps_no_frames(server: MisbehavingServer) -> 
     error = met.get(timeout=30)
     assert isinstance(error, rw.errors.ClosedError)
     assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
+
+
+def test_samples_that_nobody_asked_for_do_not_pile_up_at_a_learner(server: MisbehavingServer) -> None:
+    server.sample = lambda _: itertools.repeat(sample())
+    with rw.ReplayDataset(server.address, "replay", 4, timeout_s=60) as dataset:
+        for _ in range(3):
+            with pytest.raises(rw.errors.FormatError):
+                next(dataset)
+        stats = dataset.stats()
+        assert stats.ready_samples + stats.in_flight_samples <= 4 * 16
+        eventually(lambda: dataset.stats().unasked_samples > 0)
 
 
 def test_sample_that_has_no_end_is_refused_however_little_it_brings(

@@ -88,7 +88,7 @@ def test_queues_are_read_once_each_in_its_order(
         assert [len(nest[0]) for nest in batch.data] == [1 + int(nest[0][0]) % 3 for nest in batch.data]
     for one, own in zip(alone, numbers, strict=True):
         assert list(itertools.chain(*of_servers[one.address])) == own
-    assert (stats.received_samples, stats.lost_samples) == (total, 0)
+    assert (stats.received_samples, stats.lost_samples, stats.unasked_samples) == (total, 0, 0)
     assert (stats.in_flight_samples, stats.ready_samples, stats.dropped_samples) == (0, 0, 0)
 
 
