@@ -25,12 +25,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from reverb_writer.client.client import as_client
+from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.nests import named_leaves, packer
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observer import Observer, TooFewStepsError
 from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver, WindowObserver
+from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.window_kinds import Priority
 
 __all__ = [
@@ -75,21 +76,6 @@ class _ReverbObserver(Observer):
             tables = client.server_info(math.ceil(self._timeout_s))
             return tables[self._targets[0].tables[0]].signature
 
-    def flush(self, timeout_s: float | None = None) -> None:
-        """Return when all windows that are complete are confirmed by the server.
-
-        Args:
-            timeout_s: seconds to wait at most; None to wait as a step does.
-
-        Raises:
-            NoWriterError: the observer is closed.
-            ReplayTimeoutError, ServerUnavailableError: not in time.
-        """
-        try:
-            super().flush(timeout_s)
-        except ClosedError as error:
-            raise NoWriterError(f"Could not obtain writer from py_client. {error}") from error
-
     def __call__(self, step: Any, end_of_episode: Any = None, env_mask: Any = None) -> None:
         """Write a step.
 
@@ -108,10 +94,7 @@ class _ReverbObserver(Observer):
         """
         if type(step) in (list, tuple):
             step = self._unflatten(step)
-        try:
-            super().__call__(step, end_of_episode, env_mask)
-        except ClosedError as error:
-            raise NoWriterError(f"Could not obtain writer from py_client. {error}") from error
+        super().__call__(step, end_of_episode, env_mask)
 
     def reset(
         self, write_cached_steps: bool = True, *, discard: bool = False, env_ids: Sequence[int] | None = None
@@ -134,6 +117,12 @@ class _ReverbObserver(Observer):
                 "write_cached_steps is True, but not enough steps remain in the cache to write an item with "
                 f"sequence_length={error.sequence_length}, consider enabling pad_end_of_episodes."
             ) from error
+
+    def _check(self, sender: Sender | None) -> Client:
+        try:
+            return super()._check(sender)
+        except ClosedError as error:
+            raise NoWriterError(f"Could not obtain writer from py_client. {error}") from error
 
     def _unflatten(self, leaves: Sequence[Any]) -> Any:
         example = self.get_table_signature() if self._structure is None else self._structure.example

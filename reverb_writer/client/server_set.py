@@ -117,7 +117,7 @@ class ServerSet:
 
     def _take(self, target: Target) -> None:
         with self._lock:
-            if target.epoch < self.target.epoch or target == self.target:
+            if target == self.target:
                 return
             _LOG.info("The target has changed: %s.", _text(target))
             self.shards = self._connections_of(target)
@@ -176,7 +176,7 @@ def _text(target: Target) -> str:
         + (f" ({shard.state})" if shard.state != "up" else "")
         for shard in target.shards
     )
-    return f"epoch {target.epoch}, {len(target.shards)} shards: {shards}"
+    return f"{len(target.shards)} shards: {shards}"
 
 
 # --------------------------------------------------------------------------------------------- calls to several servers

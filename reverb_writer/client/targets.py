@@ -3,7 +3,7 @@
 A target is a list of shards at one moment. Sources tell the newest: a fixed list, a file, or an object of your own,
 such as one that asks Ray.
 
-    source -> look_up() -> Target(epoch, shards) -> kept by each client, which goes on with it while the source is gone
+    source -> look_up() -> Target(shards) -> kept by each client, which goes on with it while the source is gone
 
 The shard of an episode, or of a version of weights, is chosen by rendezvous hashing: each pair of a writer's name and a
 shard has a score, a hash of both, and the shard of the highest score is chosen. So every process computes the same
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from reverb_writer.arguments import check_address, integer
+from reverb_writer.arguments import check_address
 from reverb_writer.errors import ServerUnavailableError, SpecError
 
 ShardState = Literal["up", "draining", "lost"]
@@ -67,8 +67,6 @@ class Target:
     """The shards of a replay at one moment; also a source that always returns itself. Picklable.
 
     Attributes:
-        epoch: number of this list, which grows with each change. A client ignores a target of a lower epoch than the
-            one that it has: an old answer that comes late changes nothing. 0 from sources that do not count.
         shards: servers with the same tables and different names, at least one.
 
     Raises:
@@ -78,11 +76,9 @@ class Target:
     Shard(name='localhost:8001', address='localhost:8001', state='up')
     """
 
-    epoch: int
     shards: tuple[Shard, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epoch", integer("epoch", self.epoch, minimum=0))
         object.__setattr__(self, "shards", tuple(self.shards))
         names = [shard.name for shard in self.shards]
         if not names or len(set(names)) < len(names):
@@ -95,7 +91,7 @@ class Target:
         Raises:
             SpecError: there is no address, two are the same, or a text cannot be an address.
         """
-        return cls(0, tuple([Shard(check_address(address), address) for address in addresses]))
+        return cls(tuple([Shard(check_address(address), address) for address in addresses]))
 
     def look_up(self, timeout_s: float) -> Target:  # noqa: ARG002  # of the protocol
         """Return the target itself, within any `timeout_s` seconds."""
@@ -157,7 +153,7 @@ class TargetFile:
                 raise SpecError(f"{self.path}, line {number}: {error}") from None
         if not shards:
             raise SpecError(f"{self.path} names no shard. Write one address a line.")
-        return Target(0, tuple(shards))
+        return Target(tuple(shards))
 
 
 def source_of(address: Any) -> TargetSource:

@@ -27,7 +27,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import tree
@@ -41,9 +41,6 @@ from reverb_writer.protocol.messages import StructuredValue
 from reverb_writer.steps import named_tuple
 
 _LOG = logging.getLogger(__package__)
-
-MAX_DEPTH: Final = 32
-"""Nests deeper than this are neither decoded nor encoded."""
 
 _MARK = b"\0rw-spec1"
 _MAX_BYTES = 1 << 16
@@ -95,7 +92,6 @@ def _warn_once(text: str) -> None:
 
 
 def _decode(value: Any, path: tuple[object, ...]) -> Any:
-    _check_depth(path, FormatError)
     kind = value.WhichOneof("kind")
     if kind == "none_value":
         return None
@@ -148,7 +144,6 @@ def encode(nest: Any) -> Any:
 
 
 def _encode(nest: Any, value: Any, path: tuple[object, ...]) -> None:
-    _check_depth(path, StructureError)
     if isinstance(nest, ArraySpec):
         _encode_leaf(nest, value.tensor_spec_value, path)
     elif nest is None:
@@ -188,11 +183,6 @@ def _sorted_keys(nest: Mapping[Any, Any], path: tuple[object, ...]) -> list[str]
         if not isinstance(key, str):
             raise StructureError(f"signature{_at(path)}: key {key!r} of type {type(key).__name__}, expected str.")
     return sorted(nest)
-
-
-def _check_depth(path: tuple[object, ...], error: type[ReverbWriterError]) -> None:
-    if len(path) > MAX_DEPTH:
-        raise error(f"signature nested more than {MAX_DEPTH} deep. Make it flatter.")
 
 
 def _at(path: tuple[object, ...]) -> str:

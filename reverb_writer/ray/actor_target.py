@@ -67,7 +67,7 @@ class ActorTarget:
                 f"no shard of the cluster `{self.cluster}` has told its address yet. `reverb-writer ray status "
                 f"{self.cluster}` says what they wait for."
             )
-        return Target(sum(one.generation for one in known.values()), tuple(shards))
+        return Target(tuple(shards))
 
     def _look(self, timeout_s: float) -> None:
         unread = []

@@ -242,7 +242,7 @@ class SampleStream:
         if answer is None:
             return f"{server} has not answered yet."
         if loss is not None:
-            return loss.explain(now - loss.since)
+            return loss.explain()
         unanswered_s = 0.0 if asked_at is None else now - asked_at
         if answer.at >= since and unanswered_s < _OLD_S:
             return explain_samples(answer, self._name, self._earlier[0])
@@ -328,8 +328,6 @@ class SampleStream:
                 raise answer
             elif self.loss is not None or isinstance(answer, ServerUnavailableError):
                 self.lose(answer)
-                if isinstance(answer, ReplayTimeoutError):
-                    self._channel.examine()
             else:  # the stream finds out whether the server is gone
                 self._refusal = "" if isinstance(answer, ReplayTimeoutError) else str(answer)
                 self._ask_at = now + _RETRY_S

@@ -153,11 +153,9 @@ class Sender:
         return self._stats
 
     def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
-        """Begin to deliver for two seconds, and end; None if it has ended. The thread calls `then` at its end."""
-        if self.is_ended or self.is_forked:
+        """Begin to deliver for two seconds, and end; None if it has nothing to do. `then` is called at its end."""
+        if self.is_ended or self.is_forked or not self._thread.has_begun:
             then()
-            return None
-        if not self._thread.has_begun:
             return None
         self._at_end = then
         wait = Wait("close", _EXIT_S)

@@ -71,6 +71,17 @@ def test_the_others_go_on_when_one_is_closed_or_forgotten(forwarder: Forwarder) 
         assert read_column(client, "free") == [[1]]
 
 
+def test_observer_that_is_forgotten_before_its_first_step_closes_its_own_client(forwarder: Forwarder) -> None:
+    observer = rw.TrajectoryObserver(forwarder.address, "free", 1, spec={"n": np.int64(0)})
+    assert forwarder.is_connected
+    gc.disable()  # the collector would close it, some time later
+    try:
+        del observer
+        eventually(lambda: not forwarder.is_connected)
+    finally:
+        gc.enable()
+
+
 def test_connection_is_closed_with_its_last_user_and_made_again(forwarder: Forwarder) -> None:
     for number in (1, 2):
         with rw.TrajectoryObserver(forwarder.address, "free", 1) as observer:

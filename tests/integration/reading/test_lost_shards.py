@@ -262,7 +262,7 @@ def test_a_server_that_the_target_calls_lost_is_left_out(replay_server: StartSer
     for number, server in enumerate(servers):
         insert(server.address, [number])
     target = rw.shards.Target(
-        0, (rw.shards.Shard("a", servers[0].address, "lost"), rw.shards.Shard("b", servers[1].address))
+        (rw.shards.Shard("a", servers[0].address, "lost"), rw.shards.Shard("b", servers[1].address))
     )
     with rw.ReplayDataset(target, "replay", 8, timeout_s=60) as dataset:
         assert seen_in(dataset) == {1}

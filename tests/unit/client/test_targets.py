@@ -78,7 +78,7 @@ def test_anything_that_has_an_address_or_a_target_names_a_replay() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [rw.shards.Target(7, (rw.shards.Shard("a", "localhost:1", "lost"),)), rw.shards.TargetFile("x")]
+    "source", [rw.shards.Target((rw.shards.Shard("a", "localhost:1", "lost"),)), rw.shards.TargetFile("x")]
 )
 def test_targets_and_sources_are_picklable_and_hashable(source: rw.shards.TargetSource) -> None:
     assert isinstance(source, rw.shards.TargetSource)
