@@ -37,47 +37,34 @@ _POLL_S = 0.25  # between two searches for trajectories
 
 
 class Cursor:
-    """The position in one trajectory, whose steps are in memory."""
+    """The position in one trajectory, whose transitions are in memory."""
 
-    def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
-        """Read a trajectory, or an object with `manifest` and `load` of a `StoredTrajectory`; begin at `start`."""
-        self._at, self._num_transitions = start, trajectory.manifest.num_transitions
-        values = fields.read(trajectory.load(), trajectory.manifest)
-        num_steps = len(values["reward"])
-        ahead = set()
-        for field in ("observation", "privileged_observation"):
-            if values[f"next_{field}"] is None:  # it was not stored: it is the observation of the next step
-                values[f"next_{field}"] = values[field]
-                ahead.add(f"next_{field}")
-        is_first, mask = np.arange(num_steps) == start, np.ones(num_steps, bool)
-        self._batch = TransitionBatch(**values, is_first=is_first, mask=mask)
+    def __init__(self, transitions: TransitionBatch, start: int) -> None:
+        """Begin at transition number `start`; fields are [T, ...]."""
+        self._at, self._num_transitions = start, len(transitions.reward)
+        mask = np.ones(self._num_transitions, bool)
+        self._batch = transitions._replace(is_first=np.arange(self._num_transitions) == start, mask=mask)
         self._columns: list[Array | None] = tree.flatten(self._batch)
-        self._ahead = [int(path[0] in ahead) for path, _ in tree.flatten_with_path(self._batch)]  # in steps
 
     @property
     def is_at_end(self) -> bool:
         """Whether all transitions were read."""
-        return bool(self._at >= self._num_transitions)
+        return self._at >= self._num_transitions
 
     def layout(self) -> TransitionBatch:
         """Return the dtype and shape of each field of a transition; None for a field that the steps lack."""
         layout: TransitionBatch = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._batch)
         return layout
 
-    def fill(self, targets: Sequence[Array | None], at: int, env: int) -> int:
-        """Copy the next transitions into column `env` of a `TransitionBatch`'s leaves, [T, N, ...], from row `at` on.
+    def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
+        """Copy up to `room` transitions into column `env` of a batch's leaves, [T, N, ...], from row `at` on.
 
         Returns how many, >= 1.
         """
-        mask = targets[-1]
-        assert mask is not None  # noqa: S101  # it is always there
-        length: int = min(len(mask) - at, self._num_transitions - self._at)
-        for target, column, ahead in zip(targets, self._columns, self._ahead, strict=True):
+        length = min(room, self._num_transitions - self._at)
+        for target, column in zip(targets, self._columns, strict=True):
             if target is not None and column is not None:
-                rows = column[self._at + ahead : self._at + ahead + length]
-                target[at : at + len(rows), env] = rows
-                if len(rows) < length:  # nothing follows the last step
-                    target[at + len(rows), env] = column[-1]
+                target[at : at + length, env] = column[self._at : self._at + length]
         self._at += length
         return length
 
@@ -160,7 +147,9 @@ class RolloutDataset(RolloutFileBase):
         return dict(self._skipped)
 
     def open_trajectory(self, path: Path) -> Any:
-        """Return the trajectory at `path`; a subclass may read other formats.
+        """Return the trajectory at `path`, with `manifest` and `load` of a `StoredTrajectory`.
+
+        A subclass may read other formats.
 
         Raises:
             FormatError: it is torn or damaged; names it.
@@ -206,11 +195,12 @@ class RolloutDataset(RolloutFileBase):
         chosen = range(self.num_envs) if env_ids is None else env_ids
         is_single = buffer.mask.ndim == 1
         leaves = [leaf[None] if is_single and leaf is not None else leaf for leaf in tree.flatten(buffer)]
+        num_rows = 1 if is_single else len(buffer.mask)
         num_filled = 0
         for env in chosen:
             at = 0
-            while at < len(leaves[-1]) and (cursor := self._cursors[env]) is not None:
-                at += cursor.fill(leaves, at, env)
+            while at < num_rows and (cursor := self._cursors[env]) is not None:
+                at += cursor.fill(leaves, at, env, num_rows - at)
                 if cursor.is_at_end:
                     self._cursors[env] = self._take()
             num_filled += at
@@ -277,8 +267,8 @@ class RolloutDataset(RolloutFileBase):
         num_transitions = stored.manifest.num_transitions
         if not num_transitions:
             raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
-        start = start if start < num_transitions else 0
-        cursor = Cursor(stored, self._fields, start)
+        transitions = self._fields.read(stored.load(), stored.manifest)
+        cursor = Cursor(transitions, start if start < num_transitions else 0)
         layout = cursor.layout()
         self._layout = self._layout or layout
         if layout != self._layout:

@@ -15,7 +15,7 @@ import tree
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
-from reverb_writer.nests import fields_of, shapes_text
+from reverb_writer.nests import fields_of, map_present, shapes_text
 from reverb_writer.slices.markers import read_markers
 
 Flags = npt.NDArray[np.bool_]
@@ -83,11 +83,10 @@ class TransitionFields:
             if field in given and f"next_{field}" not in given:
                 self._names[f"next_{field}"] = ()  # the usual one follows another leaf
 
-    def read(self, steps: Any, manifest: Manifest) -> dict[str, Any]:
-        """Return the fields of the steps of a trajectory, [T, ...].
+    def read(self, steps: Any, manifest: Manifest) -> TransitionBatch:
+        """Return the transitions of a trajectory, fields [T, ...], all but `is_first` and `mask`; they are views.
 
-        Returns:
-            All fields but `is_first` and `mask`. A reward [T, 1] is [T]. A next observation is None if steps lack it.
+        A reward [T, 1] is [T].
 
         Raises:
             StructureError: a field is missing, or a next observation is unlike the observation.
@@ -104,14 +103,20 @@ class TransitionFields:
             before, after = found[field], found[f"next_{field}"]
             if before is None:
                 found[f"next_{field}"] = None
-            elif after is not None and _form(after) != _form(before):
+            elif after is None:  # it was not stored: it is the observation of the next step
+                if not manifest.boundary_step:  # nothing follows the last step
+                    before = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), before)
+                found[field], found[f"next_{field}"] = before, tree.map_structure(lambda leaf: leaf[1:], before)
+            elif _form(after) != _form(before):
                 raise StructureError(
                     f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
                     "something else, rename it."
                 )
         found["reward"] = _flat(found["reward"])
         found["done"], found["truncated"] = _ends(steps, found["done"], found["truncated"], manifest)
-        return found
+        num_transitions = manifest.num_transitions
+        rows = {field: map_present(lambda leaf: leaf[:num_transitions], nest) for field, nest in found.items()}
+        return TransitionBatch(**rows, is_first=None, mask=None)
 
 
 def _ends(steps: Any, stored: Any, limits: Any, manifest: Manifest) -> tuple[Flags, Flags]:
