@@ -28,7 +28,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.wrappers import Autoreset
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
-from reverb_writer.environments.space_leaves import encoder, spec_of
+from reverb_writer.environments.space_leaves import encoder
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import write_row
 
@@ -51,14 +51,13 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         extras: Callable[[], Any] | None = None,
     ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
-        observation, action = spec_of(env, "observation_space"), spec_of(env, "action_space")
+        self._encode_observation = encoder(env, "observation_space")
+        self._encode_action = encoder(env, "action_space")
         self._read_extras = extras_reader(extras)
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, extras=extras)
         gymnasium.Wrapper.__init__(self, env)
         self._autoreset = next((layer for layer in _layers(env) if isinstance(layer, Autoreset)), None)
         self._recording = Recording(observer)
-        self._encode_observation = encoder(observation)
-        self._encode_action = encoder(action)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step and record it; with the last step of an episode, also record the final observation."""
@@ -110,14 +109,13 @@ class VectorRecorder(VectorWrapper):
                 f"`env` must have one of {', '.join(map(repr, _MODES))} as its autoreset mode, got {given!r}. Set "
                 '`env.metadata["autoreset_mode"]`.'
             )
-        observation, action = spec_of(env, "single_observation_space"), spec_of(env, "single_action_space")
+        self._encode_observations = encoder(env, "single_observation_space", n)
+        self._encode_observation = encoder(env, "single_observation_space")
+        self._encode_actions = encoder(env, "single_action_space", n)
         self._read_extras = extras_reader(extras, n)
         # After the checks: at garbage collection, some versions of Gymnasium close an environment that was half made.
         super().__init__(env)
         self._mode = mode
-        self._encode_observations = encoder(observation, n)
-        self._encode_observation = encoder(observation)
-        self._encode_actions = encoder(action, n)
         self._recording = Recording(observer, n, mode)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:

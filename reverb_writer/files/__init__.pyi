@@ -6,7 +6,7 @@ from reverb_writer.files.importing import import_trajectories as import_trajecto
 from reverb_writer.files.importing import send_trajectory as send_trajectory
 from reverb_writer.files.minari import from_minari as from_minari
 from reverb_writer.files.rollout_dataset import RolloutDataset as RolloutDataset
-from reverb_writer.files.rollout_file_base import RolloutFileBase as RolloutFileBase
+from reverb_writer.files.rollout_dataset import RolloutFileBase as RolloutFileBase
 from reverb_writer.files.rollout_writer import RolloutWriter as RolloutWriter
 from reverb_writer.files.trajectory_file import StoredTrajectory as StoredTrajectory
 from reverb_writer.files.trajectory_file import list_trajectories as list_trajectories

@@ -10,7 +10,11 @@ A cursor holds its trajectory in memory. When all trajectories were taken, a loo
 from __future__ import annotations
 
 import collections
+import contextlib
+import copy
+import functools
 import logging
+import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,55 +22,134 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import check_wait, integer
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
-from reverb_writer.files.rollout_file_base import RolloutFileBase
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
-from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
+from reverb_writer.files.transition_fields import Cursor, TransitionBatch, TransitionFields
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
-from reverb_writer.protocol.signatures import ArraySpec
-
-Array = npt.NDArray[Any]
 
 _LOG = logging.getLogger(__package__)
 _POLL_S = 0.25  # between two searches for trajectories
 
 
-class Cursor:
-    """The position in one trajectory, whose transitions are in memory."""
+class RolloutFileBase:
+    """Trajectories from files as if `num_envs` environments stepped through them.
 
-    def __init__(self, transitions: TransitionBatch, start: int) -> None:
-        """Begin at transition number `start`; fields are [T, ...]."""
-        self._at, self._num_transitions = start, len(transitions.reward)
-        mask = np.ones(self._num_transitions, bool)
-        self._batch = transitions._replace(is_first=np.arange(self._num_transitions) == start, mask=mask)
-        self._columns: list[Array | None] = tree.flatten(self._batch)
+    A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`. Not thread-safe.
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether all transitions were read."""
-        return self._at >= self._num_transitions
+    Attributes:
+        data_dir: folder of the files.
+        num_envs: N, environments that step together.
+        device: None for NumPy arrays, or the device of PyTorch tensors.
+        all_env_ids: [N], 0..N-1.
+    """
 
-    def layout(self) -> TransitionBatch:
-        """Return the dtype and shape of each field of a transition; None for a field that the steps lack."""
-        layout: TransitionBatch = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._batch)
-        return layout
+    def __init__(self, data_dir: Any, num_envs: int, device: Any = None) -> None:
+        """Set the location of the files; they are read when they are first needed.
 
-    def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
-        """Copy up to `room` transitions into column `env` of a batch's leaves, [T, N, ...], from row `at` on.
-
-        Returns how many, >= 1.
+        Args:
+            data_dir: folder of the files, in the form that the subclass documents.
+            num_envs: N, >= 1.
+            device: None for NumPy arrays, or the device of PyTorch tensors, such as "cpu".
         """
-        length = min(room, self._num_transitions - self._at)
-        for target, column in zip(targets, self._columns, strict=True):
-            if target is not None and column is not None:
-                target[at : at + length, env] = column[self._at : self._at + length]
-        self._at += length
-        return length
+        self.data_dir = data_dir
+        self.num_envs = integer("num_envs", num_envs, minimum=1)
+        self.device = device
+        self.all_env_ids = np.arange(self.num_envs)
+        self._is_initialized = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.data_dir}: {self.num_envs} environments>"
+
+    def reset(self, env_ids: Any = None) -> None:
+        """Start again from the first trajectories, or give some environments their next trajectory.
+
+        Args:
+            env_ids: numbers of environments, each of which gets its next trajectory once; None to start again.
+
+        Raises:
+            SpecError: there is no such environment.
+        """
+        if env_ids is None or not self._is_initialized:
+            self._is_initialized = True
+            self.reset_all()
+        else:
+            last = self.num_envs - 1
+            chosen = [integer("env_ids", operator.index(env), minimum=0, maximum=last) for env in env_ids]
+            self.refresh_handlers([*dict.fromkeys(chosen)])
+
+    def get_batch(self, num_transitions_per_env: int | None = None) -> Any:
+        """Return the next transitions of each environment.
+
+        Args:
+            num_transitions_per_env: T, >= 1; None for one, without the dimension T.
+
+        Returns:
+            The buffer of `get_buffer`, filled: leaves [N, ...], or [T, N, ...]; owned by the caller.
+
+        Raises:
+            StopIteration: nothing is left for any environment.
+        """
+        if num_transitions_per_env is not None:
+            integer("num_transitions_per_env", num_transitions_per_env, minimum=1)
+        if not self._is_initialized:
+            self.reset()
+        buffer = self.get_buffer(num_transitions_per_env)
+        self.fill_transition(buffer)
+        if self.device is None:
+            return buffer
+        from reverb_writer.reading.views.torch import TensorConverter  # noqa: PLC0415  # brings PyTorch
+
+        return TensorConverter(self.device)(buffer)
+
+    def as_torch(self, device: Any = None) -> Any:
+        """Return a `torch.utils.data.IterableDataset` of the batches, for a `DataLoader` with any number of workers.
+
+        Pass `batch_size=None` to the loader: the data set makes the batches. Each worker reads its own share of
+        the trajectories, so together they deliver each one as often as a single reader does.
+
+        Args:
+            device: of the tensors; None for the CPU. Workers of a data loader should use the CPU.
+        """
+        from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
+
+        return TorchDataset(functools.partial(_open_share, self), self.device if device is None else device)
+
+    def shard(self, index: int, num_shards: int) -> None:
+        """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
+        raise NotImplementedError
+
+    def reset_all(self) -> None:
+        """Look for files, and give each environment its first trajectory."""
+        raise NotImplementedError
+
+    def refresh_handlers(self, env_ids: Sequence[int]) -> None:
+        """Give the environments `env_ids` their next trajectory, even if the current one has not ended."""
+        raise NotImplementedError
+
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
+        """Make a batch of zeros: leaves [N, ...], or [T, N, ...], where T is `num_transitions_per_env`."""
+        raise NotImplementedError
+
+    def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
+        """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it.
+
+        Raises:
+            StopIteration: nothing is left for any environment.
+        """
+        raise NotImplementedError
+
+    def __iter__(self) -> Any:
+        """Start again from the beginning."""
+        self.reset()
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch, of one transition of each environment."""
+        return self.get_batch()
 
 
 class RolloutDataset(RolloutFileBase):
@@ -277,3 +360,12 @@ class RolloutDataset(RolloutFileBase):
                 "Move it to another directory."
             )
         return cursor
+
+
+def _open_share(dataset: RolloutFileBase, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a copy of a data set that reads one share of the trajectories, as arrays."""
+    share = copy.copy(dataset)
+    share.device = None
+    if num_shards > 1:
+        share.shard(index, num_shards)
+    return contextlib.nullcontext(share)

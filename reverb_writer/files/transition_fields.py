@@ -6,7 +6,7 @@ transitions. Without one each step is a transition, and the observation after th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,8 +16,10 @@ import tree
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
 from reverb_writer.nests import fields_of, map_present, shapes_text
+from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.slices.markers import read_markers
 
+Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
 
 _OBSERVATION = ("observation", "observations", "obs")
@@ -119,6 +121,39 @@ class TransitionFields:
         return TransitionBatch(**rows, is_first=None, mask=None)
 
 
+class Cursor:
+    """The position in one trajectory, whose transitions are in memory."""
+
+    def __init__(self, transitions: TransitionBatch, start: int) -> None:
+        """Begin at transition number `start`; fields are [T, ...]."""
+        self._at, self._num_transitions = start, len(transitions.reward)
+        mask = np.ones(self._num_transitions, bool)
+        self._batch = transitions._replace(is_first=np.arange(self._num_transitions) == start, mask=mask)
+        self._columns: list[Array | None] = tree.flatten(self._batch)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all transitions were read."""
+        return self._at >= self._num_transitions
+
+    def layout(self) -> TransitionBatch:
+        """Return the dtype and shape of each field of a transition; None for a field that the steps lack."""
+        layout: TransitionBatch = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._batch)
+        return layout
+
+    def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
+        """Copy up to `room` transitions into column `env` of a batch's leaves, [T, N, ...], from row `at` on.
+
+        Returns how many, >= 1.
+        """
+        length = min(room, self._num_transitions - self._at)
+        for target, column in zip(targets, self._columns, strict=True):
+            if target is not None and column is not None:
+                target[at : at + length, env] = column[self._at : self._at + length]
+        self._at += length
+        return length
+
+
 def _ends(steps: Any, stored: Any, limits: Any, manifest: Manifest) -> tuple[Flags, Flags]:
     """Return `done` and `truncated` of the steps: as they were stored, and at the end as the manifest says."""
     done, truncated = np.zeros((2, manifest.num_steps), bool)
@@ -144,6 +179,6 @@ def _form(nest: Any) -> list[tuple[Any, ...]]:
     return [(path, leaf.dtype, leaf.shape) for path, leaf in tree.flatten_with_path(nest)]
 
 
-def _flat(column: Any) -> npt.NDArray[Any]:
+def _flat(column: Any) -> Array:
     array = np.asarray(column)
     return array[:, 0] if array.ndim > 1 and array.shape[1:] == (1,) else array

@@ -10,24 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reverb_writer.files import rollout_dataset, rollout_file_base
+from reverb_writer.files import rollout_dataset
+from reverb_writer.files.transition_fields import TransitionBatch
 from reverb_writer.instinct_rl import pickles
 from reverb_writer.rollouts.array_nests import Arrays
 
+_FIELDS = [("timeout" if field == "truncated" else field, Any) for field in TransitionBatch._fields]
 
-class Transition(NamedTuple):
-    """`TransitionBatch` of `reverb_writer.files`, whose `truncated` is called `timeout` here."""
-
-    observation: Any
-    privileged_observation: Any
-    action: Any
-    reward: Any
-    done: Any
-    timeout: Any
-    next_observation: Any
-    next_privileged_observation: Any
-    is_first: Any
-    mask: Any
+Transition: Any = NamedTuple("Transition", _FIELDS)  # type: ignore[misc]
+Transition.__doc__ = "`TransitionBatch` of `reverb_writer.files`, whose `truncated` is called `timeout` here."
 
 
 def _iterable_dataset() -> Any:
@@ -36,7 +27,7 @@ def _iterable_dataset() -> Any:
     return object
 
 
-class RolloutFileBase(rollout_file_base.RolloutFileBase, _iterable_dataset()):  # type: ignore[misc]
+class RolloutFileBase(rollout_dataset.RolloutFileBase, _iterable_dataset()):  # type: ignore[misc]
     """The base class of `reverb_writer.files`, as an `IterableDataset` of PyTorch.
 
     A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`; the buffer is a named
@@ -121,11 +112,10 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             wait_timeout_s=wait_timeout_s,
         )
         self._first_frame_done = first_frame_done
-        self._num_needed = max(keep_latest_n_trajs, 1)
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
         """Make a batch of zeros: a `Transition`, leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
-        return Transition(*super().get_buffer(num_transitions_per_env))
+        return Transition._make(super().get_buffer(num_transitions_per_env))
 
     def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
         """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it."""
@@ -138,7 +128,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
 
     def read_dataset_directory(self) -> bool:
         """Return whether there are enough trajectories: `keep_latest_n_trajs`, or one. `reset` waits for them."""
-        return len(self._list_trajectories()) >= self._num_needed
+        return len(self._list_trajectories()) >= max(self._keep_latest, 1)
 
     def open_trajectory(self, path: Path) -> Any:
         """Return the trajectory at `path`, of this project or pickled."""

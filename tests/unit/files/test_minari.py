@@ -26,7 +26,7 @@ def test_frames_and_nests_of_a_data_set_are_read_without_loss(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     rng = np.random.default_rng(0)
-    observations = {"rgb": rng.integers(256, size=(5, 64, 64, 3), dtype=np.uint8), "speed": rng.random((5, 2))}
+    observations: Any = {"rgb": rng.integers(256, size=(5, 64, 64, 3), dtype=np.uint8), "speed": rng.random((5, 2))}
     episode = minari.data_collector.EpisodeBuffer(
         observations=observations,
         actions=np.arange(4.0)[:, None],
