@@ -30,8 +30,7 @@ from reverb_writer.steps import leaf_spec
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
 _HELD = 65_504  # every floating dtype of NumPy holds smaller numbers
-_ARRAYS = (np.ndarray, np.generic)
-_FLAT = (*_ARRAYS, bool, int, float)
+_FLAT = (np.ndarray, np.generic, bool, int, float)
 _LIKE = "as in the example"
 _ADVICE = "Round it yourself, choose another dtype in the example, or pass lossy_casts=True."
 
@@ -163,7 +162,7 @@ class TrajectoryAccumulator:
 
         Columns are the leaves, in the order of dm-tree: N rows for a buffered timescale, a single value without time
         for a single item, one row if its leaves are [1, ...]. Learners get the same nest, by the table's signature
-        or, without one, by the spec that is stored for the table; None in the example becomes an empty tuple.
+        or, without one, by the spec that the item carries; None in the example becomes an empty tuple.
 
         Args:
             client: an `rw.Client`; an address or a `reverb.Client` costs a connection with each call, unless
@@ -222,15 +221,8 @@ class TrajectoryAccumulator:
 class _Timescale:
     """Columns [N, ...], or [...] for a single item, that are filled row by row."""
 
-    def __init__(self, name: str, example: Any, capacity: Any = ..., *, lossy: bool) -> None:
-        """Allocate the columns.
-
-        Args:
-            name: for messages.
-            example: nest of arrays, numbers or specs: a row, or all rows if `capacity` is `...`.
-            capacity: rows, >= 1; None for a single item; `...` to read it off the shapes of `example`.
-            lossy: whether a cast may change a value.
-        """
+    def __init__(self, name: str, example: Any, capacity: Any, *, lossy: bool) -> None:
+        """Allocate the columns; `capacity` is None for a single item, and `...` to read it off the example's shapes."""
         self.name = name
         self.count = 0
         self._policy = Fit.LOSSY if lossy else Fit.LOSSLESS
@@ -302,11 +294,8 @@ class _Timescale:
         dtype, shape = expected
         if value is None and dtype is None:
             return None
-        if dtype is not None:  # most leaves need no conversion
-            if isinstance(value, _ARRAYS) and value.dtype == dtype and value.shape == shape:
-                return value
-            if type(value) is float and dtype.kind == "f" and abs(value) < _HELD:
-                return value
+        if type(value) is float and dtype is not None and dtype.kind == "f" and abs(value) < _HELD:
+            return value  # most numbers need no conversion
         is_nest = not isinstance(value, _FLAT) and tree.is_nested(value)
         if value is None or dtype is None or is_nest:
             wanted = "None" if dtype is None else f"an array of {dtype} {shape}"

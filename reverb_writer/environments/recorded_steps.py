@@ -98,13 +98,10 @@ class Recording:
     def observe(
         self, result: dict[str, Any], observation: Any, ends: tuple[Any, Any] | None, following: Any = None
     ) -> None:
-        """Record an action and what it led to; of episodes that are over, also the last step.
+        """Record an action, its result and the observation after it; of episodes that are over, also the last step.
 
-        Args:
-            result: action, reward, discount and maybe extras.
-            observation: the observation after the action, the terminal one included.
-            ends: `terminated` and `truncated`; None if no episode is over.
-            following: observations that episodes begin with where others are over (SAME_STEP).
+        `ends` are `terminated` and `truncated`, or None if no episode is over. `following` are the observations that
+        the next episodes begin with (SAME_STEP).
         """
         self.needs_reset = self._true
         state = self.state

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError
 from reverb_writer.files.manifest import Manifest
-from reverb_writer.nests import packer, rows
+from reverb_writer.nests import packer
 
 Array = npt.NDArray[Any]
 
@@ -105,26 +105,16 @@ class StoredTrajectory:
     def __repr__(self) -> str:
         return f"<StoredTrajectory in {self.path}: {self.manifest.num_steps} steps>"
 
-    @property
-    def name(self) -> str:
-        """The file's name; names sort by time."""
-        return self.path.name
-
     def load(self) -> Any:
         """Return all steps, as a nest with leaves [T, ...], owned by the caller.
 
         Raises:
             FormatError: the file is damaged; names it.
         """
-        return packer(self.manifest.layout.nest)(self._columns())
-
-    def steps(self) -> Iterator[Any]:
-        """Yield the steps one by one, as they were given to the writer."""
-        yield from rows(self.manifest.layout.nest, self._columns())
-
-    def _columns(self) -> list[Array]:
+        layout = self.manifest.layout
         with self._archive() as archive:
-            return self.manifest.layout.decode(functools.partial(_read_array, archive), self.manifest.num_steps)
+            columns = layout.decode(functools.partial(_read_array, archive), self.manifest.num_steps)
+        return packer(layout.nest)(columns)
 
     @contextlib.contextmanager
     def _archive(self) -> Iterator[zipfile.ZipFile]:
