@@ -14,7 +14,6 @@ import contextlib
 import copy
 import functools
 import logging
-import operator
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -78,7 +77,7 @@ class RolloutFileBase:
             self.reset_all()
         else:
             last = self.num_envs - 1
-            chosen = [integer("env_ids", operator.index(env), minimum=0, maximum=last) for env in env_ids]
+            chosen = [integer("env_ids", env, minimum=0, maximum=last) for env in env_ids]
             self.refresh_handlers([*dict.fromkeys(chosen)])
 
     def get_batch(self, num_transitions_per_env: int | None = None) -> Any:

@@ -16,7 +16,6 @@ import functools
 import io
 import math
 import os
-import re
 import struct
 import time
 import zipfile
@@ -163,9 +162,4 @@ def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
     for folder, folders, names in os.walk(data_dir, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(folder, name) for name in names if name.startswith(PREFIX) and name.endswith(SUFFIX)]
-    return sorted(found, key=lambda path: (_number(path.name), path.name))
-
-
-def _number(name: str) -> int:
-    digits = re.match(r"\d+", name.removeprefix(PREFIX))
-    return int(digits[0]) if digits else -1
+    return sorted(found, key=lambda path: (path.name, path))
