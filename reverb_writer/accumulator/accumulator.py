@@ -130,14 +130,10 @@ class TrajectoryAccumulator:
         timescale.add(data)
 
     def build(self, *, partial: bool = False) -> dict[str, Any]:
-        """Return the rows that were added, and start with no rows.
+        """Return the rows that were added, in the nest of the example and owned by the caller; start with no rows.
 
-        Args:
-            partial: whether rows may be missing; they are zero then. `counts`, read before, tells how many rows exist.
-
-        Returns:
-            The nest of the example: leaves [N, ...] of buffered timescales, as in the example of single items. Owned by
-            the caller.
+        Leaves of buffered timescales are [N, ...]. With `partial`, rows may be missing; they are zero then. `counts`,
+        read before, has how many rows exist.
 
         Raises:
             IncompleteError: rows are missing; names the timescales and how many. Nothing changed.
@@ -303,11 +299,9 @@ class _Timescale:
         array = np.asarray(value)
         # Also integers, which `same_kind` would wrap, and 2.0, which it would refuse for an integer.
         found = convert(array, dtype, name, self._policy, _ADVICE)
-        if found is not None and found.shape == shape:
-            return found
         if found is not None:
+            row = np.empty(shape, dtype)
             with contextlib.suppress(ValueError):  # the shape does not fit
-                row = np.empty(shape, dtype)
                 np.copyto(row, found)
                 return row
         raise mismatch(name, array.dtype, array.shape, dtype, shape, _LIKE)

@@ -249,11 +249,7 @@ class Episode(EpisodeData):
     def _part(
         self, observations: Any, others: Any, lookback: int, t_started: int, *, finalized: bool | None = None
     ) -> Episode:
-        """Return an episode of some of the rows; their numbers include the look-back.
-
-        The first `lookback` of these rows are the look-back of the new episode, which is `finalized` as this one if
-        that is None.
-        """
+        """Return an episode of some of the rows, as `InfiniteLookbackBuffer.part`."""
         part = Episode(t_started=t_started, **{name: getattr(self, name) for name in _IDS})
         part.observations = self.observations.part(observations, lookback, finalized=finalized)
         part.infos = self.infos.part(observations, lookback)

@@ -127,8 +127,7 @@ class InfiniteLookbackBuffer:
     def part(self, index: Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
         """Return a buffer of the rows whose numbers `index` holds, integers [n], counted with the look-back.
 
-        The first `lookback` of these rows are the look-back of the new buffer, which is `finalized` as this one if that
-        is None.
+        The first `lookback` rows are the new look-back. If `finalized` is None, it is that of this buffer.
         """
         part = InfiniteLookbackBuffer(space=self.space, untyped=self.is_untyped)
         part.rows = self.rows.part(index, finalized=self.finalized if finalized is None else finalized)

@@ -29,6 +29,7 @@ from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajector
 from reverb_writer.files.transition_fields import Cursor, TransitionBatch, TransitionFields
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
+from reverb_writer.protocol.signatures import ArraySpec
 
 _LOG = logging.getLogger(__package__)
 _POLL_S = 0.25  # between two searches for trajectories
@@ -40,20 +41,14 @@ class RolloutFileBase:
     A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`. Not thread-safe.
 
     Attributes:
-        data_dir: folder of the files.
-        num_envs: N, environments that step together.
-        device: None for NumPy arrays, or the device of PyTorch tensors.
+        data_dir: folder of the files, in the form that the subclass documents.
+        num_envs: N, environments that step together, >= 1.
+        device: None for NumPy arrays, or the device of PyTorch tensors, such as "cpu".
         all_env_ids: [N], 0..N-1.
     """
 
     def __init__(self, data_dir: Any, num_envs: int, device: Any = None) -> None:
-        """Set the location of the files; they are read when they are first needed.
-
-        Args:
-            data_dir: folder of the files, in the form that the subclass documents.
-            num_envs: N, >= 1.
-            device: None for NumPy arrays, or the device of PyTorch tensors, such as "cpu".
-        """
+        """Set the location of the files; they are read when they are first needed."""
         self.data_dir = data_dir
         self.num_envs = integer("num_envs", num_envs, minimum=1)
         self.device = device
@@ -81,13 +76,10 @@ class RolloutFileBase:
             self.refresh_handlers([*dict.fromkeys(chosen)])
 
     def get_batch(self, num_transitions_per_env: int | None = None) -> Any:
-        """Return the next transitions of each environment.
+        """Return the next transitions of each environment: the buffer of `get_buffer`, filled; owned by the caller.
 
         Args:
-            num_transitions_per_env: T, >= 1; None for one, without the dimension T.
-
-        Returns:
-            The buffer of `get_buffer`, filled: leaves [N, ...], or [T, N, ...]; owned by the caller.
+            num_transitions_per_env: T, >= 1, for leaves [T, N, ...]; None for one transition, leaves [N, ...].
 
         Raises:
             StopIteration: nothing is left for any environment.
@@ -166,6 +158,7 @@ class RolloutDataset(RolloutFileBase):
 
     Attributes:
         num_dataset_looped: the number of loops that have ended.
+        skipped: the reason, by name, for each trajectory that could not be read and was skipped.
     """
 
     def __init__(
@@ -219,14 +212,9 @@ class RolloutDataset(RolloutFileBase):
         self.num_dataset_looped = 0
         self._unused: collections.deque[Path] = collections.deque()  # trajectories of this loop that are not taken yet
         self._num_opened = 0  # trajectories of this loop that were taken
-        self._skipped: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
         self._cursors: list[Cursor | None] = []
         self._layout: TransitionBatch | None = None
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """The reason, by name, for each trajectory that could not be read and was skipped."""
-        return dict(self._skipped)
 
     def open_trajectory(self, path: Path) -> Any:
         """Return the trajectory at `path`, with `manifest` and `load` of a `StoredTrajectory`.
@@ -253,7 +241,7 @@ class RolloutDataset(RolloutFileBase):
         """
         index, _ = self._shard
         self._rng = np.random.default_rng(self._seed if self._seed is None else [self._seed, index])
-        self._skipped = dict(self._skipped)  # not that of the data set of which this is a share
+        self.skipped = dict(self.skipped)  # not that of the data set of which this is a share
         self._cursors = [None] * self.num_envs
         self.num_dataset_looped = 0
         self._start_loop()
@@ -304,16 +292,16 @@ class RolloutDataset(RolloutFileBase):
                 try:
                     cursor = self._open(path)
                 except (FormatError, UnsafeDataError) as error:
-                    if path.name not in self._skipped:
+                    if path.name not in self.skipped:
                         _LOG.warning("Skipped: %s", error)
-                    self._skipped[path.name] = str(error)
+                    self.skipped[path.name] = str(error)
                 else:
                     self._num_opened += 1
                     return cursor
             if not self._num_opened:
                 if self._shard != (0, 1):
                     return None  # a shard without trajectories
-                raise FormatError(f"none of {len(self._skipped)} trajectories can be read: {self._skipped}")
+                raise FormatError(f"none of {len(self.skipped)} trajectories can be read: {self.skipped}")
             if 0 < self._loops <= self.num_dataset_looped + 1:
                 self.num_dataset_looped = self._loops
                 return None
@@ -351,7 +339,7 @@ class RolloutDataset(RolloutFileBase):
             raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
         transitions = self._fields.read(stored.load(), stored.manifest)
         cursor = Cursor(transitions, start if start < num_transitions else 0)
-        layout = cursor.layout()
+        layout = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), cursor.transitions)
         self._layout = self._layout or layout
         if layout != self._layout:
             raise StructureError(

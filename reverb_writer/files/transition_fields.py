@@ -16,7 +16,6 @@ import tree
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
 from reverb_writer.nests import fields_of, map_present, shapes_text
-from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.slices.markers import read_markers
 
 Array = npt.NDArray[Any]
@@ -122,24 +121,23 @@ class TransitionFields:
 
 
 class Cursor:
-    """The position in one trajectory, whose transitions are in memory."""
+    """The position in one trajectory, whose transitions are in memory.
+
+    Attributes:
+        transitions: all of them, fields [T, ...].
+    """
 
     def __init__(self, transitions: TransitionBatch, start: int) -> None:
-        """Begin at transition number `start`; fields are [T, ...]."""
+        """Begin at transition number `start`."""
         self._at, self._num_transitions = start, len(transitions.reward)
         mask = np.ones(self._num_transitions, bool)
-        self._batch = transitions._replace(is_first=np.arange(self._num_transitions) == start, mask=mask)
-        self._columns: list[Array | None] = tree.flatten(self._batch)
+        self.transitions = transitions._replace(is_first=np.arange(self._num_transitions) == start, mask=mask)
+        self._columns: list[Array | None] = tree.flatten(self.transitions)
 
     @property
     def is_at_end(self) -> bool:
         """Whether all transitions were read."""
         return self._at >= self._num_transitions
-
-    def layout(self) -> TransitionBatch:
-        """Return the dtype and shape of each field of a transition; None for a field that the steps lack."""
-        layout: TransitionBatch = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._batch)
-        return layout
 
     def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
         """Copy up to `room` transitions into column `env` of a batch's leaves, [T, N, ...], from row `at` on.

@@ -91,22 +91,9 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
     ) -> None:
         """Configure the reader; the first batch looks for the trajectories.
 
-        Args:
-            data_dir: directory of trajectories, pickled ones or those of this project, or several directories.
-            num_envs: N, environments that step together, >= 1.
-            dataset_loops: number of deliveries of each trajectory; < 1 for ever.
-            random_shuffle_traj_order: whether to shuffle the trajectories, in a new order for each loop.
-            keep_latest_n_trajs: N, to read the newest N only, and to wait for as many; 0 for all.
-            starting_frame_range: [low, high), from which the first step of each trajectory is drawn; a shorter
-                trajectory begins at 0.
-            device: None for NumPy arrays, or the device of PyTorch tensors.
-            seed: for the order and the first steps; None for a random one.
-            fields: name of the leaf by field of `Transition`, if it is not one of the usual names.
-            first_frame_done: whether `done` is also set on the first transition of each trajectory, as there.
-            wait_timeout_s: time to wait for the first trajectories, seconds, >= 0.
-
-        Raises:
-            SpecError: an argument is out of range; nothing was read.
+        Arguments and errors are those of `reverb_writer.files.RolloutDataset`, in the same order. Here `data_dir` may
+        have pickled trajectories, and `fields` are named as those of `Transition`. With `first_frame_done`, `done` is
+        also set on the first transition of each trajectory, as in the original.
         """
         super().__init__(
             data_dir,

@@ -129,14 +129,11 @@ class Padded(NamedTuple):
 
 
 def split_and_pad_trajectories(nest: Any, dones: Any) -> Padded:
-    """Return each trajectory of a rollout in its own column, padded with zeros.
+    """Return each trajectory of a rollout in its own column, and the masks: copies, padded with zeros to T rows.
 
     Args:
         nest: leaves [T, B, ...], all of NumPy or all of PyTorch.
         dones: [T, B] or [T, B, 1], not 0 on the last row of an episode; not changed.
-
-    Returns:
-        The trajectories and their masks: copies with T rows, even if all trajectories are shorter.
 
     Raises:
         StructureError: a leaf does not have the rows of `dones`.
@@ -152,14 +149,13 @@ def split_and_pad_trajectories(nest: Any, dones: Any) -> Padded:
 
 
 def unpad_trajectories(padded: Any, masks: Any) -> Any:
-    """Return the rollout of padded trajectories: the inverse of `split_and_pad_trajectories`. Differentiable.
+    """Return the rollout, leaves [T, B, ...], of padded trajectories: the inverse of `split_and_pad_trajectories`.
+
+    Differentiable.
 
     Args:
         padded: leaves [T, n, ...], such as a recurrent network's outputs for padded trajectories.
         masks: [T, n], True on real rows, which come first in each column.
-
-    Returns:
-        Leaves [T, B, ...].
 
     Raises:
         StructureError: a leaf has another shape, or the real rows do not fill environments of T rows each.
