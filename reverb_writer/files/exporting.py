@@ -80,10 +80,10 @@ def export_saved(
 def export_items(
     client: Client, table: str, writer: RolloutWriter, *, timeout_s: float | None = None
 ) -> Generator[Transferred, None, None]:
-    """Write each item that a table holds now as a trajectory, unless the writer's directory has it.
+    """Write each item that `table` holds now as a trajectory, unless the directory of `writer` has it.
 
-    Key and priority are in the trajectory's metadata. An item is complete on disk, and its outcome yielded, before the
-    next one is asked for. `timeout_s` is the time to wait for a sample, in seconds; None for the client's.
+    Key and priority are in the trajectory's metadata. An item is complete on disk, and its outcome yielded, before
+    `client` asks for the next one. `timeout_s` is the time to wait for a sample, in seconds; None for the client's.
 
     Raises:
         SpecError: the table can only be read by removing its items.

@@ -102,7 +102,7 @@ class Journal:
 
 
 def send_trajectory(trajectory: StoredTrajectory, observer: Any) -> int:
-    """Send the steps of a trajectory to an observer of one environment, and return how many.
+    """Send the steps of `trajectory` to `observer`, of one environment, and return the number of steps.
 
     The episode is ended as it was ended when it was recorded.
 

@@ -124,7 +124,7 @@ class Cursor:
     """The position in one trajectory, whose transitions are in memory.
 
     Attributes:
-        transitions: all of them, fields [T, ...].
+        transitions: all transitions of the trajectory, fields [T, ...].
     """
 
     def __init__(self, transitions: TransitionBatch, start: int) -> None:

@@ -91,9 +91,11 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
     ) -> None:
         """Configure the reader; the first batch looks for the trajectories.
 
-        Arguments and errors are those of `reverb_writer.files.RolloutDataset`, in the same order. Here `data_dir` may
-        have pickled trajectories, and `fields` are named as those of `Transition`. With `first_frame_done`, `done` is
-        also set on the first transition of each trajectory, as in the original.
+        Arguments and errors are those of `reverb_writer.files.RolloutDataset`, in the same order: `data_dir`, which may
+        have pickled trajectories here, `num_envs`, `dataset_loops`, `random_shuffle_traj_order` (there `shuffle`),
+        `keep_latest_n_trajs` (`keep_latest`), `starting_frame_range` (`start_range`), `device`, `seed`, `fields`, named
+        as those of `Transition`, and `wait_timeout_s` in seconds. With `first_frame_done`, `done` is also set on the
+        first transition of each trajectory, as in the original.
         """
         super().__init__(
             data_dir,

@@ -80,9 +80,9 @@ class ReplayBuffer:
         self.step = (self.step + num_rows) % self.buffer_size
 
     def feed_forward_generator(self, num_mini_batch: int, mini_batch_size: int) -> Iterator[tuple[Any, Any]]:
-        """Yield `num_mini_batch` times states and next states, leaves [mini_batch_size, ...], copied.
+        """Yield `num_mini_batch` times `mini_batch_size` pairs: states and next states, leaves [mini_batch_size, ...].
 
-        They are drawn uniformly and with replacement.
+        They are copies, drawn uniformly and with replacement.
 
         Raises:
             IncompleteError: the buffer is empty.
