@@ -328,7 +328,8 @@ class InfiniteLookbackBuffer:
         if form is None:
             if parts is None:
                 return [fill] * num if as_list else np.array([fill] * num)
-            form = RowForm(parts.struct, parts.paths, [leaf.dtype for leaf in parts.leaves], parts.shapes)
+            dtypes, shapes = [leaf.dtype for leaf in parts.leaves], [leaf.shape for leaf in parts.leaves]
+            form = RowForm(parts.struct, parts.paths, dtypes, shapes)
             leaves = form.stack([[] for _ in form.paths])
         if parts is not None and len(parts.leaves) != len(leaves) and (one_hot or fill is not None):
             raise StructureError(f"rows have {len(leaves)} leaves, their space {self.space} has {len(parts.leaves)}.")

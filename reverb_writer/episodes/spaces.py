@@ -76,7 +76,6 @@ class SpaceLeaves:
         struct: the spaces of its leaves, as a nest in the structure of its samples.
         paths: the names of the leaves.
         leaves: the leaves of a sample, in their order.
-        shapes: their shapes.
     """
 
     def __init__(self, space: Any) -> None:
@@ -84,7 +83,6 @@ class SpaceLeaves:
         self.struct = _struct_of(space)
         self.paths, leaves = named_leaves(self.struct, "space")
         self.leaves = [SpaceLeaf(leaf) for leaf in leaves]
-        self.shapes = [leaf.shape for leaf in self.leaves]
 
 
 def filled(

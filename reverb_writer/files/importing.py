@@ -45,9 +45,8 @@ class Transferred(NamedTuple):
 class Journal:
     """A file of JSON lines: first the purpose of the import, then the paths of confirmed trajectories in a directory.
 
-    Files of two runs may have the same name, and the directory may be moved: so paths are relative to it.
-
-    A line that was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again.
+    Files of two runs may have the same name, and the directory may be moved: so paths are relative to it. A line that
+    was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again.
 
     Attributes:
         path: the file.
