@@ -30,8 +30,7 @@ from reverb_writer.steps import leaf_spec
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
 _HELD = 65_504  # every floating dtype of NumPy holds smaller numbers
-_ARRAYS = (np.ndarray, np.generic)
-_FLAT = (*_ARRAYS, bool, int, float)
+_FLAT = (np.ndarray, np.generic, bool, int, float)
 _LIKE = "as in the example"
 _ADVICE = "Round it yourself, choose another dtype in the example, or pass lossy_casts=True."
 
@@ -131,14 +130,10 @@ class TrajectoryAccumulator:
         timescale.add(data)
 
     def build(self, *, partial: bool = False) -> dict[str, Any]:
-        """Return the rows that were added, and start with no rows.
+        """Return the rows that were added, in the nest of the example and owned by the caller; start with no rows.
 
-        Args:
-            partial: whether rows may be missing; they are zero then. `counts`, read before, tells how many rows exist.
-
-        Returns:
-            The nest of the example: leaves [N, ...] of buffered timescales, as in the example of single items. Owned by
-            the caller.
+        Leaves of buffered timescales are [N, ...]. With `partial`, rows may be missing; they are zero then. `counts`,
+        read before, has how many rows exist.
 
         Raises:
             IncompleteError: rows are missing; names the timescales and how many. Nothing changed.
@@ -222,15 +217,8 @@ class TrajectoryAccumulator:
 class _Timescale:
     """Columns [N, ...], or [...] for a single item, that are filled row by row."""
 
-    def __init__(self, name: str, example: Any, capacity: Any = ..., *, lossy: bool) -> None:
-        """Allocate the columns.
-
-        Args:
-            name: for messages.
-            example: nest of arrays, numbers or specs: a row, or all rows if `capacity` is `...`.
-            capacity: rows, >= 1; None for a single item; `...` to read it off the shapes of `example`.
-            lossy: whether a cast may change a value.
-        """
+    def __init__(self, name: str, example: Any, capacity: Any, *, lossy: bool) -> None:
+        """Allocate the columns; `capacity` is None for a single item, and `...` to read it off the example's shapes."""
         self.name = name
         self.count = 0
         self._policy = Fit.LOSSY if lossy else Fit.LOSSLESS
@@ -302,11 +290,8 @@ class _Timescale:
         dtype, shape = expected
         if value is None and dtype is None:
             return None
-        if dtype is not None:  # most leaves need no conversion
-            if isinstance(value, _ARRAYS) and value.dtype == dtype and value.shape == shape:
-                return value
-            if type(value) is float and dtype.kind == "f" and abs(value) < _HELD:
-                return value
+        if type(value) is float and dtype is not None and dtype.kind == "f" and abs(value) < _HELD:
+            return value  # most numbers need no conversion
         is_nest = not isinstance(value, _FLAT) and tree.is_nested(value)
         if value is None or dtype is None or is_nest:
             wanted = "None" if dtype is None else f"an array of {dtype} {shape}"
@@ -314,11 +299,9 @@ class _Timescale:
         array = np.asarray(value)
         # Also integers, which `same_kind` would wrap, and 2.0, which it would refuse for an integer.
         found = convert(array, dtype, name, self._policy, _ADVICE)
-        if found is not None and found.shape == shape:
-            return found
         if found is not None:
+            row = np.empty(shape, dtype)
             with contextlib.suppress(ValueError):  # the shape does not fit
-                row = np.empty(shape, dtype)
                 np.copyto(row, found)
                 return row
         raise mismatch(name, array.dtype, array.shape, dtype, shape, _LIKE)

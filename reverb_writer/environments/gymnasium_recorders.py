@@ -16,7 +16,7 @@ Source: Gymnasium 1.x, `gymnasium.vector.AutoresetMode` and `vector/sync_vector_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, SupportsFloat
 
 import gymnasium
@@ -25,10 +25,9 @@ import tree
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import VectorEnv, VectorWrapper
-from gymnasium.wrappers import Autoreset
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
-from reverb_writer.environments.space_leaves import encoder, spec_of
+from reverb_writer.environments.space_leaves import encoder
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import write_row
 
@@ -39,8 +38,8 @@ _MODES = ("NextStep", "SameStep", "Disabled")
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """A Gymnasium environment that passes every step to an observer; see `reverb_writer.environments.recorded_steps`.
 
-    Around Gymnasium's `Autoreset`, the step that resets belongs to no episode and is not recorded. An environment that
-    is made again from its `spec` has the same observer.
+    Gymnasium's `Autoreset` belongs around this wrapper, not within. An environment that is made again from its `spec`
+    has the same observer.
     """
 
     def __init__(
@@ -51,23 +50,17 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         extras: Callable[[], Any] | None = None,
     ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
-        observation, action = spec_of(env, "observation_space"), spec_of(env, "action_space")
+        self._encode_observation = encoder(env, "observation_space")
+        self._encode_action = encoder(env, "action_space")
         self._read_extras = extras_reader(extras)
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, extras=extras)
         gymnasium.Wrapper.__init__(self, env)
-        self._autoreset = next((layer for layer in _layers(env) if isinstance(layer, Autoreset)), None)
         self._recording = Recording(observer)
-        self._encode_observation = encoder(observation)
-        self._encode_action = encoder(action)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step and record it; with the last step of an episode, also record the final observation."""
         recording = self._recording
         if recording.needs_reset:
-            if recording.state.observation is None and self._autoreset is not None and self._autoreset.autoreset:
-                result = recording.call(self.env.step, action)
-                self._begin(result[0])
-                return result
             raise ResetNeeded("Call `reset` before `step`: no episode is being recorded, or a step of it was not.")
         encoded, extras = self._encode_action(action), self._read_extras()
         result = recording.call(self.env.step, action)
@@ -81,7 +74,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         """Begin an episode."""
         self._recording.end()
         observation, info = self.env.reset(seed=seed, options=options)
-        self._begin(observation)
+        self._recording.first(self._encode_observation(observation))
         return observation, info
 
     def close(self) -> None:
@@ -90,9 +83,6 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             self._recording.end()
         finally:
             self.env.close()
-
-    def _begin(self, observation: Any) -> None:
-        self._recording.first(self._encode_observation(observation))
 
 
 class VectorRecorder(VectorWrapper):
@@ -110,14 +100,13 @@ class VectorRecorder(VectorWrapper):
                 f"`env` must have one of {', '.join(map(repr, _MODES))} as its autoreset mode, got {given!r}. Set "
                 '`env.metadata["autoreset_mode"]`.'
             )
-        observation, action = spec_of(env, "single_observation_space"), spec_of(env, "single_action_space")
+        self._encode_observations = encoder(env, "single_observation_space", n)
+        self._encode_observation = encoder(env, "single_observation_space")
+        self._encode_actions = encoder(env, "single_action_space", n)
         self._read_extras = extras_reader(extras, n)
         # After the checks: at garbage collection, some versions of Gymnasium close an environment that was half made.
         super().__init__(env)
         self._mode = mode
-        self._encode_observations = encoder(observation, n)
-        self._encode_observation = encoder(observation)
-        self._encode_actions = encoder(action, n)
         self._recording = Recording(observer, n, mode)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -171,11 +160,3 @@ class VectorRecorder(VectorWrapper):
                 )
             write_row(replaced, env_id, self._encode_observation(finals[env_id]))
         return replaced
-
-
-def _layers(env: Any) -> Iterator[Any]:
-    """Yield an environment and those that it wraps."""
-    while isinstance(env, gymnasium.Wrapper):
-        yield env
-        env = env.env
-    yield env

@@ -85,7 +85,7 @@ class Recording:
 
     def first(self, observation: Any, *, env_mask: Any = None) -> None:
         """Begin episodes, in the environments of `env_mask` or in all; those under way are recorded as truncated."""
-        mask = self._mask(env_mask)
+        mask = self._true if env_mask is None else env_mask
         self.end(mask)
         state = self.state
         if mask.all():
@@ -98,13 +98,10 @@ class Recording:
     def observe(
         self, result: dict[str, Any], observation: Any, ends: tuple[Any, Any] | None, following: Any = None
     ) -> None:
-        """Record an action and what it led to; of episodes that are over, also the last step.
+        """Record an action, its result and the observation after it; of episodes that are over, also the last step.
 
-        Args:
-            result: action, reward, discount and maybe extras.
-            observation: the observation after the action, the terminal one included.
-            ends: `terminated` and `truncated`; None if no episode is over.
-            following: observations that episodes begin with where others are over (SAME_STEP).
+        `ends` are `terminated` and `truncated`, or None if no episode is over. `following` are the observations that
+        the next episodes begin with (SAME_STEP).
         """
         self.needs_reset = self._true
         state = self.state
@@ -116,6 +113,7 @@ class Recording:
         self._write(
             self._step(result, is_last, *(state.ends or (is_last, is_last))),
             _Episodes(observation, is_last, ends, zeros),
+            {},
         )
         over = self._false
         if ends is not None and self._mode != "NextStep":
@@ -127,7 +125,7 @@ class Recording:
 
     def end(self, env_mask: Any = None) -> None:
         """Record the last step of episodes that have steps; those that are not over are truncated."""
-        mask = self._mask(env_mask)
+        mask = self._true if env_mask is None else env_mask
         self.needs_reset = self.needs_reset | mask
         self._settle()
         state = self.state
@@ -135,10 +133,7 @@ class Recording:
         if ending.any():
             terminated, truncated = state.ends or (self._false, self._false)
             step = self._step(state.zeros, self._true, terminated, truncated | ~terminated)
-            self._write(step, self._without(ending), **({} if self._num_envs is None else {"env_mask": ending}))
-
-    def _mask(self, env_mask: Any) -> Any:
-        return self._true if env_mask is None else env_mask
+            self._write(step, self._without(ending), {} if self._num_envs is None else {"env_mask": ending})
 
     def _step(self, result: dict[str, Any], is_last: Any, terminated: Any, truncated: Any) -> dict[str, Any]:
         state = self.state
@@ -161,11 +156,11 @@ class Recording:
             ends = (terminated, truncated) if (terminated | truncated).any() else None
         return state._replace(is_first=state.is_first | ended, ends=ends)
 
-    def _write(self, step: Any, after: _Episodes, **how: Any) -> None:
+    def _write(self, step: Any, after: _Episodes, options: dict[str, Any]) -> None:
         """Pass a step on; `after` is the state once it is taken."""
         self._open_call = self._num_taken(), after
         try:
-            self.observer(step, **how)
+            self.observer(step, **options)
         except BaseException:
             self._settle()
             raise

@@ -22,7 +22,6 @@ import numpy as np
 from reverb_writer.episodes.spaces import SpaceLeaf, kinds_of, parts_of
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import Fit, fit
-from reverb_writer.protocol.signatures import ArraySpec
 
 _REASONS = {
     "Graph": "its nodes and edges differ in number from step to step",
@@ -32,50 +31,38 @@ _REASONS = {
 _WRITABLE = {"Text", "Box", "Discrete", "MultiBinary", "MultiDiscrete"}
 
 
-def spec_of(env: Any, name: str) -> Any:
-    """Return the dtypes and shapes of a Gymnasium space of an environment, such as `observation_space`."""
+def encoder(env: Any, name: str, num_envs: int | None = None) -> Callable[[Any], Any]:
+    """Return a function that copies elements of a space of an environment, such as `observation_space`, into leaves.
+
+    With `num_envs` = N, elements are [N, ...], from a vector environment. The results share no memory with the
+    environment, which may reuse its arrays.
+    """
     space = getattr(env, name, None)
     if "Space" not in kinds_of(space):
         has = "none" if space is None else f"a {type(space).__name__}"
         raise SpecError(f"`env` must have `{name}`, a gymnasium.Space; {type(env).__name__} has {has}. Set it.")
-    return _space_spec(space, name.removeprefix("single_").removesuffix("_space"))
+    return _encoder(space, name.removeprefix("single_").removesuffix("_space"), num_envs)
 
 
-def _space_spec(space: Any, name: str) -> Any:
-    """Return the dtypes and shapes of a space's elements in a step, a nest of `ArraySpec`; messages say `name`."""
+def _encoder(space: Any, name: str, num_envs: int | None) -> Callable[[Any], Any]:
     parts = parts_of(space)
     if isinstance(parts, dict):
-        return {key: _space_spec(part, f"{name}/{key}") for key, part in parts.items()}
+        of_keys = {key: _encoder(part, f"{name}/{key}", num_envs) for key, part in parts.items()}
+        return lambda element: {key: encode(element[key]) for key, encode in of_keys.items()}
     if parts is not None:
-        return tuple(_space_spec(part, f"{name}/{index}") for index, part in enumerate(parts))
-    if kinds_of(space) & _WRITABLE:
-        leaf = SpaceLeaf(space)
-        return ArraySpec(leaf.shape, leaf.dtype, name)
-    kind = type(space).__name__
-    reason = _REASONS.get(kind, "the structure of its elements is not known")
-    raise SpecError(
-        f"`{name}`: a space of type {kind} cannot be written: {reason}, and a column of a table has one shape. Turn it "
-        "into arrays of one shape with a wrapper: pad them, and store their true sizes beside them."
-    )
-
-
-def encoder(spec: Any, num_envs: int | None = None) -> Callable[[Any], Any]:
-    """Return a function that copies elements of a space into leaves of a step.
-
-    `spec` is what `spec_of` returned; with `num_envs` = N, elements are [N, ...], from a vector environment.
-
-    Its results share no memory with the environment, which may reuse its arrays.
-    """
-    if isinstance(spec, dict):
-        parts = {key: encoder(part, num_envs) for key, part in spec.items()}
-        return lambda element: {key: encode(element[key]) for key, encode in parts.items()}
-    if isinstance(spec, tuple):
-        items = tuple(encoder(part, num_envs) for part in spec)
-        return lambda element: tuple(encode(part) for encode, part in zip(items, element, strict=True))
-    shape = spec.shape if num_envs is None else (num_envs, *spec.shape)
-    if spec.dtype == object:
+        of_items = tuple(_encoder(part, f"{name}/{index}", num_envs) for index, part in enumerate(parts))
+        return lambda element: tuple(encode(part) for encode, part in zip(of_items, element, strict=True))
+    if not kinds_of(space) & _WRITABLE:
+        kind = type(space).__name__
+        reason = _REASONS.get(kind, "the structure of its elements is not known")
+        raise SpecError(
+            f"`{name}`: a space of type {kind} cannot be written: {reason}, and a column of a table has one shape. "
+            "Turn it into arrays of one shape with a wrapper: pad them, and store their true sizes beside them."
+        )
+    leaf = SpaceLeaf(space)
+    if leaf.dtype == object:
         return str if num_envs is None else lambda strings: np.array(strings, object)
-    return _array_encoder(spec.dtype, shape, spec.name)
+    return _array_encoder(leaf.dtype, leaf.shape if num_envs is None else (num_envs, *leaf.shape), name)
 
 
 def _array_encoder(dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Callable[[Any], Any]:

@@ -26,11 +26,7 @@ class TimeStepRecorder:
     """
 
     def __init__(self, observer: Callable[[Any], Any]) -> None:
-        """Begin with no episode.
-
-        Args:
-            observer: called with each step; the caller closes it.
-        """
+        """Begin with no episode; `observer` is called with each step, and closed by the caller."""
         self._recording = Recording(observer)
 
     def __repr__(self) -> str:

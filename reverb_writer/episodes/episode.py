@@ -15,7 +15,6 @@ from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.episodes.lookback_buffer import BROKEN_STATE, InfiniteLookbackBuffer
 from reverb_writer.episodes.spaces import check
 from reverb_writer.errors import ClosedError, FormatError, IncompleteError, SpecError, StructureError, UnknownKeyError
-from reverb_writer.windows import WindowSpec
 
 _CHECK_EVERY = 50
 
@@ -250,11 +249,7 @@ class Episode(EpisodeData):
     def _part(
         self, observations: Any, others: Any, lookback: int, t_started: int, *, finalized: bool | None = None
     ) -> Episode:
-        """Return an episode of some of the rows; their numbers include the look-back.
-
-        The first `lookback` of these rows are the look-back of the new episode, which is `finalized` as this one if
-        that is None.
-        """
+        """Return an episode of some of the rows, as `InfiniteLookbackBuffer.part`."""
         part = Episode(t_started=t_started, **{name: getattr(self, name) for name in _IDS})
         part.observations = self.observations.part(observations, lookback, finalized=finalized)
         part.infos = self.infos.part(observations, lookback)
@@ -348,21 +343,11 @@ class Episode(EpisodeData):
         """
         return episode_steps.of(self)
 
-    def windows(self, spec: WindowSpec) -> list[Any]:
-        """Return the windows that an observer with this `spec` writes of this episode: nests, leaves [L, ...].
-
-        >>> episode = Episode(observations=[0, 1, 2], actions=[5, 6], rewards=[1.0, 0.5], len_lookback_buffer=0)
-        >>> [window["observation"].tolist() for window in episode.windows(WindowSpec(2))]
-        [[0, 1], [1, 2]]
-        """
-        return episode_steps.windows(self.steps(), spec)
-
     @classmethod
     def from_steps(
         cls,
         data: Any,
         *,
-        like: Any = None,
         id_: str | None = None,
         observation_space: Any = None,
         action_space: Any = None,
@@ -371,9 +356,8 @@ class Episode(EpisodeData):
         """Return the finalized episode of steps, such as those of a sampled whole episode.
 
         Args:
-            data: leaves [T + 1, ...]: a nest as `steps()` returns it, RLDS steps, a TF-Agents trajectory; or a tuple of
-                columns, as Reverb's own clients read them. Rows after the last step, such as padding, are left out.
-            like: a step, or steps, of the structure that columns have; None for steps without inner nests.
+            data: leaves [T + 1, ...]: a nest as `steps()` returns it, RLDS steps, or a TF-Agents trajectory. Rows after
+                the last step, such as padding, are left out.
             id_: as when constructing.
             observation_space: as when constructing.
             action_space: as when constructing.
@@ -384,7 +368,7 @@ class Episode(EpisodeData):
         """
         return cls(
             id_,
-            **episode_steps.columns(data, like),
+            **episode_steps.columns(data),
             observation_space=observation_space,
             action_space=action_space,
             t_started=t_started,

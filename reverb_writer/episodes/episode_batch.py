@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import numpy as np
@@ -38,8 +37,6 @@ class EpisodeBatch:
         self._new: list[tuple[Any, Any]] = []  # steps that were not read yet, and in which environments they are
         self._num_read = 0
         self._steps: list[list[Any]] = [[] for _ in range(num_envs)]  # of the ongoing episodes
-        # After a cut, the id of the episode, and the steps before.
-        self._chunks: list[tuple[str | None, int]] = [(None, 0)] * num_envs
 
     def __repr__(self) -> str:
         return f"<EpisodeBatch of {self.num_envs} environments: {self.num_steps} steps>"
@@ -68,32 +65,18 @@ class EpisodeBatch:
             for env_id in range(self.num_envs) if env_mask is None else np.flatnonzero(env_mask).tolist():
                 self._steps[env_id].append(tree.map_structure(lambda leaf, at=env_id: leaf[at], step))
                 if step["is_last"][env_id]:
-                    finished.append(self._episode(env_id))
-                    self._steps[env_id], self._chunks[env_id] = [], (None, 0)
+                    finished.append(_episode(self._steps[env_id]))
+                    self._steps[env_id] = []
         self._num_read += len(self._new)
         self._new.clear()
         return finished
 
-    def cut(self) -> list[Episode]:
-        """Return the episodes that have ended, as `take_finished`, and the ongoing ones that have steps, as chunks.
 
-        Later steps go into the chunks that follow them, with the same ids.
-        """
-        episodes = self.take_finished()
-        for env_id, steps in enumerate(self._steps):
-            if len(steps) > 1:
-                chunk = self._episode(env_id)
-                self._steps[env_id] = steps[-1:]
-                self._chunks[env_id] = chunk.id_, chunk.t
-                episodes.append(chunk)
-        return episodes
-
-    def _episode(self, env_id: int) -> Episode:
-        steps = tree.map_structure(_column, *self._steps[env_id])
-        if "extras" in steps:
-            steps["extra_model_outputs"] = steps.pop("extras")
-        id_, t_started = self._chunks[env_id]
-        return Episode.from_steps(steps, id_=id_ or uuid.uuid4().hex, t_started=t_started)
+def _episode(rows: list[Any]) -> Episode:
+    steps = tree.map_structure(_column, *rows)
+    if "extras" in steps:
+        steps["extra_model_outputs"] = steps.pop("extras")
+    return Episode.from_steps(steps)
 
 
 def _column(*leaves: Any) -> Any:

@@ -175,13 +175,7 @@ class EpisodeData:
             indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, one_hot_discrete=one_hot_discrete
         )
 
-    def get_infos(
-        self,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-    ) -> Any:
+    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
         """Return one info, or a list of several, by `indices`: the objects that were given, not copies."""
         return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
@@ -198,36 +192,19 @@ class EpisodeData:
             indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, one_hot_discrete=one_hot_discrete
         )
 
-    def get_rewards(
-        self,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
-    ) -> Any:
+    def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
         """Return one reward, or several; see `InfiniteLookbackBuffer.get`."""
-        return self.rewards.get(
-            indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, one_hot_discrete=one_hot_discrete
-        )
+        return self.rewards.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
     def get_extra_model_outputs(
-        self,
-        key: str,
-        indices: Indices = None,
-        *,
-        neg_index_as_lookback: bool = False,
-        fill: Any = None,
-        one_hot_discrete: bool = False,
+        self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
         """Return one of the extra model outputs of the name `key`, or several; see `InfiniteLookbackBuffer.get`.
 
         Raises:
             UnknownKeyError: there is no such name.
         """
-        return self._extra(key).get(
-            indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, one_hot_discrete=one_hot_discrete
-        )
+        return self._extra(key).get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
     def set_observations(
         self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False

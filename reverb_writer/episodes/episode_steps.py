@@ -16,16 +16,10 @@ import tree
 from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.errors import IncompleteError, StructureError
 from reverb_writer.leaves import as_bytes, padded_rows
-from reverb_writer.nests import fields_of, join_paths, named_leaves, packer
+from reverb_writer.nests import fields_of
 from reverb_writer.slices.markers import read_markers
-from reverb_writer.windows import WindowSpec
 
 Array = npt.NDArray[Any]
-
-
-_STEP_KEYS = dict.fromkeys(
-    ("observation", "action", "reward", "discount", "is_first", "is_last", "terminated", "truncated")
-)
 
 
 def of(episode: EpisodeData) -> dict[str, Any]:
@@ -52,29 +46,12 @@ def of(episode: EpisodeData) -> dict[str, Any]:
     return steps
 
 
-def windows(steps: Any, spec: WindowSpec) -> list[Any]:
-    """Return the windows of an episode's steps, each a nest with leaves [L, ...], copied; padding is zeros."""
-    leaves = tree.flatten(steps)
-    num = len(leaves[0])
-    cuts = spec.windows(num)
-    pack, padded = packer(steps), [padded_rows(leaf, max([num, *(stop for _, stop in cuts)])) for leaf in leaves]
-    return [pack([leaf[start:stop].copy() for leaf in padded]) for start, stop in cuts]
-
-
-def columns(data: Any, like: Any = None) -> dict[str, Any]:
+def columns(data: Any) -> dict[str, Any]:
     """Return the arguments of `Episode` for steps with leaves [T + 1, ...].
 
     Steps are a nest in the layout above, RLDS steps or a trajectory of TF-Agents, whose end
-    `reverb_writer.slices.read_markers` finds; or a list or tuple of columns, in the structure of `like`.
+    `reverb_writer.slices.read_markers` finds.
     """
-    if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
-        like = _STEP_KEYS if like is None else like
-        paths, _ = named_leaves(like, "`like`")
-        if len(paths) != len(data):
-            raise StructureError(
-                f"{len(data)} columns do not make steps of {join_paths(paths)}. Give a step as `like`."
-            )
-        data = packer(like)(data)
     fields = fields_of(data) or {}
     found = {name: fields.get(name) for name in ("observation", "action", "reward")}
     missing = [name for name, part in found.items() if part is None]

@@ -25,6 +25,7 @@ from reverb_writer.errors import (
 Array = npt.NDArray[Any]
 
 _ALL = slice(None)
+_NUMBERS = (int, float, complex, np.number)
 
 BROKEN_STATE = (ReverbWriterError, AttributeError, LookupError, TypeError, ValueError)
 """Errors that a value raises which is not a state."""
@@ -126,8 +127,7 @@ class InfiniteLookbackBuffer:
     def part(self, index: Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
         """Return a buffer of the rows whose numbers `index` holds, integers [n], counted with the look-back.
 
-        The first `lookback` of these rows are the look-back of the new buffer, which is `finalized` as this one if that
-        is None.
+        The first `lookback` rows are the new look-back. If `finalized` is None, it is that of this buffer.
         """
         part = InfiniteLookbackBuffer(space=self.space, untyped=self.is_untyped)
         part.rows = self.rows.part(index, finalized=self.finalized if finalized is None else finalized)
@@ -182,10 +182,9 @@ class InfiniteLookbackBuffer:
         if indices is None or isinstance(indices, slice):
             wanted = indices or _ALL
             before, index, num, after = span(wanted, size, self.lookback, neg_index_as_lookback, fill is not None)
-            if not (before or after):
-                return self._read(index, one_hot=one_hot_discrete)
+            needed = fill if before or after else None
             where = slice(before, before + num)
-            return self._read(index, one_hot=one_hot_discrete, fill=fill, where=where, num=before + num + after)
+            return self._read(index, one_hot=one_hot_discrete, fill=needed, where=where, num=before + num + after)
         single = is_single(indices)
         if single and not one_hot_discrete:
             row = position(indices, size, self.lookback, neg_index_as_lookback)
@@ -193,12 +192,8 @@ class InfiniteLookbackBuffer:
                 return self.rows.row(row)
         at = np.array(self._positions([indices] if single else indices, neg_index_as_lookback, fill), np.intp)
         inside = (at >= 0) & (at < size)
-        if inside.all():
-            rows = self._read(at, single or None, one_hot=one_hot_discrete)
-        else:
-            rows = self._read(
-                at[inside], single or None, one_hot=one_hot_discrete, fill=fill, where=inside, num=len(at)
-            )
+        needed = None if inside.all() else fill
+        rows = self._read(at[inside], single or None, one_hot=one_hot_discrete, fill=needed, where=inside, num=len(at))
         return rows[0] if single else rows
 
     def set(
@@ -231,17 +226,17 @@ class InfiniteLookbackBuffer:
             new_data = [new_data] if single else new_data
             index, num = np.array(at, np.intp), len(at)
         block = None if isinstance(new_data, list) and not new_data else self.rows.block(new_data)
-        num_new = 0 if block is None else len(block.columns[0])
+        num_new = 0 if block is None else len(block[1][0])
         if num_new != num:
             raise OutOfRangeError(
                 f"cannot set {num} rows to {num_new} new ones. Pass as many rows as there are indices."
             )
         if block is not None and num:
-            block = self.rows.fitting(block, "new_data")
+            form, columns = self.rows.fitting(block, "new_data")
             if self.finalized and self.space is not None:
-                for row in block.form.items(block.columns):
+                for row in form.items(columns):
                     check(self.space, row, "new_data")
-            self.rows.replace(index, block)
+            self.rows.replace(index, (form, columns))
 
     def get_state(self) -> dict[str, Any]:
         """Return the rows, a copy, with the look-back and the space; as `Episode.get_state`."""
@@ -285,8 +280,8 @@ class InfiniteLookbackBuffer:
             result.concat(other)
         elif isinstance(other, list):
             result.extend(other)
-        elif isinstance(other, int | float | complex | np.number):
-            data = [item + other if isinstance(item, int | float | complex | np.number) else item for item in self.data]
+        elif isinstance(other, _NUMBERS):
+            data = [item + other if isinstance(item, _NUMBERS) else item for item in self.data]
             return InfiniteLookbackBuffer(data, self.lookback, self.space, untyped=self.is_untyped)
         else:
             return NotImplemented
@@ -333,7 +328,8 @@ class InfiniteLookbackBuffer:
         if form is None:
             if parts is None:
                 return [fill] * num if as_list else np.array([fill] * num)
-            form = RowForm(parts.struct, parts.paths, [leaf.dtype for leaf in parts.leaves], parts.shapes)
+            dtypes, shapes = [leaf.dtype for leaf in parts.leaves], [leaf.shape for leaf in parts.leaves]
+            form = RowForm(parts.struct, parts.paths, dtypes, shapes)
             leaves = form.stack([[] for _ in form.paths])
         if parts is not None and len(parts.leaves) != len(leaves) and (one_hot or fill is not None):
             raise StructureError(f"rows have {len(leaves)} leaves, their space {self.space} has {len(parts.leaves)}.")

@@ -7,7 +7,7 @@ nothing, `append` cannot fail. The same holds for several rows: `fitting` and `p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,25 +98,16 @@ class _AnyObjects(RowForm):
 
 ANY_OBJECTS = _AnyObjects()
 
+
 Row = tuple[RowForm, list[Any]]
-"""A row: the form that all rows have once it is added, and its leaves."""
+"""The form that all rows have once this row is added, and its leaves."""
 
-
-class Block(NamedTuple):
-    """Rows of one form."""
-
-    form: RowForm
-    columns: list[Any]  # of each leaf: an array [m, ...], or a list of m rows
-
-    def check_exact(self, form: RowForm) -> None:
-        """Raise StructureError if an integer would be rounded to a float of another form."""
-        for column, old, new, path in zip(self.columns, self.form.dtypes, form.dtypes, form.paths, strict=True):
-            if old != new:
-                _check_exact(np.asarray(column), new, path)
+Block = tuple[RowForm, list[Any]]
+"""Rows of one form, and of each leaf an array [m, ...], or a list of m rows."""
 
 
 class Rows:
-    """Rows that are appended, read and overwritten by number.
+    """Rows that are added, read and overwritten by number.
 
     Attributes:
         form: common form of all rows; None before the first row.
@@ -143,52 +134,61 @@ class Rows:
                 return form, form.read(item)
             except _NOT_FITTING:
                 pass
-        form, columns = self.fitting(_stack([item], what), what)
+        paths, leaves = _leaves(item, what)
+        form = RowForm(item, paths, [leaf.dtype for leaf in leaves], [leaf.shape for leaf in leaves])
+        form, columns = self.fitting((form, [leaf[None] for leaf in leaves]), what)
         return form, [listed(column)[0] for column in columns]
 
     def block(self, data: Any) -> Block:
         """Return rows as a block, copied: a list of rows, or a nest of arrays [m, ...]."""
         if self.form is ANY_OBJECTS:
-            return Block(ANY_OBJECTS, [list(data)])
+            return ANY_OBJECTS, [list(data)]
         if isinstance(data, list):
-            return _stack(data, "item")
-        paths, leaves = _leaves(data, "data", copy=True)
+            rows = Rows()
+            for index, item in enumerate(data):
+                rows.append(rows.checked(item, f"item {index}"))
+            assert rows.form is not None  # noqa: S101  # there is a row
+            return rows.form, rows.columns
+        paths, leaves = _leaves(data, "data")
         common_length(leaves, "data")
-        return Block(RowForm(data, paths, [leaf.dtype for leaf in leaves], [leaf.shape[1:] for leaf in leaves]), leaves)
+        return RowForm(data, paths, [leaf.dtype for leaf in leaves], [leaf.shape[1:] for leaf in leaves]), leaves
 
     def fitting(self, block: Block, what: str) -> Block:
         """Return a block in the form that all rows have once it is added, or raise StructureError."""
-        if self.form is None or self.form is block.form:
+        form, columns = block
+        if self.form is None or self.form is form:
             return block
-        form = self.form.joined(block.form, what)
-        block.check_exact(form)
-        Block(self.form, self.columns).check_exact(form)
-        return Block(form, form.stack(block.columns))
+        joined = self.form.joined(form, what)
+        _check_exact(columns, form, joined)
+        _check_exact(self.columns, self.form, joined)
+        return joined, joined.stack(columns)
 
     def append(self, row: Row) -> None:
         """Add a row that is `checked`."""
         form, leaves = row
         if form is not self.form or self.finalized:
-            self.put(Block(form, [[leaf] for leaf in leaves]))
+            self.put((form, [[leaf] for leaf in leaves]))
             return
         for column, leaf in zip(self.columns, leaves, strict=True):
             column.append(leaf)
 
     def put(self, block: Block) -> None:
         """Add the rows of a block that is `fitting`."""
-        self._take(block.form)
+        form, columns = block
+        self._take(form)
         if self.finalized:
-            added = block.form.stack(block.columns)
+            added = form.stack(columns)
             self.columns = [np.concatenate(pair) for pair in zip(self.columns, added, strict=True)]
             return
-        for column, rows in zip(self.columns, block.columns, strict=True):
+        for column, rows in zip(self.columns, columns, strict=True):
             column.extend(rows if type(rows) is list else listed(rows))
 
     def replace(self, index: Index, block: Block) -> None:
         """Overwrite rows with those of a block that is `fitting`."""
-        self._take(block.form)
+        form, columns = block
+        self._take(form)
         numbers = range(len(self))[index] if isinstance(index, slice) else index.tolist()
-        for column, rows in zip(self.columns, block.form.stack(block.columns), strict=True):
+        for column, rows in zip(self.columns, form.stack(columns), strict=True):
             if self.finalized:
                 column[index] = rows
             else:
@@ -226,7 +226,7 @@ class Rows:
     def block_from(self, start: int) -> Block:
         """Return the rows from number `start` on as a block. There is one row at least, or there was."""
         assert self.form is not None  # noqa: S101  # see above
-        return Block(self.form, self._read(slice(start, None)))
+        return self.form, self._read(slice(start, None))
 
     def row(self, number: int) -> Any:
         """Return a row, copied."""
@@ -261,24 +261,6 @@ class Rows:
 def listed(leaf: Array) -> list[Any]:
     """Return a leaf [m, ...] as a list; numbers of bool, int64 and float64 become Python numbers."""
     return leaf.tolist() if leaf.ndim == 1 and leaf.dtype in _PYTHON_TYPES else list(leaf)
-
-
-def _stack(items: Sequence[Any], what: str) -> Block:
-    """Return a block of items, each a nest without time; dtypes are those of `np.stack`."""
-    paths, first = _leaves(items[0], what)
-    columns: list[list[Array]] = [[leaf] for leaf in first]
-    for index, item in enumerate(items[1:], 1):
-        others, leaves = _leaves(item, what)
-        check_same_leaves(f"{what} {index}", others, paths, "the first row")
-        for path, column, leaf in zip(paths, columns, leaves, strict=True):
-            _check_leaf(leaf.dtype, leaf.shape, column[0].dtype, column[0].shape, f"{what} {index}{_at(path)}")
-            column.append(leaf)
-    dtypes = [np.result_type(*{leaf.dtype for leaf in column}) for column in columns]
-    for path, column, dtype in zip(paths, columns, dtypes, strict=True):
-        for leaf in column:
-            _check_exact(leaf, dtype, path)
-    form = RowForm(items[0], paths, dtypes, [leaf.shape for leaf in first])
-    return Block(form, [np.stack(column) for column in columns])
 
 
 def _leaf_reader(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Any], Any]:
@@ -317,21 +299,25 @@ def _stacked(column: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array
     return array
 
 
-def _check_exact(leaf: Array, dtype: np.dtype[Any], path: str) -> None:
-    if leaf.dtype.kind in "iu" and dtype.kind in "fc" and leaf.size:
-        limit = 2 ** (np.finfo(dtype).nmant + 1)
-        if leaf.max() > limit or leaf.min() < -limit:
+def _check_exact(columns: Sequence[Any], form: RowForm, wider: RowForm) -> None:
+    """Raise StructureError if an integer would be rounded to a float of a wider form."""
+    for column, old, new, path in zip(columns, form.dtypes, wider.dtypes, wider.paths, strict=True):
+        if old.kind not in "iu" or new.kind not in "fc":
+            continue
+        leaf, limit = np.asarray(column), 2 ** (np.finfo(new).nmant + 1)
+        if ((leaf > limit) | (leaf < -limit)).any():
             raise StructureError(
-                f"a column{_at(path)} has integers beyond {limit}, which {dtype} would round. Pass all of its "
+                f"a column{_at(path)} has integers beyond {limit}, which {new} would round. Pass all of its "
                 "numbers as integers, or all as floats."
             )
 
 
-def _leaves(nest: Any, what: str, *, copy: bool = False) -> tuple[tuple[str, ...], list[Array]]:
+def _leaves(nest: Any, what: str) -> tuple[tuple[str, ...], list[Array]]:
+    """Return the names and the leaves of a nest, copied."""
     paths, leaves = named_leaves(nest, what)
     if not leaves:
         raise StructureError(f"{what} must have at least one leaf, got {nest!r}.")
-    arrays = [as_array(leaf, what + _at(path), _ADVICE, copy=copy) for path, leaf in zip(paths, leaves, strict=True)]
+    arrays = [as_array(leaf, what + _at(path), _ADVICE, copy=True) for path, leaf in zip(paths, leaves, strict=True)]
     for path, array in zip(paths, arrays, strict=True):
         if array.dtype.kind not in "biufcO":
             raise StructureError(f"{what}{_at(path)}: {array.dtype} is not a dtype of numbers or strings. {_ADVICE}")

@@ -63,14 +63,10 @@ class SpaceLeaf:
         dtype, shape = self.dtype, self.shape
         if one_hot and self.sizes is not None:
             dtype, shape = _FLOAT32, (int(self.sizes.sum()),)
-        if dtype.kind == "O" or (dtype.kind == "f" and type(fill) in _NUMBERS):
-            return fill, dtype
-        value = np.asarray(fill)
-        if value.dtype.kind not in "biuf" or value.shape not in ((), shape):
-            raise SpecError(f"`fill` must be a number, or have the shape {shape} of its space, got {fill!r}.")
+        value = _checked(fill, dtype, shape)
         if dtype.kind in "iu" and not _in_range(value, dtype):
             raise SpecError(f"`fill` must be a number that {dtype} can hold, as its space says, got {fill!r}.")
-        return value.astype(dtype), dtype
+        return value if value is fill else value.astype(dtype), dtype
 
 
 class SpaceLeaves:
@@ -80,7 +76,6 @@ class SpaceLeaves:
         struct: the spaces of its leaves, as a nest in the structure of its samples.
         paths: the names of the leaves.
         leaves: the leaves of a sample, in their order.
-        shapes: their shapes.
     """
 
     def __init__(self, space: Any) -> None:
@@ -88,7 +83,6 @@ class SpaceLeaves:
         self.struct = _struct_of(space)
         self.paths, leaves = named_leaves(self.struct, "space")
         self.leaves = [SpaceLeaf(leaf) for leaf in leaves]
-        self.shapes = [leaf.shape for leaf in self.leaves]
 
 
 def filled(
@@ -118,17 +112,22 @@ def filled(
 
 def _holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
     """Return the dtype if it can hold the fill value, else a dtype that can hold both."""
-    kind = dtype.kind
-    if kind == "O" or (kind == "f" and type(fill) in _NUMBERS):
+    value = _checked(fill, dtype, shape)
+    if value is fill or dtype.kind == "f":
         return dtype
-    value = np.asarray(fill)
-    if value.dtype.kind not in "biufc" or value.shape not in ((), shape):
-        raise SpecError(f"`fill` must be a number or a row like the others, {dtype} {shape}, got {fill!r}.")
-    if kind == "f" and value.dtype.kind != "c":
-        return dtype
-    if kind in "iu" and value.dtype.kind in "biuf" and np.all(value == np.trunc(value)) and _in_range(value, dtype):
+    if dtype.kind in "iu" and np.all(value == np.trunc(value)) and _in_range(value, dtype):
         return dtype
     return np.result_type(value.dtype, dtype)
+
+
+def _checked(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """Return a fill value as an array, or unchanged if rows of this dtype take any such value."""
+    if dtype.kind == "O" or (dtype.kind == "f" and type(fill) in _NUMBERS):
+        return fill
+    value = np.asarray(fill)
+    if value.dtype.kind not in "biuf" or value.shape not in ((), shape):
+        raise SpecError(f"`fill` must be a number, or a row like the others, {dtype} {shape}, got {fill!r}.")
+    return value
 
 
 def _in_range(value: Array, dtype: np.dtype[Any]) -> bool:

@@ -49,10 +49,7 @@ def export_saved(
         folder: a checkpoint, a folder of checkpoints, of which the newest is taken, or what `LocalServer.save` has
             written.
         table: its name.
-        writer: writer of the items.
-
-    Yields:
-        The outcome of each item, oldest first.
+        writer: writer of the items, oldest first; the outcome of each is yielded.
 
     Raises:
         FormatError: what was saved is damaged.
@@ -83,18 +80,10 @@ def export_saved(
 def export_items(
     client: Client, table: str, writer: RolloutWriter, *, timeout_s: float | None = None
 ) -> Generator[Transferred, None, None]:
-    """Write each item that a table holds now as a trajectory, unless the writer's directory has it.
+    """Write each item that `table` holds now as a trajectory, unless the directory of `writer` has it.
 
-    Key and priority are in the trajectory's metadata. An item is complete on disk before the next one is asked for.
-
-    Args:
-        client: of the server.
-        table: its name.
-        writer: writer of the items.
-        timeout_s: time to wait for a sample, seconds; None for the client's.
-
-    Yields:
-        The outcome of each item.
+    Key and priority are in the trajectory's metadata. An item is complete on disk, and its outcome yielded, before
+    `client` asks for the next one. `timeout_s` is the time to wait for a sample, in seconds; None for the client's.
 
     Raises:
         SpecError: the table can only be read by removing its items.

@@ -45,9 +45,8 @@ class Transferred(NamedTuple):
 class Journal:
     """A file of JSON lines: first the purpose of the import, then the paths of confirmed trajectories in a directory.
 
-    Files of two runs may have the same name, and the directory may be moved: so paths are relative to it.
-
-    A line that was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again.
+    Files of two runs may have the same name, and the directory may be moved: so paths are relative to it. A line that
+    was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again.
 
     Attributes:
         path: the file.
@@ -102,14 +101,9 @@ class Journal:
 
 
 def send_trajectory(trajectory: StoredTrajectory, observer: Any) -> int:
-    """Send the steps of a trajectory to an observer, and end the episode as it was ended when it was recorded.
+    """Send the steps of `trajectory` to `observer`, of one environment, and return the number of steps.
 
-    Args:
-        trajectory: one on disk.
-        observer: any observer of one environment.
-
-    Returns:
-        The number of steps.
+    The episode is ended as it was ended when it was recorded.
 
     Raises:
         FormatError: it is damaged; none of it was sent.
@@ -139,7 +133,7 @@ def import_trajectories(
     journal: Journal | None = None,
     before: Callable[[Any], None] | None = None,
 ) -> Generator[Transferred, None, None]:
-    """Send trajectories one after the other, and confirm them with the server every two seconds and at the end.
+    """Send trajectories one by one, and yield the outcome of each; confirm them every two seconds and at the end.
 
     A damaged trajectory is skipped and named in the log. Close the iterator to stop between two trajectories: those
     already sent are then confirmed and written to the journal, so that the next import writes no window twice. If the
@@ -150,9 +144,6 @@ def import_trajectories(
         observer: any observer of one environment.
         journal: the trajectories imported before, which are skipped; those imported now are added to it.
         before: called with each trajectory before its first step.
-
-    Yields:
-        The outcome of each trajectory, after it was sent.
 
     Raises:
         StructureError: the steps of a trajectory differ from those before or from the table's; names it.

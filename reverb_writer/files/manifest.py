@@ -1,10 +1,13 @@
 """The description of a trajectory on disk: the member `manifest.json` of its file.
 
     format, version               what wrote it
-    num_steps, boundary_step      how many steps there are, and whether the last one only holds the final observation
-    end, terminated, truncated    how the trajectory ended
+    num_steps                     steps, the boundary step included
+    boundary_step                 whether the last step only holds the final observation, as in TF-Agents and RLDS
+    end                           kind of its end
+    terminated                    whether the environment ended it; null if it is not known
+    truncated                     whether a limit ended it, so that the state after it has a value; null: not known
     structure                     the nest of one step with dtypes and shapes: a signature of Reverb, in base 64
-    metadata                      what the writer was given to keep with it
+    metadata                      data that the writer was given to keep with it
 
 A leaf is stored as an array by its name, such as `observation/rgb`; a step that is one array is called `step`. Strings
 are stored as all their bytes one after the other, and beside them, by the name `text.lengths`, are their lengths.
@@ -96,17 +99,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a trajectory.
-
-    Attributes:
-        num_steps: steps, the boundary step included.
-        boundary_step: whether the last step only holds the final observation, as in TF-Agents and RLDS.
-        end: kind of its end.
-        terminated: whether the environment ended it; None if it is not known.
-        truncated: whether a limit ended it, so that the state after it has a value; None if it is not known.
-        layout: layout of its steps.
-        metadata: data that the writer was given to keep with it; JSON.
-    """
+    """The description of a trajectory; the top of the module has the fields, and `layout` is their `structure`."""
 
     num_steps: int
     boundary_step: bool

@@ -10,6 +10,9 @@ A cursor holds its trajectory in memory. When all trajectories were taken, a loo
 from __future__ import annotations
 
 import collections
+import contextlib
+import copy
+import functools
 import logging
 import os
 import time
@@ -18,68 +21,126 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import check_wait, integer
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
-from reverb_writer.files.rollout_file_base import RolloutFileBase
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
-from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
+from reverb_writer.files.transition_fields import Cursor, TransitionBatch, TransitionFields
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
 from reverb_writer.protocol.signatures import ArraySpec
-
-Array = npt.NDArray[Any]
 
 _LOG = logging.getLogger(__package__)
 _POLL_S = 0.25  # between two searches for trajectories
 
 
-class Cursor:
-    """The position in one trajectory, whose steps are in memory."""
+class RolloutFileBase:
+    """Trajectories from files as if `num_envs` environments stepped through them.
 
-    def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
-        """Read a trajectory, or an object with `manifest` and `load` of a `StoredTrajectory`; begin at `start`."""
-        self._at, self._num_transitions = start, trajectory.manifest.num_transitions
-        values = fields.read(trajectory.load(), trajectory.manifest)
-        num_steps = len(values["reward"])
-        ahead = set()
-        for field in ("observation", "privileged_observation"):
-            if values[f"next_{field}"] is None:  # it was not stored: it is the observation of the next step
-                values[f"next_{field}"] = values[field]
-                ahead.add(f"next_{field}")
-        is_first, mask = np.arange(num_steps) == start, np.ones(num_steps, bool)
-        self._batch = TransitionBatch(**values, is_first=is_first, mask=mask)
-        self._columns: list[Array | None] = tree.flatten(self._batch)
-        self._ahead = [int(path[0] in ahead) for path, _ in tree.flatten_with_path(self._batch)]  # in steps
+    A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`. Not thread-safe.
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether all transitions were read."""
-        return bool(self._at >= self._num_transitions)
+    Attributes:
+        data_dir: folder of the files, in the form that the subclass documents.
+        num_envs: N, environments that step together, >= 1.
+        device: None for NumPy arrays, or the device of PyTorch tensors, such as "cpu".
+        all_env_ids: [N], 0..N-1.
+    """
 
-    def layout(self) -> TransitionBatch:
-        """Return the dtype and shape of each field of a transition; None for a field that the steps lack."""
-        layout: TransitionBatch = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._batch)
-        return layout
+    def __init__(self, data_dir: Any, num_envs: int, device: Any = None) -> None:
+        """Set the location of the files; they are read when they are first needed."""
+        self.data_dir = data_dir
+        self.num_envs = integer("num_envs", num_envs, minimum=1)
+        self.device = device
+        self.all_env_ids = np.arange(self.num_envs)
+        self._is_initialized = False
 
-    def fill(self, targets: Sequence[Array | None], at: int, env: int) -> int:
-        """Copy the next transitions into column `env` of a `TransitionBatch`'s leaves, [T, N, ...], from row `at` on.
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.data_dir}: {self.num_envs} environments>"
 
-        Returns how many, >= 1.
+    def reset(self, env_ids: Any = None) -> None:
+        """Start again from the first trajectories, or give some environments their next trajectory.
+
+        Args:
+            env_ids: numbers of environments, each of which gets its next trajectory once; None to start again.
+
+        Raises:
+            SpecError: there is no such environment.
         """
-        mask = targets[-1]
-        assert mask is not None  # noqa: S101  # it is always there
-        length: int = min(len(mask) - at, self._num_transitions - self._at)
-        for target, column, ahead in zip(targets, self._columns, self._ahead, strict=True):
-            if target is not None and column is not None:
-                rows = column[self._at + ahead : self._at + ahead + length]
-                target[at : at + len(rows), env] = rows
-                if len(rows) < length:  # nothing follows the last step
-                    target[at + len(rows), env] = column[-1]
-        self._at += length
-        return length
+        if env_ids is None or not self._is_initialized:
+            self._is_initialized = True
+            self.reset_all()
+        else:
+            last = self.num_envs - 1
+            chosen = [integer("env_ids", env, minimum=0, maximum=last) for env in env_ids]
+            self.refresh_handlers([*dict.fromkeys(chosen)])
+
+    def get_batch(self, num_transitions_per_env: int | None = None) -> Any:
+        """Return the next transitions of each environment: the buffer of `get_buffer`, filled; owned by the caller.
+
+        Args:
+            num_transitions_per_env: T, >= 1, for leaves [T, N, ...]; None for one transition, leaves [N, ...].
+
+        Raises:
+            StopIteration: nothing is left for any environment.
+        """
+        if num_transitions_per_env is not None:
+            integer("num_transitions_per_env", num_transitions_per_env, minimum=1)
+        if not self._is_initialized:
+            self.reset()
+        buffer = self.get_buffer(num_transitions_per_env)
+        self.fill_transition(buffer)
+        if self.device is None:
+            return buffer
+        from reverb_writer.reading.views.torch import TensorConverter  # noqa: PLC0415  # brings PyTorch
+
+        return TensorConverter(self.device)(buffer)
+
+    def as_torch(self, device: Any = None) -> Any:
+        """Return a `torch.utils.data.IterableDataset` of the batches, for a `DataLoader` with any number of workers.
+
+        Pass `batch_size=None` to the loader: the data set makes the batches. Each worker reads its own share of
+        the trajectories, so together they deliver each one as often as a single reader does.
+
+        Args:
+            device: of the tensors; None for the CPU. Workers of a data loader should use the CPU.
+        """
+        from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
+
+        return TorchDataset(functools.partial(_open_share, self), self.device if device is None else device)
+
+    def shard(self, index: int, num_shards: int) -> None:
+        """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
+        raise NotImplementedError
+
+    def reset_all(self) -> None:
+        """Look for files, and give each environment its first trajectory."""
+        raise NotImplementedError
+
+    def refresh_handlers(self, env_ids: Sequence[int]) -> None:
+        """Give the environments `env_ids` their next trajectory, even if the current one has not ended."""
+        raise NotImplementedError
+
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
+        """Make a batch of zeros: leaves [N, ...], or [T, N, ...], where T is `num_transitions_per_env`."""
+        raise NotImplementedError
+
+    def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
+        """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it.
+
+        Raises:
+            StopIteration: nothing is left for any environment.
+        """
+        raise NotImplementedError
+
+    def __iter__(self) -> Any:
+        """Start again from the beginning."""
+        self.reset()
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch, of one transition of each environment."""
+        return self.get_batch()
 
 
 class RolloutDataset(RolloutFileBase):
@@ -97,6 +158,7 @@ class RolloutDataset(RolloutFileBase):
 
     Attributes:
         num_dataset_looped: the number of loops that have ended.
+        skipped: the reason, by name, for each trajectory that could not be read and was skipped.
     """
 
     def __init__(
@@ -150,17 +212,14 @@ class RolloutDataset(RolloutFileBase):
         self.num_dataset_looped = 0
         self._unused: collections.deque[Path] = collections.deque()  # trajectories of this loop that are not taken yet
         self._num_opened = 0  # trajectories of this loop that were taken
-        self._skipped: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
         self._cursors: list[Cursor | None] = []
         self._layout: TransitionBatch | None = None
 
-    @property
-    def skipped(self) -> dict[str, str]:
-        """The reason, by name, for each trajectory that could not be read and was skipped."""
-        return dict(self._skipped)
-
     def open_trajectory(self, path: Path) -> Any:
-        """Return the trajectory at `path`; a subclass may read other formats.
+        """Return the trajectory at `path`, with `manifest` and `load` of a `StoredTrajectory`.
+
+        A subclass may read other formats.
 
         Raises:
             FormatError: it is torn or damaged; names it.
@@ -182,7 +241,7 @@ class RolloutDataset(RolloutFileBase):
         """
         index, _ = self._shard
         self._rng = np.random.default_rng(self._seed if self._seed is None else [self._seed, index])
-        self._skipped = dict(self._skipped)  # not that of the data set of which this is a share
+        self.skipped = dict(self.skipped)  # not that of the data set of which this is a share
         self._cursors = [None] * self.num_envs
         self.num_dataset_looped = 0
         self._start_loop()
@@ -206,11 +265,12 @@ class RolloutDataset(RolloutFileBase):
         chosen = range(self.num_envs) if env_ids is None else env_ids
         is_single = buffer.mask.ndim == 1
         leaves = [leaf[None] if is_single and leaf is not None else leaf for leaf in tree.flatten(buffer)]
+        num_rows = 1 if is_single else len(buffer.mask)
         num_filled = 0
         for env in chosen:
             at = 0
-            while at < len(leaves[-1]) and (cursor := self._cursors[env]) is not None:
-                at += cursor.fill(leaves, at, env)
+            while at < num_rows and (cursor := self._cursors[env]) is not None:
+                at += cursor.fill(leaves, at, env, num_rows - at)
                 if cursor.is_at_end:
                     self._cursors[env] = self._take()
             num_filled += at
@@ -232,16 +292,16 @@ class RolloutDataset(RolloutFileBase):
                 try:
                     cursor = self._open(path)
                 except (FormatError, UnsafeDataError) as error:
-                    if path.name not in self._skipped:
+                    if path.name not in self.skipped:
                         _LOG.warning("Skipped: %s", error)
-                    self._skipped[path.name] = str(error)
+                    self.skipped[path.name] = str(error)
                 else:
                     self._num_opened += 1
                     return cursor
             if not self._num_opened:
                 if self._shard != (0, 1):
                     return None  # a shard without trajectories
-                raise FormatError(f"none of {len(self._skipped)} trajectories can be read: {self._skipped}")
+                raise FormatError(f"none of {len(self.skipped)} trajectories can be read: {self.skipped}")
             if 0 < self._loops <= self.num_dataset_looped + 1:
                 self.num_dataset_looped = self._loops
                 return None
@@ -277,9 +337,9 @@ class RolloutDataset(RolloutFileBase):
         num_transitions = stored.manifest.num_transitions
         if not num_transitions:
             raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
-        start = start if start < num_transitions else 0
-        cursor = Cursor(stored, self._fields, start)
-        layout = cursor.layout()
+        transitions = self._fields.read(stored.load(), stored.manifest)
+        cursor = Cursor(transitions, start if start < num_transitions else 0)
+        layout = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), cursor.transitions)
         self._layout = self._layout or layout
         if layout != self._layout:
             raise StructureError(
@@ -287,3 +347,12 @@ class RolloutDataset(RolloutFileBase):
                 "Move it to another directory."
             )
         return cursor
+
+
+def _open_share(dataset: RolloutFileBase, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a copy of a data set that reads one share of the trajectories, as arrays."""
+    share = copy.copy(dataset)
+    share.device = None
+    if num_shards > 1:
+        share.shard(index, num_shards)
+    return contextlib.nullcontext(share)

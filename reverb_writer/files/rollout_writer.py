@@ -121,12 +121,10 @@ class RolloutWriter:
         structure, _ = known
         leaves = structure.flatten(step, self._num_steps)
         last = given.get("end_of_episode")
-        if last is None:
-            last = (
-                np.logical_or.reduce([*given.values()])
-                if given
-                else np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
-            )
+        if last is None and given:
+            last = np.logical_or.reduce([*given.values()])
+        elif last is None:
+            last = np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
         final = None if final_observation is None else self._boundary_step(structure, final_observation)
         env_ids = self._all_envs
         present: Any = True  # or which environments have a step

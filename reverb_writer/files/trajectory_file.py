@@ -16,7 +16,6 @@ import functools
 import io
 import math
 import os
-import re
 import struct
 import time
 import zipfile
@@ -30,7 +29,7 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError
 from reverb_writer.files.manifest import Manifest
-from reverb_writer.nests import packer, rows
+from reverb_writer.nests import packer
 
 Array = npt.NDArray[Any]
 
@@ -105,26 +104,16 @@ class StoredTrajectory:
     def __repr__(self) -> str:
         return f"<StoredTrajectory in {self.path}: {self.manifest.num_steps} steps>"
 
-    @property
-    def name(self) -> str:
-        """The file's name; names sort by time."""
-        return self.path.name
-
     def load(self) -> Any:
         """Return all steps, as a nest with leaves [T, ...], owned by the caller.
 
         Raises:
             FormatError: the file is damaged; names it.
         """
-        return packer(self.manifest.layout.nest)(self._columns())
-
-    def steps(self) -> Iterator[Any]:
-        """Yield the steps one by one, as they were given to the writer."""
-        yield from rows(self.manifest.layout.nest, self._columns())
-
-    def _columns(self) -> list[Array]:
+        layout = self.manifest.layout
         with self._archive() as archive:
-            return self.manifest.layout.decode(functools.partial(_read_array, archive), self.manifest.num_steps)
+            columns = layout.decode(functools.partial(_read_array, archive), self.manifest.num_steps)
+        return packer(layout.nest)(columns)
 
     @contextlib.contextmanager
     def _archive(self) -> Iterator[zipfile.ZipFile]:
@@ -173,9 +162,4 @@ def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
     for folder, folders, names in os.walk(data_dir, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(folder, name) for name in names if name.startswith(PREFIX) and name.endswith(SUFFIX)]
-    return sorted(found, key=lambda path: (_number(path.name), path.name))
-
-
-def _number(name: str) -> int:
-    digits = re.match(r"\d+", name.removeprefix(PREFIX))
-    return int(digits[0]) if digits else -1
+    return sorted(found, key=lambda path: (path.name, path))

@@ -6,7 +6,7 @@ transitions. Without one each step is a transition, and the observation after th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,9 +15,10 @@ import tree
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
-from reverb_writer.nests import fields_of, shapes_text
+from reverb_writer.nests import fields_of, map_present, shapes_text
 from reverb_writer.slices.markers import read_markers
 
+Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
 
 _OBSERVATION = ("observation", "observations", "obs")
@@ -83,11 +84,10 @@ class TransitionFields:
             if field in given and f"next_{field}" not in given:
                 self._names[f"next_{field}"] = ()  # the usual one follows another leaf
 
-    def read(self, steps: Any, manifest: Manifest) -> dict[str, Any]:
-        """Return the fields of the steps of a trajectory, [T, ...].
+    def read(self, steps: Any, manifest: Manifest) -> TransitionBatch:
+        """Return the transitions of a trajectory, fields [T, ...], all but `is_first` and `mask`; they are views.
 
-        Returns:
-            All fields but `is_first` and `mask`. A reward [T, 1] is [T]. A next observation is None if steps lack it.
+        A reward [T, 1] is [T].
 
         Raises:
             StructureError: a field is missing, or a next observation is unlike the observation.
@@ -104,14 +104,52 @@ class TransitionFields:
             before, after = found[field], found[f"next_{field}"]
             if before is None:
                 found[f"next_{field}"] = None
-            elif after is not None and _form(after) != _form(before):
+            elif after is None:  # it was not stored: it is the observation of the next step
+                if not manifest.boundary_step:  # nothing follows the last step
+                    before = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), before)
+                found[field], found[f"next_{field}"] = before, tree.map_structure(lambda leaf: leaf[1:], before)
+            elif _form(after) != _form(before):
                 raise StructureError(
                     f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
                     "something else, rename it."
                 )
         found["reward"] = _flat(found["reward"])
         found["done"], found["truncated"] = _ends(steps, found["done"], found["truncated"], manifest)
-        return found
+        num_transitions = manifest.num_transitions
+        rows = {field: map_present(lambda leaf: leaf[:num_transitions], nest) for field, nest in found.items()}
+        return TransitionBatch(**rows, is_first=None, mask=None)
+
+
+class Cursor:
+    """The position in one trajectory, whose transitions are in memory.
+
+    Attributes:
+        transitions: all transitions of the trajectory, fields [T, ...].
+    """
+
+    def __init__(self, transitions: TransitionBatch, start: int) -> None:
+        """Begin at transition number `start`."""
+        self._at, self._num_transitions = start, len(transitions.reward)
+        mask = np.ones(self._num_transitions, bool)
+        self.transitions = transitions._replace(is_first=np.arange(self._num_transitions) == start, mask=mask)
+        self._columns: list[Array | None] = tree.flatten(self.transitions)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all transitions were read."""
+        return self._at >= self._num_transitions
+
+    def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
+        """Copy up to `room` transitions into column `env` of a batch's leaves, [T, N, ...], from row `at` on.
+
+        Returns how many, >= 1.
+        """
+        length = min(room, self._num_transitions - self._at)
+        for target, column in zip(targets, self._columns, strict=True):
+            if target is not None and column is not None:
+                target[at : at + length, env] = column[self._at : self._at + length]
+        self._at += length
+        return length
 
 
 def _ends(steps: Any, stored: Any, limits: Any, manifest: Manifest) -> tuple[Flags, Flags]:
@@ -139,6 +177,6 @@ def _form(nest: Any) -> list[tuple[Any, ...]]:
     return [(path, leaf.dtype, leaf.shape) for path, leaf in tree.flatten_with_path(nest)]
 
 
-def _flat(column: Any) -> npt.NDArray[Any]:
+def _flat(column: Any) -> Array:
     array = np.asarray(column)
     return array[:, 0] if array.ndim > 1 and array.shape[1:] == (1,) else array

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reverb_writer.files import rollout_dataset, rollout_file_base
+from reverb_writer.files import rollout_dataset
 from reverb_writer.instinct_rl import pickles
 from reverb_writer.rollouts.array_nests import Arrays
 
@@ -36,7 +36,7 @@ def _iterable_dataset() -> Any:
     return object
 
 
-class RolloutFileBase(rollout_file_base.RolloutFileBase, _iterable_dataset()):  # type: ignore[misc]
+class RolloutFileBase(rollout_dataset.RolloutFileBase, _iterable_dataset()):  # type: ignore[misc]
     """The base class of `reverb_writer.files`, as an `IterableDataset` of PyTorch.
 
     A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`; the buffer is a named
@@ -91,22 +91,11 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
     ) -> None:
         """Configure the reader; the first batch looks for the trajectories.
 
-        Args:
-            data_dir: directory of trajectories, pickled ones or those of this project, or several directories.
-            num_envs: N, environments that step together, >= 1.
-            dataset_loops: number of deliveries of each trajectory; < 1 for ever.
-            random_shuffle_traj_order: whether to shuffle the trajectories, in a new order for each loop.
-            keep_latest_n_trajs: N, to read the newest N only, and to wait for as many; 0 for all.
-            starting_frame_range: [low, high), from which the first step of each trajectory is drawn; a shorter
-                trajectory begins at 0.
-            device: None for NumPy arrays, or the device of PyTorch tensors.
-            seed: for the order and the first steps; None for a random one.
-            fields: name of the leaf by field of `Transition`, if it is not one of the usual names.
-            first_frame_done: whether `done` is also set on the first transition of each trajectory, as there.
-            wait_timeout_s: time to wait for the first trajectories, seconds, >= 0.
-
-        Raises:
-            SpecError: an argument is out of range; nothing was read.
+        Arguments and errors are those of `reverb_writer.files.RolloutDataset`, in the same order: `data_dir`, which may
+        have pickled trajectories here, `num_envs`, `dataset_loops`, `random_shuffle_traj_order` (there `shuffle`),
+        `keep_latest_n_trajs` (`keep_latest`), `starting_frame_range` (`start_range`), `device`, `seed`, `fields`, named
+        as those of `Transition`, and `wait_timeout_s` in seconds. With `first_frame_done`, `done` is also set on the
+        first transition of each trajectory, as in the original.
         """
         super().__init__(
             data_dir,
@@ -121,7 +110,6 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             wait_timeout_s=wait_timeout_s,
         )
         self._first_frame_done = first_frame_done
-        self._num_needed = max(keep_latest_n_trajs, 1)
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
         """Make a batch of zeros: a `Transition`, leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
@@ -138,7 +126,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
 
     def read_dataset_directory(self) -> bool:
         """Return whether there are enough trajectories: `keep_latest_n_trajs`, or one. `reset` waits for them."""
-        return len(self._list_trajectories()) >= self._num_needed
+        return len(self._list_trajectories()) >= max(self._keep_latest, 1)
 
     def open_trajectory(self, path: Path) -> Any:
         """Return the trajectory at `path`, of this project or pickled."""

@@ -41,7 +41,7 @@ class Arrays:
                 raise SpecError(f"`device` {device!r} is not known to PyTorch: {error}") from None
 
     def _dtype(self, dtype: np.dtype[Any]) -> Any:
-        """Return the library's dtype of a NumPy one."""
+        """Return the library's dtype for a dtype of NumPy."""
         found = getattr(self.xp, dtype.name, None) if self._at else dtype
         if found is None:
             raise SpecError(f"PyTorch has no arrays of {dtype}. Pass `device=None` for NumPy arrays.")
@@ -88,13 +88,9 @@ class Arrays:
         return map_present(lambda *leaves: concatenated(self.xp, leaves, 0), *nests)
 
     def conform(self, name: str, given: Any, shapes: Any, num_rows: int) -> Any:
-        """Return a nest converted to the structure, row shapes and dtypes of `shapes`.
+        """Return a nest, leaves [num_rows, ...], in the structure, row shapes and dtypes that `row_shapes` returned.
 
-        Args:
-            name: the argument's name, for errors.
-            given: leaves [num_rows, ...]; trailing axes of size 1 may be left out.
-            shapes: the result of `row_shapes`.
-            num_rows: number of rows.
+        Trailing axes of size 1 may be left out. `name` is the argument's, for errors.
         """
         given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(shapes) else given
         (paths, values), (expected_paths, expected) = (named_leaves(nest, f"`{name}`") for nest in (given, shapes))
@@ -148,13 +144,7 @@ def read_states(arrays: Arrays, given: Any, num_envs: int, column: Any) -> Any:
     """Return hidden states of a step, leaves [layers, B, ...], as those of a row, [B, layers, ...].
 
     A network without memory has None in its place if another network has hidden states; it stays None. If all are
-    None, they are zeros.
-
-    Args:
-        arrays: the storage's arrays.
-        given: the nest of a transition.
-        num_envs: B.
-        column: states of earlier steps, leaves [T, B, layers, ...]; None, and zeros are None, if none had any.
+    None, they are zeros like `column`, the states of earlier steps [T, B, layers, ...], or None if no step had any.
     """
     if all(leaf is None for leaf in tree.flatten(given)):
         return map_present(lambda leaf: arrays.zeros(leaf.shape[1:], leaf.dtype), column)

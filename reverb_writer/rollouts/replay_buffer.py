@@ -61,11 +61,7 @@ class ReplayBuffer:
         return f"<ReplayBuffer of {self.num_samples} pairs of states, {self.buffer_size} at most>"
 
     def insert(self, states: Any, next_states: Any) -> None:
-        """Copy any number of pairs into the ring; if there are more than `buffer_size`, only the last ones are kept.
-
-        Args:
-            states: leaves [m, ...].
-            next_states: leaves [m, ...].
+        """Copy pairs into the ring, leaves [m, ...]; if m is above `buffer_size`, only the last pairs are kept.
 
         Raises:
             StructureError: a structure, shape or number of rows differs. Nothing has changed.
@@ -84,14 +80,9 @@ class ReplayBuffer:
         self.step = (self.step + num_rows) % self.buffer_size
 
     def feed_forward_generator(self, num_mini_batch: int, mini_batch_size: int) -> Iterator[tuple[Any, Any]]:
-        """Yield minibatches of pairs, drawn uniformly and with replacement; copies.
+        """Yield `num_mini_batch` times `mini_batch_size` pairs: states and next states, leaves [mini_batch_size, ...].
 
-        Args:
-            num_mini_batch: number of minibatches, >= 0.
-            mini_batch_size: pairs in each, >= 1.
-
-        Yields:
-            States and next states, leaves [mini_batch_size, ...].
+        They are copies, drawn uniformly and with replacement.
 
         Raises:
             IncompleteError: the buffer is empty.

@@ -22,8 +22,7 @@ from reverb_writer.returns import gae, normalize
 from reverb_writer.rollouts import replay_windows, storage_records
 from reverb_writer.rollouts.array_nests import Arrays, read_states, row_shapes
 from reverb_writer.rollouts.ends import ends_of, statistics
-from reverb_writer.rollouts.minibatches import MiniBatches
-from reverb_writer.rollouts.trajectory_padding import find
+from reverb_writer.rollouts.minibatches import MiniBatches, find
 
 
 class RolloutStorage:
@@ -205,7 +204,9 @@ class RolloutStorage:
 
         Source: Schulman et al., 2016, (16); see `returns.gae`.
         """
-        self._check_rows("values")
+        self._check_rows()
+        if "values" not in self._given:
+            raise IncompleteError("the transitions of this rollout have no values. Set them before `add_transitions`.")
         last_values = self._arrays.conform("last_values", last_values, self._shapes["values"], self.num_envs)
         rewards, values = self._in_time("rewards"), self._in_time("values")
         ends = ends_of(self._arrays, self._in_time, self._written, last_values, approximate=approximate_time_outs)
@@ -372,11 +373,6 @@ class RolloutStorage:
                 "`clear()` after each rollout, or raise `num_transitions_per_env`."
             )
 
-    def _check_rows(self, *names: str) -> None:
+    def _check_rows(self) -> None:
         if not self.num_rows:
             raise IncompleteError("the storage has no rows yet. Call `add_transitions` first.")
-        lacking = [name for name in names if name not in self._given]
-        if lacking:
-            raise IncompleteError(
-                f"the transitions of this rollout have no {', '.join(lacking)}. Set them before `add_transitions`."
-            )

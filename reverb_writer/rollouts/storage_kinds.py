@@ -22,16 +22,13 @@ class QueueRolloutStorage(RolloutStorage):
     """A `RolloutStorage` in which new rows replace the oldest ones, once it has grown to its full size.
 
     It grows at `clear()` if fewer than T rows are free, by at most T rows, until it has
-    floor(`buffer_dilation_ratio` T) rows. Rows are always read in the order of time: returns,
-    minibatches and statistics are those of all rows in the storage.
+    floor(`buffer_dilation_ratio` T) rows. Once it is full, `step` is the oldest row. Rows are always read in the order
+    of time: returns, minibatches and statistics are those of all rows in the storage.
 
         T = 4, ratio 1.5    rollout    rows written    size
                             1          0 1 2 3         4, then grows
                             2          4 5 0 1         6
                             3          2 3 4 5         6
-
-    Attributes:
-        step: the row that the next transition goes to; once the storage is full, that of the oldest one.
     """
 
     def __init__(

@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 import numpy as np
+import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
 from reverb_writer.errors import StructureError
-from reverb_writer.windows import EndOfEpisode, WindowSpec
+from reverb_writer.leaves import padded_rows
 
 BOUNDS = st.none() | st.integers(-9, 9)
 STEPS = st.none() | st.integers(-4, 4).filter(bool)
@@ -165,23 +166,6 @@ def test_chunks_put_together_are_the_uncut_episode(lengths: list[int], lookback:
     assert told(first) == told(whole)
 
 
-MODES = st.sampled_from(EndOfEpisode)
-SPECS = st.builds(WindowSpec, st.integers(4, 6), st.integers(1, 4), MODES)
-
-
-@given(st.integers(1, 12), SPECS)
-def test_windows_are_those_of_the_spec(num_steps: int, spec: WindowSpec) -> None:
-    rows = num_steps + 1
-    episode = Episode(
-        observations=[*range(1, rows + 1)], actions=[1] * num_steps, rewards=[1.0] * num_steps, len_lookback_buffer=0,
-        terminated=True,
-    )  # fmt: skip
-    numbers = [*range(1, rows + 1), *[0] * 20]
-    windows = episode.windows(spec)
-    assert [window["observation"].tolist() for window in windows] == [numbers[a:b] for a, b in spec.windows(rows)]
-    assert all(window["terminated"].sum() == window["is_last"].sum() <= 1 for window in windows)
-
-
 @given(st.integers(1, 9), st.sampled_from(["", "terminated", "truncated"]), st.integers(0, 5))
 def test_steps_make_the_episode_again(num_steps: int, ending: str, num_padding: int) -> None:
     flags: Any = {ending: True} if ending else {}
@@ -194,6 +178,6 @@ def test_steps_make_the_episode_again(num_steps: int, ending: str, num_padding: 
         len_lookback_buffer=0,
         **flags,
     )
-    spec = WindowSpec(num_steps + 1 + num_padding, end_of_episode="pad") if ending else WindowSpec(num_steps + 1)
-    (steps,) = episode.windows(spec)
+    num_rows = num_steps + 1 + (num_padding if ending else 0)
+    steps = tree.map_structure(lambda leaf: padded_rows(leaf, num_rows), episode.steps())
     assert told(Episode.from_steps(steps, id_="x")) == told(episode)

@@ -119,24 +119,6 @@ def test_reset_in_mid_episode_truncates_it() -> None:
     assert (episode.get_actions().tolist(), episode.is_truncated) == ([2], True)
 
 
-def test_cut_hands_out_chunks_and_goes_on() -> None:
-    batch = EpisodeBatch(2)
-    envs = record(vector.SyncVectorEnv([lambda: Counting(4)] * 2), batch)
-    envs.reset()
-    assert batch.cut() == []
-    for call in range(1, 4):
-        envs.step(np.full(2, call))
-    first, second = batch.cut()  # the observation after the third action was not recorded yet
-    assert [(chunk.t_started, chunk.t, chunk.is_done) for chunk in (first, second)] == [(0, 2, False)] * 2
-    assert batch.cut() == []
-    for call in range(4, 6):
-        envs.step(np.full(2, call))
-    for chunk, following in zip((first, second), batch.take_finished(), strict=True):
-        assert (following.id_, following.t_started, following.t, following.is_done) == (chunk.id_, 2, 4, True)
-        assert following.get_actions().tolist() == [3, 4]
-        assert chunk.get_observations(-1)["step"] == following.get_observations(0)["step"]
-
-
 def test_number_of_environments_must_be_a_number() -> None:
     with pytest.raises(SpecError, match="`num_envs` must be >= 1, got 0"):
         EpisodeBatch(0)

@@ -1,4 +1,4 @@
-"""Chunks of an episode: cut, concatenated, sliced, as by RLlib 2.35, its faults aside; and its steps and windows."""
+"""Chunks of an episode: cut, concatenated, sliced, as by RLlib 2.35, its faults aside; and its steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tree
 
 import reverb_writer as rw
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
+from reverb_writer.leaves import padded_rows
 
 
 def five_steps(**options: Any) -> Episode:
@@ -201,17 +203,8 @@ def test_model_outputs_are_written_too_and_strings_as_bytes() -> None:
 def test_episode_without_a_step_has_no_steps() -> None:
     started = rw.Episode()
     started.add_env_reset(0)
-    for call in (started.steps, lambda: started.windows(rw.WindowSpec(2))):
-        with pytest.raises(IncompleteError, match="an episode without a step has nothing to write"):
-            call()
-
-
-def test_windows_are_padded_with_zeros() -> None:
-    first, second = whole_episode().windows(rw.WindowSpec(3, 3, "cover"))
-    assert (first["observation"].tolist(), second["observation"].tolist()) == ([10, 11, 12], [13, 0, 0])
-    assert second["is_last"].tolist() == [True, False, False]
-    assert [window["observation"].shape for window in whole_episode().windows(rw.WindowSpec.whole_episode())] == [(4,)]
-    assert whole_episode().windows(rw.WindowSpec(9)) == []
+    with pytest.raises(IncompleteError, match="an episode without a step has nothing to write"):
+        started.steps()
 
 
 def columns_of(whole_episode: rw.Episode) -> list[Any]:
@@ -228,30 +221,23 @@ WHOLE = [[10, 11, 12, 13], [[1, 1], [2, 2], [3, 3]], [0.5, 1.5, 2.5]]
 
 def test_steps_in_several_layouts_are_an_episode() -> None:
     steps = whole_episode().steps()
-    columns = [steps[name] for name in sorted(steps)]
     rlds = {key: steps[key] for key in ("observation", "action", "reward", "discount", "is_first", "is_last")}
     types = np.array([0, 1, 1, 2], np.int32)
     trajectory = rw.Trajectory(
         types, steps["observation"], steps["action"], (), np.roll(types, -1), steps["reward"], steps["discount"]
     )
-    for data in (steps, tuple(columns), {**rlds, "is_terminal": steps["is_last"]}, trajectory):
+    for data in (steps, {**rlds, "is_terminal": steps["is_last"]}, trajectory):
         assert columns_of(rw.Episode.from_steps(data)) == [*WHOLE, True, False]
     assert columns_of(rw.Episode.from_steps({**rlds, "is_terminal": np.zeros(4)})) == [*WHOLE, False, True]
     cut_off = trajectory._replace(discount=np.array([1, 1, 1, 0], np.float32))
     assert columns_of(rw.Episode.from_steps(cut_off)) == [*WHOLE, False, True]
 
 
-def test_columns_get_the_structure_of_a_step() -> None:
-    nested = whole_episode(observations=[{"a": n, "b": (n,)} for n in range(4)])
-    steps = nested.steps()
-    columns = [steps[name] for name in ("action", "discount", "is_first", "is_last")]
-    columns += [steps["observation"]["a"], steps["observation"]["b"][0]]
-    columns += [steps[name] for name in ("reward", "terminated", "truncated")]
-    again = rw.Episode.from_steps(columns, like=steps, id_="x", t_started=7)
+def test_nests_id_and_start_of_an_episode_come_back() -> None:
+    steps = whole_episode(observations=[{"a": n, "b": (n,)} for n in range(4)]).steps()
+    again = rw.Episode.from_steps(steps, id_="x", t_started=7)
     assert again.get_observations(2) == {"a": 2, "b": (2,)}
     assert (again.id_, again.t_started, again.t, again.is_finalized) == ("x", 7, 10, True)
-    with pytest.raises(StructureError, match=r"9 columns do not make steps of .*Give a step as `like`"):
-        rw.Episode.from_steps(columns)
 
 
 def test_model_outputs_and_policy_infos_come_back() -> None:
@@ -267,7 +253,7 @@ def test_model_outputs_and_policy_infos_come_back() -> None:
 
 
 def test_padding_is_left_out_and_what_is_no_episode_is_refused() -> None:
-    (padded,) = whole_episode().windows(rw.WindowSpec(9, end_of_episode="pad"))
+    padded = tree.map_structure(lambda leaf: padded_rows(leaf, 9), whole_episode().steps())
     assert columns_of(rw.Episode.from_steps(padded)) == [*WHOLE, True, False]
     with pytest.raises(StructureError, match="missing: action, reward"):
         rw.Episode.from_steps({"observation": np.zeros(3)})

@@ -237,12 +237,12 @@ def test_damaged_trajectory_is_skipped_by_name(tmp_path: Path, caplog: pytest.Lo
     damaged = list_trajectories(tmp_path)[1]
     last = np.float32(30).tobytes()  # its last action: no step of it must come
     damaged.write_bytes(damaged.read_bytes().replace(last, bytes(4)))
-    (tmp_path / "trajectory_5.npz").touch()  # half-written by somebody else
+    (tmp_path / "trajectory_0.npz").touch()  # half-written by somebody else
     dataset = RolloutDataset(tmp_path, 1, 2)
     with caplog.at_level(logging.WARNING):
         found = delivered(dataset)
     assert found == [(episode, t) for episode in (0, 2) for t in range(4)] * 2
-    assert set(dataset.skipped) == {damaged.name, "trajectory_5.npz"}
+    assert set(dataset.skipped) == {damaged.name, "trajectory_0.npz"}
     damaged.unlink()
     assert delivered(dataset) == found
     assert damaged.name in dataset.skipped  # what was left out once stays named

@@ -41,7 +41,7 @@ def test_steps_come_back_as_the_nest_that_they_were(tmp_path: Path) -> None:
     assert loaded.step_type.tolist() == [0, 1, 1, 1, 1, 2]
     assert loaded.observation.tolist() == [[3, t] for t in range(6)]
     assert loaded.reward.dtype == np.float32
-    assert [step.action for step in only(tmp_path).steps()] == [0, 1, 2, 3, 4, 5]
+    assert loaded.action.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_strings_come_back_as_bytes(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_nothing_is_seen_of_a_trajectory_before_it_is_complete(tmp_path: Path) -
         assert list_trajectories(tmp_path) == []
     writer({"x": 4}, end_of_episode=True)
     assert only(tmp_path).manifest.num_steps == 5
-    assert [path.name for path in tmp_path.iterdir()] == [only(tmp_path).name]
+    assert [path.name for path in tmp_path.iterdir()] == [only(tmp_path).path.name]
 
 
 def test_episode_of_any_length_comes_back(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_file_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_disk_that_is_full_while_a_file_is_written_keeps_nothing_of_it(tmp_path: Path) -> None:
     writer = RolloutWriter(tmp_path)
     writer({"x": 0}, end_of_episode=True)
-    taken = tmp_path / only(tmp_path).name.replace("_00000000", "_00000001")
+    taken = tmp_path / only(tmp_path).path.name.replace("_00000000", "_00000001")
     original = Path.rename
 
     def refuse(path: Path, target: Path) -> Path:
@@ -318,7 +318,7 @@ def test_disk_that_is_full_while_a_file_is_written_keeps_nothing_of_it(tmp_path:
     finally:
         Path.rename = original  # type: ignore[method-assign]
     assert not taken.exists()
-    assert [path.name for path in tmp_path.iterdir()] == [only(tmp_path).name]
+    assert [path.name for path in tmp_path.iterdir()] == [only(tmp_path).path.name]
 
 
 def test_full_disk_takes_no_step_from_environments_whose_episodes_go_on(tmp_path: Path) -> None:

@@ -278,7 +278,6 @@ class Strange:
         ("jax", lambda _: Views().as_jax(), "reverb-writer[jax]"),
         ("tensorflow", lambda _: Views().as_tf(), "tensorflow"),
         ("minari", lambda path: rw.files.from_minari(str(path), None), "reverb-writer[minari]"),  # type: ignore[arg-type]
-        ("minari", lambda path: rw.files.to_minari([], path, "a/b-v0"), "reverb-writer[minari]"),
         ("array_api_compat", lambda _: _namespace(), "reverb-writer[arrays]"),
         (
             "array_api_compat",
