@@ -16,7 +16,7 @@ Source: Gymnasium 1.x, `gymnasium.vector.AutoresetMode` and `vector/sync_vector_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, SupportsFloat
 
 import gymnasium
@@ -25,6 +25,7 @@ import tree
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.wrappers import Autoreset
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
 from reverb_writer.environments.space_leaves import encoder
@@ -38,8 +39,8 @@ _MODES = ("NextStep", "SameStep", "Disabled")
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """A Gymnasium environment that passes every step to an observer; see `reverb_writer.environments.recorded_steps`.
 
-    Gymnasium's `Autoreset` belongs around this wrapper, not within. An environment that is made again from its `spec`
-    has the same observer.
+    Around Gymnasium's `Autoreset`, the step that resets belongs to no episode and is not recorded. An environment that
+    is made again from its `spec` has the same observer.
     """
 
     def __init__(
@@ -55,12 +56,17 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._read_extras = extras_reader(extras)
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, extras=extras)
         gymnasium.Wrapper.__init__(self, env)
+        self._autoreset = next((layer for layer in _layers(env) if isinstance(layer, Autoreset)), None)
         self._recording = Recording(observer)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step and record it; with the last step of an episode, also record the final observation."""
         recording = self._recording
         if recording.needs_reset:
+            if recording.state.observation is None and self._autoreset is not None and self._autoreset.autoreset:
+                result = recording.call(self.env.step, action)
+                recording.first(self._encode_observation(result[0]))
+                return result
             raise ResetNeeded("Call `reset` before `step`: no episode is being recorded, or a step of it was not.")
         encoded, extras = self._encode_action(action), self._read_extras()
         result = recording.call(self.env.step, action)
@@ -160,3 +166,11 @@ class VectorRecorder(VectorWrapper):
                 )
             write_row(replaced, env_id, self._encode_observation(finals[env_id]))
         return replaced
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """Yield an environment and those that it wraps."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
+    yield env

@@ -262,13 +262,27 @@ def test_an_action_that_is_not_of_its_space_is_refused(space: Any, given: Any) -
 
 def test_environment_that_resets_itself_is_recorded_as_one_that_the_actor_resets() -> None:
     steps: list[Any] = []
-    env = gymnasium.wrappers.Autoreset(rw.environments.record(Counting(EPISODES), steps.append))
+    env = rw.environments.record(gymnasium.wrappers.Autoreset(Counting(EPISODES)), steps.append)
     env.reset(seed=3)
     for action in (10, 11, -1, 12, -2, 13, 14, -3):  # the negative ones reset, and are taken by nobody
         env.step(action)
     by_hand: list[Any] = []
     play(rw.environments.record(Counting(EPISODES), by_hand.append), 5)
     assert [told(step) for step in steps] == [told(step) for step in by_hand]
+
+
+def test_environment_that_resets_itself_needs_a_reset_when_a_step_was_not_recorded() -> None:
+    observer = Unreliable(2)
+    env = rw.environments.record(gymnasium.wrappers.Autoreset(Counting(EPISODES)), observer)
+    env.reset()
+    env.step(10)
+    with pytest.raises(rw.errors.ReplayTimeoutError):
+        env.step(11)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(12)
+    env.reset()
+    env.step(13)
+    assert [told(step) for step in observer.steps] == ["0 10 1 1 F", "1 0 0 0 Lr", "100 13 1 1 F", "101 0 0 0 Lr"]
 
 
 def test_recorded_environment_is_made_again_from_its_spec() -> None:
