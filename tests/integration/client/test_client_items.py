@@ -253,12 +253,6 @@ def test_samples_that_came_before_the_time_was_up_are_there(client: rw.Client) -
         next(samples)
 
 
-@pytest.mark.parametrize("num_samples", [0, -1, 1.0, True])
-def test_number_of_samples_that_is_none_is_refused(client: rw.Client, num_samples: Any) -> None:
-    with pytest.raises(rw.errors.SpecError, match="`num_samples` must be"):
-        client.sample("a", num_samples)
-
-
 def test_samples_may_be_left_unread(client: rw.Client) -> None:
     for number in range(5):
         client.insert(np.array([number]), {"replay": 1.0})

@@ -282,14 +282,6 @@ def test_damage_is_found(tmp_path: Path, saved: Path, damage: Any, message: str)
     assert message in inspected.stderr
 
 
-def test_chunk_that_is_missing_is_found(tmp_path: Path, saved: Path) -> None:
-    shutil.copytree(saved, tmp_path / "checkpoints")
-    (path,) = (tmp_path / "checkpoints" / "kept").iterdir()
-    (path / "MANIFEST.json").unlink()
-    shutil.copy(path / "tables.tfrecord", path / "chunks.tfrecord")  # sound, and of something else
-    assert run_command("checkpoints", "inspect", str(path)).returncode == 1
-
-
 # Why the folder is ours alone.
 
 
@@ -302,20 +294,6 @@ def test_reverb_deletes_its_own_checkpoint_beside_a_name_that_sorts_after_it(tmp
         path = Path(client.checkpoint())
     assert not path.exists()
     assert [entry.name for entry in tmp_path.iterdir()] == ["lost+found"]  # and what else was there is gone
-
-
-@pytest.mark.slow
-def test_volume_with_lost_and_found_is_refused_as_a_folder_and_fine_as_its_parent(tmp_path: Path) -> None:
-    (tmp_path / "volume" / "lost+found").mkdir(parents=True)
-    refused = run_command("serve", "--port", "0", "--checkpoints", str(tmp_path / "volume"))
-    assert refused.returncode == 1
-    assert "must hold checkpoints and nothing else, found lost+found" in refused.stderr
-    text = configuration(tmp_path / "volume")
-    with service(tmp_path, text) as server:
-        insert(server.address, 1)
-        assert server.end() == 0
-    assert len(_kept(tmp_path / "volume")) == 1
-    assert (tmp_path / "volume" / "lost+found").is_dir()
 
 
 # Its log.

@@ -190,24 +190,6 @@ def test_program_ends_although_a_rate_limiter_blocks(replay_server: StartServer,
 
 
 @client_by_socket
-def test_program_may_leave_all_kinds_of_things_open(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"))
-    text = """
-client = rw.Client(address)
-client.insert(np.zeros((1, 1)), {"replay": 1.0})
-observer = rw.TrajectoryObserver(client, "replay", 1)
-write(observer, range(3))
-vector = rw.TrajectoryObserver(address, "replay", 1, num_envs=2)
-samples = client.sample("replay", 5)
-next(samples)
-told()
-"""
-    with program(server, text) as process:
-        ready(process)
-        assert "Error" not in ended(process)
-
-
-@client_by_socket
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError", "del samples", "client.close()"])
 def test_program_ends_with_an_open_iterator_of_samples(replay_server: StartServer, ending: str) -> None:
     server = replay_server(rw.TableConfig("replay"))
@@ -367,49 +349,6 @@ if {with_client}:
 assert len(list(rw.Client(local.address).sample("replay", 2))) == 2
 """
     with program(replay_server(fifo("replay")), text) as process:
-        ended(process)
-
-
-@client_by_socket
-def test_forked_children_end_whatever_their_parent_was_doing(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"))
-    text = """
-observer = rw.TrajectoryObserver(address, "replay", 1, max_delay_s=0.002)
-vector = rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=0.002)
-stop = threading.Event()
-
-def act():
-    while not stop.is_set():
-        write(observer, range(100))
-        vector({"n": np.arange(2)}, end_of_episode=[False, False])
-
-actor = threading.Thread(target=act)
-actor.start()
-
-def child():
-    for one in (observer, vector):
-        one.stats()
-        try:
-            one.flush()
-        except rw.errors.ClosedError:
-            one.close()
-        else:
-            raise AssertionError("not refused")
-
-context = multiprocessing.get_context("fork")
-try:
-    for target in 30 * (child, time.time):
-        process = context.Process(target=target)
-        process.start()
-        process.join(20)
-        assert process.exitcode == 0, (target, process.exitcode)
-finally:
-    stop.set()
-    actor.join()
-observer.close()
-vector.close()
-"""
-    with program(server, text) as process:
         ended(process)
 
 

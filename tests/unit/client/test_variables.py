@@ -36,6 +36,9 @@ def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer) ->
         first = learner.publish(WEIGHTS)
         assert first > 1_700_000_000_000
         assert [learner.publish(WEIGHTS) for _ in range(3)] == [first + 1, first + 2, first + 3]
+        with rw.Variables(server, "weights") as other:
+            other.latest()
+            assert other.publish(WEIGHTS) > first + 3  # above the number that it has read
 
 
 @pytest.mark.parametrize("published", [False, True])

@@ -35,11 +35,6 @@ def test_cut_takes_the_last_steps_along_as_look_back(lookback: int, observations
     assert chunk.get_observations() == [5]
 
 
-def test_cut_looks_back_into_the_look_back() -> None:
-    chunk = five_steps().cut(9).cut(3)
-    assert (chunk.observations.data, chunk.actions.data) == ([2, 3, 4, 5], [3, 4, 5])
-
-
 def test_chunk_goes_on() -> None:
     chunk = five_steps(extra_model_outputs={"logp": [0.1] * 5}).cut(2)
     chunk.add_env_step(6, 6, 6.0, extra_model_outputs={"logp": 0.6})
@@ -204,14 +199,6 @@ def test_episode_without_a_step_has_no_steps() -> None:
     for call in (started.steps, lambda: started.windows(rw.WindowSpec(2))):
         with pytest.raises(IncompleteError, match="an episode without a step has nothing to write"):
             call()
-
-
-def test_windows_are_padded_with_zeros() -> None:
-    first, second = whole_episode().windows(rw.WindowSpec(3, 3, "cover"))
-    assert (first["observation"].tolist(), second["observation"].tolist()) == ([10, 11, 12], [13, 0, 0])
-    assert second["is_last"].tolist() == [True, False, False]
-    assert [window["observation"].shape for window in whole_episode().windows(rw.WindowSpec.whole_episode())] == [(4,)]
-    assert whole_episode().windows(rw.WindowSpec(9)) == []
 
 
 def columns_of(whole_episode: rw.Episode) -> list[Any]:
