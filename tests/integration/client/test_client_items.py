@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from kinds import contents
 from reading import Pair, fifo, read, read_column, spec
+from threads import at_once
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import one_item
@@ -112,11 +113,7 @@ def test_threads_share_a_client(client: rw.Client) -> None:
         for number in range(first, first + 20):
             client.insert(np.array([number]), {"a": 1.0})
 
-    threads = [threading.Thread(target=insert, args=[100 * i]) for i in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(functools.partial(insert, 100 * i) for i in range(5)))
     found = list(itertools.chain.from_iterable(read_column(client, "a")))
     for i in range(5):
         assert [number for number in found if number // 100 == i] == list(range(100 * i, 100 * i + 20))

@@ -83,7 +83,7 @@ def test_connection_that_is_cut_in_mid_stream_loses_and_doubles_nothing(
     assert sorted(windows(server)) == pairs(range(5000))
 
 
-@pytest.mark.parametrize("max_delay_s", [0.5, 600.0, 1e300, math.inf])
+@pytest.mark.parametrize("max_delay_s", [0.5, math.inf])
 def test_connection_that_falls_silent_is_given_up_for_a_new_one(
     server: HostedServer, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, max_delay_s: float
 ) -> None:

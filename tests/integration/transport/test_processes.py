@@ -83,6 +83,18 @@ def ended(process: subprocess.Popen[str], status: int = 0) -> str:
     return log
 
 
+def run(server: HostedServer, text: str | pathlib.Path) -> None:
+    """Run a program to its end."""
+    with program(server, text) as process:
+        ended(process)
+
+
+def delivered(server: HostedServer) -> list[int]:
+    """Return the numbers of the items on the server, sorted."""
+    with rw.Client(server.address) as client:
+        return sorted(number for (number,) in read_column(client, "replay"))
+
+
 # The end of a program that has not closed its observer.
 
 
@@ -113,8 +125,7 @@ def test_program_that_ends_without_a_close_delivers(replay_server: StartServer, 
     with program(server, opened(100) + ENDINGS[ending]) as process:
         ready(process)
         assert "undelivered" not in ended(process)
-    with rw.Client(server.address) as client:
-        assert sorted(read_column(client, "replay")) == [[number] for number in range(120)]
+    assert delivered(server) == [*range(120)]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -135,10 +146,9 @@ if __name__ == "__main__":
     child.join(20)
     assert child.exitcode == 0, child.exitcode
 """
-    with file_of_program(WRITE + text.replace("METHOD", repr(method))) as path, program(server, path) as process:
-        ended(process)
-    with rw.Client(server.address) as client:
-        assert sorted(read_column(client, "replay")) == [[number] for number in range(51)]
+    with file_of_program(WRITE + text.replace("METHOD", repr(method))) as path:
+        run(server, path)
+    assert delivered(server) == [*range(51)]
 
 
 @client_by_socket
@@ -162,10 +172,9 @@ if __name__ == "__main__":
     write(observer, range(2, 4))
     observer.close()
 """
-    with file_of_program(WRITE + text) as path, program(server, path) as process:
-        ended(process)
-    with rw.Client(server.address) as client:
-        assert read_column(client, "replay") == [[number] for number in range(4)]
+    with file_of_program(WRITE + text) as path:
+        run(server, path)
+    assert delivered(server) == [*range(4)]
 
 
 @client_by_socket
@@ -302,10 +311,8 @@ for one in (observer, idle, vector, episodes, other):
     one.close()
 client.close()
 """
-    with program(server, text) as process:
-        ended(process)
-    with rw.Client(server.address) as client:
-        assert sorted(read_column(client, "replay")) == [[number] for number in range(200)]
+    run(server, text)
+    assert delivered(server) == [*range(200)]
 
 
 @client_by_socket
@@ -348,8 +355,7 @@ if {with_client}:
     earlier.flush()
 assert len(list(rw.Client(local.address).sample("replay", 2))) == 2
 """
-    with program(replay_server(fifo("replay")), text) as process:
-        ended(process)
+    run(replay_server(fifo("replay")), text)
 
 
 CHILD_ENDINGS = {
@@ -410,8 +416,7 @@ for one in everything[:3]:
     assert (stats.reconnects, stats.dropped_items) == (0, 0), stats
 assert dataset.stats().reconnects == dataset.stats().lost_samples == 0
 """
-    with program(server, text) as process:
-        ended(process)
+    run(server, text)
 
 
 ENDS_IN_A_CHILD = """
@@ -461,8 +466,7 @@ def end():
             pass
     client.close()
 """
-    with program(replay_server(fifo("replay")), text + ENDS_IN_A_CHILD) as process:
-        ended(process)
+    run(replay_server(fifo("replay")), text + ENDS_IN_A_CHILD)
 
 
 @client_by_socket
@@ -494,8 +498,7 @@ def end():
         pass
     client.close()
 """
-    with program(replay_server(rw.TableConfig("replay", 10)), text + ENDS_IN_A_CHILD) as process:
-        ended(process)
+    run(replay_server(rw.TableConfig("replay", 10)), text + ENDS_IN_A_CHILD)
 
 
 @client_by_socket
@@ -514,10 +517,8 @@ with rw.TrajectoryObserver(address, "replay", 1) as observer:
 for child in children:
     assert os.waitpid(child, 0)[1] == 0
 """
-    with program(server, text) as process:
-        ended(process)
-    with rw.Client(server.address) as client:
-        assert sorted(read_column(client, "replay")) == [[number] for number in range(40)]
+    run(server, text)
+    assert delivered(server) == [*range(40)]
 
 
 @client_by_socket
@@ -547,5 +548,4 @@ while others := [one for one in threading.enumerate() if not any(name in one.nam
     assert time.monotonic() < end, others
     time.sleep(0.05)
 """
-    with program(server, text) as process:
-        ended(process)
+    run(server, text)
