@@ -265,12 +265,18 @@ def test_checkpoints_are_listed_and_inspected_without_a_server(saved: Path) -> N
     assert "max_times_sampled: 0" in inspected.stdout
 
 
+def _of_something_else(path: Path) -> None:
+    """Put a sound file of something else in the place of the chunks."""
+    shutil.copy(path / "tables.tfrecord", path / "chunks.tfrecord")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda path: os.truncate(path / "chunks.tfrecord", 30), "chunks.tfrecord has 30 bytes, expected"),
         (lambda path: _flip(path / "chunks.tfrecord"), "chunks.tfrecord: is damaged"),
-        (lambda path: shutil.copy(path / "tables.tfrecord", path / "chunks.tfrecord"), "bytes, expected"),
+        (_of_something_else, "bytes, expected"),
+        (lambda path: (path / "MANIFEST.json").unlink() or _of_something_else(path), "chunks that items refer to"),
     ],
 )
 def test_damage_is_found(tmp_path: Path, saved: Path, damage: Any, message: str) -> None:
