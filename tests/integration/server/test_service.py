@@ -270,13 +270,18 @@ def _of_something_else(path: Path) -> None:
     shutil.copy(path / "tables.tfrecord", path / "chunks.tfrecord")
 
 
+def _of_something_else_and_unlisted(path: Path) -> None:
+    (path / "MANIFEST.json").unlink()
+    _of_something_else(path)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda path: os.truncate(path / "chunks.tfrecord", 30), "chunks.tfrecord has 30 bytes, expected"),
         (lambda path: _flip(path / "chunks.tfrecord"), "chunks.tfrecord: is damaged"),
         (_of_something_else, "bytes, expected"),
-        (lambda path: (path / "MANIFEST.json").unlink() or _of_something_else(path), "chunks that items refer to"),
+        (_of_something_else_and_unlisted, "chunks that items refer to"),
     ],
 )
 def test_damage_is_found(tmp_path: Path, saved: Path, damage: Any, message: str) -> None:
