@@ -23,7 +23,6 @@ import pytest
 import tree
 
 import reverb_writer as rw
-from reverb_writer.errors import SpecError
 
 MODES = {"ZERO_PAD": "cover", "TRUNCATE": "truncate", "WRITE": "align_end"}
 
@@ -102,40 +101,6 @@ def test_an_episode_that_continues_is_cut_as_acme_cuts_it(
 def test_three_episodes_continue_into_each_other(peer: Any) -> None:
     write(rw.SequenceObserver(peer, "ours", 3, 2), [episode(6), episode(6), episode(6)])
     assert spelled(take(peer)) == "012 234 45F F01 123 345 5F0 012 234 45F"
-
-
-def cut(num_rows: int, length: int, period: int, mode: str) -> list[tuple[int, int]]:
-    """Return Acme's windows (start, stop) by the rule as it is described; a stop beyond `num_rows` is padding."""
-    regular = [k for k in range(1, num_rows + 1) if k == length or (k > length and (k - length) % period == 0)]
-    windows = [(k - length, k) for k in regular]
-    missing = length - num_rows if num_rows <= length else (period - (num_rows - length) % period) % period
-    if not missing:
-        return windows
-    if mode == "ZERO_PAD":
-        return [*windows, (num_rows + missing - length, num_rows + missing)]
-    if mode == "TRUNCATE":
-        return [*windows, (num_rows + missing - length, num_rows)]
-    return [*windows, (num_rows - length, num_rows)] if num_rows >= length else windows
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("length", "period"), [(length, period) for length in range(1, 6) for period in range(1, length + 1)]
-)
-def test_episodes_of_every_length_are_cut_as_acme_cuts_them(peer: Any, length: int, period: int, mode: str) -> None:
-    expected, episodes = [], []
-    for num_transitions in range(1, length + 2 * period + 1):
-        episodes.append(episode(num_transitions))
-        letters = [*map(str, range(num_transitions)), "F", *"P" * length]
-        expected += ["".join(letters[start:stop]) for start, stop in cut(num_transitions + 1, length, period, mode)]
-    write(rw.TrajectoryObserver(peer, "ours", length, period, end_of_episode=MODES[mode]), episodes)
-    assert spelled(take(peer)) == " ".join(expected)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_period_above_the_length_is_refused(peer: Any, mode: str) -> None:
-    with pytest.raises(SpecError, match=f"must be <= `sequence_length` with {MODES[mode].upper()}, got 5 > 3"):
-        rw.TrajectoryObserver(peer, "ours", 3, 5, end_of_episode=MODES[mode])
 
 
 # Acme's test cases, value by value

@@ -13,7 +13,7 @@ import tree
 
 import reverb_writer as rw
 
-from .nests import DTYPES, STEP, assert_equal, step, window, write_windows
+from .nests import DTYPES, assert_equal, step, window, write_windows
 
 
 @pytest.mark.parametrize(
@@ -84,21 +84,6 @@ def test_trajectory_dataset_of_the_signature_reads_our_windows(server: str, thei
         assert_equal(data, window(start, start + 4))
 
 
-def test_trajectory_dataset_of_dtypes_and_shapes_reads_our_windows(server: str, theirs: Any, ours: rw.Client) -> None:
-    write_windows(ours, "queue", 10, 4)
-    dataset = reverb.TrajectoryDataset(
-        server,
-        "queue",
-        dtypes=tree.map_structure(lambda spec: spec.dtype, STEP),
-        shapes=tree.map_structure(lambda spec: tf.TensorShape([4, *spec.shape]), STEP),
-        max_in_flight_samples_per_worker=2,
-        num_workers_per_iterator=1,
-        max_samples=7,
-    )
-    for start, data in enumerate(trajectories(dataset)):
-        assert_equal(data, window(start, start + 4))
-
-
 def assert_timesteps(dataset: Any, num_steps: int) -> None:
     timesteps = trajectories(dataset)
     assert len(timesteps) == num_steps
@@ -110,20 +95,6 @@ def test_timestep_dataset_of_the_signature_reads_our_windows(server: str, theirs
     write_windows(ours, "steps", 12, 4, 4)
     dataset = reverb.TimestepDataset.from_table_signature(
         server, "steps", max_in_flight_samples_per_worker=2, num_workers_per_iterator=1, max_samples=3
-    )
-    assert_timesteps(dataset, 12)
-
-
-def test_timestep_dataset_of_dtypes_and_shapes_reads_our_windows(server: str, theirs: Any, ours: rw.Client) -> None:
-    write_windows(ours, "queue", 12, 4, 4)
-    dataset = reverb.TimestepDataset(
-        server,
-        "queue",
-        dtypes=tree.map_structure(lambda spec: spec.dtype, STEP),
-        shapes=tree.map_structure(lambda spec: spec.shape, STEP),
-        max_in_flight_samples_per_worker=2,
-        num_workers_per_iterator=1,
-        max_samples=3,
     )
     assert_timesteps(dataset, 12)
 

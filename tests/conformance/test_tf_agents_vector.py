@@ -36,25 +36,6 @@ def test_episodes_up_to_the_maximum_are_an_item_each(peer: Any) -> None:
     assert episodes(peer, script, 5) == ["1B", "2 3B", "4 5 6B", "7 8 9 10B", "11 12 13 14 15B"]
 
 
-@pytest.mark.parametrize("excess", range(1, 5))
-def test_a_longer_episode_is_bypassed_and_the_next_one_written(peer: Any, excess: int) -> None:
-    steps = Steps()
-    script = steps.episode(2) + steps.episode(3 + excess) + steps.episode(3)
-    first = 3 + 3 + excess
-    assert episodes(peer, script, 3, bypass=True) == ["1 2B", f"{first} {first + 1} {first + 2}B"]
-
-
-@pytest.mark.parametrize("k", range(1, 6))
-def test_a_reset_writes_or_drops_a_partial_episode(peer: Any, k: int) -> None:
-    steps = Steps()
-    script = [*steps.beginning(k), "write and reset", *steps.beginning(k), "drop and reset"]
-    assert episodes(peer, script + steps.episode(2), 5)[0] == " ".join(map(str, range(1, k + 1)))
-
-
-def test_a_reset_with_nothing_cached_writes_nothing(peer: Any) -> None:
-    assert episodes(peer, ["write and reset", *Steps().episode(2), "write and reset"], 5) == ["1 2B"]
-
-
 MOVES = st.one_of(
     st.tuples(st.just("episode"), st.integers(1, 7)),
     st.tuples(st.just("beginning"), st.integers(1, 4)),

@@ -50,13 +50,8 @@ def test_transitions_of_one_step_are_those_of_tf_agents() -> None:
     is_boundary = np.asarray(now.step_type) == LAST
     np.testing.assert_array_equal(found.mask, ~is_boundary)
     assert 0 < is_boundary.sum() < is_boundary.size
-    for ours, their in [
-        (found.observation, now.observation),
-        (found.action, action.action),
-        (found.reward, then.reward),
-        (found.discount, then.discount),
-        (found.next_observation, then.observation),
-    ]:
+    theirs_of_each = (now.observation, action.action, then.reward, then.discount, then.observation)
+    for ours, their in zip(found[:5], theirs_of_each, strict=True):
         np.testing.assert_array_equal(ours[found.mask], np.asarray(their)[found.mask])
 
 
@@ -68,13 +63,8 @@ def test_transitions_over_n_steps_are_those_of_tf_agents_where_the_episode_has_n
     # Where it has fewer, the sum of TF-Agents may go on into the next episode.
     is_whole = (np.asarray(steps.step_type)[:, :-1] != LAST).all(axis=1)
     assert 0 < is_whole.sum() < len(is_whole)
-    for ours, their in [
-        (found.observation, now.observation),
-        (found.action, action.action),
-        (found.reward, then.reward),
-        (found.discount, then.discount),
-        (found.next_observation, then.observation),
-    ]:
+    theirs_of_each = (now.observation, action.action, then.reward, then.discount, then.observation)
+    for ours, their in zip(found[:5], theirs_of_each, strict=True):
         np.testing.assert_allclose(ours[is_whole, 0], np.asarray(their)[is_whole], rtol=1e-5)
 
 

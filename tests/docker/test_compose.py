@@ -108,21 +108,14 @@ def test_actor_and_learner_say_how_it_goes(project: Project) -> None:
 
 
 @pytest.mark.parametrize("end", [("kill", "--signal", "TERM"), ("stop",)])
-def test_learner_that_is_told_to_stop_ends_in_order(project: Project, end: tuple[str, ...]) -> None:
-    container = docker("run", "--detach", *network(project), *CLIENT, "examples/learner.py", *SERVER).stdout.strip()
+@pytest.mark.parametrize(("script", "said"), [("learner", "updates"), ("actor", "episodes")])
+def test_program_that_is_told_to_stop_ends_in_order(
+    project: Project, script: str, said: str, end: tuple[str, ...]
+) -> None:
+    line = ["run", "--detach", *network(project), *CLIENT, f"examples/{script}.py", *SERVER]
+    container = docker(*line).stdout.strip()
     try:
-        eventually(lambda: "updates" in docker("logs", container).stdout, "it learns")
-        docker(*end, container)
-        assert docker("wait", container).stdout.strip() == "0"
-    finally:
-        docker("rm", "--force", container)
-
-
-@pytest.mark.parametrize("end", [("kill", "--signal", "TERM"), ("stop",)])
-def test_actor_that_is_told_to_stop_ends_in_order(project: Project, end: tuple[str, ...]) -> None:
-    container = docker("run", "--detach", *network(project), *CLIENT, "examples/actor.py", *SERVER).stdout.strip()
-    try:
-        eventually(lambda: "episodes" in docker("logs", container).stdout, "it plays")
+        eventually(lambda: said in docker("logs", container).stdout, "it works")
         docker(*end, container)
         assert docker("wait", container).stdout.strip() == "0"
     finally:

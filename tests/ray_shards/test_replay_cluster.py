@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from threads import at_once
 from waiting import eventually
 
 import reverb_writer as rw
@@ -89,13 +90,8 @@ def parent_of(pid: int) -> int:
 
 def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
     free = ray.available_resources()["memory"]
-    outcomes: list[rwr.ReplayCluster] = []
     options: Any = {"memory_bytes": None, "runtime_env": {"env_vars": {"ONE_MORE": "1"}}}
-    both = [threading.Thread(target=lambda: outcomes.append(start("one", TABLES, **options))) for _ in "ab"]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
+    outcomes = at_once(*[lambda: start("one", TABLES, **options)] * 2)
     attached, cluster = sorted(outcomes, key=lambda one: one.started)
     assert (attached.started, cluster.started) == (False, True)
     # Of each shard 0.6 GB for two processes, 38 MB for streams, and little for 500 items: docs/deploy/sizing.md.

@@ -1,10 +1,19 @@
-"""The threads of the package in this process."""
+"""The threads of the package in this process, and calls in threads of their own."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from reverb_writer.transport.loop import THREAD_NAME
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Return what calls return that are made at once, each in a thread of its own; or raise what the first raises."""
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return [made.result() for made in [threads.submit(call) for call in calls]]
 
 
 def our_threads(prefix: str = "reverb-writer") -> list[str]:

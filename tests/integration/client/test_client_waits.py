@@ -72,16 +72,6 @@ def test_insert_that_has_timed_out_is_not_sent_to_the_next_server(lone_server: S
         assert read_column(client, "full") == [[3]]
 
 
-def test_insert_goes_on_although_the_table_of_a_failed_one_is_gone(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig.queue("full", 1), fifo("free"))
-    with rw.Client(server.address, timeout_s=60) as client:
-        fill(client, "full")
-        server.stop()
-        replay_server(fifo("free"), port=server.port)
-        insert(client, 2, "free")
-        assert read_column(client, "free") == [[2]]
-
-
 def test_insert_survives_a_kill_while_it_waits(lone_server: StartServer) -> None:
     server = lone_server(rw.TableConfig.queue("full", 1))
     with rw.Client(server.address, timeout_s=LONG_S) as client:

@@ -13,7 +13,7 @@ import pytest
 from forwarder import Forwarder
 from reading import fifo, read_column
 from server_process import StartServer
-from threads import our_threads
+from threads import at_once, our_threads
 from waiting import eventually
 
 import reverb_writer as rw
@@ -122,24 +122,14 @@ def test_stream_that_is_blocked_by_megabytes_blocks_no_other(forwarder: Forwarde
 
 
 def test_many_threads_come_and_go(forwarder: Forwarder) -> None:
-    errors: list[BaseException] = []
-
     def come_and_go() -> None:
-        try:
-            for _ in range(50):
-                client, owned = as_client(forwarder.address)
-                assert owned
-                client.server_info()
-                client.close()
-        except BaseException as error:  # noqa: BLE001  # of another thread
-            errors.append(error)
+        for _ in range(50):
+            client, owned = as_client(forwarder.address)
+            assert owned
+            client.server_info()
+            client.close()
 
-    threads = [threading.Thread(target=come_and_go) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    at_once(*[come_and_go] * 8)
 
 
 # What is left: no thread and no socket.

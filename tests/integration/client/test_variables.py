@@ -222,20 +222,6 @@ def test_poll_does_not_wait_for_a_server_that_hangs_with_news(lone_server: Start
         eventually(lambda: actor.poll() is not None)
 
 
-def test_each_version_has_a_number(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
-        assert (learner.version, actor.version) == (0, 0)
-        first = learner.publish({"w": np.zeros(2)})
-        assert learner.version == first > 1_700_000_000_000  # milliseconds since 1970
-        actor.latest()
-        assert actor.version == first
-        assert learner.publish({"w": np.ones(2)}) == first + 1
-        eventually(lambda: actor.poll() is not None)
-        assert actor.version == first + 1
-        assert actor.publish({"w": np.ones(2)}) > first + 1  # above the number that it has read
-
-
 def test_weights_after_a_time_out_have_another_number(replay_server: StartServer) -> None:
     """The servers have both: readers take the later ones, although they know the others."""
     servers = [replay_server(rw.TableConfig("weights", 1)) for _ in range(2)]

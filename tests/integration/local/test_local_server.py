@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import socket
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from interrupting import interrupted
 from ports import free_port
+from threads import at_once
 from waiting import eventually
 
 import reverb_writer as rw
@@ -174,11 +176,7 @@ def test_saves_into_one_folder_at_once_take_turns(tmp_path: Path) -> None:
             for _ in range(20):
                 server.save(tmp_path)
 
-        threads = [threading.Thread(target=save, args=(server,)) for server in servers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(*(functools.partial(save, server) for server in servers))
     assert len(list((tmp_path / "kept").iterdir())) == 1
     with rw.LocalServer.restore(tmp_path) as server, rw.Client(server.address) as client:
         assert client.server_info()["replay"].current_size == 48

@@ -6,12 +6,13 @@ import itertools
 import re
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from server_process import StartServer
+from server_process import HostedServer, StartServer
 from threads import our_threads
 from waiting import eventually
 
@@ -32,6 +33,18 @@ def insert(address: str, items: list[int], table: str = "replay") -> None:
             client.insert(np.array([item]), {table: 1.0})
 
 
+def two_with_an_item_each(start: StartServer, table: rw.TableConfig = TABLE) -> list[HostedServer]:
+    """Start two servers, each with an item of its number."""
+    servers = [start(table), start(table)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    return servers
+
+
+def reader(servers: Sequence[HostedServer], batch_size: int = 8) -> rw.ReplayDataset:
+    return rw.ReplayDataset([server.address for server in servers], "replay", batch_size, timeout_s=60)
+
+
 def items_of(batch: rw.Batch) -> npt.NDArray[np.int64]:
     items: npt.NDArray[np.int64] = batch.data[0].ravel()
     return items
@@ -47,7 +60,7 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
     servers = [lone_server(TABLE), lone_server(TABLE)]
     insert(servers[0].address, [0, 1])
     insert(servers[1].address, [2])
-    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+    with reader(servers) as dataset:
         assert seen_in(dataset) == {0, 1, 2}
         batches = [next(dataset) for _ in range(MANY)]
         servers[1].process.kill()
@@ -81,7 +94,7 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
 
 def test_priority_of_a_key_that_no_sample_had_is_counted_once(lone_server: StartServer) -> None:
     servers = [lone_server(TABLE), lone_server(TABLE)]
-    with rw.ReplayDataset([server.address for server in servers], "replay", 2, timeout_s=60) as dataset:
+    with reader(servers, 2) as dataset:
         dataset.update_priorities([7], [1.0])
         dataset.flush_priorities()
         stats = dataset.stats()
@@ -97,10 +110,8 @@ def test_priority_of_a_key_that_no_sample_had_is_counted_once(lone_server: Start
 
 
 def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: StartServer) -> None:
-    servers = [lone_server(TABLE), lone_server(TABLE)]
-    for number, server in enumerate(servers):
-        insert(server.address, [number])
-    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+    servers = two_with_an_item_each(lone_server)
+    with reader(servers) as dataset:
         assert seen_in(dataset) == {0, 1}
         servers[1].process.pause()
         eventually(lambda: bool((items_of(next(dataset)) == 0).all() and dataset.stats().left_out_servers))
@@ -112,10 +123,8 @@ def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: Start
 
 def test_a_time_out_counts_no_more_samples_than_a_batch_has(lone_server: StartServer) -> None:
     """Of the server that answers, more samples wait than a batch needs."""
-    servers = [lone_server(TABLE), lone_server(TABLE)]
-    for number, server in enumerate(servers):
-        insert(server.address, [number])
-    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+    servers = two_with_an_item_each(lone_server)
+    with reader(servers) as dataset:
         assert seen_in(dataset) == {0, 1}
         servers[1].process.pause()
         dataset.timeout_s = 0.3  # the other one is left out after two seconds
@@ -138,7 +147,7 @@ def test_a_dataset_opens_without_a_server_that_is_down(lone_server: StartServer,
     servers = [lone_server(table), lone_server(table)]
     insert(servers[0].address, [0])
     servers[1].process.kill()
-    with rw.ReplayDataset([server.address for server in servers], "replay", 2, timeout_s=60) as dataset:
+    with reader(servers, 2) as dataset:
         assert seen_in(dataset, 3) == {0}
         servers[1].process.restart()
         insert(servers[1].address, [1])
@@ -155,7 +164,7 @@ def test_servers_that_their_rate_limiters_block_do_not_stall_the_others(
     insert(servers[0].address, [0])
     insert(servers[1].address, [1, 1, 1])
     insert(servers[2].address, [2, 2, 2])
-    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+    with reader(servers) as dataset:
         batches = [next(dataset) for _ in range(4)]
         assert {int(item) for batch in batches for item in items_of(batch)} == {0}
         np.testing.assert_allclose(batches[-1].info.probabilities, 1.0)  # the first was drawn before it was left out
@@ -241,9 +250,7 @@ def test_what_a_closed_dataset_has_is_read_and_nothing_else_although_the_target_
 
 
 def test_a_server_that_starts_again_elsewhere_is_found_there(lone_server: StartServer, tmp_path: Path) -> None:
-    servers = [lone_server(TABLE), lone_server(TABLE)]
-    for number, server in enumerate(servers):
-        insert(server.address, [number])
+    servers = two_with_an_item_each(lone_server)
     path = tmp_path / "shards"
     path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
     with rw.ReplayDataset(f"file:{path}", "replay", 8, timeout_s=60) as dataset:
@@ -258,9 +265,7 @@ def test_a_server_that_starts_again_elsewhere_is_found_there(lone_server: StartS
 
 
 def test_a_server_that_the_target_calls_lost_is_left_out(replay_server: StartServer) -> None:
-    servers = [replay_server(TABLE) for _ in range(2)]
-    for number, server in enumerate(servers):
-        insert(server.address, [number])
+    servers = two_with_an_item_each(replay_server)
     target = rw.shards.Target(
         (rw.shards.Shard("a", servers[0].address, "lost"), rw.shards.Shard("b", servers[1].address))
     )
@@ -274,7 +279,7 @@ def test_items_that_are_sampled_once_come_once_from_several_servers(replay_serve
     servers = [replay_server(table) for _ in range(2)]
     insert(servers[0].address, list(range(90)))
     insert(servers[1].address, list(range(90, 100)))
-    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+    with reader(servers) as dataset:
         found = [int(item) for _ in range(10) for item in items_of(next(dataset))]
         actor = threading.Thread(target=insert, args=[servers[1].address, list(range(100, 120))])
         actor.start()

@@ -46,14 +46,6 @@ def test_batches_are_the_windows_written(replay_server: StartServer) -> None:
     assert len(starts) > 40
 
 
-@pytest.mark.parametrize(("sampler", "expected"), [("fifo", [0, 1, 2, 3, 4, 5]), ("lifo", [5, 4, 3, 2, 1, 0])])
-def test_order_of_the_table_is_kept(replay_server: StartServer, sampler: Any, expected: list[int]) -> None:
-    server = replay_server(rw.TableConfig("table", 10, sampler=sampler, max_times_sampled=1))
-    insert_numbers(server.address, "table", range(6))
-    with rw.ReplayDataset(server.address, "table", 2, max_in_flight_batches=3) as dataset:
-        assert [number for _ in range(3) for number in first_numbers(next(dataset))] == expected
-
-
 def read_all(stream: SampleStream) -> list[int]:
     """Return how many samples came in each message, until nothing is in flight."""
     found = []

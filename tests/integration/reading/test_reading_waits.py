@@ -268,37 +268,11 @@ def test_close_waits_for_no_server_that_is_gone(lone_server: StartServer) -> Non
     assert list(dataset) == []
 
 
-def test_two_servers_are_sampled_as_one_and_updates_go_to_the_owner(replay_server: StartServer) -> None:
-    config = rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0))
-    servers = [replay_server(config), replay_server(config)]
-    for number, server in enumerate(servers):
-        insert_numbers(server.address, "table", [number] * 3)
-    addresses = [server.address for server in servers]
-    with rw.Client(addresses) as client:
-        assert client.server_info()["table"].current_size == 6
-        with rw.ReplayDataset(client, "table", 4) as dataset:
-            batches = [next(dataset) for _ in range(4)]
-            assert {number for batch in batches for number in first_numbers(batch)} == {0, 1}
-            # All at once: the same key in two calls may be sent twice.
-            dataset.update_priorities(np.concatenate([batch.info.keys for batch in batches]), np.full(16, 5.0))
-            dataset.flush_priorities()
-            assert dataset.stats().priority_updates == len(
-                {key for batch in batches for key in batch.info.keys.tolist()}
-            )
-        samples = list(client.sample("table", 20))
-        touched = {key for batch in batches for key in batch.info.keys.tolist()}
-        assert {sample.info.priority for sample in samples if sample.info.key in touched} <= {5.0}
-        assert {int(sample.data[0][0]) for sample in samples} == {0, 1}
-        client.reset("table")
-        assert client.server_info()["table"].current_size == 0
-
-
-@client_by_socket
-@pytest.mark.parametrize("num_servers", [1, 2])
 def num_asked(servers: Sequence[CallForwarder]) -> int:
     return sum(server.verbs.count("ServerInfo") for server in servers)
 
 
+@client_by_socket
 def test_servers_whose_samples_tell_their_size_are_not_asked(replay_server: StartServer) -> None:
     table = rw.TableConfig("replay", 100, rw.Prioritized(1.0))
     with contextlib.ExitStack() as stack:
@@ -314,6 +288,7 @@ def test_servers_whose_samples_tell_their_size_are_not_asked(replay_server: Star
         assert num_asked(servers) - before < 6  # 12 if each were asked every half second
 
 
+@client_by_socket
 def test_empty_queue_is_asked_less_and_less_often(replay_server: StartServer) -> None:
     with (
         CallForwarder(replay_server(QUEUE).port) as server,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 import tree
 from kinds import contents
 from server_process import StartServer
+from threads import at_once
 from waiting import eventually
 
 import reverb_writer as rw
@@ -65,14 +66,9 @@ def assert_is_well_marked(batch: rw.Batch) -> None:
 
 def test_slices_of_whole_episodes_that_many_actors_write_at_once(replay_server: StartServer) -> None:
     server = replay_server(EPISODES)
-    actors = [
-        threading.Thread(target=write_episodes, args=(server.address, "episodes", [3, 12, 1, 30], actor))
-        for actor in range(3)
-    ]
-    for actor in actors:
-        actor.start()
-    for actor in actors:
-        actor.join()
+    at_once(
+        *(functools.partial(write_episodes, server.address, "episodes", [3, 12, 1, 30], actor) for actor in range(3))
+    )
     seen = set()
     with rw.SliceDataset(server.address, "episodes", 8, 5, seed=0) as dataset:
         for _ in range(30):

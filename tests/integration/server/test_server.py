@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from server_process import HAS_REVERB, SERVER_PYTHON, START_TIMEOUT_S, StartServer
+from threads import at_once
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
@@ -193,11 +194,7 @@ def test_of_many_servers_that_start_on_one_port_at_once_one_gets_it(server_packa
         except server_package.PortInUseError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=start) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[start] * 8)
     for server in started:
         server.stop()
     assert (len(started), len(refused)) == (1, 7)
@@ -236,16 +233,6 @@ def test_command_serves_until_it_is_signalled(number: signal.Signals) -> None:
     for info in tables.values():
         assert (info.max_size, info.rate_limiter.min_size_to_sample) == (9, 2)
         assert (info.sampler, info.sampler_exponent) == ("prioritized", 0.6)
-
-
-@pytest.mark.slow
-def test_command_without_tables_serves_one_named_replay() -> None:
-    with command("--port", "0") as process:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        info = server_info(ready.removeprefix("reverb_writer_server: ready at ").partition(",")[0])
-    assert list(info) == ["replay"]
-    assert (info["replay"].sampler, info["replay"].remover, info["replay"].max_size) == ("uniform", "fifo", 1_000_000)
 
 
 @pytest.mark.parametrize(

@@ -160,23 +160,6 @@ def test_clock_that_jumps_loses_nothing(tmp_path: Path, zone: str, first: str, t
     assert restored(tmp_path, text) == 21
 
 
-def test_names_in_the_future_do_not_make_new_checkpoints_old(tmp_path: Path) -> None:
-    text = configuration(tmp_path, keep=1)
-    with service(tmp_path, text) as server:
-        insert(server.address, 1)
-        assert server.end() == 0
-    (name,) = kept(tmp_path)
-    folder = tmp_path / "checkpoints" / "kept"
-    (folder / name).rename(folder / "20990101T000000.000000Z")  # a name of an earlier version, at a wrong clock
-    with service(tmp_path, text) as server:
-        assert sizes(server.address) == {"replay": 1}
-        insert(server.address, 2)
-        save(server, tmp_path)
-        insert(server.address, 3)
-        assert server.end() == 0
-    assert restored(tmp_path, text) == 3
-
-
 # Damage.
 
 
@@ -283,17 +266,6 @@ def test_three_starts_that_fail_alike_are_followed_by_none_but_by_a_service_that
         assert server.process.wait(60) == 3
 
 
-def test_service_that_stays_up_without_a_start_ends_with_the_code_of_the_failure(tmp_path: Path, two: Path) -> None:
-    shutil.copytree(two, tmp_path / "checkpoints")
-    text = configuration(tmp_path).replace("max_size = 1000", "max_size = 999")
-    for _ in range(2):
-        with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
-            assert server.process.wait(60) == 3
-    with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
-        eventually(lambda: "stays up, not ready" in server.log(), "it stays up")
-        assert server.end() == 3
-
-
 def test_kill_after_the_fitted_copy_was_made_costs_nothing(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path, keep=1)) as server:
         insert(server.address, *range(10))
@@ -313,17 +285,6 @@ def test_kill_after_the_fitted_copy_was_made_costs_nothing(tmp_path: Path) -> No
     assert kept(tmp_path) == [good]
     with service(tmp_path, configuration(tmp_path, keep=1)) as server:
         assert sizes(server.address) == {"replay": 100}
-
-
-@pytest.mark.parametrize("how", ["damaged", "deleted"])
-def test_damaged_mark_of_the_folder_costs_no_data(tmp_path: Path, two: Path, how: str) -> None:
-    shutil.copytree(two, tmp_path / "checkpoints")
-    mark = tmp_path / "checkpoints" / "OWNER.json"
-    if how == "damaged":
-        mark.write_bytes(b'{"starts": \xff')
-    else:
-        mark.unlink()
-    assert restored(tmp_path) == 5
 
 
 # Disks.

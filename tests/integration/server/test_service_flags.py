@@ -22,16 +22,6 @@ FILE = """
 """
 
 
-def test_sizes_that_options_name_are_those_of_the_file_no_more(tmp_path: Path) -> None:
-    with (
-        service(tmp_path, FILE, "--min-size", "11", "--max-size", "901") as server,
-        rw.Client(server.address) as client,
-    ):
-        tables = client.server_info()
-    assert (tables["replay"].max_size, tables["replay"].rate_limiter.min_size_to_sample) == (901, 11)
-    assert (tables["q"].max_size, tables["q"].max_times_sampled) == (20, 1)
-
-
 def test_table_of_the_file_and_one_that_only_an_option_names(tmp_path: Path) -> None:
     with service(tmp_path, FILE, "--table", "q", "--table", "new") as server, rw.Client(server.address) as client:
         tables = client.server_info()

@@ -130,51 +130,6 @@ def test_all_kinds_of_windows_in_all_tables_survive_a_kill(lone_server: StartSer
     assert sum(map(len, found.values())) == len(short) + 2 * len(long) - acknowledged
 
 
-def test_all_environments_of_a_vector_observer_survive_a_kill(lone_server: StartServer) -> None:
-    server = lone_server(fifo("replay"))
-    envs = np.arange(8)
-    with rw.TrajectoryObserver(server.address, "replay", 3, num_envs=8, max_in_flight_items=_MANY) as observer:
-
-        def write_all(steps: range) -> None:
-            for number in steps:
-                observer({"env": envs, "n": np.full(8, number)}, end_of_episode=envs == number % 50)
-
-        write_all(range(500))
-        observer.flush()
-        before = column(server, "replay")
-        write_all(range(500, 1000))
-        acknowledged = kill_and_count(server, observer)
-        with restarting(server):
-            write_all(range(1000, 1500))
-        observer.flush()
-        total = observer.stats().items
-    with rw.Client(server.address) as client:
-        size = client.server_info()["replay"].current_size
-        samples = [(sample.data["env"], sample.data["n"]) for sample in client.sample("replay", size)]
-    assert len(samples) == total - acknowledged
-    for env in range(8):
-        ends = [number for number in range(1500) if number % 50 == env]
-        episodes = np.split(np.arange(1500), [end + 1 for end in ends])
-        windows = [episode[i : i + 3].tolist() for episode in episodes for i in range(len(episode) - 2)]
-        found = [numbers.tolist() for envs_of_item, numbers in samples if envs_of_item[0] == env]
-        assert are_all_but(len(windows) - len(found), found, windows)
-        assert len(windows) - len(found) >= before.count([env] * 3)
-
-
-def test_server_that_lost_the_structure_of_the_steps_gets_it_again(lone_server: StartServer) -> None:
-    """The killed server had no checkpoint; learners that begin after it get nests all the same."""
-    server = lone_server(rw.TableConfig("replay"))
-    with rw.TrajectoryObserver(server.address, "replay", 2) as observer:
-        write(observer, range(10))
-        observer.flush()
-        kill_and_count(server, observer)
-        server.process.restart()
-        write(observer, range(10, 20))
-        observer.flush()
-        with rw.ReplayDataset(server.address, "replay", 2) as dataset:
-            assert next(dataset).data["n"].shape == (2, 2)
-
-
 def test_observer_closed_without_a_server_says_what_is_lost(
     lone_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,9 +163,9 @@ def test_error_of_the_user_is_not_hidden_by_a_server_that_is_gone(
             write(observer, range(11))
             server.process.kill()
             write(observer, range(11, 21))
-            raise ZeroDivisionError("the user's own")
+            raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError, match="the user's own"):
+    with pytest.raises(ZeroDivisionError):
         act()
     assert "could not deliver" in caplog.text
 

@@ -87,21 +87,16 @@ def test_step_that_waits_keeps_its_time_whatever_the_server_tells(
 
 def test_acknowledgement_that_is_none_is_named(server: MisbehavingServer) -> None:
     server.insert = lambda requests: (b"\xff\xff" for _ in requests)
-    observer = rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.01)
-    observer({"n": np.int64(0)}, end_of_episode=False)
-    with pytest.raises(rw.errors.FormatError, match=r"not a.* InsertStreamResponse"):
-        observer.flush()
-    with pytest.raises(rw.errors.FormatError):
-        observer.close()
-
-
-def test_acknowledgement_of_an_insert_that_is_none_is_named(server: MisbehavingServer) -> None:
-    server.insert = lambda requests: (b"\xff\xff" for _ in requests)
-    with (
-        rw.Client(server.address) as client,
-        pytest.raises(rw.errors.FormatError, match=r"not a.* InsertStreamResponse"),
-    ):
-        client.insert({"n": np.zeros(1)}, {"replay": 1.0})
+    none = r"not a.* InsertStreamResponse"
+    with rw.Client(server.address) as client:
+        with pytest.raises(rw.errors.FormatError, match=none):
+            client.insert({"n": np.zeros(1)}, {"replay": 1.0})
+        observer = rw.TrajectoryObserver(client, "replay", 1, max_delay_s=0.01)
+        observer({"n": np.int64(0)}, end_of_episode=False)
+        with pytest.raises(rw.errors.FormatError, match=none):
+            observer.flush()
+        with pytest.raises(rw.errors.FormatError):
+            observer.close()
 
 
 def test_answer_to_a_checkpoint_that_is_none_is_named(server: MisbehavingServer) -> None:

@@ -83,6 +83,18 @@ def ended(process: subprocess.Popen[str], status: int = 0) -> str:
     return log
 
 
+def run(server: HostedServer, text: str | pathlib.Path) -> None:
+    """Run a program to its end."""
+    with program(server, text) as process:
+        ended(process)
+
+
+def delivered(server: HostedServer) -> list[int]:
+    """Return the numbers of the items on the server, sorted."""
+    with rw.Client(server.address) as client:
+        return sorted(number for (number,) in read_column(client, "replay"))
+
+
 # The end of a program that has not closed its observer.
 
 
@@ -113,8 +125,7 @@ def test_program_that_ends_without_a_close_delivers(replay_server: StartServer, 
     with program(server, opened(100) + ENDINGS[ending]) as process:
         ready(process)
         assert "undelivered" not in ended(process)
-    with rw.Client(server.address) as client:
-        assert sorted(read_column(client, "replay")) == [[number] for number in range(120)]
+    assert delivered(server) == [*range(120)]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -135,10 +146,9 @@ if __name__ == "__main__":
     child.join(20)
     assert child.exitcode == 0, child.exitcode
 """
-    with file_of_program(WRITE + text.replace("METHOD", repr(method))) as path, program(server, path) as process:
-        ended(process)
-    with rw.Client(server.address) as client:
-        assert sorted(read_column(client, "replay")) == [[number] for number in range(51)]
+    with file_of_program(WRITE + text.replace("METHOD", repr(method))) as path:
+        run(server, path)
+    assert delivered(server) == [*range(51)]
 
 
 @client_by_socket
@@ -162,10 +172,9 @@ if __name__ == "__main__":
     write(observer, range(2, 4))
     observer.close()
 """
-    with file_of_program(WRITE + text) as path, program(server, path) as process:
-        ended(process)
-    with rw.Client(server.address) as client:
-        assert read_column(client, "replay") == [[number] for number in range(4)]
+    with file_of_program(WRITE + text) as path:
+        run(server, path)
+    assert delivered(server) == [*range(4)]
 
 
 @client_by_socket
@@ -187,24 +196,6 @@ def test_program_ends_although_a_rate_limiter_blocks(replay_server: StartServer,
     with program(server, opened(10) + ENDINGS[ending]) as process:
         ready(process)
         assert "closed with 110 items undelivered" in ended(process)
-
-
-@client_by_socket
-def test_program_may_leave_all_kinds_of_things_open(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"))
-    text = """
-client = rw.Client(address)
-client.insert(np.zeros((1, 1)), {"replay": 1.0})
-observer = rw.TrajectoryObserver(client, "replay", 1)
-write(observer, range(3))
-vector = rw.TrajectoryObserver(address, "replay", 1, num_envs=2)
-samples = client.sample("replay", 5)
-next(samples)
-told()
-"""
-    with program(server, text) as process:
-        ready(process)
-        assert "Error" not in ended(process)
 
 
 @client_by_socket
@@ -320,10 +311,8 @@ for one in (observer, idle, vector, episodes, other):
     one.close()
 client.close()
 """
-    with program(server, text) as process:
-        ended(process)
-    with rw.Client(server.address) as client:
-        assert sorted(read_column(client, "replay")) == [[number] for number in range(200)]
+    run(server, text)
+    assert delivered(server) == [*range(200)]
 
 
 @client_by_socket
@@ -366,51 +355,7 @@ if {with_client}:
     earlier.flush()
 assert len(list(rw.Client(local.address).sample("replay", 2))) == 2
 """
-    with program(replay_server(fifo("replay")), text) as process:
-        ended(process)
-
-
-@client_by_socket
-def test_forked_children_end_whatever_their_parent_was_doing(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"))
-    text = """
-observer = rw.TrajectoryObserver(address, "replay", 1, max_delay_s=0.002)
-vector = rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=0.002)
-stop = threading.Event()
-
-def act():
-    while not stop.is_set():
-        write(observer, range(100))
-        vector({"n": np.arange(2)}, end_of_episode=[False, False])
-
-actor = threading.Thread(target=act)
-actor.start()
-
-def child():
-    for one in (observer, vector):
-        one.stats()
-        try:
-            one.flush()
-        except rw.errors.ClosedError:
-            one.close()
-        else:
-            raise AssertionError("not refused")
-
-context = multiprocessing.get_context("fork")
-try:
-    for target in 30 * (child, time.time):
-        process = context.Process(target=target)
-        process.start()
-        process.join(20)
-        assert process.exitcode == 0, (target, process.exitcode)
-finally:
-    stop.set()
-    actor.join()
-observer.close()
-vector.close()
-"""
-    with program(server, text) as process:
-        ended(process)
+    run(replay_server(fifo("replay")), text)
 
 
 CHILD_ENDINGS = {
@@ -471,8 +416,7 @@ for one in everything[:3]:
     assert (stats.reconnects, stats.dropped_items) == (0, 0), stats
 assert dataset.stats().reconnects == dataset.stats().lost_samples == 0
 """
-    with program(server, text) as process:
-        ended(process)
+    run(server, text)
 
 
 ENDS_IN_A_CHILD = """
@@ -522,8 +466,7 @@ def end():
             pass
     client.close()
 """
-    with program(replay_server(fifo("replay")), text + ENDS_IN_A_CHILD) as process:
-        ended(process)
+    run(replay_server(fifo("replay")), text + ENDS_IN_A_CHILD)
 
 
 @client_by_socket
@@ -555,8 +498,7 @@ def end():
         pass
     client.close()
 """
-    with program(replay_server(rw.TableConfig("replay", 10)), text + ENDS_IN_A_CHILD) as process:
-        ended(process)
+    run(replay_server(rw.TableConfig("replay", 10)), text + ENDS_IN_A_CHILD)
 
 
 @client_by_socket
@@ -575,10 +517,8 @@ with rw.TrajectoryObserver(address, "replay", 1) as observer:
 for child in children:
     assert os.waitpid(child, 0)[1] == 0
 """
-    with program(server, text) as process:
-        ended(process)
-    with rw.Client(server.address) as client:
-        assert sorted(read_column(client, "replay")) == [[number] for number in range(40)]
+    run(server, text)
+    assert delivered(server) == [*range(40)]
 
 
 @client_by_socket
@@ -608,5 +548,4 @@ while others := [one for one in threading.enumerate() if not any(name in one.nam
     assert time.monotonic() < end, others
     time.sleep(0.05)
 """
-    with program(server, text) as process:
-        ended(process)
+    run(server, text)

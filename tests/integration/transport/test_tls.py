@@ -72,18 +72,6 @@ def test_items_go_through_mutual_tls(server: HostedServer, gateway: Identity, ac
         assert windows(server) == pairs(range(1000))
 
 
-def test_connection_of_tls_is_made_again_after_a_loss(server: HostedServer, gateway: Identity) -> None:
-    tls = rw.TLS(root_certificates=gateway.certificate)
-    with (
-        Forwarder(server.port, tls=server_context(gateway)) as forwarder,
-        rw.Client(forwarder.address, tls=tls, timeout_s=60) as client,
-    ):
-        write(client, range(100))
-        forwarder.cut()
-        write(client, range(100, 200))
-        assert windows(server) == pairs(range(100)) + pairs(range(100, 200))
-
-
 def test_server_of_an_unknown_authority_is_refused_by_name(
     server: HostedServer, gateway: Identity, stranger: Identity
 ) -> None:

@@ -273,16 +273,6 @@ def test_time_out_that_is_none_is_refused(server: HostedServer, timeout_s: Any) 
         write(observer, 0)  # it is open still
 
 
-def test_infinite_time_out_waits(server: HostedServer) -> None:
-    with rw.TrajectoryObserver(server.address, "queue", 1, timeout_s=float("inf")) as observer:
-        for number in range(15):
-            write(observer, number)
-        learner = threading.Timer(0.3, take, args=[server, 15])
-        learner.start()
-        observer.flush()
-        learner.join()
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_block_that_is_left_by_an_error_does_not_wait_for_a_learner(
     server: HostedServer, error: type[BaseException], caplog: pytest.LogCaptureFixture

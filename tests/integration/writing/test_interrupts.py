@@ -32,7 +32,6 @@ from reverb_writer.writing import sender
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
 pytestmark = [both_ways, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
-_NUM_STEPS = 5
 _NUM_SIGNALS = 300  # of each kind
 _END_WITHIN_S = 60.0
 

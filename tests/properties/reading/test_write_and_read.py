@@ -131,13 +131,3 @@ def test_priorities_are_set_on_the_server_that_has_the_item(counts: list[int], d
                 assert sample.info.priority == expected.get(sample.info.key, 1)
         with pytest.raises(rw.errors.SpecError, match="priorities"):
             rw.ReplayDataset(place.client, "a", 4).update_priorities(batch, [1.0])
-
-
-def test_items_of_another_spec_than_the_first_are_left_out_and_counted() -> None:
-    with places(1, fifo("a")) as (place, _):
-        for number, dtype in enumerate((np.int64, np.float32, np.int64, np.float32, np.int64)):
-            with rw.TrajectoryObserver(place.client, "a", 1) as observer:
-                observer({"n": dtype(number)}, end_of_episode=True)
-        with rw.ReplayDataset(place.client, "a", 1, max_samples=5, timeout_s=20) as dataset:
-            assert [batch.data["n"].tolist() for batch in dataset] == [[[0]], [[2]], [[4]]]
-            assert dataset.stats().foreign_items == 2

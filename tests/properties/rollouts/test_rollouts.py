@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -160,15 +161,23 @@ def test_steps_come_back_bit_for_bit(steps: Any) -> None:
             assert ours.flags.writeable
 
 
-@given(st.data())
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredTrajectory, Any]:
+    """A trajectory in a file, and its steps."""
+    folder = tmp_path_factory.mktemp("stored")
+    write_transitions(folder, [5])
+    (path,) = list_trajectories(folder)
+    before = StoredTrajectory(path)
+    return before, before.load()
+
+
+@given(data=st.data())
 @settings(max_examples=300)
-def test_any_changed_byte_changes_no_step(data: Any) -> None:
+def test_any_changed_byte_changes_no_step(stored: tuple[StoredTrajectory, Any], data: Any) -> None:
+    before, steps = stored
     with tempfile.TemporaryDirectory() as folder:
-        write_transitions(Path(folder), [5])
-        (path,) = list_trajectories(folder)
-        before = StoredTrajectory(path)
-        steps = before.load()
-        content = bytearray(path.read_bytes())
+        path = Path(folder) / before.path.name
+        content = bytearray(before.path.read_bytes())
         content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
         path.write_bytes(content)
         message = ""

@@ -186,30 +186,6 @@ def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(data: Any, messa
     assert_equal(built["step"]["r"], np.array([7, 0, 0], np.int32))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value"),
-    [
-        (np.int32, 2.0),
-        (np.int32, np.array(2.0)),
-        (np.int8, np.int64(-128)),
-        (np.bool_, np.int64(1)),
-        (np.float32, np.float64(0.1)),
-        (np.float32, 2**24 + 1),
-        (np.float32, np.int64(2**24 + 1)),
-        (np.float32, np.inf),
-        (np.float16, np.float64("nan")),
-        (np.complex64, 1.5),
-        (np.uint8, True),
-    ],
-)
-def test_a_value_that_survives_its_cast_is_taken(dtype: Any, value: Any) -> None:
-    accumulator = rw.TrajectoryAccumulator({"x": np.zeros((2,), dtype)})
-    accumulator.add("x", value)
-    expected = np.zeros(2, dtype)
-    expected[0] = value
-    assert_equal(accumulator.build(partial=True), {"x": expected})
-
-
 def test_a_float_of_ml_dtypes_rounds_and_does_not_overflow() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     accumulator = rw.TrajectoryAccumulator({"x": np.zeros((2,), ml_dtypes.bfloat16)})

@@ -31,11 +31,15 @@ def test_newest_version_is_the_one_that_is_read(server: rw.LocalServer) -> None:
         assert actor.wait(newer_than=first)["w"].tolist() == [1, 1, 1]
 
 
-def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer) -> None:
+def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with rw.Variables(server, "weights", timeout_s=60) as learner:
         first = learner.publish(WEIGHTS)
         assert first > 1_700_000_000_000
         assert [learner.publish(WEIGHTS) for _ in range(3)] == [first + 1, first + 2, first + 3]
+        with rw.Variables(server, "weights") as other:
+            other.latest()
+            monkeypatch.setattr("time.time_ns", lambda: 10**18)  # its clock is behind
+            assert other.publish(WEIGHTS) == first + 4
 
 
 @pytest.mark.parametrize("published", [False, True])

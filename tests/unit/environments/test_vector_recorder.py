@@ -139,31 +139,26 @@ def test_an_environment_that_is_over_must_be_reset() -> None:
         env.step(np.zeros(2, int))
 
 
-def test_steps_that_the_observer_refused_end_the_episodes_before_them() -> None:
-    observer = PerEnv(refused=(2,))
-    mode = AutoresetMode.SAME_STEP
+@pytest.mark.parametrize(
+    ("refused", "expected"),
+    [
+        # A refused step ends the episodes before it.
+        (2, [["0 1 1 1 F", "1 0 0 0 Lr"], ["1000 1 1 1 F", "1001 0 0 0 Lr"]]),
+        # A refused terminal observation is written at the next reset.
+        (3, [["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt"], ["1000 1 1 1 F", "1001 2 2 1", "1002 0 0 0 Lr"]]),
+    ],
+)
+def test_episodes_with_a_refused_step_end_at_the_next_reset(refused: int, expected: list[list[str]]) -> None:
+    observer, mode = PerEnv(refused=(refused,)), AutoresetMode.SAME_STEP
     env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
     env.reset()
     with pytest.raises(rw.errors.ReplayTimeoutError):
         play(env, mode, 2)
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        play(env, mode, 1)
+    if refused == 2:
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            play(env, mode, 1)
     env.reset()
-    assert observer.by_env == [["0 1 1 1 F", "1 0 0 0 Lr"], ["1000 1 1 1 F", "1001 0 0 0 Lr"]]
-
-
-def test_terminal_observations_that_the_observer_refused_are_written_at_the_next_reset() -> None:
-    observer = PerEnv(refused=(3,))
-    mode = AutoresetMode.SAME_STEP
-    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
-    env.reset()
-    with pytest.raises(rw.errors.ReplayTimeoutError):
-        play(env, mode, 2)
-    env.reset()
-    assert observer.by_env == [
-        ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt"],
-        ["1000 1 1 1 F", "1001 2 2 1", "1002 0 0 0 Lr"],
-    ]
+    assert observer.by_env == expected
 
 
 NEST = spaces.Dict(

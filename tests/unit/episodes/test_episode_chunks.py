@@ -37,11 +37,6 @@ def test_cut_takes_the_last_steps_along_as_look_back(lookback: int, observations
     assert chunk.get_observations() == [5]
 
 
-def test_cut_looks_back_into_the_look_back() -> None:
-    chunk = five_steps().cut(9).cut(3)
-    assert (chunk.observations.data, chunk.actions.data) == ([2, 3, 4, 5], [3, 4, 5])
-
-
 def test_chunk_goes_on() -> None:
     chunk = five_steps(extra_model_outputs={"logp": [0.1] * 5}).cut(2)
     chunk.add_env_step(6, 6, 6.0, extra_model_outputs={"logp": 0.6})

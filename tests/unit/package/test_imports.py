@@ -9,7 +9,6 @@ import inspect
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threads import at_once
 
 import reverb_writer
 import reverb_writer as rw
@@ -83,7 +83,6 @@ LAYERS = {"reverb_writer": CLIENT, "reverb_writer_server": SERVER}
 FOLDERS = {"reverb_writer": ROOT / "reverb_writer", "reverb_writer_server": ROOT / "server" / "reverb_writer_server"}
 
 WITH_GRPC = {"transport", "local"}  # the client's end of a connection, and a server's
-PURE = CLIENT[CLIENT.index("transport") + 1 :]
 FRAMEWORKS = {"jax", "ray", "reverb", "tensorflow", "tf_agents", "torch"}
 
 FILES = sorted(
@@ -245,13 +244,7 @@ def test_names_that_two_threads_first_use_at_once_load_one_after_the_other(
         )
     monkeypatch.syspath_prepend(tmp_path)
     two_names = importlib.import_module("two_names")
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda name=name: found.append(getattr(two_names, name))) for name in "AB"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == ["a", "b"]
+    assert at_once(lambda: two_names.A, lambda: two_names.B) == ["a", "b"]
     assert two_names.overlaps == [False, False]
 
 

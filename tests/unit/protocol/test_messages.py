@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 
 import numpy as np
@@ -42,23 +41,10 @@ def test_a_dict_has_the_bytes_of_a_map() -> None:
     assert pair.value.WhichOneof("kind") == "none_value"
 
 
-def test_each_message_is_exported_under_its_name() -> None:
-    for file in {messages.Timestamp, messages.TensorProto, messages.ChunkData}:
-        for name, descriptor in file.DESCRIPTOR.file.message_types_by_name.items():
-            assert getattr(messages, name).DESCRIPTOR is descriptor
-
-
 def test_the_default_descriptor_pool_is_not_changed() -> None:
     assert messages.ChunkData.DESCRIPTOR.file.pool is not descriptor_pool.Default()
     with pytest.raises(KeyError):
         descriptor_pool.Default().FindFileByName("deepmind.reverb")
-
-
-def test_methods_are_those_of_the_service() -> None:
-    names = ("Checkpoint", "InsertStream", "MutatePriorities", "Reset", "SampleStream", "ServerInfo")
-    for name in names:
-        constant = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).upper()
-        assert getattr(messages, constant) == f"/deepmind.reverb.ReverbService/{name}"
 
 
 def by_definition(data: bytes) -> int:

@@ -152,6 +152,3 @@ def test_a_spec_takes_what_numpy_takes() -> None:
     spec = ArraySpec([np.int64(3), None], np.float32)  # type: ignore[arg-type]
     assert spec == ArraySpec((3, None), np.dtype("f4"))
     assert type(spec.shape[0]) is int  # type: ignore[index]
-
-
-F4 = np.dtype(np.float32)

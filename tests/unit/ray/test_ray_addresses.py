@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from threads import at_once
 from waiting import eventually
 
 import reverb_writer as rw
@@ -90,15 +91,7 @@ class TestClaim:
 
     def test_no_two_have_one_number(self, claim: Any, tmp_path: Path) -> None:
         folder = tmp_path / "shard" / "checkpoints"
-        made: list[Any] = []
-        threads = [
-            threading.Thread(target=lambda: made.append(claim.FolderClaim(folder, "a:1", lambda: "starting")))
-            for _ in range(8)
-        ]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        made = at_once(*[lambda: claim.FolderClaim(folder, "a:1", lambda: "starting")] * 8)
         assert sorted(one.number for one in made) == [*range(1, 9)]
         for one in made:
             one.close()

@@ -50,19 +50,6 @@ def test_no_more_batches_of_a_pool_are_made_than_may_be_ahead() -> None:
             assert len(made) == 2
 
 
-def test_time_out_says_how_many_samples_of_the_batch_have_come() -> None:
-    with rw.LocalServer([QUEUE]) as server:
-        insert_numbers(server.address, "queue", range(3))
-        with (
-            rw.ReplayDataset(server, "queue", 4, timeout_s=0.5) as dataset,
-            pytest.raises(rw.errors.ReplayTimeoutError, match="3 of 4 samples have come"),
-        ):
-            next(dataset)
-        rest = rw.ReplayDataset(server, "queue", 2, max_samples=3, timeout_s=60)
-        insert_numbers(server.address, "queue", range(3))
-        assert [first_numbers(batch) for batch in rest] == [[0, 1], [2]]
-
-
 def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
     def refuse_two(batch: rw.Batch) -> Any:
         if first_numbers(batch) == [2, 3]:
@@ -137,25 +124,3 @@ def test_priorities_that_nothing_goes_by_are_warned_of_once(
             dataset.flush_priorities()
     said = "table `replay`: neither its sampler (uniform) nor its remover (fifo) go by priorities"
     assert len([text for text in caplog.messages if said in text]) == warns
-
-
-def test_probability_and_size_of_samples_of_two_servers_are_those_of_one() -> None:
-    with rw.LocalServer([PRIORITIZED]) as one, rw.LocalServer([PRIORITIZED]) as other:
-        with rw.Client(one) as client:
-            client.insert({"n": np.array([0])}, {"replay": 6.0})
-        with rw.Client(other) as client:
-            for number in (1, 2, 3):
-                client.insert({"n": np.array([number])}, {"replay": 2.0 * number})
-        with rw.ReplayDataset([one.address, other.address], "replay", 64, timeout_s=60) as dataset:
-            batches = [next(dataset) for _ in range(4)]
-            dataset.update_priorities(batches[-1], np.ones(64))
-            dataset.flush_priorities()
-            assert (dataset.stats().priority_updates, dataset.stats().failed_priority_updates) == (
-                len(np.unique(batches[-1].info.keys)),
-                0,
-            )
-    numbers = np.concatenate([batch.data[0][:, 0] for batch in batches])
-    assert set(numbers) == {0, 1, 2, 3}
-    found = np.concatenate([batch.info.probabilities for batch in batches])
-    np.testing.assert_allclose(found, np.array([6, 2, 4, 6])[numbers] / 18)
-    assert {size for batch in batches for size in batch.info.table_sizes} == {4}

@@ -31,14 +31,6 @@ def windows(frames: Any, is_first: Any = None, **leaves: Any) -> rw.Batch:
     return rw.Batch(data, info_of([frames.shape[1]] * len(frames)))
 
 
-def test_stack_has_the_newest_frame_last_and_repeats_the_oldest_known() -> None:
-    batch = rw.frame_stack(3)(windows([[10, 11, 12, 13], [20, 21, 22, 23]]))
-    assert batch.data["observation"]["rgb"].tolist() == [
-        [[10, 10, 10], [10, 10, 11], [10, 11, 12], [11, 12, 13]],
-        [[20, 20, 20], [20, 20, 21], [20, 21, 22], [21, 22, 23]],
-    ]
-
-
 @pytest.mark.parametrize(
     "flags",
     [

@@ -80,17 +80,6 @@ def test_discounted_returns_of_a_discount_a_row() -> None:
     np.testing.assert_allclose(found, [[2.0, 2.0, 5.0]])
 
 
-def test_batches_come_first_and_time_first_by_request() -> None:
-    # Two rows of two steps, told apart even where B == T: row 0 is 1 + 0.5 * (2 + 0.5 * 8), row 1 is 3 + 0.5 * 4.
-    rewards, values = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.0, 0.0, 8.0], [0.0, 0.0, 0.0]])
-    expected = [[4.0, 6.0], [5.0, 4.0]]
-    assert discounted_returns(rewards, values, gamma=0.5).tolist() == expected
-    assert discounted_returns(rewards.T, values.T, gamma=0.5, time_axis=0).T.tolist() == expected
-    assert discounted_returns(rewards[0], values[0], gamma=0.5, time_axis=0).tolist() == expected[0]
-    errors = np.array([[1.0, 3.0], [0.0, 4.0]])
-    assert sequence_priorities(errors, max_weight=0.5).tolist() == [2.5, 3.0]
-
-
 def test_discounts_lack_trailing_axes_or_have_them_as_one() -> None:
     rewards = np.arange(24.0).reshape(2, 4, 3)
     discounts = np.array([[1, 1, 0, 1], [0, 1, 1, 1]], np.uint8)
@@ -124,13 +113,6 @@ def test_arguments_are_left_as_they_are() -> None:
     for array in (rewards, values, flags):
         array.flags.writeable = False
     gae(rewards, values, gamma=GAMMA, lam=LAM, continues=flags, next_values=values)
-
-
-def test_sequence_priorities_mix_greatest_and_mean_error_of_the_steps_that_count() -> None:
-    errors = np.array([[1.0, -3.0, 100.0], [0.0, 0.0, 0.0], [5.0, 5.0, 5.0]])
-    mask = np.array([[1, 1, 0], [1, 1, 1], [0, 0, 0]])
-    found = sequence_priorities(errors, mask, max_weight=0.9)
-    np.testing.assert_allclose(found, [0.9 * 3 + 0.1 * 2, 0.0, 0.0])
 
 
 def test_masked_elements_are_not_normalized() -> None:

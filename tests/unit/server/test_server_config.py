@@ -170,6 +170,7 @@ def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) ->
         ('port = "8000"', r'`port`: got "8000" (string), allowed: an integer from 0 to 65535.'),
         ("port = true", r"`port`: got true (boolean), allowed: an integer from 0 to 65535."),
         ("port =", r"is not valid TOML:"),
+        ('bind = "10.0.0.1"', '`bind`: got "10.0.0.1" (string), allowed: "127.0.0.1" or "0.0.0.0"'),
         ("prot = 1", r"unknown key `prot`. Did you mean `port`? Allowed: port"),
         (
             "[http]\nprot = 1",

@@ -64,24 +64,10 @@ def test_boundaries_are_recovered(
     assert found(markers, **ring) == expected
 
 
-def test_environments_of_a_storage_are_searched_separately() -> None:
-    ids = np.array([[0, 3], [0, 3], [1, 3], [1, 4], [1, 4]])
-    trajectories = find_trajectories(Markers(traj_ids=ids))
-    assert np.stack([trajectories.starts, trajectories.env_ids], axis=1).tolist() == [[0, 0], [2, 0], [0, 1], [3, 1]]
-    assert trajectories.lengths.tolist() == [2, 3, 3, 2]
-    assert trajectories.rows().tolist() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
-
-
 def test_an_environment_without_an_end_gets_one_at_its_last_row() -> None:
     ends = np.array([[0, 0], [1, 0], [0, 0]])
     trajectories = find_trajectories(Markers(done=ends), is_full=True)
     assert (trajectories.starts.tolist(), trajectories.lengths.tolist()) == ([2, 0], [3, 3])
-
-
-def test_rows_of_a_trajectory_run_on_at_the_rings_first_row() -> None:
-    trajectories = find_trajectories(Markers(done=flags(10, 2, 7)), is_full=True, cursor=4)
-    assert trajectories.rows(np.array([0])).tolist() == [8, 9, 0, 1, 2]
-    assert trajectories.rows(np.array([0]), np.array([1]), np.array([3])).tolist() == [9, 0, 1]
 
 
 def test_markers_are_not_changed() -> None:

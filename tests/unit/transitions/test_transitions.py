@@ -170,19 +170,6 @@ def test_slices_have_pairs_within_each_slice_only() -> None:
     assert rw.to_transitions(padded).mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 2
 
 
-def test_a_critic_of_50_is_told_of_the_end_it_did_not_expect() -> None:
-    steps = recorded("terminated")
-    steps["reward"] = np.array([[1.0, 1.0, 1.0, 0.0]])
-    values = np.full((1, 4), 50.0)
-    found = rw.returns.gae(rw.to_transitions(steps), values, gamma=0.99, lam=0.9).advantages
-    # The flag read on the boundary step's row gave 1 + 0.99 * 50 - 50 + 0.99 * 0.9 * (0 - 50) = -44.05.
-    assert found.shape == (1, 3)
-    assert found[0, 2] == 1 - 50 == -49
-    assert found[0, 1] == pytest.approx(1 + 0.99 * 50 - 50 + 0.99 * 0.9 * -49)
-    with pytest.raises(rw.errors.StructureError, match=r"`rw\.to_transitions"):  # not the rewards of all rows
-        rw.returns.gae(steps["reward"], values, gamma=0.99, lam=0.9)
-
-
 @pytest.mark.parametrize(
     ("end", "n_step", "returns", "advantages"),
     [

@@ -20,57 +20,6 @@ DROP, PAD, TILE, COVER, TRUNCATE, ALIGN_END = EndOfEpisode
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 
 
-def spelled(windows: list[tuple[int, int]], stream: str) -> str:
-    """Spell windows as the tables do, with P for the padding that follows the last step of `stream`."""
-    return " ".join(stream.ljust(stop, "P")[start:stop] for start, stop in windows)
-
-
-def episode(n: int) -> str:
-    """Spell an `n`-step episode: its step numbers, and B for the boundary step."""
-    return "0123456789"[: n - 1] + "B"
-
-
-# Read off tf-agents 0.19: L, S, n, then the windows of DROP, PAD and TILE. The tails that DROP and PAD
-# lose, and the steps that S > L skips, are the peer's too.
-TF_AGENTS_EPISODES = [
-    (2, 1, 4, "01 12 2B", "01 12 2B", "01 12 2B BP"),
-    (3, 2, 6, "012 234", "012 234", "012 234 4BP"),
-    (4, 1, 6, "0123 1234 234B", "0123 1234 234B", "0123 1234 234B 34BP 4BPP BPPP"),
-    (4, 3, 6, "0123", "0123", "0123 34BP"),
-    (4, 4, 6, "0123", "0123", "0123 4BPP"),
-    (4, 1, 3, "", "01BP", "01BP 1BPP BPPP"),
-    (4, 4, 3, "", "01BP", "01BP"),
-    (4, 1, 1, "", "BPPP", "BPPP"),
-    (3, 5, 6, "012", "012", "012 BPP"),
-    (3, 5, 9, "012 567", "012 567", "012 567"),
-]
-
-
-@pytest.mark.parametrize(("length", "stride", "n", "drop", "pad", "tile"), TF_AGENTS_EPISODES)
-def test_complete_episode_has_the_windows_of_tf_agents(
-    length: int, stride: int, n: int, drop: str, pad: str, tile: str
-) -> None:
-    for mode, expected in ((DROP, drop), (PAD, pad), (TILE, tile)):
-        assert spelled(WindowSpec(length, stride, mode).windows(n), episode(n)) == expected
-
-
-@pytest.mark.parametrize(
-    ("length", "stride", "stream", "expected"),
-    [
-        # TF-Agents' sequence observer
-        (3, 1, "012B" * 2, "012 12B 2B0 B01 012 12B"),
-        (3, 2, "012B" * 2, "012 2B0 012"),
-        (4, 4, "012B" * 2, "012B 012B"),
-        # Acme CONTINUE
-        (3, 2, "012345B" * 3, "012 234 45B B01 123 345 5B0 012 234 45B"),
-        (3, 2, "01", ""),
-        (3, 2, "", ""),
-    ],
-)
-def test_spanning_windows_run_across_boundaries(length: int, stride: int, stream: str, expected: str) -> None:
-    assert spelled(WindowSpec(length, stride).spanning_windows(len(stream)), stream) == expected
-
-
 def test_spanning_windows_are_the_same_whatever_the_end_mode() -> None:
     for mode in EndOfEpisode:
         assert WindowSpec(4, 3, mode).spanning_windows(9) == [(0, 4), (3, 7)]
@@ -84,22 +33,6 @@ def test_whole_episode_is_one_window_at_the_boundary() -> None:
     assert (spec.num_padding(0), spec.closing_window(0), spec.windows(0)) == (0, None, [])
     assert spec.num_dropped(5) == spec.num_dropped(0) == {}
     assert spec.spanning_windows(5) == []
-
-
-@pytest.mark.parametrize(
-    ("length", "stride", "mode", "n", "expected"),
-    [
-        (4, 1, DROP, 3, {"short_episode": 3}),
-        (3, 5, DROP, 9, {"stride_gap": 2, "unaligned_tail": 1}),  # windows 012 567; 3 and 4, then B
-        (3, 5, TILE, 12, {"stride_gap": 4}),  # 012 567 ABP, counting on in hexadecimal
-        (80, 40, DROP, 10**15 + 79, {"unaligned_tail": 39}),  # 10**15 is a multiple of 40, so 39 follow the last window
-        (2, 5, DROP, 5 * 10**15 + 2, {"stride_gap": 3 * 10**15}),  # starts 0, 5, ... 5e15, and 3 steps in each gap
-    ],
-)
-def test_dropped_steps_are_counted_by_reason(
-    length: int, stride: int, mode: EndOfEpisode, n: int, expected: dict[str, int]
-) -> None:
-    assert WindowSpec(length, stride, mode).num_dropped(n) == expected
 
 
 INTEGER_REFUSALS = [

@@ -65,16 +65,3 @@ def test_half_of_the_limit_is_sent_and_one_more_than_the_limit_is_refused() -> N
         assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (3, 4)
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.close(timeout_s=0.1)
-
-
-def test_episodes_of_several_servers_go_where_there_is_room() -> None:
-    with rw.LocalServer([rw.TableConfig.queue("queue", 4)]) as one, rw.LocalServer([rw.TableConfig("queue")]) as other:
-        address = [one.address, other.address]
-        with rw.TrajectoryObserver(address, "queue", 1, max_in_flight_items=2, timeout_s=60) as observer:
-            for number in range(60):
-                observer(step(number), end_of_episode=True)
-            with rw.Client(one, timeout_s=60) as client:
-                eventually(lambda: observer.stats().pending_items == 2)
-                assert client.server_info()["queue"].current_size == 4
-                assert len([*client.sample("queue", 4)]) == 4
-        assert observer.stats().acknowledged_items == 60
