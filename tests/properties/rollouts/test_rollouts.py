@@ -18,7 +18,6 @@ from rollouts import add, plain
 
 import reverb_writer as rw
 from reverb_writer.files import RolloutDataset, RolloutWriter, StoredTrajectory, list_trajectories
-from reverb_writer.returns import gae
 from reverb_writer.rollouts import (
     QueueRolloutStorage,
     RolloutStorage,
@@ -26,6 +25,7 @@ from reverb_writer.rollouts import (
     split_and_pad_trajectories,
     unpad_trajectories,
 )
+from reverb_writer.transitions.returns import gae
 
 Floats = npt.NDArray[np.float32]
 

@@ -62,8 +62,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.arrays import Array, array_namespace, as_array, as_bool, as_float, with_axes
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.returns.recursion import ReturnInputs, RowKeywords
 from reverb_writer.transitions.records import Transitions
+from reverb_writer.transitions.recursion import ReturnInputs, RowKeywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
