@@ -191,17 +191,11 @@ class ChunkRing:
         self._has_strings = num_strings > 0
         # NumPy writes every pointer of a new array of strings, so room for very short ones would cost memory at once.
         self._likely_row_bytes = self._row_bytes + _STRING_BYTES * num_strings
-        self._schema: ChunkSchema | None = None  # the last schema that `accepts` found to be right
         self.reset(())
 
     def accepts(self, chunk: EncodedChunk) -> bool:
         """Return whether a chunk has the dtypes and shapes of this ring's columns."""
-        if chunk.schema is self._schema:
-            return True
-        if chunk.schema.dtypes_and_shapes != self._dtypes_and_shapes:
-            return False
-        self._schema = chunk.schema
-        return True
+        return chunk.schema.dtypes_and_shapes == self._dtypes_and_shapes
 
     def fits(self, chunk: EncodedChunk) -> bool:
         """Return whether an empty ring of this size would have room for a chunk."""

@@ -36,6 +36,7 @@ class ItemCache:
         layout: of the items.
         spec: of the items, encoded; empty if they carry none.
         partitions: one for each group of columns.
+        form: dtype and row shape of each column, and whether it is scalar.
         items: by key, the number under which an item is known. Its trajectory never changes, so its rows are valid
             until a ring evicts one of its chunks; then call `forget_items`.
     """
@@ -43,6 +44,10 @@ class ItemCache:
     def __init__(self, layout: ItemLayout, spec: bytes, partitions: Sequence[Partition], max_item_bytes: int) -> None:
         """Start without items; `max_item_bytes` is the memory limit of the row ranges."""
         self.layout, self.spec, self.partitions = layout, spec, partitions
+        arrays = self._by_column([partition.ring.columns for partition in partitions])
+        self.form = [
+            (array.dtype, array.shape[1:], is_scalar) for array, is_scalar in zip(arrays, layout.is_scalar, strict=True)
+        ]
         self._max_item_bytes = max_item_bytes
         # Those that were forgotten included: their places are not used again until all are cleared.
         self._num_items, self._item_bytes = 0, 0
@@ -66,14 +71,23 @@ class ItemCache:
                 self._items_of.setdefault(chunk_key, []).append(key)
         return item
 
-    def rows_of(self, items: Sequence[int]) -> list[JoinedRows]:
-        """Return the rows of items in each partition's ring, given their numbers."""
+    def rows_of(self, items: Sequence[int]) -> list[tuple[npt.NDArray[Any], JoinedRows]]:
+        """Return the array of each column, and which of its rows are those of some items, given their numbers."""
         if self._new:
             for number, rows in enumerate(self._rows):
                 rows.extend([ranges[number] for ranges in self._new])
             self._new.clear()
         numbers = np.array(items, np.intp)
-        return [rows.joined(numbers) for rows in self._rows]
+        joined = [rows.joined(numbers) for rows in self._rows]
+        pairs = zip(self.partitions, joined, strict=True)
+        return self._by_column([[(array, rows) for array in partition.ring.columns] for partition, rows in pairs])
+
+    def _by_column(self, of_partitions: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return what each partition has for its columns in the order of the columns."""
+        found: dict[int, Any] = {}
+        for partition, values in zip(self.partitions, of_partitions, strict=True):
+            found.update(zip(partition.columns, values, strict=True))
+        return [found[column] for column in range(len(found))]
 
     def forget_items(self, chunk_keys: Iterable[int]) -> None:
         """Forget the items that name one of these chunks."""

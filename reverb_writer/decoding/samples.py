@@ -26,30 +26,23 @@ _MAX_FREE = 4
 class Column(NamedTuple):
     """One column of n samples."""
 
-    # [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller. A list of arrays
-    # [lengths[i], ...], one for each sample, if samples differ in dtype or in the shape of a row.
-    rows: Array | list[Array]
+    rows: Array  # [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller
     lengths: npt.NDArray[np.int64]  # [n] number of rows of each sample
     is_scalar: bool  # whether each sample has one row, which readers get without the time dimension
 
-    def split(self, *, keeps_time: bool = False) -> list[Array]:
-        """Return each sample's rows as a view [T, ...], or [...] if the column is scalar, unless it `keeps_time`."""
-        if isinstance(self.rows, list):
-            rows = self.rows
-        else:
-            ends = np.cumsum(self.lengths).tolist()
-            rows = [self.rows[start:end] for start, end in itertools.pairwise([0, *ends])]
-        return [row[0] for row in rows] if self.is_scalar and not keeps_time else rows
+    def split(self) -> list[Array]:
+        """Return each sample's rows as a view [T, ...], or [...] if the column is scalar."""
+        if self.is_scalar:
+            return [*self.rows]
+        ends = np.cumsum(self.lengths).tolist()
+        return [self.rows[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
 def joined(parts: Sequence[Column], memory: ArrayMemory) -> Column:
-    """Return the columns of several runs of samples as one; the rows of each part are one array."""
-    lengths = np.concatenate([part.lengths for part in parts])
-    arrays: list[Any] = [part.rows for part in parts]
-    if len({(rows.dtype, rows.shape[1:]) for rows in arrays}) == 1:
-        rows = np.concatenate(arrays, out=memory.rows_like(arrays[0], sum(map(len, arrays))))
-        return Column(rows, lengths, parts[0].is_scalar)
-    return Column([row for part in parts for row in part.split(keeps_time=True)], lengths, parts[0].is_scalar)
+    """Return the columns of several runs of samples as one."""
+    arrays = [part.rows for part in parts]
+    rows = np.concatenate(arrays, out=memory.rows_like(arrays[0], sum(map(len, arrays))))
+    return Column(rows, np.concatenate([part.lengths for part in parts]), parts[0].is_scalar)
 
 
 class SampleInfo(NamedTuple):
@@ -221,14 +214,9 @@ class SampleRows:
 
     @classmethod
     def of_columns(cls, columns: Sequence[Column], info: BatchInfo) -> SampleRows:
-        """Return the rows of columns; a StructureError if samples differ in dtype, shape, or columns in length."""
+        """Return the rows of columns; a StructureError if they differ in length."""
         sources: list[tuple[Array, JoinedRows | None]] = []
         for number, column in enumerate(columns):
-            if isinstance(column.rows, list):
-                raise StructureError(
-                    f"column {number}: samples differ in dtype or shape. Find the actor that differs, or read "
-                    "the table with a ReplayDataset and `collate='list'`."
-                )
             if (column.lengths != info.lengths).any():
                 raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
             sources.append((column.rows, None))

@@ -112,12 +112,6 @@ def collated(
 def _stacked(number: int, column: Column, *, pads: bool) -> Any:
     """Return rows [B, T, ...] of one length, or of the longest one if it `pads`; [B, ...] if the column is scalar."""
     rows, lengths = column.rows, column.lengths
-    if isinstance(rows, list):
-        kinds = sorted({f"{one.dtype} {one.shape[1:]}" for one in rows})
-        raise StructureError(
-            f"column {number}: samples differ in dtype or shape ({', '.join(kinds)}). Pass `collate='list'`, or find "
-            "the actor that differs."
-        )
     if column.is_scalar:
         return rows
     longest = lengths.max()

@@ -23,12 +23,13 @@ from reverb_writer.decoding.samples import BatchInfo, SampleRows
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
-from reverb_writer.slices import By, Short, Slices, SliceSampler, read_markers
+from reverb_writer.slices import Slices, SliceSampler, read_markers
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import KnownTrajectories
 from reverb_writer.slices.gather import mark_rows
 from reverb_writer.slices.markers import marker_leaves
+from reverb_writer.slices.sampler import By, Short
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,8 +58,8 @@ class SliceDataset(Dataset):
         num_slices: int,
         slice_len: int,
         *,
-        by: By | str = By.TRAJECTORY,
-        short: Short | str = Short.KEEP,
+        by: By = "trajectory",
+        short: Short = "keep",
         span: int | tuple[int, int] = 0,
         replacement: bool = True,
         row_priority_fn: Callable[[Any], Any] | None = None,
@@ -100,7 +101,7 @@ class SliceDataset(Dataset):
         """
         read_options = options_of(ReadOptions, options, self)
         sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
-        if row_priority_fn is not None and sampler.by is not By.ROW:
+        if row_priority_fn is not None and sampler.by != "row":
             raise SpecError("`row_priority_fn` is for slices that are drawn by row. Pass `by='row'`.")
         rng = np.random.default_rng(None if seed is None else integer("seed", seed, minimum=0))
         slices_per_item = integer("slices_per_item", slices_per_item, minimum=1)
@@ -187,7 +188,7 @@ class SlicesOfPools:
         if self._row_priority_fn is not None:
             data = pack([rows.column(index) for index in range(rows.num_columns)])
             priorities = self._row_priority_fn(data)
-        if sampler.by is By.TRAJECTORY:
+        if sampler.by == "trajectory":
             slices = sampler.each(trajectories, rng, self._slices_per_item)
         elif self._replacement:
             sampler = dataclasses.replace(sampler, num_slices=self._slices_per_item * len(trajectories))

@@ -263,7 +263,7 @@ def test_starts_of_an_items_slices_are_uniform_and_independent(replay_server: St
 
 @pytest.mark.parametrize("cache_bytes", [1, 2_000, 1 << 28])
 @pytest.mark.parametrize("by", ["trajectory", "row"])
-def test_slices_do_not_depend_on_the_size_of_the_cache(replay_server: StartServer, by: str, cache_bytes: int) -> None:
+def test_slices_do_not_depend_on_the_size_of_the_cache(replay_server: StartServer, by: Any, cache_bytes: int) -> None:
     server = replay_server(EPISODES)
     write_episodes(server.address, "episodes", [30, 20, 40, 10])
     with rw.SliceDataset(

@@ -130,11 +130,13 @@ def test_chunks_that_are_sent_again_with_other_contents_are_refused_or_decoded_w
         num_rows.append(sum(rows for _, rows in slices))
     assembler = BatchAssembler(cache_bytes, SAMPLE_BYTES)
     samples = SampleReassembler().feed(response(*entries))
-    for first in range(0, len(samples), batch_size):
-        some = samples[first : first + batch_size]
+    while samples:
+        some = samples[:batch_size]
         errors = assembler.add(some)
         assert all(isinstance(error, (FormatError, UnsafeDataError)) for error in errors)
-        assert assembler.num_samples == len(some) - len(errors)
+        num_read = len(some) - len(assembler.held_back)
+        assert assembler.num_samples == num_read - len(errors)
+        samples = samples[num_read:]
         if assembler.num_samples:
             columns, infos = assembler.take()
             for column in columns:
