@@ -205,14 +205,9 @@ class BatchAssembler:
         # turns out to be damaged is not added to a ring.
         cache = self._caches.get((layout, spec))
         missing = cache.missing_chunks(slices_of, chunks) if cache else None
-        if cache is None or missing is None:
-            cache = self._new_cache(layout, spec, slices_of, chunks)
-            missing = cache.missing_chunks(slices_of, chunks)
-        for must_reset in (False, False, True):
-            if must_reset or (missing and not cache.fits(missing)):
-                if cache is self._current:
-                    self._set_aside()
-                cache.reset_for(slices_of, chunks)
+        for must_renew in (False, False, True):
+            if cache is None or missing is None or must_renew or not cache.fits(missing):
+                cache = self._new_cache(layout, spec, slices_of, chunks)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
                 raise FormatError("the chunks of an item differ in dtype or shape.")
@@ -222,7 +217,7 @@ class BatchAssembler:
             if ranges:
                 return ranges
             # A chunk of this item was evicted for another chunk of it, and must be decoded again. If that evicts a
-            # third one, the rings are too small for this item together with others, and are reset.
+            # third one, the rings are too small for this item together with others.
             missing = cache.missing_chunks(slices_of, chunks)
         raise FormatError("the chunks of an item changed while they were decoded.")
 
@@ -260,15 +255,19 @@ class BatchAssembler:
     def _new_cache(
         self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> ItemCache:
-        """Divide the memory limit among groups of columns, so that all hold about equally many rows."""
-        firsts = [
-            chunks.get(slices[0][0], group.tensors) for group, slices in zip(layout.groups, slices_of, strict=True)
+        """Return a cache in which all chunks of an item have room together. Only one item exceeds the memory limit.
+
+        The limit is divided among groups of columns, so that all hold about equally many rows.
+        """
+        needed = [
+            [chunks.get(key, group.tensors) for key in dict.fromkeys([key for key, _, _ in slices])]
+            for group, slices in zip(layout.groups, slices_of, strict=True)
         ]
-        weights = [1 + chunk.num_bytes // chunk.length for chunk in firsts]
+        weights = [1 + first.num_bytes // first.length for first, *_ in needed]
         partitions = []
-        for (columns, tensors), chunk, weight in zip(layout.groups, firsts, weights, strict=True):
-            types = chunk.schema.dtypes_and_shapes
-            ring = ChunkRing(types, self._max_cache_bytes * weight // sum(weights))
+        for (columns, tensors), of_group, weight in zip(layout.groups, needed, weights, strict=True):
+            types = of_group[0].schema.dtypes_and_shapes
+            ring = ChunkRing(types, self._max_cache_bytes * weight // sum(weights), of_group)
             max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
             partitions.append(Partition(columns, tensors, ring, max_rows))
         return ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)

@@ -16,7 +16,7 @@ import collections
 import functools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -182,16 +182,31 @@ class ChunkRing:
         num_bytes: decoded size of all chunks, the characters of strings included.
     """
 
-    def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int) -> None:
-        """Create an empty ring for columns of these dtypes and shapes; `reset` may exceed its memory limit."""
+    def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int, needed: Sequence[EncodedChunk] = ()) -> None:
+        """Create an empty ring for columns of these dtypes and shapes.
+
+        The chunks that are `needed` together have room, also if they exceed the memory limit; they are not put yet.
+        """
         self._dtypes_and_shapes = list(dtypes_and_shapes)
-        self._row_bytes = sum(map(row_bytes, dtypes_and_shapes))
-        self._max_bytes = max_bytes
         num_strings = sum(math.prod(shape) for dtype, shape in dtypes_and_shapes if dtype.kind == "O")
         self._has_strings = num_strings > 0
-        # NumPy writes every pointer of a new array of strings, so room for very short ones would cost memory at once.
-        self._likely_row_bytes = self._row_bytes + _STRING_BYTES * num_strings
-        self.reset(())
+        of_row = sum(map(row_bytes, dtypes_and_shapes))
+        # Rows that were never written take no physical memory, but for strings: NumPy writes every pointer of a new
+        # array of strings, so room for very short ones would cost memory at once.
+        num_rows = min(max_bytes // max(of_row + _STRING_BYTES * num_strings, 1), _MAX_ROWS)
+        self._capacity = max(num_rows, sum(chunk.length for chunk in needed), 1)
+        self._capacity_bytes = max(max_bytes, self._capacity * of_row, sum(chunk.num_bytes for chunk in needed))
+        self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]
+        self._columns_as_bytes: list[Array] = []  # the same memory as uint8, [rows, bytes of a row]
+        if not self._has_strings:
+            flat = [column.reshape(self._capacity, math.prod(column.shape[1:])) for column in self.columns]
+            self._columns_as_bytes = [column.view(np.uint8) for column in flat]
+        self.rows_of: dict[int, tuple[int, int]] = {}
+        # Key, first row and decoded size of chunks in the order of `put`. Rows are counted from the first one on; row r
+        # is in row r % capacity of the arrays.
+        self._chunks: collections.deque[tuple[int, int, int]] = collections.deque()
+        self._next_row = 0
+        self.num_bytes = 0
 
     def accepts(self, chunk: EncodedChunk) -> bool:
         """Return whether a chunk has the dtypes and shapes of this ring's columns."""
@@ -200,25 +215,6 @@ class ChunkRing:
     def fits(self, chunk: EncodedChunk) -> bool:
         """Return whether an empty ring of this size would have room for a chunk."""
         return chunk.length <= self._capacity and chunk.num_bytes <= self._capacity_bytes
-
-    def reset(self, chunks: Iterable[EncodedChunk]) -> None:
-        """Evict all chunks and allocate arrays in which `chunks` have room together; they are not put yet."""
-        sizes = [(chunk.length, chunk.num_bytes) for chunk in chunks]
-        min_rows, min_bytes = sum([length for length, _ in sizes]), sum([num_bytes for _, num_bytes in sizes])
-        # Rows that were never written take no physical memory, but for strings.
-        self._capacity = max(min(self._max_bytes // max(self._likely_row_bytes, 1), _MAX_ROWS), min_rows, 1)
-        self._capacity_bytes = max(self._max_bytes, self._capacity * self._row_bytes, min_bytes)
-        self.columns, self._columns_as_bytes = [], []  # first: old and new arrays must not exist at the same time
-        self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]
-        if not self._has_strings:  # the same memory as uint8, [rows, bytes of a row]
-            flat = [column.reshape(self._capacity, math.prod(column.shape[1:])) for column in self.columns]
-            self._columns_as_bytes = [column.view(np.uint8) for column in flat]
-        self.rows_of: dict[int, tuple[int, int]] = {}
-        # Key, first row and decoded size of chunks in the order of `put`. Rows are counted since the ring was reset;
-        # row r is in row r % capacity of the arrays.
-        self._chunks: collections.deque[tuple[int, int, int]] = collections.deque()
-        self._next_row = 0
-        self.num_bytes = 0
 
     def put(self, key: int, chunk: EncodedChunk) -> bool:
         """Decode a chunk that `accepts` and `fits` allow; return whether there was room for it, else `evict_for` it.

@@ -150,16 +150,9 @@ class ItemCache:
         return missing
 
     def fits(self, missing: Sequence[Mapping[int, EncodedChunk]]) -> bool:
-        """Return whether each missing chunk fits in its ring without enlarging it."""
+        """Return whether each missing chunk fits in its ring."""
         pairs = zip(self.partitions, missing, strict=True)
         return all(partition.ring.fits(chunk) for partition, chunks in pairs for chunk in chunks.values())
-
-    def reset_for(self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks) -> None:
-        """Empty the rings so that all chunks of an item have room together. Only one item exceeds the memory limit."""
-        self.clear_items()
-        for partition, slices in zip(self.partitions, slices_of, strict=True):
-            keys = dict.fromkeys([key for key, _, _ in slices])
-            partition.ring.reset([chunks.get(key, partition.tensors) for key in keys])
 
 
 class _ItemRows:
