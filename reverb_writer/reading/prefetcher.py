@@ -17,7 +17,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
@@ -32,10 +31,10 @@ from reverb_writer.slices.batch import Batch
 _LOG = logging.getLogger(__package__)
 
 
-class BatchMaker(Protocol):
+class BatchMaker:
     """Makes batches of assembled samples, in the thread that fetches."""
 
-    calls_user: bool
+    calls_user = False
     """Whether it calls a user's function, which may take its time."""
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
@@ -43,9 +42,11 @@ class BatchMaker(Protocol):
 
         The last one is None if the samples fill no batch. Then the assembler has begun its next batch.
         """
+        raise NotImplementedError
 
     def rest(self) -> Batch | None:
         """Return a last, smaller batch of what earlier samples have left; None if there is nothing."""
+        return None
 
 
 @dataclass(eq=False)

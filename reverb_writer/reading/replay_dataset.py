@@ -21,6 +21,7 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.reading.dataset import Dataset
+from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
 from reverb_writer.slices.batch import Batch
 
@@ -77,10 +78,8 @@ class ReplayDataset(Dataset):
         self._open(replay, table, batch_size, read_options, WholeSamples(collate))
 
 
-class WholeSamples:
-    """Makes a batch of whole samples; a `BatchMaker`."""
-
-    calls_user = False
+class WholeSamples(BatchMaker):
+    """Makes a batch of whole samples."""
 
     def __init__(self, collate: Collate) -> None:
         """Set how; see `ReplayDataset`."""
@@ -90,9 +89,6 @@ class WholeSamples:
         """Yield one batch; see `BatchMaker`."""
         columns, info = assembler.take()
         yield collated(columns, info, assembler.pack, self._collate, server), True
-
-    def rest(self) -> None:
-        """Return nothing: each batch has all samples."""
 
 
 def collated(

@@ -22,6 +22,7 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.dataset import Dataset
+from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
 from reverb_writer.slices import Slices, SliceSampler, read_markers
 from reverb_writer.slices.axes import taken
@@ -134,8 +135,8 @@ class _Pool(NamedTuple):
     num_before: int  # trajectories of former pools
 
 
-class SlicesOfPools:
-    """Makes batches of the slices of pools, in the order in which they are drawn; a `BatchMaker`."""
+class SlicesOfPools(BatchMaker):
+    """Makes batches of the slices of pools, in the order in which they are drawn."""
 
     def __init__(
         self,
