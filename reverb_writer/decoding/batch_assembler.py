@@ -21,7 +21,7 @@ from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, SampleRows, joined
 from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
+from reverb_writer.errors import FormatError, ReverbWriterError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Parsed, Slice, parse_trajectory
 
@@ -128,12 +128,18 @@ class BatchAssembler:
 
         They are valid until samples are added. Call `begin_next` when they are not needed any more.
         """
+        sources: list[tuple[Any, Any]]
         if self._current and not self._parts:
             sources = self._current.rows_of(self._items)
-            lengths = sources[0][1].lengths
-            if all(np.array_equal(rows.lengths, lengths) for _, rows in sources[1:]):
-                return SampleRows(sources, self._info(lengths))
-        return SampleRows.of_columns(*self.take())
+            lengths_of = [rows.lengths for _, rows in sources]
+            info = self._info(lengths_of[0])
+        else:
+            columns, info = self.take()
+            sources, lengths_of = [(column.rows, None) for column in columns], [column.lengths for column in columns]
+        for number, lengths in enumerate(lengths_of):
+            if not np.array_equal(lengths, info.lengths):
+                raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
+        return SampleRows(sources, info)
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
         numbers = self._numbers or [NO_SAMPLES.numbers]

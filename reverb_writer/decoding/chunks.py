@@ -31,8 +31,6 @@ from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varin
 Array = npt.NDArray[Any]
 _CHUNK_KEY = b"\x08"  # tag: field 1, a varint
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
-EncodedHeader = tuple[int, bytes]
-"""A tensor's dtype, a `messages.DataType`, and its shape, an encoded TensorShapeProto."""
 
 _EVICTED_SHARE = 8  # this part of the ring is evicted at a time: before each eviction, rows of the batch are copied
 _MAX_ROWS = 1 << 27  # if rows have no bytes
@@ -43,8 +41,8 @@ _MAX_COLUMNS, _MAX_SHAPE_BYTES = 256, 8192  # of schemas that are cached
 class ChunkSchema:
     """Dtypes and shapes of a chunk's columns. Equal small schemas are one shared object: compare with `is`."""
 
-    def __init__(self, encoded_headers: Sequence[EncodedHeader]) -> None:
-        """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors."""
+    def __init__(self, encoded_headers: Sequence[tuple[int, bytes]]) -> None:
+        """Parse the headers of a chunk's tensors, their dtypes and encoded shapes, as `tensors.parse_header` does."""
         self.headers = [tensors.parse_header(*header) for header in encoded_headers]  # of each column's tensor
         if not all(header.shape and header.shape[0] for header in self.headers):
             raise FormatError("a tensor of a chunk has no rows.")

@@ -78,7 +78,7 @@ class ItemCache:
                 rows.extend([ranges[number] for ranges in self._new])
             self._new.clear()
         numbers = np.array(items, np.intp)
-        joined = [rows.joined(numbers) for rows in self._rows]
+        joined = [JoinedRows(of.rows, of.starts[numbers], of.lengths[numbers]) for of in self._rows]
         pairs = zip(self.partitions, joined, strict=True)
         return self._by_column([[(array, rows) for array in partition.ring.columns] for partition, rows in pairs])
 
@@ -159,10 +159,9 @@ class _ItemRows:
     """Where in a ring the rows of items are: of each item, all in order."""
 
     def __init__(self) -> None:
-        self._rows = np.zeros(1024, np.int32)  # of all items, end to end
-        self._stop = 0
-        self._starts, self._lengths = np.zeros((2, 64), np.intp)  # of each item's rows in these
-        self._num_items = 0
+        self.rows = np.zeros(1024, np.int32)  # of all items, end to end
+        self.starts, self.lengths = np.zeros((2, 64), np.intp)  # of each item's rows in these
+        self._num_items = self._stop = 0
 
     def extend(self, ranges: Sequence[tuple[int, ...]]) -> None:
         """Add items by their row ranges; many at once, because each costs as much as many."""
@@ -173,15 +172,11 @@ class _ItemRows:
         if len(firsts) > len(ranges):  # items of several ranges
             stops = stops[np.fromiter(map(len, ranges), np.intp).cumsum() // 2 - 1]
         starts = np.concatenate([[0], stops[:-1]])
-        self._starts = _put(self._starts, self._num_items, starts + self._stop)
-        self._lengths = _put(self._lengths, self._num_items, stops - starts)
-        self._rows = _put(self._rows, self._stop, rows)
+        self.starts = _put(self.starts, self._num_items, starts + self._stop)
+        self.lengths = _put(self.lengths, self._num_items, stops - starts)
+        self.rows = _put(self.rows, self._stop, rows)
         self._num_items += len(ranges)
         self._stop += len(rows)
-
-    def joined(self, items: npt.NDArray[np.intp]) -> JoinedRows:
-        """Return the rows of items."""
-        return JoinedRows(self._rows, self._starts[items], self._lengths[items])
 
 
 def _put(array: npt.NDArray[Any], at: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.errors import StructureError
 from reverb_writer.nests import shapes_text
 from reverb_writer.scalars import Record
 from reverb_writer.slices import axes
@@ -211,16 +210,6 @@ class SampleRows:
         """Refer to rows: for each column an array, and where in it the rows are; None if all M are in order."""
         self._sources, self.info = sources, info
         self.num_columns = len(sources)
-
-    @classmethod
-    def of_columns(cls, columns: Sequence[Column], info: BatchInfo) -> SampleRows:
-        """Return the rows of columns; a StructureError if they differ in length."""
-        sources: list[tuple[Array, JoinedRows | None]] = []
-        for number, column in enumerate(columns):
-            if (column.lengths != info.lengths).any():
-                raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
-            sources.append((column.rows, None))
-        return cls(sources, info)
 
     def column(self, index: int) -> Array:
         """Return all rows of one column, [M, ...]."""

@@ -261,8 +261,10 @@ class Prefetcher:
             batch, is_last = next(self._batches)
         except Exception as error:  # noqa: BLE001  # of a user's function, for example; the reader raises it
             is_last = True
-            if isinstance(error, IncompleteError):
-                self._leave_out(error)
+            if isinstance(error, IncompleteError):  # the reader raises it if its time-out comes before other samples
+                if self._says_too_short:
+                    _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
+                self.too_short, self._says_too_short = error, False
             else:
                 making.item = error
             if self._assembler.num_samples:
@@ -278,13 +280,6 @@ class Prefetcher:
         self._making = None if is_last else _Entry(num_left)
         making.num_samples -= num_left
         self.woken.set()
-
-    def _leave_out(self, error: IncompleteError) -> None:
-        """Go on without samples that are too short; the reader raises the error if its time-out comes first."""
-        self.too_short = error
-        if self._says_too_short:
-            self._says_too_short = False
-            _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
 
     def _refuse(self, error: ReverbWriterError, *, is_of_stream: bool = False) -> None:
         """Skip and count a sample or a message, or have the reader raise its error."""

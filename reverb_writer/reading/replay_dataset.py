@@ -11,14 +11,14 @@ Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `Trajector
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
-from reverb_writer.decoding.samples import BatchInfo, Column
+from reverb_writer.decoding.samples import Column
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.prefetcher import BatchMaker
@@ -88,21 +88,15 @@ class WholeSamples(BatchMaker):
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield one batch; see `BatchMaker`."""
         columns, info = assembler.take()
-        yield collated(columns, info, assembler.pack, self._collate, server), True
-
-
-def collated(
-    columns: Sequence[Column], info: BatchInfo, pack: Callable[[Sequence[Any]], Any], how: Collate, server: str
-) -> Batch:
-    """Make a batch of samples."""
-    if how == "list":
-        data: Any = [pack(leaves) for leaves in zip(*[column.split() for column in columns], strict=True)]
-    else:
-        data = pack([_stacked(number, column, pads=how == "pad") for number, column in enumerate(columns)])
-    mask = np.arange(info.lengths.max()) < info.lengths[:, None] if how == "pad" else None
-    if server or mask is not None:
-        info = dataclasses.replace(info, mask=mask, server=server)
-    return Batch(data, info)
+        if self._collate == "list":
+            data: Any = list(map(assembler.pack, zip(*[column.split() for column in columns], strict=True)))
+        else:
+            pads = self._collate == "pad"
+            data = assembler.pack([_stacked(number, column, pads=pads) for number, column in enumerate(columns)])
+        mask = np.arange(info.lengths.max()) < info.lengths[:, None] if self._collate == "pad" else None
+        if server or mask is not None:
+            info = dataclasses.replace(info, mask=mask, server=server)
+        yield Batch(data, info), True
 
 
 def _stacked(number: int, column: Column, *, pads: bool) -> Any:

@@ -80,11 +80,6 @@ class Slices:
             return np.ones(len(self.rows), bool)
         return positions(self.widths) < np.repeat(self.lengths, self.widths)
 
-    def rows_of(self, first: int, stop: int) -> slice:
-        """Return which of the N rows are those of slices number `first` to `stop` - 1."""
-        begin, end = np.append(0, np.cumsum(self.widths))[[first, stop]].tolist()
-        return slice(begin, end)
-
     def _marked(self, at: Integers) -> Flags:
         marked = np.zeros(len(self.rows), bool)
         marked[at] = True

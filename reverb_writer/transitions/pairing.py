@@ -172,7 +172,12 @@ def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str
 
     def joined(rows: Any) -> Callable[[Array, Array], Array]:
         """Return a function that chooses among the rows of a leaf and the rows after them."""
-        return lambda leaf, following: take_rows(xp, concatenated(_own(xp, leaf), [leaf, following], 0), rows)
+
+        def choose(leaf: Array, following: Array) -> Array:
+            own = np if isinstance(leaf, np.ndarray) else xp  # strings stay NumPy arrays
+            return take_rows(own, concatenated(own, [leaf, following], 0), rows)
+
+        return choose
 
     small = {name: tree.map_structure(joined(order), fields[name], after[name]) for name in told}
     small["observation"] = order  # numbers of rows, so that frames are copied once
@@ -206,11 +211,6 @@ def _order_with_next(slices: Any) -> tuple[Any, Any, Any]:
     starts = np.zeros(len(order), bool)
     starts[at[slices.first_rows]] = starts[-1] = True
     return order, at, starts
-
-
-def _own(xp: Any, leaf: Array) -> Any:
-    """Return the library of a leaf: strings stay NumPy arrays."""
-    return np if isinstance(leaf, np.ndarray) else xp
 
 
 class _Parts(NamedTuple):

@@ -18,8 +18,7 @@ from sampled import chunk, item, response, together
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import SampleReassembler, Samples
-from reverb_writer.protocol.signatures import packer
-from reverb_writer.reading.replay_dataset import collated
+from reverb_writer.reading.replay_dataset import WholeSamples
 
 MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "3000"))
 CACHE_BYTES = SAMPLE_BYTES = 1 << 20
@@ -52,7 +51,7 @@ def receive(message: bytes, assembler: BatchAssembler) -> None:
         for error in assembler.add(SampleReassembler().feed(message)):
             assert isinstance(error, (FormatError, UnsafeDataError))
         if assembler.num_samples:
-            collated(*assembler.take(), packer(None), "list", "")
+            next(WholeSamples("list").make(assembler, ""))
     except (FormatError, StructureError):
         pass
 
