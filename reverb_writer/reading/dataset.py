@@ -1,7 +1,4 @@
-"""Common to every dataset of a replay table: it is opened, iterated, converted, counted, closed and pickled.
-
-Prefetcher -> next(), which waits and says why -> the learner -> update_priorities() -> PriorityUpdates
-"""
+"""Common to every dataset of a replay table: it is opened, iterated, converted, counted, closed and pickled."""
 
 from __future__ import annotations
 
@@ -73,7 +70,7 @@ class Dataset(Views):
                 f"`table` must be the name of one table, got {table!r}. For several make a dataset of each, and a "
                 "MixedDataset."
             )
-        self.table, self._options, self._pool_size = table, options, pool_size
+        self.table, self._pool_size = table, pool_size
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
         self._stats = DatasetStats()

@@ -113,7 +113,7 @@ class SliceSampler:
     span: int | tuple[int, int] = 0
 
     def __post_init__(self) -> None:
-        """Check the fields, and store numbers as ints, and `span` as a pair."""
+        """Check the fields, and store `span` as a pair."""
         for name, kind in (("by", By), ("short", Short)):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
@@ -122,13 +122,9 @@ class SliceSampler:
         span = self.span if isinstance(self.span, tuple) else (self.span, self.span)
         if len(span) != 2:  # noqa: PLR2004  # left and right
             raise SpecError(f"`span` must be a number or a pair of numbers, got {self.span!r}.")
-        checked = {
-            "num_slices": integer("num_slices", self.num_slices, minimum=1),
-            "slice_len": slice_len,
-            "span": tuple(integer("span", rows, minimum=0, maximum=slice_len - 1) for rows in span),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        integer("num_slices", self.num_slices, minimum=1)
+        checked = tuple(integer("span", rows, minimum=0, maximum=slice_len - 1) for rows in span)
+        object.__setattr__(self, "span", checked)
 
     def sample(self, trajectories: Trajectories, rng: np.random.Generator, priorities: Any = None) -> Slices:
         """Draw `num_slices` slices, with replacement.
