@@ -212,7 +212,7 @@ class BatchAssembler:
         cache = self._caches.get((layout, spec))
         missing = cache.missing_chunks(slices_of, chunks) if cache else None
         for must_renew in (False, False, True):
-            if cache is None or missing is None or must_renew or not cache.fits(missing):
+            if cache is None or missing is None or must_renew:
                 cache = self._new_cache(layout, spec, slices_of, chunks)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:

@@ -59,15 +59,6 @@ class ChunkSchema:
         # indices of the columns of booleans
         self.boolean_columns = [number for number, header in enumerate(self.headers) if header.dtype.kind == "b"]
 
-    def has_usual_sizes(self, contents: Sequence[bytes | memoryview]) -> bool:
-        """Return whether snappy blocks have the usual length prefixes and sizes; others may be valid, too."""
-        return all(
-            [  # noqa: C419  # twice as fast as a generator
-                content[: len(header.length_prefix)] == header.length_prefix and len(content) >= header.min_block_bytes
-                for content, header in zip(contents, self.headers, strict=True)
-            ]
-        )
-
 
 _cached_schema = functools.lru_cache(maxsize=256)(ChunkSchema)
 
@@ -96,7 +87,11 @@ class EncodedChunk:
         self._delta_encoded = chunk.delta_encoded  # whether integers are stored as differences between rows
         self._contents = [tensor.tensor_content for tensor in named]
         self._strings = [list(tensor.string_val) for tensor in named] if schema.has_strings else [()] * len(named)
-        if schema.has_strings or not schema.has_usual_sizes(self._contents):
+        have_usual_sizes = [  # of snappy blocks, and their length prefixes; others may be valid, too
+            content[: len(header.length_prefix)] == header.length_prefix and len(content) >= header.min_block_bytes
+            for content, header in zip(self._contents, schema.headers, strict=True)
+        ]
+        if schema.has_strings or not all(have_usual_sizes):
             for tensor in self._tensors():
                 tensor.check(max_bytes)
                 if tensor.header.dtype.kind == "O":
@@ -207,15 +202,12 @@ class ChunkRing:
         self.num_bytes = 0
 
     def accepts(self, chunk: EncodedChunk) -> bool:
-        """Return whether a chunk has the dtypes and shapes of this ring's columns."""
-        return chunk.schema.dtypes_and_shapes == self._dtypes_and_shapes
-
-    def fits(self, chunk: EncodedChunk) -> bool:
-        """Return whether an empty ring of this size would have room for a chunk."""
-        return chunk.length <= self._capacity and chunk.num_bytes <= self._capacity_bytes
+        """Return whether a chunk has the dtypes and shapes of this ring's columns, and room in it without others."""
+        has_room = chunk.length <= self._capacity and chunk.num_bytes <= self._capacity_bytes
+        return has_room and chunk.schema.dtypes_and_shapes == self._dtypes_and_shapes
 
     def put(self, key: int, chunk: EncodedChunk) -> bool:
-        """Decode a chunk that `accepts` and `fits` allow; return whether there was room for it, else `evict_for` it.
+        """Decode a chunk that `accepts` allows; return whether there was room for it, else `evict_for` it.
 
         A chunk that is damaged, which is a FormatError, is not in the ring.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,7 +128,7 @@ class ItemCache:
     def missing_chunks(
         self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> list[dict[int, EncodedChunk]] | None:
-        """Return the chunks of an item that each ring lacks, by key; None if a ring has other dtypes or shapes."""
+        """Return the chunks of an item that each ring lacks, by key; None if a ring does not accept one."""
         missing = []
         for partition, slices in zip(self.partitions, slices_of, strict=True):
             ring = partition.ring
@@ -148,11 +148,6 @@ class ItemCache:
                     raise FormatError(f"an item names rows {offset}+{length} of a chunk of {chunk_length}.")
             missing.append(of_partition)
         return missing
-
-    def fits(self, missing: Sequence[Mapping[int, EncodedChunk]]) -> bool:
-        """Return whether each missing chunk fits in its ring."""
-        pairs = zip(self.partitions, missing, strict=True)
-        return all(partition.ring.fits(chunk) for partition, chunks in pairs for chunk in chunks.values())
 
 
 class _ItemRows:

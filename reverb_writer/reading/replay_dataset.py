@@ -1,7 +1,5 @@
 """Batches of a replay table, for any learner.
 
-    servers -> SampleStreams -> Mixer -> BatchAssembler -> collate, transform -> Prefetcher -> Batch(data, info)
-
 A dataset fetches ahead in the background, at most `max_in_flight_batches` batches. Every wait has a time-out, whose
 error names what keeps samples from coming.
 

@@ -1,7 +1,5 @@
 """Flat batches of slices, laid end to end, from a table of whole episodes or of sequences that span episodes.
 
-    servers -> Mixer -> pools of items -> SlicesOfPools -> transform -> Prefetcher -> Batch [N, ...]
-
 The server draws items, by the table's sampler; of each item slices are drawn here. Many actors can write to a table at
 once: every item is of one actor, so no slice crosses from one episode, or actor, to another.
 

@@ -72,14 +72,9 @@ class Trajectories:
         return len(self.starts)
 
     @property
-    def num_steps(self) -> int:
-        """T, the time steps of the ring."""
-        return self.storage_shape[0]
-
-    @property
     def stops(self) -> Integers:
         """[n] last time step of each trajectory."""
-        return (self.starts + self.lengths - 1) % self.num_steps
+        return (self.starts + self.lengths - 1) % self.storage_shape[0]
 
     def rows(
         self, which: Integers | None = None, begin: Integers | None = None, lengths: Integers | None = None
@@ -100,7 +95,7 @@ class Trajectories:
         which = np.arange(len(self)) if which is None else which
         begin = np.zeros_like(which) if begin is None else begin
         lengths = self.lengths[which] - begin if lengths is None else lengths
-        steps = (np.repeat(self.starts[which] + begin, lengths) + positions(lengths)) % self.num_steps
+        steps = (np.repeat(self.starts[which] + begin, lengths) + positions(lengths)) % self.storage_shape[0]
         num_envs = math.prod(self.storage_shape[1:])
         return steps if num_envs == 1 else steps * num_envs + np.repeat(self.env_ids[which], lengths)
 

@@ -76,7 +76,7 @@ def test_ring_has_room_for_a_chunk_above_the_limit_and_for_the_chunks_of_one_sam
     for key, (length, fits) in enumerate(((5, True), (40, True), (41, False), (100, False), (60, True), (30, True))):
         array = np.full((length, 3), float(key))
         one = encoded(key, array)
-        assert ring.fits(one) is fits
+        assert ring.accepts(one) is fits
         if not fits:
             ring, model = ChunkRing(types, MAX_BYTES, [one]), {}
         assert len(ring.columns[0]) == {0: 40, 1: 40, 2: 41}.get(key, 100)
