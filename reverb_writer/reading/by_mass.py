@@ -108,11 +108,6 @@ class ByMass(Mixer):
                 break
         return Samples.joined(parts)
 
-    @property
-    def is_starved(self) -> bool:
-        """Whether no more samples will come: a batch waits for the servers that were drawn."""
-        return self.is_done
-
     def _source(self, server: Server, stream: SampleStream, now: float) -> _Shard:
         return _Shard(server, stream, self._batch_size, self._unknown_mean, now)
 

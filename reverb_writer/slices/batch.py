@@ -137,11 +137,6 @@ class Batch:
         """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""
         return self.map_arrays(_pinned, _pinned)
 
-    def numbers(self) -> dict[str, Array]:
-        """Return the arrays of `info`, [B], and of `markers`, [N], by name."""
-        named = {**vars(self.info), **({} if self.markers is None else vars(self.markers))}
-        return {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
-
 
 def _check_alike(batches: Sequence[Batch]) -> None:
     """Check that batches have one structure, dtypes and shapes, but for the number of samples."""

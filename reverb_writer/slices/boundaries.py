@@ -64,10 +64,6 @@ class Trajectories:
         stops = np.cumsum(found)
         return cls(stops - found, found, np.zeros_like(found), (int(stops[-1]),))
 
-    def choose(self, which: Integers) -> Trajectories:
-        """Return the trajectories whose numbers `which` holds, integers [m]."""
-        return Trajectories(self.starts[which], self.lengths[which], self.env_ids[which], self.storage_shape)
-
     def __len__(self) -> int:
         return len(self.starts)
 
@@ -152,13 +148,13 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     before = np.roll(stops, 1)
     before[np.r_[0, last_of_env[:-1] + 1]] = stops[last_of_env]
     starts = (before + 1) % num_steps
-    found = Trajectories(starts, (stops - starts) % num_steps + 1, env_ids, (num_steps, *envs_shape))
+    lengths, shape = (stops - starts) % num_steps + 1, (num_steps, *envs_shape)
     if markers.mask is None:
-        return found
+        return Trajectories(starts, lengths, env_ids, shape)
     is_real = markers.mask.reshape(num_steps, -1)[starts, env_ids]
     if not is_real.any():
         raise IncompleteError(f"all {is_end.size} rows are padding, expected steps of a trajectory.")
-    return found.choose(np.flatnonzero(is_real))
+    return Trajectories(starts[is_real], lengths[is_real], env_ids[is_real], shape)
 
 
 def positions(lengths: Integers) -> Integers:

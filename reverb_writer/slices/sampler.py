@@ -200,13 +200,12 @@ class SliceSampler:
         return self._slices(trajectories, units, np.tile(np.flatnonzero(units.weights), num_rounds), rng)
 
     def _num_slices_of(self, lengths: Integers) -> Integers:
-        assert isinstance(self.span, tuple)  # noqa: S101  # `__post_init__` made it a pair
-        return np.maximum(1, lengths - self.slice_len + sum(self.span) + 1)
+        left, right = self.span  # type: ignore[misc]  # `__post_init__` made it a pair
+        return np.maximum(1, lengths - self.slice_len + left + right + 1)
 
     def _parts(self, lengths: Integers, number: Integers) -> tuple[Integers, Integers]:
         """Return first row and length of slices, given by their numbers, of trajectories of these lengths."""
-        assert isinstance(self.span, tuple)  # noqa: S101  # `__post_init__` made it a pair
-        left, right = self.span
+        left, right = self.span  # type: ignore[misc]  # `__post_init__` made it a pair
         is_whole = lengths - self.slice_len + left + right < 0
         first = np.where(is_whole, 0, number - left)
         begin = np.maximum(first, 0)

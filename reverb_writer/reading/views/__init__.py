@@ -184,7 +184,8 @@ def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
 
 
 def _element(batch: Any) -> Any:
-    pair = _tuples(batch.data), batch.numbers()
+    named = {**vars(batch.info), **({} if batch.markers is None else vars(batch.markers))}
+    pair = _tuples(batch.data), {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
     return pair if batch.next is None else (*pair, _tuples(batch.next))
 
 
