@@ -246,9 +246,12 @@ class BatchAssembler:
             and self.num_samples
             and (cache.form != current.form or (not self.structure and cache.spec != current.spec))
         ):
+            got, expected = (
+                ", ".join(f"{dtype} {list(shape)}" for dtype, shape, _ in one.form)[:500] for one in (cache, current)
+            )
             raise _OtherFormError(
-                f"an item of other columns than the first one of its batch: {_form_text(cache)}, expected "
-                f"{_form_text(current)}. The actors of the table do not agree."
+                f"an item of other columns than the first one of its batch: {got}, expected {expected}. The actors of "
+                "the table do not agree."
             )
         self._set_aside()
         self._current, self._known = cache, cache.items
@@ -277,7 +280,3 @@ class BatchAssembler:
             max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
             partitions.append(Partition(columns, tensors, ring, max_rows))
         return ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)
-
-
-def _form_text(cache: ItemCache) -> str:
-    return ", ".join(f"{dtype} {list(shape)}" for dtype, shape, _ in cache.form)[:500]

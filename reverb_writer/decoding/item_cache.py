@@ -49,8 +49,7 @@ class ItemCache:
             (array.dtype, array.shape[1:], is_scalar) for array, is_scalar in zip(arrays, layout.is_scalar, strict=True)
         ]
         self._max_item_bytes = max_item_bytes
-        # Those that were forgotten included: their places are not used again until all are cleared.
-        self._num_items, self._item_bytes = 0, 0
+        self._num_items = self._item_bytes = 0  # with those that were forgotten, whose places are not used again
         self.items: dict[int, int] = {}
         self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
         self.clear_items()

@@ -211,11 +211,6 @@ class SampleRows:
         self._sources, self.info = sources, info
         self.num_columns = len(sources)
 
-    def column(self, index: int) -> Array:
-        """Return all rows of one column, [M, ...]."""
-        source, joined = self._sources[index]
-        return source if joined is None else source.take(joined.all_rows, axis=0, mode="clip")
-
     def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
         """Return copies [N, ...] of rows with these numbers [N]: of all columns, or of `only` some, else None."""
         places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns have the same

@@ -162,8 +162,7 @@ class SlicesOfPools(BatchMaker):
         trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, _reader(rows, pack))
         priorities = None
         if self.row_priority_fn is not None:
-            data = pack([rows.column(index) for index in range(rows.num_columns)])
-            priorities = self.row_priority_fn(data)
+            priorities = self.row_priority_fn(pack(rows.take(np.arange(info.lengths.sum()))))
         if sampler.by == "trajectory":
             slices = sampler.each(trajectories, self.rng, self.slices_per_item)
         else:

@@ -24,6 +24,8 @@ from reverb_writer.slices.markers import Flags, Integers
 from reverb_writer.slices.sampler import Slices
 from reverb_writer.transitions.step_flags import split_mask
 
+Array = npt.NDArray[Any]
+
 
 @dataclass(frozen=True)
 class SliceMarkers:
@@ -59,9 +61,6 @@ class SliceMarkers:
 
     def __len__(self) -> int:
         return len(self.done)
-
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, repr=False)

@@ -197,7 +197,7 @@ class KnownTrajectories:
 
         `read` gets numbers of rows, and returns the leaves of these rows that `read_markers` needs.
         """
-        found = [self._parts_of.get(item) for item in items]
+        found: list[Any] = [self._parts_of.get(item) for item in items]
         first_rows = np.cumsum(lengths) - lengths
         missing = [number for number, of_item in enumerate(found) if of_item is None]
         if missing:
@@ -211,9 +211,8 @@ class KnownTrajectories:
                     self._num_bytes = 0
                 self._num_bytes += num_bytes
                 self._parts_of[items[number]] = of_item
-        of_items = [of_item for of_item in found if of_item is not None]
-        counts = [len(of_item) // 2 for of_item in of_items]
-        flat = np.fromiter(itertools.chain.from_iterable(of_items), np.int64, 2 * sum(counts))
+        counts = [len(of_item) // 2 for of_item in found]
+        flat = np.fromiter(itertools.chain.from_iterable(found), np.int64, 2 * sum(counts))
         starts = flat[::2] + first_rows.repeat(counts)
         trajectories = Trajectories(starts, flat[1::2], np.zeros_like(starts), (int(lengths.sum()),))
         return trajectories, np.arange(len(counts)).repeat(counts)
