@@ -215,6 +215,28 @@ def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: 
         next(dataset)
 
 
+def test_slices_begin_where_priorities_of_rows_are_computed_in_the_thread_that_fetches(
+    replay_server: StartServer,
+) -> None:
+    threads: list[str] = []
+
+    def priorities(data: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return (data["row"] % 100 == 2) * 1.0
+
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [7, 9])
+    with rw.SliceDataset(server.address, "episodes", 4, 3, by="row", row_priority_fn=priorities) as dataset:
+        batches = [next(dataset) for _ in range(3)]
+    for batch in batches:
+        assert_is_well_marked(batch)
+        assert {rows[0] % 100 for rows in slices_of(batch)} == {2}
+        assert [len(rows) for rows in slices_of(batch)] == [3] * 4
+    assert set(threads) == {"reverb-writer-prefetch"}
+    with pytest.raises(rw.errors.SpecError, match="`row_priority_fn` is for slices that are drawn by row"):
+        rw.SliceDataset(server.address, "episodes", 4, 3, row_priority_fn=priorities)
+
+
 def test_an_error_of_a_transform_costs_one_batch_of_a_pool(replay_server: StartServer) -> None:
     def picky(batch: rw.Batch) -> rw.Batch:
         if batch.data["row"][0] // 100 == 2:

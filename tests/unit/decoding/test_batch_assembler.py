@@ -233,6 +233,31 @@ def test_chunks_of_a_dropped_assembler_are_freed_without_the_garbage_collector()
         gc.enable()
 
 
+class Entry:
+    """A sample that a test can watch."""
+
+    def __init__(self, entry: Any) -> None:
+        self.info, self.data = entry.info, list(entry.data)
+
+
+def test_a_batch_and_samples_that_wait_keep_no_message_of_others() -> None:
+    """One message that was kept for its numbers kept its whole response: 100 MB."""
+    entries = [(together(n, [n], [(0, 2)], 1), [chunk(n, [[n, n]])]) for n in range(3)]
+    gc.disable()
+    try:
+        samples = Samples.of([Entry(entry) for entry in samples_of(response(*entries))])
+        alive = [weakref.ref(entry) for entry in samples]
+        assembler = BatchAssembler(1 << 20, 1 << 20)
+        assert assembler.add(samples[:2]) == []
+        waiting = samples[2:]
+        del samples
+        assert [one() is None for one in alive] == [True, True, False]
+        columns, info = assembler.take()
+        assert (columns[0].rows.tolist(), info.keys.tolist(), waiting.keys.tolist()) == ([0, 0, 1, 1], [0, 1], [2])
+    finally:
+        gc.enable()
+
+
 def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_are_for_the_next_batch() -> None:
     content = {1: np.ones((2, 1)), 2: np.ones((2, 1)), 3: np.ones((2, 3)), 4: np.ones((2, 1), np.int8)}
     samples = samples_of(response(*[(together(n, [n], [(0, 2)], 1), [chunk(n, [content[n]])]) for n in (1, 3, 4, 2)]))
