@@ -178,16 +178,16 @@ class BatchAssembler:
         """
         trajectory: bytes | Parsed = entry.info.item.flat_trajectory
         layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
-        caches, chunks = [*self._caches.values()], EncodedChunks(entry.data, self._max_sample_bytes)
-        alike = ((one, one.find_rows(slices_of)) for one in caches if one.layout == layout)
-        cache, ranges = next(((one, ranges) for one, ranges in alike if ranges), (None, None))
-        if cache is None:
-            first = slices_of[0][0][0]
+        ranges: RowRanges | None = None
+        caches = self._caches.values()
+        cache = next((one for one in caches if one.layout == layout and (ranges := one.find_rows(slices_of))), None)
+        if cache:
+            spec = cache.spec
+        else:
+            first, chunks = slices_of[0][0][0], EncodedChunks(entry.data, self._max_sample_bytes)
             knowing = (one for one in caches for part in one.partitions if first in part.ring.rows_of)
             found = next(knowing, None)
             spec = found.spec if found else chunks.spec(first)
-        else:
-            spec = cache.spec
         if self.structure and not self.structure.admits(spec):
             return None
         if cache is None or ranges is None:
