@@ -39,7 +39,7 @@ PYTHON_ANY ?= $(shell scripts/find-python 3.14 3.13 3.12 3.11 3.10)
 HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell uname -m)))
 SERVER_TESTS := tests/integration/server tests/conformance tests/docker
 
-FRAMEWORK_TESTS := tests/{unit,properties}/{returns,rollouts,transitions} tests/unit/{files,docs/test_docs_pages.py} \
+FRAMEWORK_TESTS := tests/{unit,properties}/{rollouts,transitions} tests/unit/{files,docs/test_docs_pages.py} \
 	tests/integration/{files,rollouts,sb3} tests/integration/cli/test_cli_rollouts.py \
 	tests/integration/{client/test_variables,docs/test_docs_programs,docs/test_examples}.py \
 	tests/integration/reading/test_{views,transition_views}.py

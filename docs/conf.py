@@ -11,6 +11,7 @@ from typing import Any
 import reverb_writer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))  # its dependencies need not be installed here
+sys.modules["reverb_writer.returns"] = reverb_writer.returns  # `automodule` imports the name that programs use
 
 project = "reverb-writer"
 copyright = "The reverb-writer authors"  # noqa: A001  # Sphinx's name

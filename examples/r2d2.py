@@ -24,7 +24,6 @@ import torch
 from torch import nn
 
 import reverb_writer as rw
-from reverb_writer.returns import sequence_priorities
 
 BURN_IN, NUM_STEPS, STRIDE = 2, 12, 6  # a window has one step more, for its observation
 N_STEP, GAMMA, HIDDEN = 3, 0.97, 64
@@ -126,7 +125,7 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
                 (batch.info.importance_weights(beta) * per_window).mean().backward()
                 nn.utils.clip_grad_norm_(network.parameters(), 10.0)
                 optimizer.step()
-                dataset.update_priorities(batch, sequence_priorities(errors.detach(), mask) + 1e-3)
+                dataset.update_priorities(batch, rw.returns.sequence_priorities(errors.detach(), mask) + 1e-3)
             if step % TARGET_EVERY == 0:
                 target.load_state_dict(network.state_dict())
         env.close()

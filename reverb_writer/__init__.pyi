@@ -4,7 +4,6 @@ from reverb_writer import environments as environments
 from reverb_writer import episodes as episodes
 from reverb_writer import errors as errors
 from reverb_writer import files as files
-from reverb_writer import returns as returns
 from reverb_writer import rollouts as rollouts
 from reverb_writer import slices as slices
 from reverb_writer.accumulator.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
@@ -32,6 +31,7 @@ from reverb_writer.tables import TableConfig as TableConfig
 from reverb_writer.transitions import NStepTransitions as NStepTransitions
 from reverb_writer.transitions import Transitions as Transitions
 from reverb_writer.transitions import n_step as n_step
+from reverb_writer.transitions import returns as returns
 from reverb_writer.transitions import to_transitions as to_transitions
 from reverb_writer.transport.wire import TLS as TLS
 from reverb_writer.windows import EndOfEpisode as EndOfEpisode

@@ -21,7 +21,7 @@ from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, SampleRows, joined
 from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
+from reverb_writer.errors import FormatError, ReverbWriterError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Parsed, Slice, parse_trajectory
 
@@ -32,6 +32,10 @@ _MAX_ITEM_CACHES = 4
 _ITEMS_SHARE = 4  # memory limit of the row ranges of items: this part of the limit of decoded chunks
 
 
+class _OtherFormError(FormatError):
+    """An item has other columns than those of the batch."""
+
+
 class BatchAssembler:
     """Assembles samples to batches. Not thread-safe, except for the counters and `cache_bytes`.
 
@@ -39,7 +43,7 @@ class BatchAssembler:
         num_decoded_chunks: chunks decoded so far; one whose columns are in several groups counts for each.
         num_foreign: samples that were left out because their spec is not the table's.
         num_samples: that were added since the last `take`.
-        held_back: samples that the last `add` has not added, from the first one of another spec than the batch's on.
+        held_back: without a `structure`, samples that the last `add` has not added, from the first one of another form.
     """
 
     def __init__(self, max_cache_bytes: int, max_sample_bytes: int, *, structure: TableStructure | None = None) -> None:
@@ -47,7 +51,7 @@ class BatchAssembler:
 
         `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; a quarter more
         is for row ranges of items. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
-        needs. `structure` says which specs are the table's, others are left out; None to have batches of any one spec.
+        needs. `structure` says which specs are the table's, others are left out; None to have batches of any one form.
         """
         self._memory = ArrayMemory()
         self.num_decoded_chunks = self.num_foreign = 0
@@ -96,12 +100,12 @@ class BatchAssembler:
                 try:
                     item = self._find_or_load(key, entry)
                 except (UnsafeDataError, FormatError) as error:
+                    if self.structure is None and isinstance(error, _OtherFormError):
+                        self.held_back = samples[number:]
+                        break
                     errors.append(error)
                     continue
                 if item is None:
-                    if self.structure is None:
-                        self.held_back = samples[number:]
-                        break
                     self.num_foreign += 1
                     continue
             self._items.append(item)
@@ -124,17 +128,18 @@ class BatchAssembler:
 
         They are valid until samples are added. Call `begin_next` when they are not needed any more.
         """
-        cache = self._current
-        if cache and not self._parts:
-            of_partitions = cache.rows_of(self._items)
-            lengths = of_partitions[0].lengths
-            if all(np.array_equal(one.lengths, lengths) for one in of_partitions[1:]):
-                sources: dict[int, Any] = {}
-                for partition, rows in zip(cache.partitions, of_partitions, strict=True):
-                    for column, source in zip(partition.columns, partition.ring.columns, strict=True):
-                        sources[column] = source, rows
-                return SampleRows([sources[column] for column in range(len(sources))], self._info(lengths))
-        return SampleRows.of_columns(*self.take())
+        sources: list[tuple[Any, Any]]
+        if self._current and not self._parts:
+            sources = self._current.rows_of(self._items)
+            lengths_of = [rows.lengths for _, rows in sources]
+            info = self._info(lengths_of[0])
+        else:
+            columns, info = self.take()
+            sources, lengths_of = [(column.rows, None) for column in columns], [column.lengths for column in columns]
+        for number, lengths in enumerate(lengths_of):
+            if not np.array_equal(lengths, info.lengths):
+                raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
+        return SampleRows(sources, info)
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
         numbers = self._numbers or [NO_SAMPLES.numbers]
@@ -159,37 +164,32 @@ class BatchAssembler:
         cache, items, self._items = self._current, self._items, []
         if not cache or not items:
             return
-        columns: dict[int, Column] = {}
-        for partition, rows in zip(cache.partitions, cache.rows_of(items), strict=True):
-            for number, source in zip(partition.columns, partition.ring.columns, strict=True):
-                copied = self._memory.rows_like(source, len(rows.all_rows))
-                source.take(rows.all_rows, axis=0, mode="clip", out=copied)
-                columns[number] = Column(copied, rows.lengths, cache.layout.is_scalar[number])
-        self._parts.append([columns[number] for number in range(len(columns))])
+        columns = []
+        for (source, rows), is_scalar in zip(cache.rows_of(items), cache.layout.is_scalar, strict=True):
+            copied = self._memory.rows_like(source, len(rows.all_rows))
+            source.take(rows.all_rows, axis=0, mode="clip", out=copied)
+            columns.append(Column(copied, rows.lengths, is_scalar))
+        self._parts.append(columns)
 
     def _find_or_load(self, key: int, entry: Any) -> int | None:
         """Return the number of an item that is not in the current cache, and make its cache the current one.
 
-        None if the item's spec is not the table's, or that of the batch.
+        None if the item's spec is not the table's.
         """
         trajectory: bytes | Parsed = entry.info.item.flat_trajectory
         layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
-        cache, ranges = self._find(layout, slices_of)
-        if cache is None:
-            first, chunks = slices_of[0][0][0], EncodedChunks(entry.data, self._max_sample_bytes)
-            parts = [(one.spec, part.ring) for one in self._caches.values() for part in one.partitions]
-            known = next((spec for spec, ring in parts if first in ring.rows_of), None)
-            spec = chunks.spec(first) if known is None else known
-        else:
+        ranges: RowRanges | None = None
+        caches = self._caches.values()
+        cache = next((one for one in caches if one.layout == layout and (ranges := one.find_rows(slices_of))), None)
+        if cache:
             spec = cache.spec
-        if not (self.structure.admits(spec) if self.structure else not self.num_samples or spec == self.spec):
+        else:
+            first, chunks = slices_of[0][0][0], EncodedChunks(entry.data, self._max_sample_bytes)
+            knowing = (one for one in caches for part in one.partitions if first in part.ring.rows_of)
+            found = next(knowing, None)
+            spec = found.spec if found else chunks.spec(first)
+        if self.structure and not self.structure.admits(spec):
             return None
-        if self._current and self.num_samples and layout.is_scalar != self._current.layout.is_scalar:
-            raise FormatError(
-                f"an item of {len(layout.is_scalar)} columns in a batch whose first item has "
-                f"{len(self._current.layout.is_scalar)}, or the two differ in which columns have no time dimension. "
-                "The actors of the table do not agree."
-            )
         if cache is None or ranges is None:
             ranges = self._load(layout, spec, slices_of, chunks)
             if self.structure:
@@ -203,15 +203,6 @@ class BatchAssembler:
             item = cache.add_item(key, slices_of, ranges)
         return item
 
-    def _find(
-        self, layout: ItemLayout, slices_of: Sequence[Sequence[Slice]]
-    ) -> tuple[ItemCache | None, RowRanges | None]:
-        """Return the cache that has all chunks of an item, and the item's row ranges."""
-        for cache in self._caches.values():
-            if cache.layout == layout and (ranges := cache.find_rows(slices_of)):
-                return cache, ranges
-        return None, None
-
     def _load(
         self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> RowRanges:
@@ -220,14 +211,9 @@ class BatchAssembler:
         # turns out to be damaged is not added to a ring.
         cache = self._caches.get((layout, spec))
         missing = cache.missing_chunks(slices_of, chunks) if cache else None
-        if cache is None or missing is None:
-            cache = self._new_cache(layout, spec, slices_of, chunks)
-            missing = cache.missing_chunks(slices_of, chunks)
-        for must_reset in (False, False, True):
-            if must_reset or (missing and not cache.fits(missing)):
-                if cache is self._current:
-                    self._set_aside()
-                cache.reset_for(slices_of, chunks)
+        for must_renew in (False, False, True):
+            if cache is None or missing is None or must_renew:
+                cache = self._new_cache(layout, spec, slices_of, chunks)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
                 raise FormatError("the chunks of an item differ in dtype or shape.")
@@ -237,7 +223,7 @@ class BatchAssembler:
             if ranges:
                 return ranges
             # A chunk of this item was evicted for another chunk of it, and must be decoded again. If that evicts a
-            # third one, the rings are too small for this item together with others, and are reset.
+            # third one, the rings are too small for this item together with others.
             missing = cache.missing_chunks(slices_of, chunks)
         raise FormatError("the chunks of an item changed while they were decoded.")
 
@@ -252,8 +238,21 @@ class BatchAssembler:
             self.num_decoded_chunks += len(of_partition)
 
     def _make_current(self, cache: ItemCache) -> None:
-        if cache is self._current:
+        current = self._current
+        if cache is current:
             return
+        if (
+            current
+            and self.num_samples
+            and (cache.form != current.form or (not self.structure and cache.spec != current.spec))
+        ):
+            got, expected = (
+                ", ".join(f"{dtype} {list(shape)}" for dtype, shape, _ in one.form)[:500] for one in (cache, current)
+            )
+            raise _OtherFormError(
+                f"an item of other columns than the first one of its batch: {got}, expected {expected}. The actors of "
+                "the table do not agree."
+            )
         self._set_aside()
         self._current, self._known = cache, cache.items
         if self._caches.get((cache.layout, cache.spec)) is not cache:
@@ -265,15 +264,19 @@ class BatchAssembler:
     def _new_cache(
         self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> ItemCache:
-        """Divide the memory limit among groups of columns, so that all hold about equally many rows."""
-        firsts = [
-            chunks.get(slices[0][0], group.tensors) for group, slices in zip(layout.groups, slices_of, strict=True)
+        """Return a cache in which all chunks of an item have room together. Only one item exceeds the memory limit.
+
+        The limit is divided among groups of columns, so that all hold about equally many rows.
+        """
+        needed = [
+            [chunks.get(key, group.tensors) for key in dict.fromkeys([key for key, _, _ in slices])]
+            for group, slices in zip(layout.groups, slices_of, strict=True)
         ]
-        weights = [1 + chunk.num_bytes // chunk.length for chunk in firsts]
+        weights = [1 + first.num_bytes // first.length for first, *_ in needed]
         partitions = []
-        for (columns, tensors), chunk, weight in zip(layout.groups, firsts, weights, strict=True):
-            types = chunk.schema.dtypes_and_shapes
-            ring = ChunkRing(types, self._max_cache_bytes * weight // sum(weights))
+        for (columns, tensors), of_group, weight in zip(layout.groups, needed, weights, strict=True):
+            types = of_group[0].schema.dtypes_and_shapes
+            ring = ChunkRing(types, self._max_cache_bytes * weight // sum(weights), of_group)
             max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
             partitions.append(Partition(columns, tensors, ring, max_rows))
         return ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)

@@ -16,7 +16,7 @@ import collections
 import functools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,6 @@ from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varin
 Array = npt.NDArray[Any]
 _CHUNK_KEY = b"\x08"  # tag: field 1, a varint
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
-EncodedHeader = tuple[int, bytes]
-"""A tensor's dtype, a `messages.DataType`, and its shape, an encoded TensorShapeProto."""
 
 _EVICTED_SHARE = 8  # this part of the ring is evicted at a time: before each eviction, rows of the batch are copied
 _MAX_ROWS = 1 << 27  # if rows have no bytes
@@ -43,8 +41,8 @@ _MAX_COLUMNS, _MAX_SHAPE_BYTES = 256, 8192  # of schemas that are cached
 class ChunkSchema:
     """Dtypes and shapes of a chunk's columns. Equal small schemas are one shared object: compare with `is`."""
 
-    def __init__(self, encoded_headers: Sequence[EncodedHeader]) -> None:
-        """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors."""
+    def __init__(self, encoded_headers: Sequence[tuple[int, bytes]]) -> None:
+        """Parse the headers of a chunk's tensors, their dtypes and encoded shapes, as `tensors.parse_header` does."""
         self.headers = [tensors.parse_header(*header) for header in encoded_headers]  # of each column's tensor
         if not all(header.shape and header.shape[0] for header in self.headers):
             raise FormatError("a tensor of a chunk has no rows.")
@@ -60,15 +58,6 @@ class ChunkSchema:
         self.is_raw = have_equal_lengths and not self.has_strings and sys.byteorder == "little"
         # indices of the columns of booleans
         self.boolean_columns = [number for number, header in enumerate(self.headers) if header.dtype.kind == "b"]
-
-    def has_usual_sizes(self, contents: Sequence[bytes | memoryview]) -> bool:
-        """Return whether snappy blocks have the usual length prefixes and sizes; others may be valid, too."""
-        return all(
-            [  # noqa: C419  # twice as fast as a generator
-                content[: len(header.length_prefix)] == header.length_prefix and len(content) >= header.min_block_bytes
-                for content, header in zip(contents, self.headers, strict=True)
-            ]
-        )
 
 
 _cached_schema = functools.lru_cache(maxsize=256)(ChunkSchema)
@@ -98,7 +87,11 @@ class EncodedChunk:
         self._delta_encoded = chunk.delta_encoded  # whether integers are stored as differences between rows
         self._contents = [tensor.tensor_content for tensor in named]
         self._strings = [list(tensor.string_val) for tensor in named] if schema.has_strings else [()] * len(named)
-        if schema.has_strings or not schema.has_usual_sizes(self._contents):
+        have_usual_sizes = [  # of snappy blocks, and their length prefixes; others may be valid, too
+            content[: len(header.length_prefix)] == header.length_prefix and len(content) >= header.min_block_bytes
+            for content, header in zip(self._contents, schema.headers, strict=True)
+        ]
+        if schema.has_strings or not all(have_usual_sizes):
             for tensor in self._tensors():
                 tensor.check(max_bytes)
                 if tensor.header.dtype.kind == "O":
@@ -182,52 +175,39 @@ class ChunkRing:
         num_bytes: decoded size of all chunks, the characters of strings included.
     """
 
-    def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int) -> None:
-        """Create an empty ring for columns of these dtypes and shapes; `reset` may exceed its memory limit."""
+    def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int, needed: Sequence[EncodedChunk] = ()) -> None:
+        """Create an empty ring for columns of these dtypes and shapes.
+
+        The chunks that are `needed` together have room, also if they exceed the memory limit; they are not put yet.
+        """
         self._dtypes_and_shapes = list(dtypes_and_shapes)
-        self._row_bytes = sum(map(row_bytes, dtypes_and_shapes))
-        self._max_bytes = max_bytes
         num_strings = sum(math.prod(shape) for dtype, shape in dtypes_and_shapes if dtype.kind == "O")
         self._has_strings = num_strings > 0
-        # NumPy writes every pointer of a new array of strings, so room for very short ones would cost memory at once.
-        self._likely_row_bytes = self._row_bytes + _STRING_BYTES * num_strings
-        self._schema: ChunkSchema | None = None  # the last schema that `accepts` found to be right
-        self.reset(())
-
-    def accepts(self, chunk: EncodedChunk) -> bool:
-        """Return whether a chunk has the dtypes and shapes of this ring's columns."""
-        if chunk.schema is self._schema:
-            return True
-        if chunk.schema.dtypes_and_shapes != self._dtypes_and_shapes:
-            return False
-        self._schema = chunk.schema
-        return True
-
-    def fits(self, chunk: EncodedChunk) -> bool:
-        """Return whether an empty ring of this size would have room for a chunk."""
-        return chunk.length <= self._capacity and chunk.num_bytes <= self._capacity_bytes
-
-    def reset(self, chunks: Iterable[EncodedChunk]) -> None:
-        """Evict all chunks and allocate arrays in which `chunks` have room together; they are not put yet."""
-        sizes = [(chunk.length, chunk.num_bytes) for chunk in chunks]
-        min_rows, min_bytes = sum([length for length, _ in sizes]), sum([num_bytes for _, num_bytes in sizes])
-        # Rows that were never written take no physical memory, but for strings.
-        self._capacity = max(min(self._max_bytes // max(self._likely_row_bytes, 1), _MAX_ROWS), min_rows, 1)
-        self._capacity_bytes = max(self._max_bytes, self._capacity * self._row_bytes, min_bytes)
-        self.columns, self._columns_as_bytes = [], []  # first: old and new arrays must not exist at the same time
+        of_row = sum(map(row_bytes, dtypes_and_shapes))
+        # Rows that were never written take no physical memory, but for strings: NumPy writes every pointer of a new
+        # array of strings, so room for very short ones would cost memory at once.
+        num_rows = min(max_bytes // max(of_row + _STRING_BYTES * num_strings, 1), _MAX_ROWS)
+        self._capacity = max(num_rows, sum(chunk.length for chunk in needed), 1)
+        self._capacity_bytes = max(max_bytes, self._capacity * of_row, sum(chunk.num_bytes for chunk in needed))
         self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]
-        if not self._has_strings:  # the same memory as uint8, [rows, bytes of a row]
+        self._columns_as_bytes: list[Array] = []  # the same memory as uint8, [rows, bytes of a row]
+        if not self._has_strings:
             flat = [column.reshape(self._capacity, math.prod(column.shape[1:])) for column in self.columns]
             self._columns_as_bytes = [column.view(np.uint8) for column in flat]
         self.rows_of: dict[int, tuple[int, int]] = {}
-        # Key, first row and decoded size of chunks in the order of `put`. Rows are counted since the ring was reset;
-        # row r is in row r % capacity of the arrays.
+        # Key, first row and decoded size of chunks in the order of `put`. Rows are counted from the first one on; row r
+        # is in row r % capacity of the arrays.
         self._chunks: collections.deque[tuple[int, int, int]] = collections.deque()
         self._next_row = 0
         self.num_bytes = 0
 
+    def accepts(self, chunk: EncodedChunk) -> bool:
+        """Return whether a chunk has the dtypes and shapes of this ring's columns, and room in it without others."""
+        has_room = chunk.length <= self._capacity and chunk.num_bytes <= self._capacity_bytes
+        return has_room and chunk.schema.dtypes_and_shapes == self._dtypes_and_shapes
+
     def put(self, key: int, chunk: EncodedChunk) -> bool:
-        """Decode a chunk that `accepts` and `fits` allow; return whether there was room for it, else `evict_for` it.
+        """Decode a chunk that `accepts` allows; return whether there was room for it, else `evict_for` it.
 
         A chunk that is damaged, which is a FormatError, is not in the ring.
         """

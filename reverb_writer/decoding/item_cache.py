@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ class ItemCache:
         layout: of the items.
         spec: of the items, encoded; empty if they carry none.
         partitions: one for each group of columns.
+        form: dtype and row shape of each column, and whether it is scalar.
         items: by key, the number under which an item is known. Its trajectory never changes, so its rows are valid
             until a ring evicts one of its chunks; then call `forget_items`.
     """
@@ -43,9 +44,12 @@ class ItemCache:
     def __init__(self, layout: ItemLayout, spec: bytes, partitions: Sequence[Partition], max_item_bytes: int) -> None:
         """Start without items; `max_item_bytes` is the memory limit of the row ranges."""
         self.layout, self.spec, self.partitions = layout, spec, partitions
+        arrays = self._by_column([partition.ring.columns for partition in partitions])
+        self.form = [
+            (array.dtype, array.shape[1:], is_scalar) for array, is_scalar in zip(arrays, layout.is_scalar, strict=True)
+        ]
         self._max_item_bytes = max_item_bytes
-        # Those that were forgotten included: their places are not used again until all are cleared.
-        self._num_items, self._item_bytes = 0, 0
+        self._num_items = self._item_bytes = 0  # with those that were forgotten, whose places are not used again
         self.items: dict[int, int] = {}
         self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
         self.clear_items()
@@ -66,14 +70,23 @@ class ItemCache:
                 self._items_of.setdefault(chunk_key, []).append(key)
         return item
 
-    def rows_of(self, items: Sequence[int]) -> list[JoinedRows]:
-        """Return the rows of items in each partition's ring, given their numbers."""
+    def rows_of(self, items: Sequence[int]) -> list[tuple[npt.NDArray[Any], JoinedRows]]:
+        """Return the array of each column, and which of its rows are those of some items, given their numbers."""
         if self._new:
             for number, rows in enumerate(self._rows):
                 rows.extend([ranges[number] for ranges in self._new])
             self._new.clear()
         numbers = np.array(items, np.intp)
-        return [rows.joined(numbers) for rows in self._rows]
+        joined = [JoinedRows(of.rows, of.starts[numbers], of.lengths[numbers]) for of in self._rows]
+        pairs = zip(self.partitions, joined, strict=True)
+        return self._by_column([[(array, rows) for array in partition.ring.columns] for partition, rows in pairs])
+
+    def _by_column(self, of_partitions: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return what each partition has for its columns in the order of the columns."""
+        found: dict[int, Any] = {}
+        for partition, values in zip(self.partitions, of_partitions, strict=True):
+            found.update(zip(partition.columns, values, strict=True))
+        return [found[column] for column in range(len(found))]
 
     def forget_items(self, chunk_keys: Iterable[int]) -> None:
         """Forget the items that name one of these chunks."""
@@ -114,7 +127,7 @@ class ItemCache:
     def missing_chunks(
         self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> list[dict[int, EncodedChunk]] | None:
-        """Return the chunks of an item that each ring lacks, by key; None if a ring has other dtypes or shapes."""
+        """Return the chunks of an item that each ring lacks, by key; None if a ring does not accept one."""
         missing = []
         for partition, slices in zip(self.partitions, slices_of, strict=True):
             ring = partition.ring
@@ -135,27 +148,14 @@ class ItemCache:
             missing.append(of_partition)
         return missing
 
-    def fits(self, missing: Sequence[Mapping[int, EncodedChunk]]) -> bool:
-        """Return whether each missing chunk fits in its ring without enlarging it."""
-        pairs = zip(self.partitions, missing, strict=True)
-        return all(partition.ring.fits(chunk) for partition, chunks in pairs for chunk in chunks.values())
-
-    def reset_for(self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks) -> None:
-        """Empty the rings so that all chunks of an item have room together. Only one item exceeds the memory limit."""
-        self.clear_items()
-        for partition, slices in zip(self.partitions, slices_of, strict=True):
-            keys = dict.fromkeys([key for key, _, _ in slices])
-            partition.ring.reset([chunks.get(key, partition.tensors) for key in keys])
-
 
 class _ItemRows:
     """Where in a ring the rows of items are: of each item, all in order."""
 
     def __init__(self) -> None:
-        self._rows = np.zeros(1024, np.int32)  # of all items, end to end
-        self._stop = 0
-        self._starts, self._lengths = np.zeros((2, 64), np.intp)  # of each item's rows in these
-        self._num_items = 0
+        self.rows = np.zeros(1024, np.int32)  # of all items, end to end
+        self.starts, self.lengths = np.zeros((2, 64), np.intp)  # of each item's rows in these
+        self._num_items = self._stop = 0
 
     def extend(self, ranges: Sequence[tuple[int, ...]]) -> None:
         """Add items by their row ranges; many at once, because each costs as much as many."""
@@ -166,15 +166,11 @@ class _ItemRows:
         if len(firsts) > len(ranges):  # items of several ranges
             stops = stops[np.fromiter(map(len, ranges), np.intp).cumsum() // 2 - 1]
         starts = np.concatenate([[0], stops[:-1]])
-        self._starts = _put(self._starts, self._num_items, starts + self._stop)
-        self._lengths = _put(self._lengths, self._num_items, stops - starts)
-        self._rows = _put(self._rows, self._stop, rows)
+        self.starts = _put(self.starts, self._num_items, starts + self._stop)
+        self.lengths = _put(self.lengths, self._num_items, stops - starts)
+        self.rows = _put(self.rows, self._stop, rows)
         self._num_items += len(ranges)
         self._stop += len(rows)
-
-    def joined(self, items: npt.NDArray[np.intp]) -> JoinedRows:
-        """Return the rows of items."""
-        return JoinedRows(self._rows, self._starts[items], self._lengths[items])
 
 
 def _put(array: npt.NDArray[Any], at: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.errors import StructureError
 from reverb_writer.nests import shapes_text
 from reverb_writer.scalars import Record
 from reverb_writer.slices import axes
@@ -26,30 +25,23 @@ _MAX_FREE = 4
 class Column(NamedTuple):
     """One column of n samples."""
 
-    # [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller. A list of arrays
-    # [lengths[i], ...], one for each sample, if samples differ in dtype or in the shape of a row.
-    rows: Array | list[Array]
+    rows: Array  # [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller
     lengths: npt.NDArray[np.int64]  # [n] number of rows of each sample
     is_scalar: bool  # whether each sample has one row, which readers get without the time dimension
 
-    def split(self, *, keeps_time: bool = False) -> list[Array]:
-        """Return each sample's rows as a view [T, ...], or [...] if the column is scalar, unless it `keeps_time`."""
-        if isinstance(self.rows, list):
-            rows = self.rows
-        else:
-            ends = np.cumsum(self.lengths).tolist()
-            rows = [self.rows[start:end] for start, end in itertools.pairwise([0, *ends])]
-        return [row[0] for row in rows] if self.is_scalar and not keeps_time else rows
+    def split(self) -> list[Array]:
+        """Return each sample's rows as a view [T, ...], or [...] if the column is scalar."""
+        if self.is_scalar:
+            return [*self.rows]
+        ends = np.cumsum(self.lengths).tolist()
+        return [self.rows[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
 def joined(parts: Sequence[Column], memory: ArrayMemory) -> Column:
-    """Return the columns of several runs of samples as one; the rows of each part are one array."""
-    lengths = np.concatenate([part.lengths for part in parts])
-    arrays: list[Any] = [part.rows for part in parts]
-    if len({(rows.dtype, rows.shape[1:]) for rows in arrays}) == 1:
-        rows = np.concatenate(arrays, out=memory.rows_like(arrays[0], sum(map(len, arrays))))
-        return Column(rows, lengths, parts[0].is_scalar)
-    return Column([row for part in parts for row in part.split(keeps_time=True)], lengths, parts[0].is_scalar)
+    """Return the columns of several runs of samples as one."""
+    arrays = [part.rows for part in parts]
+    rows = np.concatenate(arrays, out=memory.rows_like(arrays[0], sum(map(len, arrays))))
+    return Column(rows, np.concatenate([part.lengths for part in parts]), parts[0].is_scalar)
 
 
 class SampleInfo(NamedTuple):
@@ -218,26 +210,6 @@ class SampleRows:
         """Refer to rows: for each column an array, and where in it the rows are; None if all M are in order."""
         self._sources, self.info = sources, info
         self.num_columns = len(sources)
-
-    @classmethod
-    def of_columns(cls, columns: Sequence[Column], info: BatchInfo) -> SampleRows:
-        """Return the rows of columns; a StructureError if samples differ in dtype, shape, or columns in length."""
-        sources: list[tuple[Array, JoinedRows | None]] = []
-        for number, column in enumerate(columns):
-            if isinstance(column.rows, list):
-                raise StructureError(
-                    f"column {number}: samples differ in dtype or shape. Find the actor that differs, or read "
-                    "the table with a ReplayDataset and `collate='list'`."
-                )
-            if (column.lengths != info.lengths).any():
-                raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
-            sources.append((column.rows, None))
-        return cls(sources, info)
-
-    def column(self, index: int) -> Array:
-        """Return all rows of one column, [M, ...]."""
-        source, joined = self._sources[index]
-        return source if joined is None else source.take(joined.all_rows, axis=0, mode="clip")
 
     def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
         """Return copies [N, ...] of rows with these numbers [N]: of all columns, or of `only` some, else None."""

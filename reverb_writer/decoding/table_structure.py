@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from reverb_writer.protocol.signatures import decode_spec, have_same_leaves, packer, spec_text
@@ -22,13 +21,9 @@ class TableStructure:
         """Take a table's signature, None if it has none: then the first item's spec counts."""
         self.table = table
         self._spec = signature  # a nest of `ArraySpec`
-        self._pack = packer(self._spec)
+        self.pack = packer(self._spec)  # the nest of some columns; a tuple of columns where it is not known
         self._first: bytes | None = None if signature is None else b""  # the spec of the first item, encoded
         self._verdicts: dict[bytes, bool] = {}  # of other specs than the first
-
-    def pack(self, columns: Sequence[Any]) -> Any:
-        """Return the nest of some columns; a tuple of columns where it is not known."""
-        return self._pack(columns)
 
     def admits(self, spec: bytes) -> bool:
         """Return whether an item with this encoded spec belongs to the table's others, or would be the first."""
@@ -52,4 +47,4 @@ class TableStructure:
         """Take the spec of an item that was read and that `admits` allows, if it is the first one."""
         if self._first is None:
             self._first, self._spec = spec, decode_spec(spec) if spec else None
-            self._pack = packer(self._spec)
+            self.pack = packer(self._spec)

@@ -24,7 +24,8 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import mean_weight, shares
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.mixer import Mixer, Source
-from reverb_writer.tables.table_info import ServerInfo, TableInfo
+from reverb_writer.tables.table_info import TableInfo
+from reverb_writer.transport.sample_stream import SampleStream
 
 _ASK_AFTER_S = 0.5  # a server whose samples have told its size so long ago is asked for it
 _LOOK_S = 0.05  # whether a server that is waited for is to be left out
@@ -36,19 +37,18 @@ _STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells th
 class _Shard(Source):
     """A server with its share of the table."""
 
-    def __init__(self, of: Source, max_samples: int, unknown_mean: float | None, now: float) -> None:
+    def __init__(self, server: Server, stream: SampleStream, max_samples: int, mean: float | None, now: float) -> None:
         """Start without samples; what the server has told is in its stream."""
-        super().__init__(of.server, of.stream, max_samples)
+        super().__init__(server, stream, max_samples)
         self.size = 0  # items of its table, as it has told last; 0 before that
-        self.unknown_mean = unknown_mean
-        self.mean = self.unknown_mean  # of their weights, see `mean_weight`; None until a sample tells it
+        self.mean = mean  # of their weights, see `mean_weight`; None until a sample tells it
         self.told_at = now  # when a sample told both last
         self.asked_at = now  # when the server was asked for its size last
         self.due = 0  # samples that were drawn of it and that it has not given
         self.waits_since: float | None = None  # since then it owes samples, or its mass, and gives none
         self.heard: TableInfo | None = None  # the answer that was read last
         self.hear()
-        self.state_id = None if of.stream.info is None else of.stream.info.state_id  # when `mean` was told
+        self.state_id = None if stream.info is None else stream.info.state_id  # when `mean` was told
 
     def lacks_mass(self) -> bool:
         """Return whether its share is not known, although it has items."""
@@ -80,6 +80,7 @@ class ByMass(Mixer):
         super().__init__(*args, **kwargs)
         self._rng = np.random.default_rng()
         self._exponent = self._table.sampler_exponent
+        self._unknown_mean = 1.0 if self._exponent is None else None
         self._drops_stale = not self.removes_items and self._exponent is not None
         self._share_of: dict[_Shard, float] = {}
         self._num_items = 0  # of all servers that are not left out
@@ -107,14 +108,8 @@ class ByMass(Mixer):
                 break
         return Samples.joined(parts)
 
-    @property
-    def is_starved(self) -> bool:
-        """Whether no more samples will come: a batch waits for the servers that were drawn."""
-        return self.is_done
-
-    def _begin(self, server: Server, info: ServerInfo | None, now: float) -> _Shard:
-        unknown_mean = 1.0 if self._exponent is None else None
-        return _Shard(super()._begin(server, info, now), self._batch_size, unknown_mean, now)
+    def _source(self, server: Server, stream: SampleStream, now: float) -> _Shard:
+        return _Shard(server, stream, self._batch_size, self._unknown_mean, now)
 
     def _draw(self, shards: Sequence[_Shard], num_samples: int, now: float) -> bool:
         """Draw the servers of the next samples; return whether that can be done now, and one server has samples."""
@@ -172,7 +167,7 @@ class ByMass(Mixer):
         stream = source.stream
         if was_lost and stream.loss is None and stream.info is not None:
             if source.state_id != stream.info.state_id:  # it may have been started without its items
-                source.mean, source.state_id = source.unknown_mean, stream.info.state_id
+                source.mean, source.state_id = self._unknown_mean, stream.info.state_id
             if not self.removes_items and len(self._sources) > 1:
                 source.num_dropped += len(source.waiting)
                 source.waiting = NO_SAMPLES

@@ -1,7 +1,4 @@
-"""Common to every dataset of a replay table: it is opened, iterated, converted, counted, closed and pickled.
-
-Prefetcher -> next(), which waits and says why -> the learner -> update_priorities() -> PriorityUpdates
-"""
+"""Common to every dataset of a replay table: it is opened, iterated, converted, counted, closed and pickled."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__package__)
 
-_ORDERED = ("fifo", "max_heap", "min_heap")
+_ORDERED = {"fifo", "max_heap", "min_heap"}
 _LOOK_EVERY_S = 0.2  # why a wait lasts
 _END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
 _STOP_S = 3.0  # for the thread to end
@@ -73,7 +70,7 @@ class Dataset(Views):
                 f"`table` must be the name of one table, got {table!r}. For several make a dataset of each, and a "
                 "MixedDataset."
             )
-        self.table, self._options, self._pool_size = table, options, pool_size
+        self.table, self._pool_size = table, pool_size
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
         self._stats = DatasetStats()
@@ -310,9 +307,12 @@ def _open_table(
     """Return the tables of the servers, by name of the shard, the table as the first one tells it, and its mixer."""
     infos = _request_infos(client, table, timeout_s, needs_all=options.has_end)
     tables = [info.tables[table] for info in infos.values()]
-    if options.single_pass:
-        for one in tables:
-            _check_single_pass(one)
+    for one in tables if options.single_pass else ():
+        if not {one.sampler, one.remover} <= _ORDERED or one.max_times_sampled != 1:
+            raise SpecError(
+                "`single_pass` needs a table whose sampler and remover are 'fifo', 'max_heap' or 'min_heap', and whose "
+                f"`max_times_sampled` is 1: `{table}` has {one.sampler!r}, {one.remover!r} and {one.max_times_sampled}."
+            )
     is_exact = client.connections.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
     return infos, tables[0], ByMass if is_exact else Mixer
 
@@ -341,18 +341,3 @@ def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: b
         else:
             _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
     return {shard.name: info for shard, info in infos.items()}
-
-
-def _check_single_pass(table: TableInfo) -> None:
-    """Check that `single_pass` can work with a table."""
-    for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
-        if selector not in _ORDERED:
-            raise SpecError(
-                f"`single_pass` needs a table whose order is known: the {role} of `{table.name}` is {selector!r}, "
-                f"expected one of {', '.join(map(repr, _ORDERED))}."
-            )
-    if table.max_times_sampled != 1:
-        raise SpecError(
-            f"`single_pass` needs items that are sampled once: `max_times_sampled` of `{table.name}` is "
-            f"{table.max_times_sampled}, expected 1, else its first item would come again and again."
-        )

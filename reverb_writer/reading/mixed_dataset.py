@@ -53,13 +53,10 @@ class MixedDataset(Views):
         Raises:
             SpecError: these cannot be mixed.
         """
-        if not isinstance(datasets, Sequence) or not datasets:
-            raise SpecError(f"`datasets` must be a list of datasets, got {datasets!r}.")
-        for dataset in datasets:
-            if not isinstance(dataset, Dataset):
-                raise SpecError(f"`datasets` must be ReplayDatasets or SliceDatasets, got {type(dataset).__name__}.")
-            if dataset.gives_lists:
-                raise SpecError("`collate='list'` gives no arrays to mix. Mix SliceDatasets, or pass `collate='pad'`.")
+        if not isinstance(datasets, Sequence) or not datasets or not all(isinstance(one, Dataset) for one in datasets):
+            raise SpecError(f"`datasets` must be a list of ReplayDatasets and SliceDatasets, got {datasets!r}.")
+        if any(dataset.gives_lists for dataset in datasets):
+            raise SpecError("`collate='list'` gives no arrays to mix. Mix SliceDatasets, or pass `collate='pad'`.")
         self.datasets = tuple(datasets)
         self._held: dict[int, Batch] = {}  # of datasets, by number: of a batch that others did not complete
 

@@ -266,7 +266,7 @@ class Mixer:
             source.num_dropped += len(source.waiting)
         source.count(self._past)
 
-    def _begin(self, server: Server, info: ServerInfo | None, now: float) -> Any:  # noqa: ARG002  # for rules
+    def _begin(self, server: Server, info: ServerInfo | None, now: float) -> Any:
         """Begin with a server; `info` has its tables, if it has answered."""
         single_pass = None
         if self._options.single_pass:
@@ -281,6 +281,9 @@ class Mixer:
             single_pass=single_pass,
             needs_table=self._makes_one_server,
         )
+        return self._source(server, stream, now)
+
+    def _source(self, server: Server, stream: SampleStream, now: float) -> Any:  # noqa: ARG002  # for rules
         return Source(server, stream, self._max_samples)
 
     def _next_source(self, now: float, *, any_server: bool) -> Any:

@@ -17,7 +17,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
@@ -32,10 +31,10 @@ from reverb_writer.slices.batch import Batch
 _LOG = logging.getLogger(__package__)
 
 
-class BatchMaker(Protocol):
+class BatchMaker:
     """Makes batches of assembled samples, in the thread that fetches."""
 
-    calls_user: bool
+    calls_user = False
     """Whether it calls a user's function, which may take its time."""
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
@@ -43,9 +42,11 @@ class BatchMaker(Protocol):
 
         The last one is None if the samples fill no batch. Then the assembler has begun its next batch.
         """
+        raise NotImplementedError
 
     def rest(self) -> Batch | None:
         """Return a last, smaller batch of what earlier samples have left; None if there is nothing."""
+        return None
 
 
 @dataclass(eq=False)
@@ -260,8 +261,10 @@ class Prefetcher:
             batch, is_last = next(self._batches)
         except Exception as error:  # noqa: BLE001  # of a user's function, for example; the reader raises it
             is_last = True
-            if isinstance(error, IncompleteError):
-                self._leave_out(error)
+            if isinstance(error, IncompleteError):  # the reader raises it if its time-out comes before other samples
+                if self._says_too_short:
+                    _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
+                self.too_short, self._says_too_short = error, False
             else:
                 making.item = error
             if self._assembler.num_samples:
@@ -277,13 +280,6 @@ class Prefetcher:
         self._making = None if is_last else _Entry(num_left)
         making.num_samples -= num_left
         self.woken.set()
-
-    def _leave_out(self, error: IncompleteError) -> None:
-        """Go on without samples that are too short; the reader raises the error if its time-out comes first."""
-        self.too_short = error
-        if self._says_too_short:
-            self._says_too_short = False
-            _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
 
     def _refuse(self, error: ReverbWriterError, *, is_of_stream: bool = False) -> None:
         """Skip and count a sample or a message, or have the reader raise its error."""

@@ -10,9 +10,6 @@ from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
 from reverb_writer.errors import SpecError
 
-MAX_CACHE_BYTES = 256 << 20
-"""Default memory limit of decoded chunks."""
-
 
 class ReadKeywords(TypedDict, total=False):
     """The fields of `ReadOptions` as keyword arguments of a dataset."""
@@ -62,7 +59,7 @@ class ReadOptions:
     single_pass: bool = False
     max_samples: int | None = None
     skip_unsafe: bool = False
-    max_cache_bytes: int = MAX_CACHE_BYTES
+    max_cache_bytes: int = 256 << 20
     max_sample_bytes: int = MAX_SAMPLE_BYTES
     transform: Callable[[Any], Any] | None = None
 

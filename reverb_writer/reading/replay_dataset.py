@@ -1,7 +1,5 @@
 """Batches of a replay table, for any learner.
 
-    servers -> SampleStreams -> Mixer -> BatchAssembler -> collate, transform -> Prefetcher -> Batch(data, info)
-
 A dataset fetches ahead in the background, at most `max_in_flight_batches` batches. Every wait has a time-out, whose
 error names what keeps samples from coming.
 
@@ -11,16 +9,17 @@ Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `Trajector
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
-from reverb_writer.decoding.samples import BatchInfo, Column
+from reverb_writer.decoding.samples import Column
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.reading.dataset import Dataset
+from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
 from reverb_writer.slices.batch import Batch
 
@@ -77,10 +76,8 @@ class ReplayDataset(Dataset):
         self._open(replay, table, batch_size, read_options, WholeSamples(collate))
 
 
-class WholeSamples:
-    """Makes a batch of whole samples; a `BatchMaker`."""
-
-    calls_user = False
+class WholeSamples(BatchMaker):
+    """Makes a batch of whole samples."""
 
     def __init__(self, collate: Collate) -> None:
         """Set how; see `ReplayDataset`."""
@@ -89,35 +86,20 @@ class WholeSamples:
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield one batch; see `BatchMaker`."""
         columns, info = assembler.take()
-        yield collated(columns, info, assembler.pack, self._collate, server), True
-
-    def rest(self) -> None:
-        """Return nothing: each batch has all samples."""
-
-
-def collated(
-    columns: Sequence[Column], info: BatchInfo, pack: Callable[[Sequence[Any]], Any], how: Collate, server: str
-) -> Batch:
-    """Make a batch of samples."""
-    if how == "list":
-        data: Any = [pack(leaves) for leaves in zip(*[column.split() for column in columns], strict=True)]
-    else:
-        data = pack([_stacked(number, column, pads=how == "pad") for number, column in enumerate(columns)])
-    mask = np.arange(info.lengths.max()) < info.lengths[:, None] if how == "pad" else None
-    if server or mask is not None:
-        info = dataclasses.replace(info, mask=mask, server=server)
-    return Batch(data, info)
+        if self._collate == "list":
+            data: Any = list(map(assembler.pack, zip(*[column.split() for column in columns], strict=True)))
+        else:
+            pads = self._collate == "pad"
+            data = assembler.pack([_stacked(number, column, pads=pads) for number, column in enumerate(columns)])
+        mask = np.arange(info.lengths.max()) < info.lengths[:, None] if self._collate == "pad" else None
+        if server or mask is not None:
+            info = dataclasses.replace(info, mask=mask, server=server)
+        yield Batch(data, info), True
 
 
 def _stacked(number: int, column: Column, *, pads: bool) -> Any:
     """Return rows [B, T, ...] of one length, or of the longest one if it `pads`; [B, ...] if the column is scalar."""
     rows, lengths = column.rows, column.lengths
-    if isinstance(rows, list):
-        kinds = sorted({f"{one.dtype} {one.shape[1:]}" for one in rows})
-        raise StructureError(
-            f"column {number}: samples differ in dtype or shape ({', '.join(kinds)}). Pass `collate='list'`, or find "
-            "the actor that differs."
-        )
     if column.is_scalar:
         return rows
     longest = lengths.max()

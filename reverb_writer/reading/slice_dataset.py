@@ -1,7 +1,5 @@
 """Flat batches of slices, laid end to end, from a table of whole episodes or of sequences that span episodes.
 
-    servers -> Mixer -> pools of items -> SlicesOfPools -> transform -> Prefetcher -> Batch [N, ...]
-
 The server draws items, by the table's sampler; of each item slices are drawn here. Many actors can write to a table at
 once: every item is of one actor, so no slice crosses from one episode, or actor, to another.
 
@@ -12,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,13 +21,15 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.dataset import Dataset
+from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
-from reverb_writer.slices import By, Short, Slices, SliceSampler, read_markers
+from reverb_writer.slices import Slices, SliceSampler, read_markers
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import KnownTrajectories
 from reverb_writer.slices.gather import mark_rows
 from reverb_writer.slices.markers import marker_leaves
+from reverb_writer.slices.sampler import By, Short
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,10 +58,9 @@ class SliceDataset(Dataset):
         num_slices: int,
         slice_len: int,
         *,
-        by: By | str = By.TRAJECTORY,
-        short: Short | str = Short.KEEP,
+        by: By = "trajectory",
+        short: Short = "keep",
         span: int | tuple[int, int] = 0,
-        replacement: bool = True,
         row_priority_fn: Callable[[Any], Any] | None = None,
         pool_size: int | None = None,
         slices_per_item: int = 1,
@@ -82,14 +82,12 @@ class SliceDataset(Dataset):
                 write items with their length as priority, and sample by priority.
             short: treatment of trajectories shorter than a slice: "keep", "skip", or "pad" with a mask.
             span: rows that a slice may hang over the first and the last row of its trajectory: a number, or a pair.
-            replacement: False to draw each trajectory, or each slice if `by` is "row", only once from a pool. From a
-                table with `max_times_sampled=1`, each item comes only once altogether.
             row_priority_fn: gets the nest of a pool, leaves [M, ...], and returns [M] priorities of rows. A slice is
                 drawn with the priority of its first row. `by` must be "row".
             pool_size: items that are fetched together, >= 1; None for `num_slices`.
             slices_per_item: number of slices that a pool gives per trajectory, >= 1. They come in rounds: each
                 round has one slice of each trajectory. The server sends whole items, so more slices of each are
-                cheaper; batches that follow each other have slices of the same items then. `replacement` must be True.
+                cheaper; batches that follow each other have slices of the same items then.
             with_next: give `batch.next`, the row that follows each slice, to bootstrap where a slice was cut.
             seed: to draw the same slices in each run; None for others.
             **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`. A batch that is
@@ -100,25 +98,13 @@ class SliceDataset(Dataset):
         """
         read_options = options_of(ReadOptions, options, self)
         sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
-        if row_priority_fn is not None and sampler.by is not By.ROW:
+        if row_priority_fn is not None and sampler.by != "row":
             raise SpecError("`row_priority_fn` is for slices that are drawn by row. Pass `by='row'`.")
         rng = np.random.default_rng(None if seed is None else integer("seed", seed, minimum=0))
         slices_per_item = integer("slices_per_item", slices_per_item, minimum=1)
-        if slices_per_item > 1 and not replacement:
-            raise SpecError(
-                "`slices_per_item` must be 1 with `replacement=False`, got "
-                f"{slices_per_item}: each slice or trajectory of a pool is drawn once."
-            )
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self.num_slices = num_slices
-        maker = SlicesOfPools(
-            sampler,
-            rng,
-            slices_per_item=slices_per_item,
-            replacement=replacement,
-            row_priority_fn=row_priority_fn,
-            with_next=with_next,
-        )
+        maker = SlicesOfPools(sampler, rng, slices_per_item, row_priority_fn, with_next)
         self._open(replay, table, pool_size, read_options, maker)
 
 
@@ -133,23 +119,18 @@ class _Pool(NamedTuple):
     num_before: int  # trajectories of former pools
 
 
-class SlicesOfPools:
-    """Makes batches of the slices of pools, in the order in which they are drawn; a `BatchMaker`."""
+@dataclass
+class SlicesOfPools(BatchMaker):
+    """Makes batches of the slices of pools, in the order in which they are drawn; fields as of `SliceDataset`."""
 
-    def __init__(
-        self,
-        sampler: SliceSampler,
-        rng: np.random.Generator,
-        *,
-        slices_per_item: int = 1,
-        replacement: bool = True,
-        row_priority_fn: Callable[[Any], Any] | None = None,
-        with_next: bool = False,
-    ) -> None:
-        """Set how slices are drawn, see `SliceDataset`. `rng` is used by nothing else."""
-        self.calls_user = row_priority_fn is not None
-        self._sampler, self._rng, self._slices_per_item = sampler, rng, slices_per_item
-        self._replacement, self._row_priority_fn, self._with_next = replacement, row_priority_fn, with_next
+    sampler: SliceSampler
+    rng: np.random.Generator  # used by nothing else
+    slices_per_item: int = 1
+    row_priority_fn: Callable[[Any], Any] | None = None
+    with_next: bool = False
+
+    def __post_init__(self) -> None:
+        self.calls_user = self.row_priority_fn is not None
         self._known = KnownTrajectories()
         self._num_trajectories = 0  # of former pools
         self._left: list[Batch] = []  # slices that fill no batch yet
@@ -157,7 +138,7 @@ class SlicesOfPools:
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield batches of the slices of the next pool, after those that former pools have left; see `BatchMaker`."""
         pool = self._drawn(assembler.rows(), assembler.pack, server)
-        stop, num_slices, size = 0, len(pool.items), self._sampler.num_slices
+        stop, num_slices, size = 0, len(pool.items), self.sampler.num_slices
         while stop < num_slices:
             num_left = sum(len(batch.info) for batch in self._left)
             first, stop = stop, min(stop + size - num_left, num_slices)
@@ -177,24 +158,16 @@ class SlicesOfPools:
 
     def _drawn(self, rows: SampleRows, pack: Callable[[Sequence[Any]], Any], server: str) -> _Pool:
         """Draw slices of the samples of a pool."""
-        sampler, rng, info = self._sampler, self._rng, dataclasses.replace(rows.info, server=server)
+        sampler, info = self.sampler, dataclasses.replace(rows.info, server=server)
         trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, _reader(rows, pack))
-        if not self._replacement:
-            first = np.unique(info.keys, return_index=True)[1]
-            chosen = np.flatnonzero(np.isin(item_of, first))
-            trajectories, item_of = trajectories.choose(chosen), item_of[chosen]
         priorities = None
-        if self._row_priority_fn is not None:
-            data = pack([rows.column(index) for index in range(rows.num_columns)])
-            priorities = self._row_priority_fn(data)
-        if sampler.by is By.TRAJECTORY:
-            slices = sampler.each(trajectories, rng, self._slices_per_item)
-        elif self._replacement:
-            sampler = dataclasses.replace(sampler, num_slices=self._slices_per_item * len(trajectories))
-            slices = sampler.sample(trajectories, rng, priorities)
-        else:  # no trajectory has more slices than rows and overhanging rows
-            most = trajectories.num_steps + 2 * sampler.slice_len * len(trajectories)
-            slices = next(dataclasses.replace(sampler, num_slices=most).one_pass(trajectories, rng, priorities))
+        if self.row_priority_fn is not None:
+            priorities = self.row_priority_fn(pack(rows.take(np.arange(info.lengths.sum()))))
+        if sampler.by == "trajectory":
+            slices = sampler.each(trajectories, self.rng, self.slices_per_item)
+        else:
+            sampler = dataclasses.replace(sampler, num_slices=self.slices_per_item * len(trajectories))
+            slices = sampler.sample(trajectories, self.rng, priorities)
         num_before = self._num_trajectories
         self._num_trajectories += len(trajectories)
         return _Pool(rows, pack, info, slices, item_of[slices.trajectories], num_before)
@@ -202,14 +175,15 @@ class SlicesOfPools:
     def _copy(self, pool: _Pool, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1 of a pool, with copies of their rows."""
         pack, rows = pool.pack, pool.rows
-        slices = taken(pool.slices, samples=slice(first, stop), rows=pool.slices.rows_of(first, stop))
+        before, size = pool.slices.widths[:first].sum(), pool.slices.widths[first:stop].sum()
+        slices = taken(pool.slices, samples=slice(first, stop), rows=slice(before, before + size))
         items = pool.items[first:stop]
         first_rows = slices.first_rows
         begin = slices.rows[first_rows]
         preceding = np.maximum(begin - 1, (pool.info.lengths.cumsum() - pool.info.lengths)[items])
-        columns = rows.take(np.append(slices.rows, slices.next_rows) if self._with_next else slices.rows)
+        columns = rows.take(np.append(slices.rows, slices.next_rows) if self.with_next else slices.rows)
         data = pack([column[: len(slices.rows)] for column in columns])
-        after = pack([column[len(slices.rows) :] for column in columns]) if self._with_next else None
+        after = pack([column[len(slices.rows) :] for column in columns]) if self.with_next else None
         read = _reader(rows, pack)
         stored = read_markers(data, starts=first_rows, before=lambda: read(preceding))
         markers = mark_rows(slices, stored)

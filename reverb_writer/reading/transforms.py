@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import fields_of, shapes_text
+from reverb_writer.nests import shapes_text
 from reverb_writer.slices import read_markers
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
@@ -51,33 +51,37 @@ def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Cal
 
 
 def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
-    markers, flat = batch.markers, batch.data
+    markers, (steps, mask) = batch.markers, split_mask(batch.data)
     if markers is None:
         shape = _windows_shape(batch, "`frame_stack`")
-        flat = tree.map_structure(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), flat)
         starts = np.tile(np.arange(shape[1]) == 0, shape[0])
     else:
         shape, starts = markers.done.shape, markers.slices.starts
+    flat = tree.map_structure(lambda leaf: leaf.reshape(-1, *leaf.shape[len(shape) :]), batch.data)
     numbers = np.arange(len(starts))
     first = np.maximum.accumulate(np.where(starts | first_rows(read_markers(flat), len(starts)), numbers, 0))
     rows = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # which row each frame of a stack is
+    leaf_at(steps, leaf)  # names those that there are
+    wanted = leaf.split("/") if mask is None else ["0", *leaf.split("/")]
 
-    def stack(frames: npt.NDArray[Any]) -> Any:
-        return frames[rows].reshape(*shape, k, *frames.shape[1:])
+    def is_wanted(path: tuple[Any, ...]) -> bool:
+        return list(map(str, path[: len(wanted)])) == wanted
 
-    def stack_after(frames: npt.NDArray[Any], after: npt.NDArray[Any]) -> Any:
+    def stack(path: tuple[Any, ...], frames: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Any:
+        return frames[rows].reshape(*shape, k, *frames.shape[1:]) if is_wanted(path) else stored
+
+    def stack_after(path: tuple[Any, ...], frames: npt.NDArray[Any], after: npt.NDArray[Any]) -> Any:
         """Return the stacks of the rows after slices, which continue those of the slices' last rows."""
+        if not is_wanted(path):
+            return after
         of_last = frames[rows[markers.slices.first_rows + markers.slices.lengths - 1]]
         cut = markers.slices.cut_by_sampler
         of_last[cut] = np.concatenate([of_last, after[:, None]], axis=1)[cut, 1:]
         return of_last
 
-    part, following = leaf_at(split_mask(flat)[0], leaf), batch.next
-    if following is not None:
-        after = leaf_at(split_mask(following)[0], leaf)
-        following = _with_part(following, leaf.split("/"), tree.map_structure(stack_after, part, after))
-    data = _with_part(batch.data, leaf.split("/"), tree.map_structure(stack, part))
-    stacked = dataclasses.replace(batch, data=data, next=following)
+    stacked = dataclasses.replace(batch, data=tree.map_structure_with_path(stack, flat, batch.data))
+    if batch.next is not None:
+        stacked = dataclasses.replace(stacked, next=tree.map_structure_with_path(stack_after, flat, batch.next))
     return burn_in(stacked, k - 1)[1] if drop else stacked
 
 
@@ -152,16 +156,3 @@ def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:
             "where lengths differ."
         )
     return shape
-
-
-def _with_part(nest: Any, path: list[str], part: Any) -> Any:
-    """Return a nest with another part at a path that it has."""
-    if not path:
-        return part
-    steps, mask = split_mask(nest)
-    if mask is not None:
-        return _with_part(steps, path, part), mask
-    name, *rest = path
-    fields = fields_of(nest) or {}
-    part = _with_part(fields[name], rest, part)
-    return {**nest, name: part} if isinstance(nest, Mapping) else nest._replace(**{name: part})

@@ -18,11 +18,11 @@ import numpy as np
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.nests import map_present, write_row
-from reverb_writer.returns import gae, normalize
 from reverb_writer.rollouts import replay_windows, storage_records
 from reverb_writer.rollouts.array_nests import Arrays, read_states, row_shapes
 from reverb_writer.rollouts.ends import ends_of, statistics
 from reverb_writer.rollouts.minibatches import MiniBatches, find
+from reverb_writer.transitions.returns import gae, normalize
 
 
 class RolloutStorage:

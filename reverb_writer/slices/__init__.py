@@ -13,13 +13,11 @@ from reverb_writer.slices.batch import SliceMarkers
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
 from reverb_writer.slices.gather import PaddedTrajectories, gather, pad_trajectories, sample_members, split_trajectories
 from reverb_writer.slices.markers import Markers, read_markers
-from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
+from reverb_writer.slices.sampler import Slices, SliceSampler
 
 __all__ = [
-    "By",
     "Markers",
     "PaddedTrajectories",
-    "Short",
     "SliceMarkers",
     "SliceSampler",
     "Slices",

@@ -24,6 +24,8 @@ from reverb_writer.slices.markers import Flags, Integers
 from reverb_writer.slices.sampler import Slices
 from reverb_writer.transitions.step_flags import split_mask
 
+Array = npt.NDArray[Any]
+
 
 @dataclass(frozen=True)
 class SliceMarkers:
@@ -59,9 +61,6 @@ class SliceMarkers:
 
     def __len__(self) -> int:
         return len(self.done)
-
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,11 +135,6 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""
         return self.map_arrays(_pinned, _pinned)
-
-    def numbers(self) -> dict[str, Array]:
-        """Return the arrays of `info`, [B], and of `markers`, [N], by name."""
-        named = {**vars(self.info), **({} if self.markers is None else vars(self.markers))}
-        return {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
 
 
 def _check_alike(batches: Sequence[Batch]) -> None:

@@ -64,22 +64,13 @@ class Trajectories:
         stops = np.cumsum(found)
         return cls(stops - found, found, np.zeros_like(found), (int(stops[-1]),))
 
-    def choose(self, which: Integers) -> Trajectories:
-        """Return the trajectories whose numbers `which` holds, integers [m]."""
-        return Trajectories(self.starts[which], self.lengths[which], self.env_ids[which], self.storage_shape)
-
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
-    def num_steps(self) -> int:
-        """T, the time steps of the ring."""
-        return self.storage_shape[0]
-
-    @property
     def stops(self) -> Integers:
         """[n] last time step of each trajectory."""
-        return (self.starts + self.lengths - 1) % self.num_steps
+        return (self.starts + self.lengths - 1) % self.storage_shape[0]
 
     def rows(
         self, which: Integers | None = None, begin: Integers | None = None, lengths: Integers | None = None
@@ -100,7 +91,7 @@ class Trajectories:
         which = np.arange(len(self)) if which is None else which
         begin = np.zeros_like(which) if begin is None else begin
         lengths = self.lengths[which] - begin if lengths is None else lengths
-        steps = (np.repeat(self.starts[which] + begin, lengths) + positions(lengths)) % self.num_steps
+        steps = (np.repeat(self.starts[which] + begin, lengths) + positions(lengths)) % self.storage_shape[0]
         num_envs = math.prod(self.storage_shape[1:])
         return steps if num_envs == 1 else steps * num_envs + np.repeat(self.env_ids[which], lengths)
 
@@ -157,13 +148,13 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     before = np.roll(stops, 1)
     before[np.r_[0, last_of_env[:-1] + 1]] = stops[last_of_env]
     starts = (before + 1) % num_steps
-    found = Trajectories(starts, (stops - starts) % num_steps + 1, env_ids, (num_steps, *envs_shape))
+    lengths, shape = (stops - starts) % num_steps + 1, (num_steps, *envs_shape)
     if markers.mask is None:
-        return found
+        return Trajectories(starts, lengths, env_ids, shape)
     is_real = markers.mask.reshape(num_steps, -1)[starts, env_ids]
     if not is_real.any():
         raise IncompleteError(f"all {is_end.size} rows are padding, expected steps of a trajectory.")
-    return found.choose(np.flatnonzero(is_real))
+    return Trajectories(starts[is_real], lengths[is_real], env_ids[is_real], shape)
 
 
 def positions(lengths: Integers) -> Integers:
@@ -206,7 +197,7 @@ class KnownTrajectories:
 
         `read` gets numbers of rows, and returns the leaves of these rows that `read_markers` needs.
         """
-        found = [self._parts_of.get(item) for item in items]
+        found: list[Any] = [self._parts_of.get(item) for item in items]
         first_rows = np.cumsum(lengths) - lengths
         missing = [number for number, of_item in enumerate(found) if of_item is None]
         if missing:
@@ -220,9 +211,8 @@ class KnownTrajectories:
                     self._num_bytes = 0
                 self._num_bytes += num_bytes
                 self._parts_of[items[number]] = of_item
-        of_items = [of_item for of_item in found if of_item is not None]
-        counts = [len(of_item) // 2 for of_item in of_items]
-        flat = np.fromiter(itertools.chain.from_iterable(of_items), np.int64, 2 * sum(counts))
+        counts = [len(of_item) // 2 for of_item in found]
+        flat = np.fromiter(itertools.chain.from_iterable(found), np.int64, 2 * sum(counts))
         starts = flat[::2] + first_rows.repeat(counts)
         trajectories = Trajectories(starts, flat[1::2], np.zeros_like(starts), (int(lengths.sum()),))
         return trajectories, np.arange(len(counts)).repeat(counts)

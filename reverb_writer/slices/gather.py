@@ -136,8 +136,8 @@ def mark_rows(slices: Slices, markers: Markers) -> SliceMarkers:
         done=truncated | stored(markers.ends),
         terminated=stored(markers.terminated),
         truncated=truncated,
-        cut_by_sampler=truncated & slices.by_row(slices.cut_by_sampler),
-        traj_ids=slices.by_row(slices.trajectories) if markers.traj_ids is None else markers.traj_ids,
+        cut_by_sampler=truncated & slices.cut_by_sampler.repeat(slices.widths),
+        traj_ids=slices.trajectories.repeat(slices.widths) if markers.traj_ids is None else markers.traj_ids,
         mask=mask if slices.is_padded else None,
         slices=slices,
     )
@@ -192,11 +192,8 @@ def _allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> I
     Each share is rounded up or down at random, so that its average is exact. A share of 1 or more is never rounded to
     0, and a weight of 0 gives 0.
     """
-    try:
-        shares = np.asarray(weights, np.float64)
-    except (TypeError, ValueError):
-        shares = np.empty(0)
-    if shares.ndim != 1 or not shares.size or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
+    shares = np.asarray(weights, np.float64)
+    if not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
         raise SpecError(f"`weights` must be finite numbers >= 0, one for each member and not all 0, got {weights!r}.")
     edges = np.cumsum(shares) * number / shares.sum()
     edges[edges >= edges[-1]] = number  # the sum may be rounded differently from the last edge

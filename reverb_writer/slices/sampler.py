@@ -6,18 +6,17 @@ A slice is a run of rows within one trajectory of n rows. Let L be `slice_len`. 
     those that begin at row -left ... n - L + right, each with those of its L rows that exist;
     if there is no such row (mostly because n < L): one slice, the whole trajectory
 
-These are max(1, n - L + left + right + 1) slices. `By.TRAJECTORY` draws a trajectory, then one of its slices; `By.ROW`
-draws one of the slices of all trajectories. Both are uniform, or in proportion to priorities. By trajectory, rows of
-short episodes are drawn more often than others. By row, only rows near the edges are drawn less often; with a `span` of
+These are max(1, n - L + left + right + 1) slices. "trajectory" draws a trajectory, then one of its slices; "row" draws
+one of the slices of all trajectories. Both are uniform, or in proportion to priorities. By trajectory, rows of short
+episodes are drawn more often than others. By row, only rows near the edges are drawn less often; with a `span` of
 L - 1, every row is in exactly L slices.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -28,32 +27,8 @@ from reverb_writer.slices.axes import ROWS, SAMPLES
 from reverb_writer.slices.boundaries import Trajectories, positions
 from reverb_writer.slices.markers import Flags, Integers
 
-
-class By(enum.Enum):
-    """The unit of drawing: a trajectory and then one of its slices, or one of all slices. Lower-case names work too."""
-
-    TRAJECTORY = "trajectory"
-    ROW = "row"
-
-    @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
-        raise SpecError(f"`by` must be 'trajectory' or 'row', got {value!r}.")
-
-
-class Short(enum.Enum):
-    """The treatment of trajectories shorter than a slice. Lower-case names work too.
-
-    KEEP returns shorter slices, and so batches of fewer rows. SKIP never draws them, so the data of short episodes is
-    unused. PAD repeats the last row, and returns a mask; it also pads slices that `span` shortens.
-    """
-
-    KEEP = "keep"
-    SKIP = "skip"
-    PAD = "pad"
-
-    @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
-        raise SpecError(f"`short` must be 'keep', 'skip' or 'pad', got {value!r}.")
+By = Literal["trajectory", "row"]
+Short = Literal["keep", "skip", "pad"]
 
 
 @dataclass(frozen=True)
@@ -105,15 +80,6 @@ class Slices:
             return np.ones(len(self.rows), bool)
         return positions(self.widths) < np.repeat(self.lengths, self.widths)
 
-    def by_row(self, of_slices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Repeat values for the rows of their slices: `of_slices` [S, ...] to [N, ...]."""
-        return np.repeat(of_slices, self.widths, axis=0)
-
-    def rows_of(self, first: int, stop: int) -> slice:
-        """Return which of the N rows are those of slices number `first` to `stop` - 1."""
-        begin, end = np.append(0, np.cumsum(self.widths))[[first, stop]].tolist()
-        return slice(begin, end)
-
     def _marked(self, at: Integers) -> Flags:
         marked = np.zeros(len(self.rows), bool)
         marked[at] = True
@@ -126,39 +92,39 @@ class SliceSampler:
 
     Attributes:
         num_slices: slices in a batch, >= 1.
-        slice_len: L, rows in a slice, >= 1; fewer are possible unless `short` is SKIP or PAD.
-        by: whether trajectories or slices are drawn uniformly, or in proportion to priorities.
-        short: treatment of trajectories of fewer rows.
+        slice_len: L, rows in a slice, >= 1; fewer are possible unless `short` is "skip" or "pad".
+        by: unit of drawing: "trajectory" and then one of its slices, or "row", one of all slices.
+        short: treatment of trajectories of fewer rows. "keep" returns shorter slices, and so batches of fewer rows.
+            "skip" never draws them, so the data of short episodes is unused. "pad" repeats the last row, and returns a
+            mask; it also pads slices that `span` shortens.
         span: rows of a slice that may be before the first and after the last row of its trajectory: a pair, or one
             number for both; 0 to L - 1.
 
     Raises:
         SpecError: a number out of range, or an unknown name.
 
-    Source: TorchRL `SliceSampler`. Its default, `strict_length`, is SKIP.
+    Source: TorchRL `SliceSampler`. Its default, `strict_length`, is "skip".
     """
 
     num_slices: int
     slice_len: int
-    by: By | str = By.TRAJECTORY
-    short: Short | str = Short.KEEP
+    by: By = "trajectory"
+    short: Short = "keep"
     span: int | tuple[int, int] = 0
 
     def __post_init__(self) -> None:
-        """Check the fields, and store them as ints, members of the enums and, for `span`, a pair."""
+        """Check the fields, and store `span` as a pair."""
+        for name, kind in (("by", By), ("short", Short)):
+            value, known = getattr(self, name), get_args(kind)
+            if value not in known:
+                raise SpecError(f"`{name}` must be one of {', '.join(map(repr, known))}, got {value!r}.")
         slice_len = integer("slice_len", self.slice_len, minimum=1)
         span = self.span if isinstance(self.span, tuple) else (self.span, self.span)
         if len(span) != 2:  # noqa: PLR2004  # left and right
             raise SpecError(f"`span` must be a number or a pair of numbers, got {self.span!r}.")
-        checked = {
-            "num_slices": integer("num_slices", self.num_slices, minimum=1),
-            "slice_len": slice_len,
-            "by": By(self.by),
-            "short": Short(self.short),
-            "span": tuple(integer("span", rows, minimum=0, maximum=slice_len - 1) for rows in span),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        integer("num_slices", self.num_slices, minimum=1)
+        checked = tuple(integer("span", rows, minimum=0, maximum=slice_len - 1) for rows in span)
+        object.__setattr__(self, "span", checked)
 
     def sample(self, trajectories: Trajectories, rng: np.random.Generator, priorities: Any = None) -> Slices:
         """Draw `num_slices` slices, with replacement.
@@ -166,8 +132,8 @@ class SliceSampler:
         Args:
             trajectories: to draw from.
             rng: source of randomness.
-            priorities: finite numbers >= 0; 0 is never drawn. If `by` is TRAJECTORY: [n], one for each trajectory. If
-                it is ROW: one for each row, in the shape of the storage; a slice has that of its first row. None for
+            priorities: finite numbers >= 0; 0 is never drawn. If `by` is "trajectory": [n], one for each trajectory. If
+                it is "row": one for each row, in the shape of the storage; a slice has that of its first row. None for
                 equal ones.
 
         Raises:
@@ -194,7 +160,7 @@ class SliceSampler:
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> Iterator[Slices]:
-        """Draw without replacement: batches that contain each trajectory once, or each slice once if `by` is ROW.
+        """Draw without replacement: batches that contain each trajectory once, or each slice once if `by` is "row".
 
         `trajectories`, `rng`, `priorities` and errors are as in `sample`; higher priorities come earlier on average.
         `shuffle` is False for the order of the storage; which slice of a trajectory is drawn stays random. `drop_last`
@@ -225,7 +191,7 @@ class SliceSampler:
         """Draw one slice of each of the `trajectories`, in their order, for trajectories that were drawn before.
 
         Does so `num_rounds` times with numbers of `rng`; slices of one trajectory are drawn independently of each
-        other. `num_slices` and `by` are not used. With SKIP, short trajectories have no slice.
+        other. `num_slices` and `by` are not used. With "skip", short trajectories have no slice.
 
         Raises:
             IncompleteError: all trajectories are too short.
@@ -234,20 +200,19 @@ class SliceSampler:
         return self._slices(trajectories, units, np.tile(np.flatnonzero(units.weights), num_rounds), rng)
 
     def _num_slices_of(self, lengths: Integers) -> Integers:
-        assert isinstance(self.span, tuple)  # noqa: S101  # `__post_init__` made it a pair
-        return np.maximum(1, lengths - self.slice_len + sum(self.span) + 1)
+        left, right = self.span  # type: ignore[misc]  # `__post_init__` made it a pair
+        return np.maximum(1, lengths - self.slice_len + left + right + 1)
 
     def _parts(self, lengths: Integers, number: Integers) -> tuple[Integers, Integers]:
         """Return first row and length of slices, given by their numbers, of trajectories of these lengths."""
-        assert isinstance(self.span, tuple)  # noqa: S101  # `__post_init__` made it a pair
-        left, right = self.span
+        left, right = self.span  # type: ignore[misc]  # `__post_init__` made it a pair
         is_whole = lengths - self.slice_len + left + right < 0
         first = np.where(is_whole, 0, number - left)
         begin = np.maximum(first, 0)
         return begin, np.minimum(first + self.slice_len, lengths) - begin
 
     def _can_be_drawn(self, trajectories: Trajectories) -> Flags:
-        can_be_drawn = trajectories.lengths >= (self.slice_len if self.short is Short.SKIP else 1)
+        can_be_drawn = trajectories.lengths >= (self.slice_len if self.short == "skip" else 1)
         if not can_be_drawn.any():
             shortest, longest = trajectories.lengths.min(), trajectories.lengths.max()
             raise IncompleteError(
@@ -257,10 +222,10 @@ class SliceSampler:
         return can_be_drawn
 
     def _units(self, trajectories: Trajectories, priorities: Any, *, list_slices: bool) -> _Units:
-        """Return what can be drawn: trajectories, or slices if `by` is ROW and they are needed one by one."""
+        """Return what can be drawn: trajectories, or slices if `by` is "row" and they are needed one by one."""
         can_be_drawn = self._can_be_drawn(trajectories)
         which, number = np.arange(len(trajectories)), None
-        if self.by is By.TRAJECTORY:
+        if self.by == "trajectory":
             weights = _weights(priorities, which.shape, "trajectory") * can_be_drawn
         else:
             weights = _weights(priorities, trajectories.storage_shape, "row").ravel()
@@ -287,7 +252,7 @@ class SliceSampler:
         begin, lengths = self._parts(all_lengths, number)
         cut_by_sampler = begin + lengths < all_lengths
         rows, widths = trajectories.rows(which, begin, lengths), lengths
-        if self.short is Short.PAD:
+        if self.short == "pad":
             widths = np.full_like(lengths, self.slice_len)
             last = np.repeat(lengths - 1, widths)
             rows = rows[np.repeat(np.cumsum(lengths) - lengths, widths) + np.minimum(positions(widths), last)]
@@ -298,7 +263,7 @@ class SliceSampler:
             which,
             cut_by_sampler,
             probabilities,
-            self.short is Short.PAD,
+            self.short == "pad",
             trajectories.storage_shape,
             trajectories.rows(which, begin + lengths - ~cut_by_sampler, np.ones_like(begin)),
         )

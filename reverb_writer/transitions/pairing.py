@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tree
@@ -69,9 +69,7 @@ def to_transitions(batch: Any, *, mask: Any = None) -> Transitions:
     >>> found.next_observation.tolist(), found.discount.tolist(), found.mask.tolist()
     ([[6, 7, 0]], [[1.0, 0.0, 0.0]], [[True, True, False]])
     """
-    parts = _parts_of(batch, mask)
-    after = None if parts.after is None else _fields(parts.after)
-    return _transitions(parts, _fields(parts.data), after)
+    return _transitions(batch, mask, _fields)
 
 
 def is_batch(steps: Any) -> bool:
@@ -90,13 +88,12 @@ def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
     Raises:
         StructureError: as `to_transitions`; there is no such leaf; or it has no values of final observations.
     """
-    parts = _parts_of(batch, None)
 
     def of_values(data: Any) -> dict[str, Any]:
         fields = {"observation": (), "action": (), **_fields(data, ("reward",))}
         return {**fields, "observation": leaf_at(fields, values)} if isinstance(values, str) else fields
 
-    found = _transitions(parts, of_values(parts.data), None if parts.after is None else of_values(parts.after))
+    found = _transitions(batch, None, of_values)
     if not isinstance(values, str):
         return found, values, None
     before, after = found.observation, found.next_observation
@@ -113,15 +110,24 @@ def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
     return found, before, after
 
 
-def _transitions(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str, Any] | None) -> Transitions:
-    if after is not None:
-        return _with_next_rows(parts, fields, after)
-    flags = StepFlags.read(fields, parts.masks)
-    return _paired(flags, fields, _breaks(flags, parts))
+def _transitions(batch: Any, mask: Any, read: Callable[[Any], Mapping[str, Any]]) -> Transitions:
+    """Return the transitions of a batch; `read` returns the fields of its data."""
+    data, info, markers, after = batch, None, None, None
+    if hasattr(batch, "data") and (hasattr(batch, "info") or hasattr(batch, "markers")):  # not the data of a tensor
+        data, info, markers = batch.data, getattr(batch, "info", None), getattr(batch, "markers", None)
+        after = split_mask(getattr(batch, "next", None))[0]
+    data, column = split_mask(data)
+    given = (mask, getattr(info, "mask", None), getattr(markers, "mask", None), column)
+    masks = [one for one in given if one is not None]
+    if markers is not None and after is not None:
+        return _with_next_rows(read(data), read(after), masks, markers.slices)
+    fields = read(data)
+    flags = StepFlags.read(fields, masks)
+    return _paired(flags, fields, None if markers is None else _breaks(flags, markers))
 
 
 def _paired(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> Transitions:
-    """Return the transitions of neighbouring rows; `breaks` as that of `_breaks`."""
+    """Return the transitions of neighbouring rows; `breaks` are those of slices, see `_breaks`, None of windows."""
     _check_leaves(fields, flags.shape)
     valid, terminal = _pairs(flags, fields, breaks)
     xp, is_batch = flags.xp, len(flags.shape) > 1
@@ -158,26 +164,38 @@ def _others(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in _FLAGS and name not in _NEEDED}
 
 
-def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str, Any]) -> Transitions:
+def _with_next_rows(
+    fields: Mapping[str, Any], after: Mapping[str, Any], masks: Sequence[Any], slices: Any
+) -> Transitions:
     """Return one transition for each row of slices whose next rows are known.
 
     slices             a0 a1 a2 | b0 b1        a3 follows a2; b1 is the last row of its trajectory
     rows in order      a0 a1 a2   a3   b0 b1   and the last one again, for its own pair
     from each row      a0 a1 a2   -    b0 b1   the one from b1 is masked: no row follows
     """
-    slices = parts.markers.slices
-    order, at, starts = _order_with_next(slices)
+    num_rows, cut = len(slices.rows), np.flatnonzero(slices.cut_by_sampler)
+    following = (slices.first_rows + slices.lengths)[cut]  # the row before which each next row is put
+    # Numbers of rows in order; row N + s is the one after slice s.
+    order = np.append(np.insert(np.arange(num_rows), following, num_rows + cut), num_rows - 1)
+    at = np.arange(num_rows) + np.searchsorted(following, np.arange(num_rows), "right")  # where each row is now
+    starts = np.zeros(len(order), bool)
+    starts[at[slices.first_rows]] = starts[-1] = True
     told = [name for name in fields if name in _FLAGS or name in _NEEDED[1:]]
     xp = array_namespace(*tree.flatten([fields[name] for name in told]))
 
     def joined(rows: Any) -> Callable[[Array, Array], Array]:
         """Return a function that chooses among the rows of a leaf and the rows after them."""
-        return lambda leaf, following: take_rows(xp, concatenated(_own(xp, leaf), [leaf, following], 0), rows)
+
+        def choose(leaf: Array, following: Array) -> Array:
+            own = np if isinstance(leaf, np.ndarray) else xp  # strings stay NumPy arrays
+            return take_rows(own, concatenated(own, [leaf, following], 0), rows)
+
+        return choose
 
     small = {name: tree.map_structure(joined(order), fields[name], after[name]) for name in told}
     small["observation"] = order  # numbers of rows, so that frames are copied once
     of_next = np.ones(len(slices.lengths), bool)
-    flags = StepFlags.read(small, [np.append(host_array(one) != 0, of_next)[order] for one in parts.masks])
+    flags = StepFlags.read(small, [np.append(host_array(one) != 0, of_next)[order] for one in masks])
     _check_leaves(fields, (len(at),))
     found = _paired(flags, small, array_like(xp, starts, flags.like))
     return Transitions(
@@ -192,45 +210,6 @@ def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str
         continues=take_rows(xp, found.continues, at),
         extras=_others(fields),
     )
-
-
-def _order_with_next(slices: Any) -> tuple[Any, Any, Any]:
-    """Return slices with the rows after them in between: numbers of rows, where each row is now, which begin a slice.
-
-    Row N + s is the one after slice s, which is left out where the trajectory ends.
-    """
-    num_rows, cut = len(slices.rows), np.flatnonzero(slices.cut_by_sampler)
-    following = (slices.first_rows + slices.lengths)[cut]  # the row before which each next row is put
-    order = np.append(np.insert(np.arange(num_rows), following, num_rows + cut), num_rows - 1)
-    at = np.arange(num_rows) + np.searchsorted(following, np.arange(num_rows), "right")
-    starts = np.zeros(len(order), bool)
-    starts[at[slices.first_rows]] = starts[-1] = True
-    return order, at, starts
-
-
-def _own(xp: Any, leaf: Array) -> Any:
-    """Return the library of a leaf: strings stay NumPy arrays."""
-    return np if isinstance(leaf, np.ndarray) else xp
-
-
-class _Parts(NamedTuple):
-    """The parts of a batch."""
-
-    data: Any
-    masks: Sequence[Any]
-    markers: Any
-    after: Any  # the row after each slice, or None
-
-
-def _parts_of(batch: Any, mask: Any) -> _Parts:
-    info = markers = after = None
-    data = batch
-    if hasattr(batch, "data") and (hasattr(batch, "info") or hasattr(batch, "markers")):  # not the data of a tensor
-        data, info, markers = batch.data, getattr(batch, "info", None), getattr(batch, "markers", None)
-        after = split_mask(getattr(batch, "next", None))[0]
-    data, column = split_mask(data)
-    masks = [mask, getattr(info, "mask", None), getattr(markers, "mask", None), column]
-    return _Parts(data, [one for one in masks if one is not None], markers, after)
 
 
 def _fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
@@ -260,12 +239,9 @@ def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...]) -> None:
         raise StructureError(f"{join_paths(wrong[:3])}: expected leaves {shape} and more axes, as the flags have.")
 
 
-def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
-    """Return the rows of slices that do not follow the row before them, [N]; None for windows."""
-    xp, markers = flags.xp, parts.markers
-    if markers is None:
-        return None
-    starts = markers.slices.starts
+def _breaks(flags: StepFlags, markers: Any) -> Array:
+    """Return the rows of slices that do not follow the row before them, [N]."""
+    xp, starts = flags.xp, markers.slices.starts
     if starts.shape != flags.shape:
         raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {starts.shape}.")
     return array_like(xp, starts, flags.like) | as_bool(xp, markers.is_init)

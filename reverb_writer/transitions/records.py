@@ -12,6 +12,7 @@ reward           2     3     5     7      s0     s3   2 + 3/2 + 5/4       1/4
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -139,21 +140,17 @@ def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
     check_one_target(transitions)
     mask, continues = transitions.mask, transitions.continues
     xp = array_namespace(transitions.reward, transitions.discount, mask)
-    axis, size = mask.ndim - 1, mask.shape[-1]
+    axis = mask.ndim - 1
     rewards, discounts = (as_float(xp, x) for x in (transitions.reward, transitions.discount))
     ndim = max(rewards.ndim, discounts.ndim)
     rewards, discounts, is_real, goes_on = (with_axes(x, ndim) for x in (rewards, discounts, mask, continues))
     rewards = xp.where(is_real, rewards, xp.zeros_like(rewards))
     sums, products = rewards, discounts
-    number = array_like(xp, np.arange(size), mask)
-    number = number + xp.zeros_like(mask, dtype=number.dtype)
-    last = number
-    for _ in range(min(n, size) - 1):
+    last = number = array_like(xp, np.arange(math.prod(mask.shape)).reshape(tuple(mask.shape)), mask)
+    for _ in range(min(n, mask.shape[-1]) - 1):
         sums = xp.where(goes_on, rewards + gamma * discounts * _next(xp, sums, axis), rewards)
         products = xp.where(goes_on, gamma * discounts * _next(xp, products, axis), discounts)
         last = xp.where(continues, _next(xp, last, axis), number)
-    if axis:
-        last = last + size * array_like(xp, np.arange(mask.shape[0])[:, None], mask)
     rows = last.reshape((-1,))
 
     def later(leaf: Array) -> Array:

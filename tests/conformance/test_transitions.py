@@ -10,8 +10,8 @@ from tf_agents.trajectories import trajectory as tf_agents_trajectory
 from tf_agents.utils import value_ops
 
 import reverb_writer as rw
-from reverb_writer.returns import discounted_returns, gae
 from reverb_writer.steps import FIRST, LAST, MID
+from reverb_writer.transitions.returns import discounted_returns, gae
 
 N, GAMMA = 3, 0.9
 

@@ -51,7 +51,7 @@ def described(value: Any) -> dict[str, str]:
         other = getattr(getattr(rw.errors, name, None) or getattr(rw.episodes, name, None), method, None)
         found = {**(sections(other.__doc__ or "") if inspect.isfunction(other) else {}), **found}
     if any(SHARED in text for text in texts):
-        package = importlib.import_module("reverb_writer.returns").__doc__ or ""
+        package = importlib.import_module("reverb_writer.transitions.returns").__doc__ or ""
         _, *pieces = COLUMN.split(package.partition("Arguments that the functions share:")[2])
         found.update(zip(pieces[::2], pieces[1::2], strict=True))
     for text in reversed(texts):

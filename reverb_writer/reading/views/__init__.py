@@ -172,33 +172,22 @@ def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
         import tensorflow as tf  # noqa: PLC0415
 
     first = next(dataset)
-    head = _element(first)
-
-    def batches() -> Iterator[Any]:
-        for batch in itertools.chain([first] if not started else [], dataset):
-            started.append(True)
-            yield _element(batch)
+    batches = itertools.chain([first], dataset)
 
     def spec(array: Any) -> Any:
         dtype = tf.string if array.dtype == np.object_ else tf.as_dtype(array.dtype)
         open_sizes = min(array.ndim, num_open)
         return tf.TensorSpec((None,) * open_sizes + array.shape[open_sizes:], dtype)
 
-    started: list[bool] = []
-    return tf.data.Dataset.from_generator(batches, output_signature=tree.map_structure(spec, head))
+    signature = tree.map_structure(spec, _element(first))
+    return tf.data.Dataset.from_generator(lambda: map(_element, batches), output_signature=signature)
 
 
 def _element(batch: Any) -> Any:
-    pair = _tuples(batch.data), batch.numbers()
+    named = {**vars(batch.info), **({} if batch.markers is None else vars(batch.markers))}
+    pair = _tuples(batch.data), {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
     return pair if batch.next is None else (*pair, _tuples(batch.next))
 
 
 def _tuples(nest: Any) -> Any:
-    if isinstance(nest, dict):
-        return {key: _tuples(value) for key, value in nest.items()}
-    if isinstance(nest, list):
-        return tuple(map(_tuples, nest))
-    if isinstance(nest, tuple):
-        values = map(_tuples, nest)
-        return type(nest)(*values) if hasattr(nest, "_fields") else tuple(values)
-    return nest
+    return tree.traverse(lambda part: tuple(part) if isinstance(part, list) else None, nest, top_down=False)

@@ -121,6 +121,23 @@ def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: Start
         assert dataset.stats().left_out_servers == 0
 
 
+def test_a_slow_server_owes_its_samples_and_gives_them_when_it_answers(lone_server: StartServer) -> None:
+    servers = [lone_server(TABLE), lone_server(TABLE)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+        assert seen_in(dataset) == {0, 1}
+        servers[1].process.pause()
+        resume = threading.Timer(0.7, servers[1].process.resume)
+        resume.start()
+        began_at = time.monotonic()
+        found = np.concatenate([items_of(next(dataset)) for _ in range(100)])
+        assert time.monotonic() - began_at > 0.6  # at most a batch is owed, then its samples are waited for
+        resume.join()
+        assert dataset.stats().forgiven_samples == 0
+    assert abs(int(found.sum()) - 400) < 6 * 14  # six standard deviations
+
+
 def test_a_time_out_counts_no_more_samples_than_a_batch_has(lone_server: StartServer) -> None:
     """Of the server that answers, more samples wait than a batch needs."""
     servers = two_with_an_item_each(lone_server)

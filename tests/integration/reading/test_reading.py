@@ -199,9 +199,9 @@ def test_single_pass_of_a_heap_goes_by_priority(replay_server: StartServer) -> N
 
 def test_single_pass_refuses_tables_without_order(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("uniform"), rw.TableConfig("endless", sampler="fifo"))
-    with pytest.raises(rw.errors.SpecError, match=r"sampler of `uniform` is 'uniform'"):
+    with pytest.raises(rw.errors.SpecError, match="`uniform` has 'uniform', 'fifo' and 0"):
         rw.ReplayDataset(server.address, "uniform", 2, single_pass=True)
-    with pytest.raises(rw.errors.SpecError, match=r"`max_times_sampled` of `endless` is 0"):
+    with pytest.raises(rw.errors.SpecError, match="`max_times_sampled` is 1: `endless` has 'fifo', 'fifo' and 0"):
         rw.ReplayDataset(server.address, "endless", 2, single_pass=True)
 
 

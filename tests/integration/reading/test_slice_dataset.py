@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -211,22 +212,43 @@ def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: 
         next(dataset)
 
 
+def test_slices_begin_where_priorities_of_rows_are_computed_in_the_thread_that_fetches(
+    replay_server: StartServer,
+) -> None:
+    threads: list[str] = []
+
+    def priorities(data: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return (data["row"] % 100 == 2) * 1.0
+
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [7, 9])
+    with rw.SliceDataset(server.address, "episodes", 4, 3, by="row", row_priority_fn=priorities) as dataset:
+        batches = [next(dataset) for _ in range(3)]
+    for batch in batches:
+        assert_is_well_marked(batch)
+        assert {rows[0] % 100 for rows in slices_of(batch)} == {2}
+        assert [len(rows) for rows in slices_of(batch)] == [3] * 4
+    assert set(threads) == {"reverb-writer-prefetch"}
+    with pytest.raises(rw.errors.SpecError, match="`row_priority_fn` is for slices that are drawn by row"):
+        rw.SliceDataset(server.address, "episodes", 4, 3, row_priority_fn=priorities)
+
+
 def test_an_error_of_a_transform_costs_one_batch_of_a_pool(replay_server: StartServer) -> None:
     def picky(batch: rw.Batch) -> rw.Batch:
-        if 2 in batch.data["row"]:
+        if batch.data["row"][0] // 100 == 2:
             raise ZeroDivisionError("two")
         return batch
 
     server = replay_server(QUEUE)
-    write_episodes(server.address, "queue", [4])
-    options: dict[str, Any] = {"by": "row", "replacement": False, "pool_size": 1, "single_pass": True, "seed": 0}
-    with rw.SliceDataset(server.address, "queue", 1, 1, transform=picky, **options) as dataset:
+    write_episodes(server.address, "queue", [1, 1, 1, 1])
+    with rw.SliceDataset(server.address, "queue", 1, 1, transform=picky, pool_size=4, single_pass=True) as dataset:
         found: list[int] = []
         for _ in range(2):
             with contextlib.suppress(ZeroDivisionError):
                 for batch in dataset:
                     found += batch.data["row"].tolist()
-    assert sorted(found) == [0, 1, 3]
+    assert found == [0, 100, 300]
 
 
 def test_each_item_gives_one_slice_in_each_round(replay_server: StartServer) -> None:
@@ -259,7 +281,7 @@ def test_starts_of_an_items_slices_are_uniform_and_independent(replay_server: St
 
 @pytest.mark.parametrize("cache_bytes", [1, 2_000, 1 << 28])
 @pytest.mark.parametrize("by", ["trajectory", "row"])
-def test_slices_do_not_depend_on_the_size_of_the_cache(replay_server: StartServer, by: str, cache_bytes: int) -> None:
+def test_slices_do_not_depend_on_the_size_of_the_cache(replay_server: StartServer, by: Any, cache_bytes: int) -> None:
     server = replay_server(EPISODES)
     write_episodes(server.address, "episodes", [30, 20, 40, 10])
     with rw.SliceDataset(
@@ -345,7 +367,6 @@ def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server:
     ("given", "message"),
     [
         ({"slices_per_item": 0}, "`slices_per_item` must be >= 1, got 0"),
-        ({"slices_per_item": 2, "replacement": False}, "`slices_per_item` must be 1 with `replacement=False`, got 2"),
         ({"table": 3}, "`table` must be the name of one table, got 3"),
         ({"table": ["a", "b"]}, "`table` must be the name of one table, got ['a', 'b']"),
         ({"seed": "x"}, "`seed` must be an integer, got 'x'"),

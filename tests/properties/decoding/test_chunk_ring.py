@@ -70,24 +70,23 @@ def test_many_chunks_are_evicted_at_a_time() -> None:
     assert len(ring.rows_of) * 12 > 1000 - 1000 // 8 - 2 * 12
 
 
-def test_ring_is_enlarged_for_a_chunk_that_does_not_fit_and_for_chunks_of_one_sample() -> None:
-    ring = ChunkRing([(np.dtype(float), (3,))], MAX_BYTES)
-    model: dict[int, Any] = {}
+def test_ring_has_room_for_a_chunk_above_the_limit_and_for_the_chunks_of_one_sample() -> None:
+    types = [(np.dtype(float), (3,))]
+    ring, model = ChunkRing(types, MAX_BYTES), dict[int, Any]()
     for key, (length, fits) in enumerate(((5, True), (40, True), (41, False), (100, False), (60, True), (30, True))):
-        model[key] = np.full((length, 3), float(key))
-        one = encoded(key, model[key])
-        assert ring.fits(one) is fits
+        array = np.full((length, 3), float(key))
+        one = encoded(key, array)
+        assert ring.accepts(one) is fits
         if not fits:
-            ring.reset([one])
-        assert (len(ring.columns[0]) > 40) is (key >= 2)
+            ring, model = ChunkRing(types, MAX_BYTES, [one]), {}
+        assert len(ring.columns[0]) == {0: 40, 1: 40, 2: 41}.get(key, 100)
+        model[key] = array
         put(ring, key, one)
         check(ring, model)
         assert key in model
-    ring.reset([])
-    assert len(ring.columns[0]) == 40
     columns = {key: np.full((70, 3), float(key)) for key in range(3)}
     together = {key: encoded(key, column) for key, column in columns.items()}
-    ring.reset(together.values())
+    ring = ChunkRing(types, MAX_BYTES, [*together.values()])
     for key, one in together.items():
         put(ring, key, one)
     check(ring, columns)

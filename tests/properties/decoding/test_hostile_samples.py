@@ -18,8 +18,7 @@ from sampled import chunk, item, response, together
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import SampleReassembler, Samples
-from reverb_writer.protocol.signatures import packer
-from reverb_writer.reading.replay_dataset import collated
+from reverb_writer.reading.replay_dataset import WholeSamples
 
 MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "3000"))
 CACHE_BYTES = SAMPLE_BYTES = 1 << 20
@@ -52,7 +51,7 @@ def receive(message: bytes, assembler: BatchAssembler) -> None:
         for error in assembler.add(SampleReassembler().feed(message)):
             assert isinstance(error, (FormatError, UnsafeDataError))
         if assembler.num_samples:
-            collated(*assembler.take(), packer(None), "list", "")
+            next(WholeSamples("list").make(assembler, ""))
     except (FormatError, StructureError):
         pass
 
@@ -130,11 +129,13 @@ def test_chunks_that_are_sent_again_with_other_contents_are_refused_or_decoded_w
         num_rows.append(sum(rows for _, rows in slices))
     assembler = BatchAssembler(cache_bytes, SAMPLE_BYTES)
     samples = SampleReassembler().feed(response(*entries))
-    for first in range(0, len(samples), batch_size):
-        some = samples[first : first + batch_size]
+    while samples:
+        some = samples[:batch_size]
         errors = assembler.add(some)
         assert all(isinstance(error, (FormatError, UnsafeDataError)) for error in errors)
-        assert assembler.num_samples == len(some) - len(errors)
+        num_read = len(some) - len(assembler.held_back)
+        assert assembler.num_samples == num_read - len(errors)
+        samples = samples[num_read:]
         if assembler.num_samples:
             columns, infos = assembler.take()
             for column in columns:

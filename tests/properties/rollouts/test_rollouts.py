@@ -19,7 +19,6 @@ from rollouts import add, plain
 
 import reverb_writer as rw
 from reverb_writer.files import RolloutDataset, RolloutWriter, StoredTrajectory, list_trajectories
-from reverb_writer.returns import gae
 from reverb_writer.rollouts import (
     QueueRolloutStorage,
     RolloutStorage,
@@ -27,6 +26,7 @@ from reverb_writer.rollouts import (
     split_and_pad_trajectories,
     unpad_trajectories,
 )
+from reverb_writer.transitions.returns import gae
 
 Floats = npt.NDArray[np.float32]
 

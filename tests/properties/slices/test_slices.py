@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reverb_writer.slices import (
-    By,
     Markers,
-    Short,
     SliceSampler,
     Trajectories,
     find_trajectories,
@@ -24,6 +22,7 @@ from reverb_writer.slices import (
     split_trajectories,
 )
 from reverb_writer.slices.gather import _allot
+from reverb_writer.slices.sampler import By
 
 no_deadline = settings(deadline=None)  # the machine may be busy
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -34,7 +33,8 @@ seeds = st.integers(0, 2**32 - 1)
 def samplers(draw: st.DrawFn) -> SliceSampler:
     slice_len = draw(st.integers(1, 8))
     rows = st.integers(0, slice_len - 1)
-    by, short = draw(st.sampled_from(By)), draw(st.sampled_from([Short.KEEP, Short.PAD]))
+    by: Any = draw(st.sampled_from(get_args(By)))
+    short: Any = draw(st.sampled_from(["keep", "pad"]))
     return SliceSampler(draw(st.integers(1, 6)), slice_len, by=by, short=short, span=(draw(rows), draw(rows)))
 
 
@@ -122,7 +122,7 @@ def test_slices_are_runs_within_one_trajectory_and_marked_at_their_ends(
         is_init.append(first)
         truncated.append(first + length - 1)
         done += [at for at in range(first, first + length) if batch.data["done"][at]]
-    assert (batch.markers.mask is not None) == (sampler.short is Short.PAD)
+    assert (batch.markers.mask is not None) == (sampler.short == "pad")
     assert batch.markers.is_init is not None
     assert np.flatnonzero(batch.markers.is_init).tolist() == is_init
     assert np.flatnonzero(batch.markers.truncated).tolist() == truncated
@@ -219,7 +219,7 @@ def test_a_pass_has_each_trajectory_or_each_slice_once(sizes: list[int], sampler
     which = np.concatenate([slices.trajectories for slices in batches])
     assert isinstance(sampler.span, tuple)
     num_slices = [max(1, size - sampler.slice_len + sum(sampler.span) + 1) for size in sizes]
-    assert np.bincount(which).tolist() == ([1] * len(sizes) if sampler.by is By.TRAJECTORY else num_slices)
+    assert np.bincount(which).tolist() == ([1] * len(sizes) if sampler.by == "trajectory" else num_slices)
 
 
 @no_deadline

@@ -16,6 +16,7 @@ from sampled import chunk, item, response, together
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import Column, split_samples
+from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import item_encoding, messages
 from reverb_writer.protocol.responses import SampleReassembler, Samples
@@ -36,8 +37,8 @@ def assembled(message: bytes, **bounds: int) -> tuple[list[Column], Any]:
 def test_window_over_two_chunks() -> None:
     chunks = [chunk(7, [[0, 1, 2], [[0.0], [0.1], [0.2]]]), chunk(1 << 60, [[3, 4, 5], [[0.3], [0.4], [0.5]]])]
     columns, infos = assembled(response((together(9, [7, 1 << 60], [(1, 2), (0, 2)], 2), chunks)))
-    assert columns[0].rows.tolist() == [1, 2, 3, 4]  # type: ignore[union-attr]  # one dtype: an array
-    assert columns[1].rows.tolist() == [[0.1], [0.2], [0.3], [0.4]]  # type: ignore[union-attr]  # likewise
+    assert columns[0].rows.tolist() == [1, 2, 3, 4]
+    assert columns[1].rows.tolist() == [[0.1], [0.2], [0.3], [0.4]]
     assert columns[0].lengths.tolist() == [4]
     assert (infos.keys, infos.priorities, infos.probabilities) == (9, 1.5, 0.25)
     assert (infos.table_sizes, infos.times_sampled) == (4, 2)
@@ -100,9 +101,9 @@ def test_booleans_empty_rows_and_length_prefixes_that_are_longer_than_needed() -
     assert numbers.tensor_content[0] == 24
     numbers.tensor_content = b"\x98\x00" + numbers.tensor_content[1:]  # 24, too
     columns, _ = assembled(response((together(1, [1], [(0, 3)], 3), [made])))
-    assert columns[0].rows.view(np.uint8).tolist() == [1, 0, 1]  # type: ignore[union-attr]  # one dtype: an array
-    assert columns[1].rows.shape == (3, 0)  # type: ignore[union-attr]  # likewise
-    assert columns[2].rows.tolist() == [7, 8, 9]  # type: ignore[union-attr]  # likewise
+    assert columns[0].rows.view(np.uint8).tolist() == [1, 0, 1]
+    assert columns[1].rows.shape == (3, 0)
+    assert columns[2].rows.tolist() == [7, 8, 9]
 
 
 def frames(content: Any) -> Any:
@@ -142,9 +143,8 @@ def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) ->
             all_rows = assembler.rows()
             assert all_rows.info.lengths.tolist() == list(map(len, rows))
             chosen = np.array(data.draw(st.lists(st.integers(0, sum(map(len, rows)) - 1))), np.int64)
-            for number, (taken, of_samples) in enumerate(zip(all_rows.take(chosen), of_columns, strict=True)):
+            for taken, of_samples in zip(all_rows.take(chosen), of_columns, strict=True):
                 np.testing.assert_array_equal(taken, np.concatenate(of_samples)[chosen])
-                np.testing.assert_array_equal(all_rows.column(number), np.concatenate(of_samples))
             assembler.begin_next()
         else:
             for column, of_samples in zip(assembler.take()[0], of_columns, strict=True):
@@ -233,10 +233,45 @@ def test_chunks_of_a_dropped_assembler_are_freed_without_the_garbage_collector()
         gc.enable()
 
 
-def test_samples_of_different_shapes_are_in_different_arrays() -> None:
-    entries = [(together(n, [n], [(0, 2)], 1), [chunk(n, [np.full((2, n), n)])]) for n in (1, 1, 3)]
-    (column,), _ = assembled(response(*entries))
-    assert [rows.shape for rows in column.split()] == [(2, 1), (2, 1), (2, 3)]
+class Entry:
+    """A sample that a test can watch."""
+
+    def __init__(self, entry: Any) -> None:
+        self.info, self.data = entry.info, list(entry.data)
+
+
+def test_a_batch_and_samples_that_wait_keep_no_message_of_others() -> None:
+    """One message that was kept for its numbers kept its whole response: 100 MB."""
+    entries = [(together(n, [n], [(0, 2)], 1), [chunk(n, [[n, n]])]) for n in range(3)]
+    gc.disable()
+    try:
+        samples = Samples.of([Entry(entry) for entry in samples_of(response(*entries))])
+        alive = [weakref.ref(entry) for entry in samples]
+        assembler = BatchAssembler(1 << 20, 1 << 20)
+        assert assembler.add(samples[:2]) == []
+        waiting = samples[2:]
+        del samples
+        assert [one() is None for one in alive] == [True, True, False]
+        columns, info = assembler.take()
+        assert (columns[0].rows.tolist(), info.keys.tolist(), waiting.keys.tolist()) == ([0, 0, 1, 1], [0, 1], [2])
+    finally:
+        gc.enable()
+
+
+def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_are_for_the_next_batch() -> None:
+    content = {1: np.ones((2, 1)), 2: np.ones((2, 1)), 3: np.ones((2, 3)), 4: np.ones((2, 1), np.int8)}
+    samples = samples_of(response(*[(together(n, [n], [(0, 2)], 1), [chunk(n, [content[n]])]) for n in (1, 3, 4, 2)]))
+    assembler = BatchAssembler(1 << 20, 1 << 20, structure=TableStructure("table", None))
+    errors = assembler.add(samples)
+    assert re.search(r"float64 \[3\], expected float64 \[1\]\. The actors", str(errors[0]))
+    assert re.search(r"int8 \[1\], expected float64 \[1\]", str(errors[1]))
+    assert [rows.tolist() for rows in assembler.take()[0][0].split()] == [[[1.0], [1.0]]] * 2
+    assembler, keys = BatchAssembler(1 << 20, 1 << 20), []
+    while samples:
+        assert assembler.add(samples) == []
+        samples = assembler.held_back
+        keys.append(assembler.take()[1].keys.tolist())
+    assert keys == [[1], [3], [4], [2]]
 
 
 GOOD = (together(8, [1], [(0, 2)], 1), [chunk(1, [[5, 6, 7]])])
@@ -263,7 +298,7 @@ def test_contradictory_sample_is_refused_and_changes_nothing(one: Any, chunks: A
     assert isinstance(error, FormatError)
     assert re.search(message, str(error))
     columns, infos = assembler.take()
-    assert columns[0].rows.tolist() == [5, 6, 5, 6]  # type: ignore[union-attr]  # one dtype: an array
+    assert columns[0].rows.tolist() == [5, 6, 5, 6]
     assert len(infos.keys) == 2
 
 
@@ -280,7 +315,7 @@ def test_each_sample_left_out_has_one_error_and_the_others_keep_their_order() ->
     assert ["chunk 1" in str(errors[0]), "rows 0+7" in str(errors[1])] == [True, True]
     assert assembler.num_samples == 3
     columns, infos = assembler.take()
-    assert columns[0].rows.tolist() == [0, 2, 4]  # type: ignore[union-attr]  # one dtype: an array
+    assert columns[0].rows.tolist() == [0, 2, 4]
     assert infos.keys.tolist() == [0, 2, 4]
     assert assembler.num_samples == 0
 

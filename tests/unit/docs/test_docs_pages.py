@@ -7,12 +7,13 @@ import importlib
 import re
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
 from pages import BLOCK, ROOT, each_page, runnable
 
-from reverb_writer.slices import By, Short
+from reverb_writer.slices.sampler import By, Short
 from reverb_writer.windows import EndOfEpisode
 
 WINDOWS = ROOT / "docs/explanation/windows.md"
@@ -49,9 +50,9 @@ def test_table_of_modes_is_the_one_of_the_docstring() -> None:
     assert "\n".join(rows) in WINDOWS.read_text("utf-8")
 
 
-@pytest.mark.parametrize("option", [*By, *Short])
-def test_every_option_of_slices_is_on_their_page(option: By | Short) -> None:
-    assert f'"{option.value}"' in (ROOT / "docs/how-to/slices.md").read_text("utf-8")
+@pytest.mark.parametrize("option", get_args(By) + get_args(Short))
+def test_every_option_of_slices_is_on_their_page(option: str) -> None:
+    assert f'"{option}"' in (ROOT / "docs/how-to/slices.md").read_text("utf-8")
 
 
 WITH_README = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

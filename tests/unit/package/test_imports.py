@@ -47,7 +47,6 @@ CLIENT = [
     "episodes",
     "tables",
     "protocol",
-    "returns",
     "slices",
     "transitions",
     "windows",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverb_writer.decoding.samples import BatchInfo, Column, SampleRows
+from reverb_writer.decoding.samples import BatchInfo, SampleRows
 from reverb_writer.errors import StructureError
 from reverb_writer.reading.slice_dataset import SlicesOfPools
 from reverb_writer.slices import SliceSampler
@@ -21,7 +21,7 @@ def rows_of(*columns: Any, lengths: list[int]) -> SampleRows:
     sizes = np.array(lengths, np.int64)
     keys = np.arange(len(sizes), dtype=np.uint64)
     info = BatchInfo(keys, np.ones(len(sizes)), np.ones(len(sizes)), sizes, sizes.astype(np.int32), sizes, 0.0)
-    return SampleRows.of_columns([Column(np.asarray(column), sizes, False) for column in columns], info)
+    return SampleRows([(np.asarray(column), None) for column in columns], info)
 
 
 class Pool:

@@ -212,8 +212,8 @@ def test_shares_of_members_are_rounded_at_random_and_exact_on_average() -> None:
     [
         ({"num_slices": 0}, "`num_slices` must be >= 1, got 0."),
         ({"slice_len": 2.5}, "`slice_len` must be an integer, got 2.5"),
-        ({"by": "step"}, "`by` must be 'trajectory' or 'row', got 'step'."),
-        ({"short": "strict"}, "`short` must be 'keep', 'skip' or 'pad', got 'strict'."),
+        ({"by": "step"}, "`by` must be one of 'trajectory', 'row', got 'step'."),
+        ({"short": "strict"}, "`short` must be one of 'keep', 'skip', 'pad', got 'strict'."),
         ({"span": 5}, "`span` must be <= 4, got 5."),
         ({"span": (0, -1)}, "`span` must be >= 0, got -1."),
         ({"span": (1, 1, 1)}, "`span` must be a number or a pair of numbers"),
@@ -239,7 +239,7 @@ def test_nothing_long_enough_is_said_with_numbers() -> None:
         ("trajectory", [0, 0, 0], IncompleteError, "priorities of all 3 candidates are 0"),
     ],
 )
-def test_bad_priorities_are_named(by: str, priorities: Any, error: type[Exception], message: str) -> None:
+def test_bad_priorities_are_named(by: Any, priorities: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         SliceSampler(2, 5, by=by).sample(THREE, rng(), priorities)
 

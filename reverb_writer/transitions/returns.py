@@ -62,8 +62,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.arrays import Array, array_namespace, as_array, as_bool, as_float, with_axes
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.returns.recursion import ReturnInputs, RowKeywords
 from reverb_writer.transitions.records import Transitions
+from reverb_writer.transitions.recursion import ReturnInputs, RowKeywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -235,10 +235,7 @@ def normalize(x: Array, mask: Array | Transitions = None, *, epsilon: float = 1e
     x = as_float(xp, x)
     if not math.prod(x.shape):
         raise StructureError(f"`x` must have elements to be normalized, got shape {tuple(x.shape)}.")
-    if mask is None:
-        centred, size = x - xp.mean(x), math.prod(x.shape)
-        return centred / (xp.sqrt(xp.sum(centred * centred) / max(size - 1, 1)) + epsilon)
-    counted = with_axes(as_bool(xp, as_array(xp, mask)), x.ndim)
+    counted = xp.ones_like(x) != 0 if mask is None else with_axes(as_bool(xp, as_array(xp, mask)), x.ndim)
     if counted.ndim != x.ndim or any(a not in (1, b) for a, b in zip(counted.shape, x.shape, strict=True)):
         raise StructureError(f"`mask` must have the shape of `x`, {tuple(x.shape)}, got {tuple(counted.shape)}.")
     zero = xp.zeros_like(x)

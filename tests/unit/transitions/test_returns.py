@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.returns import (
+from reverb_writer.transitions.returns import (
     discounted_returns,
     gae,
     lambda_returns,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reverb_writer as rw
-from reverb_writer.returns import (
+from reverb_writer.transitions.returns import (
     discounted_returns,
     gae,
     lambda_returns,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from reverb_writer.returns import discounted_returns, gae, lambda_returns, n_step_returns, vtrace
+from reverb_writer.transitions.returns import discounted_returns, gae, lambda_returns, n_step_returns, vtrace
 
 T, B, GAMMA = 30, 4, 0.97
 

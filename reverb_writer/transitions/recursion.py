@@ -156,16 +156,16 @@ class ReturnInputs:
         shaped = with_axes(x, len(sizes))
         fits = shaped.ndim == len(sizes) and all(a in (1, b) for a, b in zip(shaped.shape, sizes, strict=True))
         if not fits or x.ndim <= self._axis or x.shape[0] != sizes[0]:
-            extra = ""
-            if num_rows is not None:
-                extra = (
-                    " `values` are those of T + 1 observations, of each row and of the one after the last, or of T "
-                    "beside `next_values`. Recorded steps are T + 1 rows, boundary step included: pass "
-                    "`rw.to_transitions(steps)` in place of their rewards."
-                )
+            hint = (
+                " `values` are those of T + 1 observations, of each row and of the one after the last, or of T beside "
+                "`next_values`. Recorded steps are T + 1 rows, boundary step included: pass `rw.to_transitions(steps)` "
+                "in place of their rewards."
+                if name == "values"
+                else ""
+            )
             raise StructureError(
                 f"`{name}`: shape {self._outside(x.shape)} does not match rewards {self._outside(self.rewards.shape)}: "
-                f"expected {self._outside(sizes)}, or that shape with trailing axes left out or of size 1.{extra}"
+                f"expected {self._outside(sizes)}, or that shape with trailing axes left out or of size 1.{hint}"
             )
         return self.xp.broadcast_to(shaped, sizes)
 
