@@ -290,8 +290,11 @@ class _Timescale:
         dtype, shape = expected
         if value is None and dtype is None:
             return None
-        if type(value) is float and dtype is not None and dtype.kind == "f" and abs(value) < _HELD:
-            return value  # most numbers need no conversion
+        if dtype is not None:  # most leaves need no conversion
+            if isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == shape:
+                return value
+            if type(value) is float and dtype.kind == "f" and abs(value) < _HELD:
+                return value
         is_nest = not isinstance(value, _FLAT) and tree.is_nested(value)
         if value is None or dtype is None or is_nest:
             wanted = "None" if dtype is None else f"an array of {dtype} {shape}"
@@ -299,6 +302,8 @@ class _Timescale:
         array = np.asarray(value)
         # Also integers, which `same_kind` would wrap, and 2.0, which it would refuse for an integer.
         found = convert(array, dtype, name, self._policy, _ADVICE)
+        if found is not None and found.shape == shape:
+            return found
         if found is not None:
             row = np.empty(shape, dtype)
             with contextlib.suppress(ValueError):  # the shape does not fit

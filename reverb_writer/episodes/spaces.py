@@ -124,7 +124,7 @@ def _checked(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
     """Return a fill value as an array, or unchanged if rows of this dtype take any such value."""
     if dtype.kind == "O" or (dtype.kind == "f" and type(fill) in _NUMBERS):
         return fill
-    value = np.asarray(fill)
+    value = np.array(fill)  # another object than `fill`, which tells that it has been checked
     if value.dtype.kind not in "biuf" or value.shape not in ((), shape):
         raise SpecError(f"`fill` must be a number, or a row like the others, {dtype} {shape}, got {fill!r}.")
     return value

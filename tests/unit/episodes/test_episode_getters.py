@@ -161,6 +161,8 @@ def test_one_hot_reaches_into_nests_and_leaves_the_rest() -> None:
         (np.array([1, 2], np.float32), 0.5, np.float32, [0.5, 1.0]),
         (np.ones((2, 2), np.float32), 3, np.float32, [[3, 3], [1, 1]]),
         (np.ones((2, 2), np.float32), [3, 4], np.float32, [[3, 4], [1, 1]]),
+        ([1, 2], np.array(0.5), np.float64, [0.5, 1.0]),
+        (np.ones((2, 2), np.uint8), np.array([300, 4]), np.int64, [[300, 4], [1, 1]]),
     ],
 )
 def test_fill_widens_a_column_without_a_space_only_if_it_must(rows: Any, fill: Any, dtype: Any, expected: Any) -> None:
