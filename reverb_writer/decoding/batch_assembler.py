@@ -185,9 +185,9 @@ class BatchAssembler:
             spec = cache.spec
         else:
             first, chunks = slices_of[0][0][0], EncodedChunks(entry.data, self._max_sample_bytes)
-            knowing = (one for one in caches for part in one.partitions if first in part.ring.rows_of)
-            found = next(knowing, None)
-            spec = found.spec if found else chunks.spec(first)
+            # Its spec, and no reference to the cache that knows it: a larger one that takes its place needs the memory.
+            known = next((one.spec for one in caches for part in one.partitions if first in part.ring.rows_of), None)
+            spec = chunks.spec(first) if known is None else known
         if self.structure and not self.structure.admits(spec):
             return None
         if cache is None or ranges is None:

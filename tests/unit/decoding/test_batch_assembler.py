@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sampled import chunk, item, response, together
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
+from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk
 from reverb_writer.decoding.samples import Column, split_samples
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, UnsafeDataError
@@ -256,6 +257,26 @@ def test_a_batch_and_samples_that_wait_keep_no_message_of_others() -> None:
         assert (columns[0].rows.tolist(), info.keys.tolist(), waiting.keys.tolist()) == ([0, 0, 1, 1], [0, 1], [2])
     finally:
         gc.enable()
+
+
+def test_a_cache_that_is_too_small_is_gone_before_chunks_are_decoded_into_a_larger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory of both is twice the limit."""
+    rings = weakref.WeakSet[ChunkRing]()
+    num_rings, put = [], ChunkRing.put
+
+    def watched(ring: ChunkRing, key: int, one: EncodedChunk) -> bool:
+        rings.add(ring)
+        num_rings.append(len(rings))
+        return put(ring, key, one)
+
+    monkeypatch.setattr(ChunkRing, "put", watched)
+    chunks = [chunk(1, [[1, 2]]), chunk(2, [np.arange(9)])]
+    entries = [(together(1, [1], [(0, 2)], 1), chunks[:1]), (together(2, [1, 2], [(0, 2), (0, 9)], 1), chunks)]
+    columns, _ = assembled(response(*entries), cache=40)  # five rows
+    assert columns[0].rows.tolist() == [1, 2, 1, 2, *range(9)]
+    assert num_rings == [1, 1, 1]
 
 
 def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_are_for_the_next_batch() -> None:
