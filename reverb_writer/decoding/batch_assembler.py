@@ -137,7 +137,7 @@ class BatchAssembler:
             columns, info = self.take()
             sources, lengths_of = [(column.rows, None) for column in columns], [column.lengths for column in columns]
         for number, lengths in enumerate(lengths_of):
-            if not np.array_equal(lengths, info.lengths):
+            if lengths is not info.lengths and not np.array_equal(lengths, info.lengths):  # mostly one array
                 raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
         return SampleRows(sources, info)
 
