@@ -160,7 +160,7 @@ class Sender:
             return None
         self._at_end = then
         wait = Wait("close", _EXIT_S)
-        self._inbox.put(lambda: self._waits.append(wait))
+        self.post(lambda: self._waits.append(wait))
         return wait
 
     # ------------------------------------------------------------------------------------------------- the thread
