@@ -84,8 +84,9 @@ class _Stream(abc.ABC):
 
     def feed(self, message: bytes) -> None:
         """Take a message; see `Stream`."""
-        self._messages.append(message)
-        self.work()
+        if not self._has_ended:
+            self._messages.append(message)
+            self.work()
 
     def pause(self) -> None:
         """Answer no more for a while; see `Stream`."""
@@ -192,8 +193,9 @@ class SampleStream(_Stream):
 
     @property
     def is_asked(self) -> bool:
-        """Whether samples of a request are missing."""
-        return self._num_missing > 0
+        """Whether samples of a request are missing: those that were drawn are delivered."""
+        with self._store.lock:
+            return self._num_missing > 0
 
     def _may_work(self) -> bool:
         return self._waiting is None and not self._is_paused and bool(self._num_missing or self._messages)

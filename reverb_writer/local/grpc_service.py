@@ -111,11 +111,9 @@ def _opened(
         stream.end()
         gone()
 
-    is_there = context.add_callback(end)
-    if is_there:
-        stream.open()
+    stream.open()  # before the client may end it: a stream that has ended is not open
     try:
-        yield is_there
+        yield context.add_callback(end)
     finally:
         stream.end()
 

@@ -27,7 +27,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import tree
@@ -41,6 +41,9 @@ from reverb_writer.protocol.messages import StructuredValue
 from reverb_writer.steps import named_tuple
 
 _LOG = logging.getLogger(__package__)
+
+MAX_DEPTH: Final = 31
+"""Nests deeper than this are not encoded: readers of protobuf refuse 100 levels, and a dict takes three."""
 
 _MARK = b"\0rw-spec1"
 _MAX_BYTES = 1 << 16
@@ -144,6 +147,8 @@ def encode(nest: Any) -> Any:
 
 
 def _encode(nest: Any, value: Any, path: tuple[object, ...]) -> None:
+    if len(path) > MAX_DEPTH:
+        raise StructureError(f"signature nested more than {MAX_DEPTH} deep. Make it flatter.")
     if isinstance(nest, ArraySpec):
         _encode_leaf(nest, value.tensor_spec_value, path)
     elif nest is None:

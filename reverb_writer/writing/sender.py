@@ -154,7 +154,8 @@ class Sender:
 
     def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
         """Begin to deliver for two seconds, and end; None if it has nothing to do. `then` is called at its end."""
-        if self.is_ended or self.is_forked or not self._thread.has_begun:
+        # A thread that was started may not have begun yet: its work is in the inbox.
+        if self.is_ended or self.is_forked or not (self._thread.has_begun or not self._inbox.empty()):
             then()
             return None
         self._at_end = then

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,8 @@ from server_process import HostedServer
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.background import LateThread
+from reverb_writer.transport import loop
 
 # When items are there.
 
@@ -85,6 +89,24 @@ def test_block_closes_the_observer_and_an_own_client_only(place: Place) -> None:
     with pytest.raises(rw.errors.ClosedError):
         observer.flush()
     assert place.column() == [[1]]  # the client is still usable
+
+
+def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = LateThread._run
+
+    def begin_late(thread: LateThread) -> None:
+        time.sleep(0.3)
+        begin(thread)
+
+    loop.submit(int)  # the loop has begun
+    monkeypatch.setattr(LateThread, "_run", begin_late)
+    observer = rw.TrajectoryObserver(place.address, "a", 1)
+    observer({"n": np.int64(1)}, end_of_episode=True)
+    del observer
+    gc.collect()
+    eventually(lambda: place.client.server_info()["a"].current_size == 1)
 
 
 def test_anything_with_a_server_address_is_a_client(place: Place) -> None:

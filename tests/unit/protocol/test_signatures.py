@@ -12,7 +12,7 @@ import pytest
 import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.protocol import signatures
+from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.messages import DataType, StructuredValue
 from reverb_writer.protocol.signatures import ArraySpec
 
@@ -32,9 +32,15 @@ def reparsed(nest: Any) -> Any:
 
 
 def nested(depth: int) -> Any:
-    nest: Any = SCALAR
+    nest: Any = FLOAT
     for _ in range(depth):
-        nest = [nest]
+        nest = {"a": nest}  # takes the most levels of protobuf's
+    return nest
+
+
+def cyclic() -> Any:
+    nest: list[Any] = []
+    nest.append(nest)
     return nest
 
 
@@ -52,7 +58,7 @@ def nested(depth: int) -> Any:
         (FLOAT, [SCALAR, (FLOAT,)]),
         {"b": FLOAT, "a": {"": SCALAR}},
         {"a": None, "b": (None,)},
-        nested(32),
+        nested(signatures.MAX_DEPTH),
     ],
     ids=repr,
 )
@@ -60,6 +66,14 @@ def test_a_nest_is_decoded_as_it_was_encoded(nest: Any) -> None:
     result = reparsed(nest)
     assert result == nest
     tree.assert_same_structure(result, nest)
+
+
+def test_the_deepest_signature_can_be_read_within_the_messages_of_a_server() -> None:
+    info, table = messages.ServerInfoResponse(), messages.PriorityTableCheckpoint()
+    for signature in (info.table_info.add().signature, table.signature):
+        signature.CopyFrom(signatures.encode(nested(signatures.MAX_DEPTH)))
+    assert messages.ServerInfoResponse.FromString(info.SerializeToString()) == info
+    assert messages.PriorityTableCheckpoint.FromString(table.SerializeToString()) == table
 
 
 def test_dicts_are_decoded_in_the_order_of_the_columns() -> None:
@@ -140,8 +154,10 @@ def test_a_dtype_that_needs_ml_dtypes_says_so(
         ({"a": {1: SCALAR}}, "leaf `a`: key 1 of type int, expected str"),
         ({"a": ArraySpec((), np.dtype("M8[s]"))}, r"leaf `a`: dtype datetime64\[s\] cannot be stored"),
         (Row(SCALAR, ArraySpec((), np.dtype("V3"))), "leaf `action`: dtype"),
+        (nested(signatures.MAX_DEPTH + 1), "nested more than 31 deep"),
+        (cyclic(), "nested more than 31 deep"),
     ],
-    ids=["array", "number", "key", "dtype", "field"],
+    ids=["array", "number", "key", "dtype", "field", "deep", "cyclic"],
 )
 def test_what_reverb_cannot_store_is_refused(nest: Any, reason: str) -> None:
     with pytest.raises(StructureError, match=reason):
