@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.arguments import integer
+from reverb_writer import arguments
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import padded_rows
 from reverb_writer.nests import common_length, named_leaves
@@ -93,7 +93,7 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
         if form != expected:
             raise StructureError(f"trajectories must be of one structure, {expected}, got {form}.")
     longest = max(lengths)
-    length = longest if length is None else integer("length", length, minimum=longest)
+    length = longest if length is None else arguments.integer("length", length, minimum=longest)
     mask = np.arange(length) < np.array(lengths)[:, None]
 
     def stack(*leaves: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -192,8 +192,8 @@ def _allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> I
     Each share is rounded up or down at random, so that its average is exact. A share of 1 or more is never rounded to
     0, and a weight of 0 gives 0.
     """
-    shares = np.asarray(weights, np.float64)
-    if not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
+    shares = np.array([arguments.number("weights", weight) for weight in weights])
+    if shares.min() < 0 or not shares.any():
         raise SpecError(f"`weights` must be finite numbers >= 0, one for each member and not all 0, got {weights!r}.")
     edges = np.cumsum(shares) * number / shares.sum()
     edges[edges >= edges[-1]] = number  # the sum may be rounded differently from the last edge
