@@ -259,8 +259,9 @@ def test_bad_members_are_named() -> None:
         sample_members([member(0, [4])], SliceSampler(2, 2), rng(), [1, 1])
     with pytest.raises(SpecError, match="not all 0, got"):
         sample_members([member(0, [4])] * 2, SliceSampler(2, 2), rng(), [0, 0])
+    no_numbers: Any = ["a", "b"]
     with pytest.raises(SpecError, match="`weights` must be a finite number"):
-        sample_members([member(0, [4])] * 2, SliceSampler(2, 2), rng(), ["a", "b"])
+        sample_members([member(0, [4])] * 2, SliceSampler(2, 2), rng(), no_numbers)
     with pytest.raises(StructureError, match="steps of one structure"):
         sample_members(
             [member(0, [4]), ({"reward": np.zeros(4)}, Trajectories.from_lengths([4]))], SliceSampler(2, 2), rng()
