@@ -83,7 +83,7 @@ def test_string_counts_as_a_pointer(server: HostedServer, client: rw.Client) -> 
 
 
 def test_refused_step_of_one_environment_is_a_step_of_none(server: HostedServer, client: rw.Client) -> None:
-    steps = {"frame": np.zeros((2, 4), np.uint8), "reward": np.zeros(2, np.float32)}
+    steps = {name: np.stack([leaf] * 2) for name, leaf in STEP.items()}
     with rw.EpisodeObserver(server.address, "replay", 1000, num_envs=2, max_item_bytes=LIMIT) as observer:
         for t in range(12):
             observer(steps, end_of_episode=np.array([t == 0, False]))
