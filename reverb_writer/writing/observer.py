@@ -86,8 +86,8 @@ class Observer(ObserverLife):
             self._is_marked = True
         if get_ident() != self._thread:
             self._change_thread(num_steps)
-        if self._check_item is not None:
-            self._check_item(num_steps + 1)
+        if self._sizes is not None:
+            self._sizes[0].check(leaves, num_steps + 1)
         if written >= ring.granted:
             self._wait_for_room(sender, written)
         ring.write(leaves, last=bool(end_of_episode))
@@ -112,8 +112,9 @@ class Observer(ObserverLife):
             self._is_marked = True
         if get_ident() != self._thread:
             self._change_thread(num_steps.max())
-        if self._check_item is not None:
-            self._check_item(int(num_steps[env_ids].max(initial=0)) + 1)
+        if self._sizes is not None:
+            for env in env_ids.tolist():
+                self._sizes[env].check([leaf[env] for leaf in leaves], int(num_steps[env]) + 1)
         if written >= ring.granted:
             self._wait_for_room(sender, written)
         ring.write_envs(leaves, last, env_ids)
@@ -196,7 +197,7 @@ class Observer(ObserverLife):
     def _fits_at_once(self, sender: Sender, steps: Any, leaves: Sequence[Any]) -> bool:
         """Return whether these steps need not be checked one by one."""
         structure = self._structure
-        if structure is None or self._check_item is not None or np.dtype(object) in structure.dtypes:
+        if structure is None or self._sizes is not None or np.dtype(object) in structure.dtypes:
             return False
         if self._max_steps is not None and sender.ring.head[1] + len(leaves[0]) > self._max_steps:
             return False

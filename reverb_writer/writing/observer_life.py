@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from reverb_writer.steps import StepStructure
 from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.sender import Sender
-from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.step_layout import ItemSizes, StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
 from reverb_writer.writing.window_kinds import WindowTarget
 
@@ -54,7 +53,7 @@ class ObserverLife:
         self._num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
         self._all_envs = np.arange(1 if self._num_envs is None else self._num_envs)
         self._structure: StepStructure | None = None
-        self._check_item: Callable[[int], None] | None = None  # of whole episodes, by their steps; None for no limit
+        self._sizes: list[ItemSizes] | None = None  # of each environment; None if steps need no check
         self._sender: Sender | None = None
         self._client: Client | None = None  # None while the observer is closed
         self._books, self._last_stats = Books(), ObserverStats()
@@ -229,10 +228,8 @@ class ObserverLife:
         layout = StepLayout(structure, mask=self._mask)
         layout.check(self._signatures)
         if (limit := options.max_item_bytes) is not None:
-            check_item = functools.partial(layout.check_item, max_bytes=limit)
-            lengths = [target.spec.sequence_length for target in targets]
-            check_item(max(length or 1 for length in lengths))
-            self._check_item = check_item if None in lengths else None
+            sizes = [ItemSizes(layout, targets, limit) for _ in self._all_envs]
+            self._sizes = sizes if sizes[0].counts_steps else None
         self._books = copy.deepcopy(self._books)  # a sender that has not heard of `close` may still change its own
         sender = Sender(
             client,

@@ -1,8 +1,14 @@
-"""The columns that are written of a step: its leaves, and the mask after them if there is one."""
+"""The columns that are written of a step: its leaves, and the mask after them if there is one; and how large items are.
+
+Windows of a fixed length without strings have a size that is known before the first step. Of whole episodes, and of
+strings, the bytes are counted step by step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import collections
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +16,8 @@ import numpy as np
 from reverb_writer.errors import StructureError
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
-from reverb_writer.steps import StepStructure, step_bytes
+from reverb_writer.steps import StepStructure
+from reverb_writer.writing.window_kinds import WindowTarget
 
 
 class StepLayout:
@@ -53,14 +60,68 @@ class StepLayout:
             if signature is not None:
                 check_signature(table, signature, self.paths, self.dtypes, self.shapes)
 
-    def check_item(self, num_steps: int, max_bytes: int) -> None:
-        """Raise `StructureError` if an item of so many steps is larger, uncompressed; a string counts as a pointer."""
-        sizes = [step_bytes([dtype], [shape]) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
-        num_bytes = num_steps * sum(sizes)
-        if num_bytes > max_bytes:
-            size, path = max(zip(sizes, self.paths, strict=True))
+
+class ItemSizes:
+    """Counts the bytes of the steps of one environment's episode. Not thread-safe: the observer's caller uses it.
+
+    Attributes:
+        counts_steps: whether each step must be checked.
+    """
+
+    def __init__(self, layout: StepLayout, targets: Sequence[WindowTarget], limit: int) -> None:
+        """Check what is known before the first step against the limit in bytes; raises as `check`."""
+        self._paths, self._limit = layout.paths, limit
+        self._step_bytes = [  # of each leaf, 0 where they must be counted
+            0 if dtype == np.dtype(object) else dtype.itemsize * math.prod(shape)
+            for dtype, shape in zip(layout.dtypes, layout.shapes, strict=True)
+        ]
+        lengths = {target.spec.sequence_length for target in targets}
+        for length in lengths:
+            self._check(length or 1, (length or 1) * sum(self._step_bytes), self._step_bytes)
+        has_strings = np.dtype(object) in layout.dtypes
+        # Steps of the windows whose steps must be counted; None for the whole episode.
+        self._lengths = [length for length in lengths if length is None or has_strings]
+        self.counts_steps = bool(self._lengths)
+        longest = max((length or 0 for length in self._lengths), default=0)
+        # Numbers of steps, and bytes of so many; in one entry, because an interrupt may come between two.
+        self._totals: collections.deque[tuple[int, int]] = collections.deque(maxlen=longest + 2)
+
+    def check(self, leaves: Sequence[Any], num_steps: int) -> None:
+        """Count a step, which becomes step number `num_steps` of the episode unless this raises `StructureError`.
+
+        A step that is counted again replaces what was counted under its number before.
+        """
+        totals = self._totals
+        if num_steps == 1:
+            totals.clear()
+            totals.append((0, 0))
+        while totals[-1][0] >= num_steps:  # an interrupt has kept the step of this number from the ring
+            totals.pop()
+        sizes = [size or _column_bytes(leaf) for size, leaf in zip(self._step_bytes, leaves, strict=True)]
+        total = totals[-1][1] + sum(sizes)
+        for length in self._lengths:
+            num_in_item = min(length or num_steps, num_steps)
+            before = totals[-num_in_item][1] if num_in_item < num_steps else 0
+            self._check(num_in_item, total - before, sizes)
+        totals.append((num_steps, total))
+
+    def _check(self, num_steps: int, num_bytes: int, sizes: Sequence[int]) -> None:
+        if num_bytes > self._limit:
+            size, path = max(zip(sizes, self._paths, strict=True))
             raise StructureError(
-                f"an item of {num_steps} steps takes {num_bytes} bytes uncompressed, expected at most {max_bytes}, the "
-                f"observer's `max_item_bytes`. Its largest leaf is `{path}` with {size} bytes per step. Write fewer "
-                "steps in an item, make that leaf smaller, or raise the limit."
+                f"an item of {num_steps} steps takes {num_bytes} bytes uncompressed, expected at most {self._limit}, "
+                f"the observer's `max_item_bytes`. Its largest leaf is `{path}` with {size} bytes per step. Write "
+                "fewer steps in an item, make that leaf smaller, or raise the limit."
             )
+
+
+def _column_bytes(column: Any) -> int:
+    """Return the bytes of an array, uncompressed; of strings those of their text.
+
+    >>> _column_bytes(np.zeros((2, 3), np.float32)), _column_bytes(np.array(["ab", b"c"], object))
+    (24, 3)
+    """
+    if isinstance(column, str | bytes):
+        return len(column.encode() if isinstance(column, str) else column)
+    array = np.asarray(column)
+    return sum(map(_column_bytes, array.flat)) if array.dtype.kind in "OUS" else array.nbytes

@@ -48,8 +48,8 @@ class StreamOptions:
         on_block: action of a step without room: "wait" while there is progress, "raise" at once, or "drop_oldest" to
             drop the oldest items that are not sent.
         max_item_bytes: bytes of an item, all steps and leaves together, uncompressed, above which the item is refused
-            before any part of it is sent; a string counts as 8 bytes. None for no limit. Windows of a fixed length are
-            checked at the first step, whole episodes at each step.
+            before any part of it is sent; None for no limit. The first step is checked for windows of a fixed length
+            without strings; each step is checked for strings and for whole episodes.
         chunk_length: steps in a chunk, at most 16,383; None for a length that suits the windows.
         actor_id: unique name of the writer. With several servers, this name and the number of the episode decide which
             server gets the episode. None for a name of machine, process and count.

@@ -114,6 +114,7 @@ KINDS: dict[str, tuple[Callable[..., Any], rw.WindowSpec]] = {
         functools.partial(rw.TrajectoryObserver, on_block="drop_oldest", max_in_flight_items=100_000),
         rw.WindowSpec(2),
     ),
+    "sized": (functools.partial(rw.TrajectoryObserver, max_item_bytes=1000), rw.WindowSpec(2)),
     "episode": (rw.EpisodeObserver, rw.WindowSpec.whole_episode()),
 }
 

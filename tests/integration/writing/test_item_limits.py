@@ -70,29 +70,38 @@ def test_episode_that_becomes_too_large_is_refused_at_that_step(server: HostedSe
     assert size(client) == 2
 
 
-def test_string_counts_as_a_pointer(server: HostedServer, client: rw.Client) -> None:
-    with rw.TrajectoryObserver(server.address, "replay", 12, max_item_bytes=LIMIT) as observer:
-        for _ in range(12):
-            observer({"text": "x" * 100})
-    assert size(client) == 1
-    with (
-        rw.TrajectoryObserver(server.address, "replay", 13, max_item_bytes=LIMIT) as observer,
-        pytest.raises(rw.errors.StructureError, match="an item of 13 steps takes 104 bytes"),
-    ):
-        observer({"text": ""})
+def test_strings_count_by_their_length(server: HostedServer, client: rw.Client) -> None:
+    with rw.TrajectoryObserver(server.address, "replay", 2, chunk_length=3, max_item_bytes=LIMIT) as observer:
+        for length in (60, 32, 60, 32, 60):  # with a number of 4 bytes each: 100 for any two that follow each other
+            observer({"text": "x" * length, "number": np.int32(0)})
+        with pytest.raises(
+            rw.errors.StructureError,
+            match=r"an item of 2 steps takes 101 bytes .*leaf is `text` with 33 bytes",
+        ):
+            observer({"text": "x" * 33, "number": np.int32(0)})
+        observer({"text": "é" * 16, "number": np.int32(0)})
+    assert size(client) == 5
 
 
 def test_refused_step_of_one_environment_is_a_step_of_none(server: HostedServer, client: rw.Client) -> None:
-    steps = {name: np.stack([leaf] * 2) for name, leaf in STEP.items()}
-    with rw.EpisodeObserver(server.address, "replay", 1000, num_envs=2, max_item_bytes=LIMIT) as observer:
-        for t in range(12):
-            observer(steps, end_of_episode=np.array([t == 0, False]))
-        with pytest.raises(rw.errors.StructureError, match="an item of 13 steps takes 104 bytes"):
-            observer(steps, end_of_episode=np.ones(2, bool))
-        assert observer.stats().steps == 24
-        observer(steps, end_of_episode=np.ones(2, bool), env_mask=np.array([True, False]))
-        observer.reset()
-    assert {len(sample.data["reward"]) for sample in client.sample("replay", 100)} == {1, 12}
+    with rw.TrajectoryObserver(server.address, "replay", 2, num_envs=2, max_item_bytes=LIMIT) as observer:
+        for texts in (["a" * 50, "b"], ["a" * 50, "b"]):
+            observer({"text": np.array(texts, object)}, end_of_episode=np.zeros(2, bool))
+        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
+            observer({"text": np.array(["a" * 51, "b"], object)}, end_of_episode=np.zeros(2, bool))
+        assert observer.stats().steps == 4
+        observer({"text": np.array(["a" * 50, "c"], object)}, end_of_episode=np.zeros(2, bool))
+    found = {str(list(sample.data["text"])) for sample in client.sample("replay", 100)}
+    assert found == {str([one, two]) for one, two in ((b"a" * 50,) * 2, (b"b", b"b"), (b"b", b"c"))}
+
+
+def test_windows_over_episodes_count_their_own_steps_only(server: HostedServer, client: rw.Client) -> None:
+    with rw.SequenceObserver(server.address, "replay", 2, max_item_bytes=LIMIT) as observer:
+        for number in range(30):
+            observer({"text": "x" * 50}, end_of_episode=number % 7 == 6)
+        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
+            observer({"text": "x" * 51})
+    assert size(client) == 29
 
 
 @pytest.mark.parametrize("restored", [False, True])

@@ -1,0 +1,59 @@
+"""The bytes of windows whose leaves are strings, which are counted step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from interrupting import EachMoment
+
+import reverb_writer as rw
+from reverb_writer.steps import StepStructure
+from reverb_writer.writing.step_layout import ItemSizes, StepLayout
+from reverb_writer.writing.window_kinds import WindowTarget
+
+
+def sizes(limit: int, *lengths: int) -> ItemSizes:
+    layout = StepLayout(StepStructure({"text": "ab"}), mask=False)
+    return ItemSizes(layout, [WindowTarget(rw.WindowSpec(length)) for length in lengths], limit)
+
+
+def check(counted: ItemSizes, *texts: Any) -> None:
+    for number, text in enumerate(texts, 1):
+        counted.check([text], number)
+
+
+def test_window_of_two_steps_has_the_bytes_of_the_last_two() -> None:
+    check(sizes(8, 2), *["aaaa"] * 5)  # 20 bytes in all, 8 in each window
+    with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 9 bytes uncompressed"):
+        check(sizes(8, 2), "aaaa", "aaaa", "aaaaa")
+
+
+def test_each_length_of_windows_is_checked() -> None:
+    check(sizes(8, 1, 2), "aaaa", "aaaa", "aaaa")
+    with pytest.raises(rw.errors.StructureError, match="an item of 3 steps takes 12 bytes"):
+        check(sizes(8, 1, 3), "aaaa", "aaaa", "aaaa")
+
+
+def test_step_that_is_counted_again_replaces_itself_and_an_episode_begins_anew() -> None:
+    counted = sizes(8, 2)
+    check(counted, "aaaa", "aaaa")
+    with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 10 bytes"):
+        counted.check(["aaaaaa"], 2)
+    counted.check(["a"], 2)
+    counted.check(["aaaaaaa"], 3)
+    check(counted, "aaaaaaaa")  # step 1 of another episode
+
+
+def test_interrupt_at_any_moment_of_a_count_leaves_each_step_counted_once() -> None:
+    interrupt = EachMoment()
+    for _ in interrupt:
+        counted = sizes(12, 3)
+        check(counted, "aaaa")
+        interrupt(lambda counted=counted: counted.check(["aaaa"], 2))  # type: ignore[misc]  # a default
+        counted.check(["aaaa"], 2)  # the ring has not taken the step, so it comes again
+        counted.check(["aaaa"], 3)  # 12 bytes
+        counted.check(["aaaa"], 4)
+        with pytest.raises(rw.errors.StructureError, match="an item of 3 steps takes 13 bytes"):
+            counted.check(["aaaaa"], 5)
+    assert interrupt.moment > 5
