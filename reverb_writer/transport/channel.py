@@ -1,4 +1,10 @@
-"""The channel to one Reverb server: address, TLS, token, time-outs and calls."""
+"""The channel to one Reverb server: address, TLS, token, time-outs, calls, and whether its connection is dead.
+
+gRPC notices only after minutes that a connection is dead. A late call does not prove it: a server that is paused or
+busy answers over no connection. So a connection is given up, and its calls end, only after these observations:
+
+    no response -> a probe over it is not answered -> one over a new connection is, one over the old one is not
+"""
 
 from __future__ import annotations
 
@@ -21,14 +27,16 @@ from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.tables.table_messages import read_server_info
 from reverb_writer.transport import endpoints, loop, process_hooks
-from reverb_writer.transport.grpc_errors import is_listening, is_refusal, is_silence, translate_error
+from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
 from reverb_writer.transport.loop import PendingCall
 from reverb_writer.transport.wire import OPTIONS, PERMANENT, TLS, Wire, WireClosedError, credentials_of
 
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
 _RECENT_S, _MAX_CONNECT_ERRORS = 10.0, 200  # at the pace of `_PAUSE_S`
+_ANSWER_WITHIN_S, _AGAIN_WITHIN_S = 2.0, 3.0
 _CLOSE_S = 1.0  # how long `close` waits until the connection is closed
+_NOT_BEFORE_S = 10.0  # from an examination without a finding to the next one
 
 
 class _LocalPipe(Protocol):
@@ -43,6 +51,7 @@ class Channel:
 
     Attributes:
         address: of the server; `redirect` changes it.
+        last_response_at: `time.monotonic()` when a response came last; at first, when it was made.
         local_pipes: its streams to a server of this process.
     """
 
@@ -78,6 +87,7 @@ class Channel:
             )
         process_hooks.claim()
         self.address = address
+        self.last_response_at = time.monotonic()
         self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
         self._options = {**OPTIONS, **(PERMANENT if permanent else {}), "grpc.enable_http_proxy": int(use_proxy)}
         self._dial: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
@@ -92,7 +102,10 @@ class Channel:
         self.local_pipes: set[_LocalPipe] = set()
         self._connect_errors: list[tuple[str, float]] = []
         self._closed = False
-        self._wire: Wire | None = None  # for the loop's thread alone
+        # The rest belongs to the loop's thread.
+        self._wire: Wire | None = None
+        self._num_given_up = 0
+        self._next_examination_at = 0.0
 
     def check_usable(self) -> None:
         """Raise ClosedError if the channel is closed or belongs to a parent process."""
@@ -161,6 +174,8 @@ class Channel:
         try:
             return PendingCall(lambda: self._call(method, request, timeout_s), self.address, timeout_s).result()
         except (ReplayTimeoutError, ServerUnavailableError) as error:
+            if self.last_response_at < started:
+                self.examine()
             reasons = self.recent_connect_errors(time.monotonic() - started)
             raise self._explain(reasons, timeout_s) from error.__cause__
 
@@ -192,6 +207,11 @@ class Channel:
         now = time.monotonic()
         return list(dict.fromkeys(reason for reason, at in self._connect_errors if now - at < seconds))
 
+    def examine(self) -> None:
+        """Find out in the background whether the connection is dead, and end its calls if it is; never waits."""
+        self.check_usable()
+        loop.submit(self._begin_examination)
+
     # ------------------------------------------------------------------------------------ the loop's thread
 
     def open(self, method: str) -> tuple[Wire, Any]:
@@ -199,16 +219,25 @@ class Channel:
         wire = self._connect()
         return wire, wire.open(method)
 
+    def note_response(self) -> None:
+        """Note that something has come from the server."""
+        self.last_response_at = time.monotonic()
+
     def _connect(self) -> Wire:
         """Return the wire that carries calls now."""
         self.check_usable()
         if self._wire is None:
-            self._wire = Wire(self._dial, self.address, self._options, self._metadata)
+            # A channel with the same options would share the connection that was given up.
+            self._wire = self._make_wire({"reverb_writer.num_given_up": self._num_given_up})
         return self._wire
+
+    def _make_wire(self, options: dict[str, Any]) -> Wire:
+        return Wire(self._dial, self.address, {**self._options, **options}, self._metadata)
 
     def _give_up(self, fault: str) -> Wire | None:
         """End all calls over the connection, and return it; the next call makes a new one."""
         wire, self._wire = self._wire, None
+        self._num_given_up += 1
         if wire is not None:
             wire.close(fault)
         for pipe in [*self.local_pipes]:
@@ -226,14 +255,19 @@ class Channel:
         endpoint = self.endpoint
         try:
             if endpoint is None:
-                return await self._connect().ask(method, request, timeout_s)
-            return endpoint.call(method, request)
+                reply = await self._connect().ask(method, request, timeout_s)
+            else:
+                reply = endpoint.call(method, request)
         except grpc.RpcError as error:
+            if error.code() not in NO_ANSWER:
+                self.note_response()
             raise translate_error(error, self.address) from error
         except WireClosedError as error:
             if self._closed or loop.is_ending():
                 raise ClosedError(f"the client of {self.address} was closed during a call.") from error
             raise
+        self.note_response()
+        return reply
 
     async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make attempts that fail at once, and tell why, until one does not; gRPC connects again meanwhile."""
@@ -269,6 +303,28 @@ class Channel:
             f"no Reverb server at {self.address} within {timeout_s:.1f} s ({'; '.join(reasons)}). Start it, or "
             f"check the address and {self._advice}."
         )
+
+    def _begin_examination(self) -> None:
+        now = time.monotonic()
+        if self._wire is not None and now >= self._next_examination_at:
+            self._next_examination_at = now + _NOT_BEFORE_S
+            loop.spawn(self._examine(self._wire, now))
+
+    async def _examine(self, wire: Wire, since: float) -> None:
+        """Give the wire up if it is dead."""
+        if await wire.answers(_ANSWER_WITHIN_S) or self.last_response_at >= since:
+            self._next_examination_at = 0.0
+            return
+        other = self._make_wire({"grpc.use_local_subchannel_pool": 1})
+        again = loop.spawn(wire.answers(_AGAIN_WITHIN_S))
+        # The old one gets more time, so that a reply near the deadline is not held against it.
+        is_there = await other.answers(_AGAIN_WITHIN_S * 2 / 3)
+        other.close("the question is answered")
+        if not await again and is_there and self.last_response_at < since and wire is self._wire:
+            silence_s = time.monotonic() - since
+            self._give_up(
+                f"nothing came over the connection for {silence_s:.0f} s, while the server answers over others"
+            )
 
     def __del__(self) -> None:
         """Give the connection back."""

@@ -49,6 +49,7 @@ _MESSAGE_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 5.0
 _QUESTION_TIMEOUT_S = 2.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
+_SILENCE_S = 10.0  # after which the connection is examined, if a confirmation is due
 _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
 _LOG_EVERY_S = 10.0
@@ -107,9 +108,7 @@ class Delivery:
         if self._is_closed or self._is_orphaned:
             return math.inf
         if self._pipe is not None:
-            while self.flight.has_queued and self.flight.sent_items < self._max_sent_items:
-                self._pipe.send(self.flight.take_message(_MESSAGE_BYTES))
-            return math.inf
+            return self._send(self._pipe)
         if not self.flight.has_queued or self._is_connecting:
             return math.inf
         left_s = self._retry_at - time.monotonic()
@@ -123,6 +122,18 @@ class Delivery:
             self._attempt += 1
             self._question(_PROBE_TIMEOUT_S, functools.partial(self._on_info, self._attempt))
         return math.inf
+
+    def _send(self, pipe: Pipe | LocalPipe) -> float:
+        """Send what is queued, and have a silent connection examined; return as `proceed`."""
+        while self.flight.has_queued and self.flight.sent_items < self._max_sent_items:
+            pipe.send(self.flight.take_message(_MESSAGE_BYTES))
+        if not self.flight.sent_items:
+            return math.inf
+        silent_s = time.monotonic() - max(self.heard_at, self.channel.last_response_at)
+        if silent_s < _SILENCE_S:
+            return _SILENCE_S - silent_s
+        self.channel.examine()
+        return _SILENCE_S / 10
 
     def close(self) -> int:
         """End the connection and give up what is pending; return how many items that is. Idempotent."""

@@ -14,7 +14,7 @@ from reverb_writer.errors import (
     StructureError,
 )
 
-_NO_ANSWER = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+NO_ANSWER = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
 """The states of a call that the server has not answered."""
 
 _CONNECT_TIMEOUT_S = 0.3
@@ -55,11 +55,11 @@ def translate_error(
     reason = reason or describe_error(error)
     details = str(error.details())
     is_unanswered = code is grpc.StatusCode.CANCELLED or is_silence(details)
-    is_late = code is grpc.StatusCode.DEADLINE_EXCEEDED or (code in _NO_ANSWER and is_unanswered)
+    is_late = code is grpc.StatusCode.DEADLINE_EXCEEDED or (code in NO_ANSWER and is_unanswered)
     if is_late and not is_stream:
         return ReplayTimeoutError(f"the server at {address} did not answer in time ({reason}).")
     is_refusal_of_stream = code in {*_REFUSALS, grpc.StatusCode.NOT_FOUND} and not details.startswith(_CONNECTION_ENDED)
-    if code in _NO_ANSWER or (is_stream and not is_refusal_of_stream):
+    if code in NO_ANSWER or (is_stream and not is_refusal_of_stream):
         return ServerUnavailableError(f"there is no connection to the server at {address} ({reason}).")
     return _KINDS.get(code, ReverbWriterError)(f"the server at {address} refused: {reason.rstrip('.')}.")
 

@@ -146,6 +146,7 @@ class Pipe:
 
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
+            self._channel.note_response()
             if self._has_ended:
                 return
             self._deliver(message)
@@ -219,6 +220,7 @@ class LocalPipe:
             reason = describe_error(answer)
             self._end(reason, translate_error(answer, self._channel.address, is_stream=True, reason=reason))
         else:
+            self._channel.note_response()
             self._deliver(answer)
 
     def _end(self, reason: str, error: ReverbWriterError) -> None:

@@ -328,6 +328,8 @@ class SampleStream:
                 raise answer
             elif self.loss is not None or isinstance(answer, ServerUnavailableError):
                 self.lose(answer)
+                if isinstance(answer, ReplayTimeoutError):
+                    self._channel.examine()
             else:  # the stream finds out whether the server is gone
                 self._refusal = "" if isinstance(answer, ReplayTimeoutError) else str(answer)
                 self._ask_at = now + _RETRY_S

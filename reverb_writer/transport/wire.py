@@ -16,6 +16,7 @@ import grpc.aio
 from reverb_writer.errors import ReplayTimeoutError, SpecError
 from reverb_writer.protocol import messages
 from reverb_writer.transport import loop
+from reverb_writer.transport.grpc_errors import NO_ANSWER
 
 MAX_REPLY_BYTES: Final = 8 << 20
 """Bound on every message of a server but those with samples. Tables of some hundred leaves take far less than 1 MiB."""
@@ -40,8 +41,8 @@ OPTIONS: Final[dict[str, Any]] = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 1_000,
     "grpc.max_reconnect_backoff_ms": 2_000,
-    # A vanished host (no FIN, no RST): if gRPC pings, it also has Linux end a connection whose bytes are unacknowledged
-    # for the time-out. Reverb's server counts pings of a silent stream that come more often as abuse.
+    # A vanished host (no FIN, no RST) is noticed. Reverb's server counts pings that come more often than every five
+    # minutes on a silent stream as abuse, so streams that may be silent for long check by `ServerInfo` instead.
     "grpc.keepalive_time_ms": 300_000,
     "grpc.keepalive_timeout_ms": 20_000,
 }
@@ -147,6 +148,16 @@ class Wire:
         call: Any = self._channel.stream_stream(method)(metadata=self._metadata)
         self._keep(call)
         return call
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Return whether the server answers over this wire, be it by an error."""
+        try:
+            await self.ask(messages.SERVER_INFO, b"", timeout_s)
+        except grpc.RpcError as error:
+            return error.code() not in NO_ANSWER
+        except WireClosedError:
+            return False
+        return True
 
     def close(self, fault: str) -> None:
         """End all calls, and give the connection back; `fault` says why. Idempotent."""

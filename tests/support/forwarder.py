@@ -64,6 +64,11 @@ class Forwarder:
         for pair in self._pairs:
             pair.end()
 
+    def mute(self) -> None:
+        """Keep the connections that there are, but forward nothing more on them; new ones are not affected."""
+        for pair in self._pairs:
+            pair.mute()
+
     def close(self) -> None:
         """Close all connections and take no new ones."""
         with contextlib.suppress(OSError):
@@ -97,7 +102,7 @@ class Forwarder:
             client.close()
             return
         pair = _Pair(client, server)
-        self._pairs.append(pair)  # before anything passes: who has got an answer may cut
+        self._pairs.append(pair)  # before anything passes: who has got an answer may cut or mute
         pair.start()
 
 
@@ -106,12 +111,18 @@ class _Pair:
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self._ways = {client: server, server: client}
+        self._muted = threading.Event()
+        self._ended = threading.Event()
         self.is_open = True
 
     def start(self) -> None:
         threading.Thread(target=self._carry, daemon=True).start()
 
+    def mute(self) -> None:
+        self._muted.set()
+
     def end(self) -> None:
+        self._ended.set()
         for end in self._ways:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -123,6 +134,8 @@ class _Pair:
             with contextlib.suppress(OSError):
                 while self._copy():
                     pass
+            if self._muted.is_set():
+                self._ended.wait()
         self.is_open = False
 
     def _copy(self) -> bool:
@@ -131,7 +144,7 @@ class _Pair:
             block = source.recv(_BLOCK_BYTES)
             if isinstance(source, ssl.SSLSocket) and source.pending():
                 block += source.recv(source.pending())
-            if not block:
+            if not block or self._muted.is_set():
                 return False
             self._ways[source].sendall(block)
         return True

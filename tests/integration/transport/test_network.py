@@ -1,9 +1,9 @@
-"""What networks do to a connection: it is lost, its host vanishes, it goes by other ways. Each item arrives once."""
+"""What networks do to a connection: it is lost, it falls silent, it goes by other ways. Each item arrives once."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 import queue
 import socket
 import time
@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import tree
 from call_forwarder import CallForwarder
 from forwarder import Forwarder
 from kinds import by_socket, client_by_socket
@@ -23,6 +24,7 @@ from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
+from reverb_writer.transport import channel, delivery
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.pipes import Pipe
 from reverb_writer.transport.sample_stream import SampleStream
@@ -81,22 +83,30 @@ def test_connection_that_is_cut_in_mid_stream_loses_and_doubles_nothing(
     assert sorted(windows(server)) == pairs(range(5000))
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="an option of Linux")
+@pytest.mark.parametrize("max_delay_s", [0.5, 600.0, 1e300, math.inf])
+def test_connection_that_falls_silent_is_given_up_for_a_new_one(
+    server: HostedServer, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, max_delay_s: float
+) -> None:
+    monkeypatch.setattr(delivery, "_SILENCE_S", 1.0)
+    monkeypatch.setattr(channel, "_ANSWER_WITHIN_S", 1.0)
+    with rw.TrajectoryObserver(forwarder.address, "replay", 2, max_delay_s=max_delay_s) as observer:
+        write(observer, range(100))
+        observer.flush()
+        forwarder.mute()
+        write(observer, range(100, 200))
+        observer.flush()
+        assert observer.stats().reconnects == 1
+    assert windows(server) == pairs(range(200))
+
+
 @client_by_socket
-def test_connection_to_a_vanished_host_is_ended_by_linux_after_20_seconds(server: HostedServer) -> None:
-    with rw.Client(server.address) as client:
+def test_client_finds_a_new_connection_after_a_silent_one(forwarder: Forwarder) -> None:
+    with rw.Client(forwarder.address) as client:
         client.server_info()
-        assert user_timeouts_ms(server.port) == [20_000]
-
-
-def user_timeouts_ms(port: int) -> list[int]:
-    """Return how long bytes may be unacknowledged on each connection of this process to a port."""
-    found = []
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as end:  # others raise
-            if end.family != socket.AF_UNIX and end.getpeername()[1] == port:
-                found.append(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
-    return found
+        forwarder.mute()
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"did not answer within 1\.0 s"):
+            client.server_info(timeout_s=1)
+        assert client.server_info(timeout_s=60).keys() == {"replay"}
 
 
 @client_by_socket
@@ -129,6 +139,41 @@ def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[
                 client.server_info(timeout_s=0.6)
         server.process.resume()
         assert slow.result()
+
+
+@client_by_socket
+def test_connection_of_a_learner_that_falls_silent_is_given_up_after_a_late_call(
+    server: HostedServer, forwarder: Forwarder
+) -> None:
+    with (
+        rw.Client(forwarder.address, timeout_s=60) as client,
+        rw.ReplayDataset(client, "replay", 1, timeout_s=60) as dataset,
+    ):
+        dataset.take()  # begins to fetch
+        forwarder.mute()
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            client.server_info(timeout_s=0.5)
+        with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
+            write(observer, range(1))
+        assert next(dataset).data["n"].ravel().tolist() == [0]
+        assert dataset.stats().reconnects == 1
+
+
+def test_blocked_writer_stays_connected_over_many_heartbeats(
+    replay_server: Callable[..., HostedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(channel, "_NOT_BEFORE_S", 0.2)
+    server = replay_server(rw.TableConfig.queue("replay", 10))
+    with (
+        rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.1) as observer,
+        rw.Client(server.address) as c,
+    ):
+        write(observer, range(20))
+        time.sleep(3)
+        assert [int(tree.flatten(sample.data)[0][0]) for sample in c.sample("replay", 20)] == list(range(20))
+        observer.flush()
+        assert observer.stats().reconnects == 0
 
 
 @client_by_socket
