@@ -7,7 +7,7 @@ episode. One rule makes the windows:
 
 So the regular windows start at 0, S, 2S, ... The modes of `EndOfEpisode` differ only in what follows the boundary step
 of an episode of `n` steps: some padding steps, to which the same rule applies, or one closing window off that rule.
-A writer streams with `ends`, `num_padding` and `closing_window`; `windows` is their sum, known beforehand.
+`windows` puts together what `ends`, `num_padding` and `closing_window` return.
 
 A window is a pair (start, stop) of step numbers, as in `steps[start:stop]`; a stop beyond n means padding.
 """
