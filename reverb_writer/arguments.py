@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from reverb_writer.errors import SpecError
 
 _T = TypeVar("_T")
+_MAX_PORT = 65535
 _ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/,]*:\d{1,5}|dns:[^\s,]+:\d{1,5}")
 
 
@@ -73,6 +74,8 @@ def check_address(address: object) -> str:
         raise SpecError(
             f"`address` must be `host:port`, `unix:path` or `dns:host:port`, or a list of these, got {address!r}."
         )
+    if not address.startswith("unix:") and not 1 <= int(address.rpartition(":")[2]) <= _MAX_PORT:
+        raise SpecError(f"`address` must be `host:port` with a port from 1 to {_MAX_PORT}, got {address!r}.")
     return address
 
 

@@ -32,7 +32,7 @@ _MAX_ITEM_CACHES = 4
 _ITEMS_SHARE = 4  # memory limit of the row ranges of items: this part of the limit of decoded chunks
 
 
-class _OtherFormError(FormatError):
+class _OtherFormError(Exception):
     """An item has other columns than those of the batch."""
 
 
@@ -99,10 +99,13 @@ class BatchAssembler:
             if item is None:
                 try:
                     item = self._find_or_load(key, entry)
-                except (UnsafeDataError, FormatError) as error:
-                    if self.structure is None and isinstance(error, _OtherFormError):
+                except _OtherFormError as error:
+                    if self.structure is None:
                         self.held_back = samples[number:]
                         break
+                    errors.append(FormatError(str(error)))
+                    continue
+                except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
                     continue
                 if item is None:

@@ -157,7 +157,18 @@ def test_who_wants_to_may_wait_for_ever(server: HostedServer) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["", "localhost", "http://localhost:8000", "localhost:port", "localhost:8000\n", "a:8000,b:8000", 8000, None],
+    [
+        "",
+        "localhost",
+        "http://localhost:8000",
+        "localhost:port",
+        "localhost:8000\n",
+        "a:8000,b:8000",
+        "a:0",
+        "a:65536",
+        8000,
+        None,
+    ],
 )
 def test_address_that_is_none_is_refused(address: Any) -> None:
     with pytest.raises(rw.errors.SpecError, match="`address` must be"):

@@ -286,6 +286,7 @@ def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_a
     errors = assembler.add(samples)
     assert re.search(r"float64 \[3\], expected float64 \[1\]\. The actors", str(errors[0]))
     assert re.search(r"int8 \[1\], expected float64 \[1\]", str(errors[1]))
+    assert list(map(type, errors)) == [FormatError] * 2  # a class that users can name
     assert [rows.tolist() for rows in assembler.take()[0][0].split()] == [[[1.0], [1.0]]] * 2
     assembler, keys = BatchAssembler(1 << 20, 1 << 20), []
     while samples:
