@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as hnp
 from reverb_writer.protocol import item_encoding
 from reverb_writer.protocol.messages import InsertStreamRequest, PrioritizedItem, StoredItem, StoredRequest
 
-no_deadline = settings(deadline=None)  # the machine may be busy
-few = settings(deadline=None, max_examples=30)
+few = settings(max_examples=30)
 
 KEYS = st.integers(0, item_encoding.KEY_LIMIT - 1)
 TABLES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
@@ -63,7 +62,6 @@ def parsed_slices(column: Any) -> list[tuple[int, int, int, int]]:
     return [(piece.chunk_key, piece.offset, piece.length, piece.index) for piece in column.chunk_slices]
 
 
-@no_deadline
 @given(requests())
 @example(LARGEST)
 def test_items_are_parsed_as_they_were_encoded(request: dict[str, Any]) -> None:
@@ -90,7 +88,6 @@ def encoded_items(request: dict[str, Any]) -> list[bytes]:
     return list(StoredRequest.FromString(encode(**request).tobytes()).items)
 
 
-@no_deadline
 @given(requests())
 @example({**LARGEST, "table": "replay"})
 def test_items_are_decoded_as_they_were_encoded(request: dict[str, Any]) -> None:
@@ -109,7 +106,6 @@ def test_items_are_decoded_as_they_were_encoded(request: dict[str, Any]) -> None
         assert StoredItem.FromString(item).flat_trajectory == item[found.trajectory_at :]
 
 
-@no_deadline
 @given(requests(), st.data())
 def test_items_that_another_writer_may_have_made_are_not_decoded_together(
     request: dict[str, Any], data: st.DataObject
@@ -165,7 +161,6 @@ def columns_of_one_length(draw: st.DrawFn) -> list[Any]:
     return draw(st.lists(DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, shapes)), min_size=1, max_size=4))
 
 
-@no_deadline
 @given(KEYS, st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 10), columns_of_one_length())
 @example(item_encoding.KEY_LIMIT - 1, 2**64 - 1, 0, [np.zeros((300, 300))] * 3)
 @example(0, 0, 0, [np.array([b"", b"\0"], object)] * 200)
@@ -189,7 +184,6 @@ def test_chunk_is_parsed_as_it_was_encoded(key: int, episode_id: int, start: int
         assert decoded.tolist() == column.tolist() or decoded.tobytes() == column.astype(decoded.dtype).tobytes()
 
 
-@no_deadline
 @given(st.lists(KEYS, max_size=40))
 @example([item_encoding.KEY_LIMIT - 1] * 3000)
 def test_keys_to_keep_are_parsed_as_they_were_encoded(keys: list[int]) -> None:

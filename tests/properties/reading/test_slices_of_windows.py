@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from played import (
     NEEDS_OVERLAP,
@@ -85,7 +85,7 @@ def check_next(found: rw.Transitions, expected: list[list[Pair]]) -> None:
 
 
 LAYOUTS = ["recorded", "rlds", "trajectory", "flags"]
-patient = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+patient = settings(max_examples=40)
 
 
 @patient

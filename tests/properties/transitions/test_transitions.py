@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tree
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from played import (
     LAYOUTS,
@@ -30,7 +30,7 @@ import reverb_writer as rw
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 
 
-patient = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+patient = settings(max_examples=20)
 
 
 @patient

@@ -390,7 +390,7 @@ def configs(draw: st.DrawFn) -> Config:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(configs(), OPERATIONS)
 def test_items_are_the_windows_of_the_closed_form(config: Config, operations: list[Operation]) -> None:
     writer = Writer(config)
@@ -399,7 +399,7 @@ def test_items_are_the_windows_of_the_closed_form(config: Config, operations: li
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=2000)
+@settings(max_examples=2000)
 @given(configs(), OPERATIONS)
 def test_items_are_the_windows_of_the_closed_form_at_length(config: Config, operations: list[Operation]) -> None:
     writer = Writer(config)
