@@ -64,6 +64,7 @@ def test_every_bfloat16_survives_bit_for_bit(bits: Array) -> None:
     result = decoded(np.ascontiguousarray(bits).view(bfloat16).reshape(bits.shape))
     assert result.dtype == bfloat16
     assert result.view("u2").tolist() == bits.tolist()
+    assert tensors.dtype_number(result.dtype) == 14
 
 
 @given(laid_out(hnp.arrays(object, SHAPES, elements=st.binary() | st.text().map(str.encode))))

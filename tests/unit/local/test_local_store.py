@@ -13,7 +13,6 @@ import sampled
 from store_messages import Inserter, chunk, draw, item, store_of
 
 from reverb_writer.local.incoming import Incoming
-from reverb_writer.local.read_items import tensors_named
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
 from reverb_writer.local.stored_items import SharedChunks, encode_responses
@@ -259,15 +258,9 @@ def test_an_impossible_request_inserts_nothing(request_: Any, text: str) -> None
     assert not len(store.chunks)
 
 
-def test_chunk_is_named_with_the_highest_of_its_tensors_whatever_their_order() -> None:
-    columns = [[(7, 0, 1, 2)], [(7, 0, 1, 1)], [(7, 1, 1, 0), (8, 0, 1, 0)], [(8, 0, 2, 1)]]
-    parsed = parse_trajectory(sampled.item(1, columns).flat_trajectory.SerializeToString())
-    assert tensors_named(parsed) == {7: 2, 8: 1}
-
-
 def test_item_that_names_a_tensor_behind_the_last_of_its_chunk_is_refused() -> None:
     incoming = Incoming(store_of(TableConfig("replay")), lambda _: None)
-    named = sampled.item(1, [[(7, 0, 1, 1)]]).SerializeToString()
+    named = sampled.item(1, [[(7, 0, 1, 1)], [(7, 0, 1, 0)]]).SerializeToString()
     request = messages.StoredRequest(keep_chunk_keys=[7], chunks=[chunk(7)], items=[named])
     with pytest.raises(Refusal, match="item 1 names tensor 1 of chunk 7, which has 1"):
         incoming.feed(request.SerializeToString())

@@ -31,25 +31,6 @@ def cut_after_the_second(next_value: float) -> dict[str, Any]:
     return {"continues": [[1, 0, 1]], "next_values": [[0.5, next_value, 2.0]]}
 
 
-@pytest.mark.parametrize(
-    ("values", "ends", "expected", "normalized"),
-    [
-        (VALUES, TERMINATED, [1.31, 0.5, 2.3], [-0.06656, -0.96506, 1.03162]),
-        # The values of the last observations stand in for those of the final ones: the approximation at time-outs.
-        (VALUES[:, :3], cut_after_the_second(0.5), [1.634, 0.95, 2.3], [0.00889, -1.00441, 0.99553]),
-        # Row 1: 1 + 0.9 * 3 - 0.5 = 3.2. Row 0: 1 + 0.9 * 0.5 - 0.5 + 0.72 * 3.2 = 3.254. Row 2 is of the next episode.
-        (VALUES[:, :3], cut_after_the_second(3.0), [3.254, 3.2, 2.3], [0.62700, 0.52623, -1.15323]),
-    ],
-)
-def test_gae_stops_at_a_termination_and_goes_on_at_a_time_out(
-    values: Any, ends: Any, expected: list[float], normalized: list[float]
-) -> None:
-    advantages, returns = gae(REWARDS, values, gamma=GAMMA, lam=LAM, **ends)
-    np.testing.assert_allclose(advantages, [expected])
-    np.testing.assert_allclose(returns, [np.array(expected) + 0.5])
-    np.testing.assert_allclose(normalize(advantages), [normalized], atol=1e-5)
-
-
 def test_nothing_follows_a_termination_whatever_its_value_is() -> None:
     terminated = gae(REWARDS, VALUES, gamma=GAMMA, lam=LAM, **TERMINATED)
     both = gae(REWARDS, VALUES[:, :3], gamma=GAMMA, lam=LAM, **TERMINATED, **cut_after_the_second(np.nan))
@@ -72,12 +53,6 @@ def test_nothing_follows_with_a_gamma_of_0_whatever_its_value_is(discounts: Any)
     advantages, returns = gae(REWARDS, [[0.5, 0.5, 0.5, np.inf]], gamma=0.0, lam=LAM, discounts=discounts)
     assert advantages.tolist() == [[0.5, 0.5, 0.5]]
     assert returns.tolist() == [[1.0, 1.0, 1.0]]
-
-
-def test_discounted_returns_of_a_discount_a_row() -> None:
-    # dm_env: the discount is 0 where the episode terminates. 1 + 0.5 * (2 + 0 * ...) = 2.
-    found = discounted_returns([[1.0, 2.0, 3.0]], [[0, 0, 0, 4.0]], gamma=1.0, discounts=[[0.5, 0.0, 0.5]])
-    np.testing.assert_allclose(found, [[2.0, 2.0, 5.0]])
 
 
 def test_discounts_lack_trailing_axes_or_have_them_as_one() -> None:
@@ -134,6 +109,12 @@ def test_masked_elements_are_not_normalized() -> None:
         ({"rewards": [1.0]}, StructureError, r"got shape \(1,\). Time is axis 1: .* 0 for \[T, ...\]"),
         ({"rewards": 1.0, "time_axis": 0}, StructureError, r"must be \[T, ...\] with T >= 1, got shape \(\)"),
         ({"values": [[1.0]]}, StructureError, r"`values`: shape \(1, 1\) .* \(1, 3\): expected \(1, 4\)"),
+        # Four rows were recorded: three actions and the boundary step. Their values are four, not five.
+        (
+            {"rewards": np.ones((1, 4))},
+            StructureError,
+            r"expected \(1, 5\).*`values` are those of T \+ 1 observations",
+        ),
         ({"values": [1.0]}, StructureError, r"`values`: shape \(1,\) does not match"),
         ({"discounts": [[[0, 1, 0]]]}, StructureError, r"`discounts`: shape \(1, 1, 3\)"),
         ({"discounts": [[0, 1, 0]] * 2}, StructureError, r"`discounts`: shape \(2, 3\)"),
@@ -143,12 +124,6 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], error: type[Exceptio
     good = {"rewards": REWARDS, "values": VALUES, "gamma": GAMMA, "lam": LAM}
     with pytest.raises(error, match=message):
         gae(**{**good, **arguments})
-
-
-def test_rows_with_boundary_steps_are_refused_by_their_number() -> None:
-    # Four rows were recorded: three actions and the boundary step. Their values are four, not five.
-    with pytest.raises(StructureError, match=r"expected \(1, 5\).*`values` are those of T \+ 1 observations"):
-        gae(np.array([[1.0, 1.0, 1.0, 0.0]]), np.full((1, 4), 10.0), gamma=1.0, lam=0.0)
 
 
 def test_no_function_takes_flags_whose_row_is_not_known() -> None:
