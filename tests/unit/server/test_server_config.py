@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, Stack, TableConfig
-
-pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-
 from reverb_writer_server.config.keys import ConfigError
 from reverb_writer_server.config.schema import KEYS, ServedTable, ServerConfig, load
 from reverb_writer_server.machine import available_bytes
 from reverb_writer_server.observability.banner import describe, memory_lines, table_lines
+
+from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, Stack, TableConfig
 
 
 def read(tmp_path: Path, text: str, environment: dict[str, str] | None = None, **flags: Any) -> ServerConfig:
