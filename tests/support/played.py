@@ -12,7 +12,6 @@ from reading import Place
 import reverb_writer as rw
 from reverb_writer.steps import FIRST, LAST, MID
 
-NEEDS_OVERLAP = ("cover", "truncate", "align_end")
 GAMMA, LAM, N = 0.9, 0.7, 3
 
 

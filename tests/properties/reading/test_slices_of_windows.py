@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+from episodes import observed, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from played import (
-    NEEDS_OVERLAP,
     Pair,
     Played,
     as_one_row,
@@ -27,7 +26,10 @@ from reading import Place
 import reverb_writer as rw
 
 # A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
-pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`stride_length`"),
+]
 
 
 def check_slices(batch: rw.Batch, episodes: list[Played], layout: str, slice_len: int) -> None:
@@ -98,30 +100,33 @@ patient = settings(max_examples=40)
 @given(
     episodes=played(),
     layout=LAYOUTS,
-    length=st.integers(2, 6),
-    stride=st.integers(1, 4),
-    end=st.sampled_from([None, *rw.EndOfEpisode]),
+    spec=st.sampled_from(specs(range(2, 7), range(1, 5))),
+    is_sequence=st.booleans(),
     slice_len=st.integers(1, 5),
     mask=st.booleans(),
     how=st.fixed_dictionaries({**SLICES, "by": st.sampled_from(["row", "trajectory"])}),
 )
 def test_slices_of_windows_are_runs_of_real_steps(
-    uniform: Place, episodes: list[Played], layout: str, length: int, stride: int, slice_len: int, **options: Any
+    uniform: Place,
+    episodes: list[Played],
+    layout: str,
+    spec: rw.WindowSpec,
+    is_sequence: bool,
+    slice_len: int,
+    mask: bool,
+    how: dict[str, Any],
 ) -> None:
     uniform.client.reset("a")
-    end, mask = options["end"], options["mask"] or layout == "flags"  # padding that no flag tells
-    stride = min(stride, length) if end and end.value in NEEDS_OVERLAP else stride
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a stride above the length leaves steps out
-        observer: Any = (
-            rw.TrajectoryObserver(uniform.client, "a", length, stride, end_of_episode=end, mask=mask, timeout_s=60)
-            if end
-            else rw.SequenceObserver(uniform.client, "a", length, stride, mask=mask, timeout_s=60)
-        )
+    options: dict[str, Any] = {"mask": mask or layout == "flags", "timeout_s": 60}  # padding that no flag tells
+    observer: Any = (
+        rw.SequenceObserver(uniform.client, "a", spec.sequence_length or 0, spec.stride_length, **options)
+        if is_sequence
+        else observed(uniform, spec, **options)
+    )
     with observer:
         write(observer, episodes, layout)
     if size := uniform.client.server_info()["a"].current_size:
-        batch = read_slices(uniform, size, slice_len, **options["how"])
+        batch = read_slices(uniform, size, slice_len, **how)
         check_slices(batch, episodes, layout, slice_len)
 
 
