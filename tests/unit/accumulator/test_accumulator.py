@@ -117,15 +117,6 @@ def test_a_capacity_below_one_is_refused(capacity: Any) -> None:
         rw.TrajectoryAccumulator({"x": 0.0}, capacities={"x": capacity})
 
 
-def test_rows_are_cast_and_broadcast_as_numpy_assigns() -> None:
-    accumulator = rw.TrajectoryAccumulator(EXAMPLE, lossy_casts=True)
-    accumulator.add("step", {"o": np.array([1.0, 2.0]), "r": 1.9})
-    accumulator.add("step", {"o": 5.0, "r": np.int64(2)})
-    accumulator.add("step", {"o": np.array([[9.0, 9.0]], np.float32), "r": np.array([3])})
-    accumulator.add("episode", {"ret": np.array([[6.5]])})
-    assert_equal(accumulator.build(), FILLED)
-
-
 def test_counts_tell_how_full_it_is() -> None:
     accumulator = rw.TrajectoryAccumulator(EXAMPLE)
     assert (accumulator.counts, accumulator.is_full) == ({"step": 0, "episode": 0}, False)
@@ -193,13 +184,6 @@ def test_a_float_of_ml_dtypes_rounds_and_does_not_overflow() -> None:
     with pytest.raises(rw.errors.StructureError, match="does not fit into bfloat16"):
         accumulator.add("x", np.float64(1e300))
     assert accumulator.build(partial=True)["x"].tolist() == [1.0, 0.0]
-
-
-def test_what_was_built_is_not_touched_by_later_rows() -> None:
-    accumulator = filled()
-    built = accumulator.build()
-    accumulator.add("step", {"o": np.full(2, 100, np.float32), "r": 100})
-    assert_equal(built, FILLED)
 
 
 def test_rows_of_an_earlier_rollout_never_show() -> None:

@@ -156,20 +156,6 @@ def test_what_a_ring_cannot_do_is_refused_before_anything_changes() -> None:
 T, F = True, False
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_trajectories_are_padded_with_zeros_environment_by_environment(device: Any) -> None:
-    # T = 6: environment a is done after row 3, b after rows 2 and 5; rows of a are 10 to 15, of b 20 to 25.
-    make = arrays_of(device)
-    rows = make(np.arange(6)[:, None] + [10, 20])
-    dones = make(np.array([[0, 0], [0, 0], [0, 1], [1, 0], [0, 0], [0, 1]], np.uint8))
-    padded, masks = split_and_pad_trajectories(rows, dones)
-    columns = [[10, 11, 12, 13, 0, 0], [14, 15, 0, 0, 0, 0], [20, 21, 22, 0, 0, 0], [23, 24, 25, 0, 0, 0]]
-    assert plain(padded.T) == columns
-    assert plain(masks.T) == [[x > 0 for x in column] for column in columns]
-    assert plain(unpad_trajectories(padded, masks)) == plain(rows)
-    assert dones[-1, 0] == 0
-
-
 def test_gradients_go_through_padding_and_back() -> None:
     make = arrays_of("cpu")
     rows = make(np.arange(6.0).reshape(3, 2)).requires_grad_()
