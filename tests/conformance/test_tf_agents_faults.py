@@ -110,7 +110,7 @@ def test_b_with_nothing_cached_nothing_is_written_or_refused(peer: Any, name: st
 @pytest.mark.parametrize("length", SMALL)
 def test_c_what_padding_drops_is_counted(peer: Any, length: int, stride: int) -> None:
     for n in range(1, length + 2 * stride + 1):
-        script, dropped = Steps().episode(n), {}
+        script, dropped = Steps().episode(n), dict[str, int]()
         for module, table in SIDES:
             with closing(
                 module.ReverbAddTrajectoryObserver(peer, table, length, stride, pad_end_of_episodes=True)

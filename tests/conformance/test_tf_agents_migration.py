@@ -28,7 +28,7 @@ from tf_agents.trajectories import policy_step, trajectory
 import reverb_writer as rw
 from reverb_writer import tf_agents as ours
 
-from .trajectories import OBSERVERS, SIDES, Steps, assert_same, labels, play, read, take
+from .trajectories import EPISODES, MODES, OBSERVERS, SIDES, TRAJECTORIES, Steps, assert_same, labels, play, read, take
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "actors" / "tf_agents_actor.py"
 
@@ -130,26 +130,17 @@ ENVIRONMENTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("flags", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [*((TRAJECTORIES, (5, 3, 1, *flags)) for flags in MODES.values()), (EPISODES, (501,))],
+)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_real_environments_give_the_same_items(peer: Any, name: str, flags: tuple[bool, bool]) -> None:
+def test_real_environments_give_the_same_items(peer: Any, name: str, kind: str, arguments: tuple[Any, ...]) -> None:
     with ExitStack() as stack:
         observers = [
-            stack.enter_context(closing(module.ReverbAddTrajectoryObserver(peer, table, 5, 3, 1, *flags)))
-            for module, table in SIDES
+            stack.enter_context(closing(getattr(module, kind)(peer, table, *arguments))) for module, table in SIDES
         ]
         drive(ENVIRONMENTS[name](), observers, max_steps=200)
-    items = facts(peer, "theirs")
-    assert items
-    assert facts(peer, "ours") == items
-
-
-def test_real_episodes_give_the_same_items(peer: Any) -> None:
-    with ExitStack() as stack:
-        observers = [
-            stack.enter_context(closing(module.ReverbAddEpisodeObserver(peer, table, 501))) for module, table in SIDES
-        ]
-        drive(suite_gym.load("CartPole-v1"), observers, max_steps=200)
     items = facts(peer, "theirs")
     assert items
     assert facts(peer, "ours") == items

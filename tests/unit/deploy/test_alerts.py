@@ -21,7 +21,7 @@ class Series(float):
     def __bool__(self) -> bool:
         return not math.isnan(self)
 
-    def __gt__(self, other: float) -> Series:  # type: ignore[override]  # as PromQL's
+    def __gt__(self, other: float) -> Series:  # type: ignore[misc,override]  # as PromQL's
         return self if float(self) > other else Series("nan")
 
 

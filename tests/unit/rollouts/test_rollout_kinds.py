@@ -87,19 +87,15 @@ def test_the_newest_row_needs_its_next_observation() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_newest_row_where_all_episodes_end_needs_no_next_observation(device: Any) -> None:
+def test_a_newest_row_needs_no_next_observation_only_where_all_episodes_end(device: Any) -> None:
     make = arrays_of(device)
     storage = SarsaRolloutStorage(2, 1, (1,), None, (1,), device=device)
     finals = np.array([[[7.0], [8.0]]], np.float32)
     add(storage, make, observations=finals * 0, dones=np.ones((1, 2)), final_observations=finals)
     (batch,) = storage.recurrent_mini_batch_generator(1, 1)
     assert plain(batch.next_obs) == plain(finals)
-
-
-def test_a_newest_row_where_one_episode_goes_on_needs_its_next_observation() -> None:
-    storage = SarsaRolloutStorage(2, 1, (1,), None, (1,))
-    finals = np.array([[[7.0], [8.0]]], np.float32)
-    add(storage, observations=finals * 0, dones=np.array([[1, 0]]), final_observations=finals)
+    storage.clear()
+    add(storage, make, observations=finals * 0, dones=np.array([[1, 0]]), final_observations=finals)
     with pytest.raises(IncompleteError, match="the newest transition needs `next_observations`"):
         storage.mini_batch_generator(1)
 
