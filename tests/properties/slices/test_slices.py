@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
@@ -163,29 +164,28 @@ def runs(slice_len: int) -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("slice_len", [1, 4])
-def test_by_trajectory_each_is_equally_likely_and_then_each_start(slice_len: int) -> None:
-    counts = frequencies(SliceSampler(1, slice_len), Trajectories.from_lengths(SIZES))
-    of = np.repeat(np.arange(4), SIZES)
-    num_starts = np.bincount([of[rows[0]] for rows in runs(slice_len)])
-    assert_drawn_in_proportion(counts, {rows: 1 / num_starts[of[rows[0]]] for rows in runs(slice_len)})
+OF = np.repeat(np.arange(4), SIZES)  # the trajectory of each row
+ROW_PRIORITIES = np.random.default_rng(0).random(24) + 0.1
 
 
-@pytest.mark.parametrize("slice_len", [1, 4])
-def test_by_row_each_slice_is_equally_likely(slice_len: int) -> None:
-    counts = frequencies(SliceSampler(1, slice_len, by="row"), Trajectories.from_lengths(SIZES))
-    assert_drawn_in_proportion(counts, dict.fromkeys(runs(slice_len), 1.0))
-
-
-def test_by_priority_each_slice_is_as_likely_as_its_first_row_says() -> None:
-    priorities = np.random.default_rng(0).random(24) + 0.1
-    counts = frequencies(SliceSampler(1, 4, by="row"), Trajectories.from_lengths(SIZES), priorities)
-    assert_drawn_in_proportion(counts, {rows: priorities[rows[0]] for rows in runs(4)})
-
-
-def test_by_priority_each_trajectory_is_as_likely_as_its_own_says() -> None:
-    counts = frequencies(SliceSampler(1, 12), Trajectories.from_lengths(SIZES), [1, 2, 3, 4])
-    assert_drawn_in_proportion(counts, {rows: at + 1.0 for at, rows in enumerate(runs(12))})
+@pytest.mark.parametrize(
+    ("sampler", "priorities", "weight"),
+    [
+        pytest.param(SliceSampler(1, 1), None, lambda rows: 1 / SIZES[OF[rows[0]]], id="each trajectory, each row"),
+        pytest.param(
+            SliceSampler(1, 4), None, lambda rows: 1 / [1, 4, 1, 9][OF[rows[0]]], id="each trajectory, each start"
+        ),
+        pytest.param(SliceSampler(1, 1, by="row"), None, lambda _: 1, id="each row"),
+        pytest.param(SliceSampler(1, 4, by="row"), None, lambda _: 1, id="each slice"),
+        pytest.param(
+            SliceSampler(1, 4, by="row"), ROW_PRIORITIES, lambda rows: ROW_PRIORITIES[rows[0]], id="priority of a row"
+        ),
+        pytest.param(SliceSampler(1, 12), [1, 2, 3, 4], lambda rows: OF[rows[0]] + 1.0, id="priority of a trajectory"),
+    ],
+)
+def test_slices_are_drawn_in_proportion(sampler: SliceSampler, priorities: Any, weight: Callable[..., float]) -> None:
+    counts = frequencies(sampler, Trajectories.from_lengths(SIZES), priorities)
+    assert_drawn_in_proportion(counts, {rows: weight(rows) for rows in runs(sampler.slice_len)})
 
 
 @given(lengths, st.integers(1, 8))
