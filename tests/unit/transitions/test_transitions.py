@@ -131,42 +131,14 @@ def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("end", "n_step", "returns", "advantages"),
-    [
-        # gamma = lambda = 1/2, values 8, 4, 2 and 6. Of the last action: 4, or 4 + 6/2.
-        # Returns: 1 + (2 + 4/2)/2, 2 + 4/2, 4, or 1 + (2 + 7/2)/2, 2 + 7/2, 7.
-        # TD errors: 1 + 4/2 - 8, 2 + 2/2 - 4 and 4 - 2 or 7 - 2; a quarter of each goes to the one before.
-        ("terminated", [2.0, 4.0, 4.0], [3.0, 4.0, 4.0], [-5.125, -0.5, 2.0]),
-        ("truncated", [2.0, 4.0, 4.0], [3.75, 5.5, 7.0], [-4.9375, 0.25, 5.0]),
-        ("cut", [2.0, 4.0, 4.0], [3.75, 5.5, 7.0], [-4.9375, 0.25, 5.0]),
-    ],
-)
-def test_targets_of_each_end(end: str, n_step: Any, returns: Any, advantages: Any) -> None:
-    transitions, values = rw.to_transitions(recorded(end)), np.array([[8.0, 4.0, 2.0, 6.0]])
-    folded = rw.n_step(transitions, 2, gamma=0.5)
-    assert folded.reward.tolist() == [n_step]  # 1 + 2/2, 2 + 4/2, 4
-    ended = end == "terminated"
-    assert folded.discount.tolist() == [[0.5, 0.0 if ended else 0.5, 0.0 if ended else 1.0]]
-    assert folded.next_observation.tolist() == [[12, 13, 13]]
-    assert rw.returns.discounted_returns(transitions, values, gamma=0.5).tolist() == [returns]
-    assert rw.returns.gae(transitions, values, gamma=0.5, lam=0.5).advantages.tolist() == [advantages]
-
-
 def test_what_is_masked_counts_for_nothing() -> None:
     steps = tree.map_structure(
         lambda *columns: np.concatenate(columns, axis=1), recorded("terminated"), recorded("truncated")
     )
     transitions = rw.to_transitions(steps)
-    values = np.where(np.arange(8) == 4, 1.0, 2.0)[None]
     ratios = np.where(transitions.mask, 1.0, np.nan)
-    results = [
-        rw.returns.gae(transitions, values, gamma=0.5, lam=0.5).advantages,
-        rw.returns.lambda_returns(transitions, values, gamma=0.5, lam=0.5),
-        rw.returns.n_step_returns(transitions, values, 2, gamma=0.5),
-        *rw.returns.vtrace(transitions, values, ratios, gamma=0.5),
-    ]
-    assert [result[0, 3] for result in results] == [0.0] * 5
+    traced = rw.returns.vtrace(transitions, np.ones((1, 8)), ratios, gamma=0.5)
+    assert (traced.values[0, 3], traced.advantages[0, 3]) == (0, 0)
     errors = np.where(transitions.mask, [[1.0, -2.0, 3.0, 0, 1.0, 1.0, 1.0]], 99.0)
     assert rw.returns.sequence_priorities(errors, transitions, max_weight=1.0).tolist() == [3.0]
     normalized = rw.returns.normalize(errors, transitions)

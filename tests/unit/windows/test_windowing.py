@@ -171,16 +171,6 @@ step     0 1 2 3 4 5 6 B
 dropped        3       B
 covered 6 of 8 steps; dropped: stride_gap 1, unaligned_tail 1""",
     ),
-    (
-        (5, 5, "cover"),
-        12,
-        """\
-step      0  1  2  3  4  5  6  7  8  9 10  B  P  P  P
-0:5       0  1  2  3  4
-5:10                     5  6  7  8  9
-10:15                                  10  B  P  P  P
-covered 12 of 12 steps""",
-    ),
     ((None,), 3, "step     0 1 B\n0:3      0 1 B\ncovered 3 of 3 steps"),
     ((3,), 0, "step\ncovered 0 of 0 steps"),
 ]
