@@ -124,6 +124,11 @@ def test_counts_tell_how_full_it_is() -> None:
     assert (accumulator.counts, accumulator.is_full) == ({"step": 3, "episode": 1}, True)
     assert_equal(accumulator.build(), FILLED)
     assert accumulator.counts == {"step": 0, "episode": 0}
+    accumulator = filled()
+    accumulator.reset()
+    assert accumulator.counts == {"step": 0, "episode": 0}
+    with pytest.raises(rw.errors.IncompleteError):
+        accumulator.build()
     assert (rw.TrajectoryAccumulator({}).is_full, rw.TrajectoryAccumulator({}).build()) == (True, {})
 
 
@@ -197,14 +202,6 @@ def test_rows_of_an_earlier_rollout_never_show() -> None:
         "episode": {"ret": np.zeros((), np.float32)},
     }
     assert_equal(accumulator.build(partial=True), expected)
-
-
-def test_reset_forgets_what_was_added() -> None:
-    accumulator = filled()
-    accumulator.reset()
-    assert accumulator.counts == {"step": 0, "episode": 0}
-    with pytest.raises(rw.errors.IncompleteError):
-        accumulator.build()
 
 
 def test_nests_of_every_kind_come_back_as_they_were() -> None:
