@@ -131,8 +131,7 @@ ENVIRONMENTS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [*((TRAJECTORIES, (5, 3, 1, *flags)) for flags in MODES.values()), (EPISODES, (501,))],
+    ("kind", "arguments"), [*((TRAJECTORIES, (5, 3, 1, *flags)) for flags in MODES.values()), (EPISODES, (501,))]
 )
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_real_environments_give_the_same_items(peer: Any, name: str, kind: str, arguments: tuple[Any, ...]) -> None:

@@ -206,11 +206,7 @@ def check_targets(found: rw.Transitions, observation: Any, expected: Sequence[Se
     wanted = [targets_of_run(run) for pairs in expected for run in runs_of(pairs)]
     for name, column in columns.items():
         np.testing.assert_allclose(
-            column[found.mask],
-            np.concatenate([target[name] for target in wanted]),
-            rtol=1e-5,
-            atol=1e-5,
-            err_msg=name,
+            column[found.mask], np.concatenate([target[name] for target in wanted]), rtol=1e-5, atol=1e-5, err_msg=name
         )
         if name != "folded":
             assert not column[~found.mask].any()

@@ -10,17 +10,7 @@ import pytest
 from episodes import observed, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import (
-    Pair,
-    Played,
-    as_one_row,
-    check_targets,
-    has_discounts,
-    pairs_of,
-    played,
-    read_slices,
-    write,
-)
+from played import Pair, Played, as_one_row, check_targets, has_discounts, pairs_of, played, read_slices, write
 from reading import Place
 
 import reverb_writer as rw

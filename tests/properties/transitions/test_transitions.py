@@ -10,17 +10,7 @@ import tree
 from episodes import observed, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import (
-    LAYOUTS,
-    Pair,
-    Played,
-    check_targets,
-    has_discounts,
-    pairs_of,
-    played,
-    read,
-    write,
-)
+from played import LAYOUTS, Pair, Played, check_targets, has_discounts, pairs_of, played, read, write
 from reading import Place
 
 import reverb_writer as rw

@@ -12,10 +12,7 @@ import tree
 import reverb_writer as rw
 from reverb_writer.accumulator.accumulator import NotADictError
 
-EXAMPLE = {
-    "step": {"o": np.ones((3, 2), np.float32), "r": np.ones(3, np.int32)},
-    "episode": {"ret": np.float32(1)},
-}
+EXAMPLE = {"step": {"o": np.ones((3, 2), np.float32), "r": np.ones(3, np.int32)}, "episode": {"ret": np.float32(1)}}
 
 
 def filled(**options: Any) -> rw.TrajectoryAccumulator:

@@ -48,13 +48,7 @@ class Counting(dm_env.Environment):  # type: ignore[misc,name-defined]  # dm_env
 
 
 EPISODES = [(2, "terminated"), (1, "truncated")]
-RECORDED = [
-    "0 10 1 0.5 F",
-    "1 11 2 0",
-    "2 0 0 0 Lt",
-    "100 13 1 1 F",
-    "101 0 0 0 Lr",
-]
+RECORDED = ["0 10 1 0.5 F", "1 11 2 0", "2 0 0 0 Lt", "100 13 1 1 F", "101 0 0 0 Lr"]
 
 
 def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() -> None:

@@ -67,10 +67,7 @@ def made(tmp_path: Path, case: str) -> Path:
     """Write the file of a case, and what it finds beside it."""
     file = tmp_path / ("server.textproto" if case == "a table twice" else "server.toml")
     folder = tmp_path / "checkpoints"
-    texts = {
-        "a dtype that Reverb does not have": LONG_DOUBLE,
-        "a table twice": TWICE * 2,
-    }
+    texts = {"a dtype that Reverb does not have": LONG_DOUBLE, "a table twice": TWICE * 2}
     text = texts.get(case, IN_FOLDER.format(folder=tmp_path))
     if case == "a folder of somebody else":
         folder.mkdir()

@@ -213,16 +213,8 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
             "3",
             '`http`: got "3" (string), allowed: a section [http] with port, host, max_silence_s.',
         ),
-        (
-            "REVERB_WRITER__TABLES",
-            "3",
-            "allowed: a section [tables] with a section for each.",
-        ),
-        (
-            "REVERB_WRITER__TABLES__A",
-            "{max_size = 3}",
-            "allowed: a section [tables.a] with max_size, sampler,",
-        ),
+        ("REVERB_WRITER__TABLES", "3", "allowed: a section [tables] with a section for each."),
+        ("REVERB_WRITER__TABLES__A", "{max_size = 3}", "allowed: a section [tables.a] with max_size, sampler,"),
         ("REVERB_WRITER__TABLES__A__MAXSIZE", "3", "unknown key `tables.a.maxsize`. Did you mean `max_size`?"),
     ],
 )

@@ -9,15 +9,7 @@ import pytest
 
 import reverb_writer as rw
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.slices import (
-    Markers,
-    Slices,
-    SliceSampler,
-    Trajectories,
-    find_trajectories,
-    gather,
-    sample_members,
-)
+from reverb_writer.slices import Markers, Slices, SliceSampler, Trajectories, find_trajectories, gather, sample_members
 
 THREE = Trajectories.from_lengths([3, 6, 2])
 FALSE = np.zeros(11, bool)

@@ -110,11 +110,7 @@ def test_masked_elements_are_not_normalized() -> None:
         ({"rewards": 1.0, "time_axis": 0}, StructureError, r"must be \[T, ...\] with T >= 1, got shape \(\)"),
         ({"values": [[1.0]]}, StructureError, r"`values`: shape \(1, 1\) .* \(1, 3\): expected \(1, 4\)"),
         # Four rows were recorded: three actions and the boundary step. Their values are four, not five.
-        (
-            {"rewards": np.ones((1, 4))},
-            StructureError,
-            r"expected \(1, 5\).*`values` are those of T \+ 1 observations",
-        ),
+        ({"rewards": np.ones((1, 4))}, StructureError, r"expected \(1, 5\).*`values` are those of T \+ 1 observations"),
         ({"values": [1.0]}, StructureError, r"`values`: shape \(1,\) does not match"),
         ({"discounts": [[[0, 1, 0]]]}, StructureError, r"`discounts`: shape \(1, 1, 3\)"),
         ({"discounts": [[0, 1, 0]] * 2}, StructureError, r"`discounts`: shape \(2, 3\)"),
