@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reverb_writer.windows import EndOfEpisode, WindowSpec
@@ -20,6 +20,7 @@ NEEDS_OVERLAP = (COVER, TRUNCATE, ALIGN_END)  # S <= L only
 Window = tuple[int, int]
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+no_deadline = settings(deadline=None)  # the machine may be busy
 
 
 def oracle(mode: EndOfEpisode, n: int, length: int, stride: int, starts: Sequence[int]) -> list[Window]:
@@ -74,6 +75,7 @@ def test_streaming_equals_closed_form_equals_oracle_for_all_small_cases(mode: En
         assert streamed(spec, n, range(1, n + 10)) == expected, (spec, n)
 
 
+@no_deadline
 @given(large_cases(), st.data())
 def test_streaming_in_any_portions_equals_closed_form_equals_oracle(
     case: tuple[WindowSpec, int, list[Window]], data: st.DataObject
@@ -84,6 +86,7 @@ def test_streaming_in_any_portions_equals_closed_form_equals_oracle(
     assert streamed(spec, n, counts) == expected
 
 
+@no_deadline
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 120), st.integers(0, 120))
 @example(length=3, stride=2, after=5, upto=5)
 @example(length=3, stride=2, after=9, upto=4)
@@ -104,6 +107,7 @@ def test_every_step_is_covered_or_dropped_for_its_reason_for_all_small_cases(mod
         assert spec.num_dropped(n) == dict(reasons), (spec, n)
 
 
+@no_deadline
 @given(large_cases())
 def test_steps_are_the_covered_plus_the_dropped(case: tuple[WindowSpec, int, list[Window]]) -> None:
     spec, n, windows = case
@@ -114,6 +118,7 @@ def test_steps_are_the_covered_plus_the_dropped(case: tuple[WindowSpec, int, lis
     assert covered + sum(spec.num_dropped(n).values()) == n
 
 
+@no_deadline
 @given(st.integers(1, 12), st.integers(1, 12), st.lists(st.integers(1, 15), max_size=6))
 def test_spanning_windows_are_all_full_strides_of_the_joined_episodes(
     length: int, stride: int, episodes: list[int]
