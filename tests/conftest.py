@@ -13,12 +13,13 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from server_process import HAS_REVERB, HostedServer, Kind, Nursery, SameProcess, ServerProcess, StartServer
 
 from reverb_writer.tables import TableConfig
 
-settings.register_profile("patient", deadline=None)  # no test asserts a time
+# No test asserts a time; examples of a property share the server of its fixture.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("patient")
 
 

@@ -1,12 +1,14 @@
-"""Shared by the conformance tests: the peers, and servers with tables for the two sides."""
+"""Shared by the conformance tests: the peers, and a server of each kind with tables for the two sides."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
+from server_process import Nursery, ServerProcess, StartServer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # our tests fail on warnings, and these two cannot be loaded without
@@ -16,54 +18,36 @@ with warnings.catch_warnings():
 import reverb_writer as rw
 
 from .nests import TABLES
-from .serve import Table, serving, serving_locally
-
-SERVERS = {"reverb": serving, "local": serving_locally}
-QUEUES = ("ours", "ours_too", "theirs", "theirs_too")
 
 
-def empty(client: Any, tables: Iterable[str]) -> None:
-    """Empty tables."""
-    for table in tables:
-        client.reset(table)
+@pytest.fixture(scope="session", params=["reverb", "local"])
+def address(request: pytest.FixtureRequest, nurseries: Callable[..., Nursery]) -> Iterator[str]:
+    """The address of a server with the tables of `nests`, in another process.
+
+    Within one process dm-reverb's client reads the tables in memory and sends nothing.
+    """
+    with closing(ServerProcess(nurseries(request.param))) as process:
+        yield process.start(*TABLES).address
 
 
-@pytest.fixture(scope="session", params=SERVERS)
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a server with four queues; a test leaves them as empty as it found them."""
-    with SERVERS[request.param]([Table(name) for name in QUEUES]) as address:
-        yield address
-
-
-@pytest.fixture(scope="session")
-def _peer(address: str) -> Any:
-    return reverb.Client(address)
+@pytest.fixture(scope="module")
+def start_reverb(nurseries: Callable[..., Nursery]) -> Iterator[StartServer]:
+    """`start_reverb(*tables)` starts a server of dm-reverb's, which ends with the module."""
+    with closing(ServerProcess(nurseries("reverb"))) as process:
+        yield process.start
 
 
 @pytest.fixture
-def peer(_peer: Any) -> Iterator[Any]:
-    """dm-reverb's client of the server; whatever the test leaves behind in the queues is thrown away."""
-    yield _peer
-    empty(_peer, QUEUES)
-
-
-@pytest.fixture(scope="session", params=SERVERS)
-def server(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a server with the tables of `nests`: with and without signatures, and with other selectors."""
-    with SERVERS[request.param](TABLES) as address:
-        yield address
-
-
-@pytest.fixture
-def theirs(server: str) -> Iterator[Any]:
-    """dm-reverb's client of that server, the tables of which are empty before and after."""
-    client = reverb.Client(server)
+def peer(address: str) -> Iterator[Any]:
+    """dm-reverb's client of the server; what the test leaves in the tables is thrown away."""
+    client = reverb.Client(address)
     yield client
-    empty(client, [table.name for table in TABLES])
+    for table in TABLES:
+        client.reset(table.name)
 
 
 @pytest.fixture
-def ours(server: str) -> Iterator[rw.Client]:
-    """Our client of that server."""
-    with rw.Client(server) as client:
+def our_client(address: str) -> Iterator[rw.Client]:
+    """Our client of the server."""
+    with rw.Client(address) as client:
         yield client

@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tree
+from reading import fifo
 
 import reverb_writer as rw
 
-from .serve import Table
-
-DTYPES = [
-    np.bool_,
-    *(np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
-    *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
-]
 STEP = {
     "camera": tf.TensorSpec([2, 3, 1], tf.uint8),
     "state": (tf.TensorSpec([], tf.float64), tf.TensorSpec([4], tf.float32)),
@@ -26,13 +20,13 @@ STEP = {
 WINDOW = tree.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), STEP)
 BLOB = {"a": tf.TensorSpec([None, 2], tf.float32), "b": {"c": tf.TensorSpec([None], tf.int32)}}
 TABLES = [
-    Table("queue"),
-    Table("kept", max_times_sampled=0),
-    Table("windows", signature=WINDOW),
-    Table("steps", signature=STEP),  # TimestepDataset takes the signature for that of a step, not of a window
-    Table("blobs", signature=BLOB),
-    Table("heap", selector="MaxHeap", max_times_sampled=0),
-    Table("prioritized", selector="Prioritized", max_times_sampled=0),
+    *map(fifo, ("ours", "ours_too", "theirs", "theirs_too")),
+    rw.TableConfig("kept", sampler="fifo"),
+    fifo("windows", signature=WINDOW),
+    fifo("steps", signature=STEP),  # TimestepDataset takes the signature for that of a step, not of a window
+    fifo("blobs", signature=BLOB),
+    rw.TableConfig("heap", sampler="max_heap"),
+    rw.TableConfig("prioritized", sampler="prioritized"),
 ]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,14 @@ import tree
 
 import reverb_writer as rw
 
-MODES = {"ZERO_PAD": "cover", "TRUNCATE": "truncate", "WRITE": "align_end"}
+from .trajectories import read
+
+MODES: dict[str, Any] = {
+    "ZERO_PAD": partial(rw.TrajectoryObserver, end_of_episode="cover"),
+    "TRUNCATE": partial(rw.TrajectoryObserver, end_of_episode="truncate"),
+    "WRITE": partial(rw.TrajectoryObserver, end_of_episode="align_end"),
+    "CONTINUE": rw.SequenceObserver,
+}
 
 
 def row(observation: float, action: int, reward: float, discount: float, *, start: bool) -> dict[str, Any]:
@@ -37,10 +45,13 @@ def row(observation: float, action: int, reward: float, discount: float, *, star
     }
 
 
+PADDING = row(0, 0, 0, 0, start=False)
+
+
 def episode(num_transitions: int, *, first: int = 1) -> list[dict[str, Any]]:
     """Make the rows of an episode whose observations count up from `first`; the last transition is terminal."""
     last = num_transitions - 1
-    rows = [row(first + t, 1, 1, 0 if t == last else 1, start=t == 0) for t in range(num_transitions)]
+    rows = [row(first + t, 1, 2 * t + 3, 0 if t == last else 1, start=t == 0) for t in range(num_transitions)]
     return [*rows, row(first + num_transitions, 0, 0, 0, start=False)]
 
 
@@ -51,20 +62,22 @@ def write(observer: Any, episodes: Sequence[Sequence[Any]]) -> None:
                 observer(step, end_of_episode=t == len(rows) - 1)
 
 
-def take(peer: Any, table: str = "ours") -> list[dict[str, Any]]:
-    """Read all items of a queue, as nests of arrays [L, ...]."""
-    num_items = peer.server_info(timeout=60)[table].current_size
-    samples = peer.sample(table, num_items, emit_timesteps=False) if num_items else ()
-    return [tree.unflatten_as(row(0, 0, 0, 0, start=False), sample.data) for sample in samples]
+def take(peer: Any, *episodes: Sequence[dict[str, Any]]) -> str:
+    """Read all items of a queue, compare them value by value with the rows that they hold, and spell them."""
+    rows = {float(step["observation"]): step for steps in episodes for step in steps}
+    windows = []
+    for sample in read(peer, "ours"):
+        item = tree.unflatten_as(PADDING, sample.data)
+        steps = [rows.get(float(observation), PADDING) for observation in item["observation"]]
+        for name, column in item.items():
+            np.testing.assert_array_equal(column, np.stack([step[name] for step in steps]), strict=True)
+        windows.append("".join(map(letter, steps)))
+    return " ".join(windows)
 
 
-def spelled(items: list[dict[str, Any]]) -> str:
-    """Spell items as the tables do: the step's number, `F` for a final row, `P` for padding."""
-
-    def letter(observation: float, action: int) -> str:
-        return "P" if not observation else str(int(observation) - 1) if action else "F"
-
-    return " ".join("".join(map(letter, item["observation"], item["action"])) for item in items)
+def letter(step: dict[str, Any]) -> str:
+    """Spell a row as the tables do: the step's number in its episode, `F` for a final row, `P` for padding."""
+    return "P" if step is PADDING else str(int(step["observation"] - 1) % 10) if step["action"] else "F"
 
 
 # T, L, p, then the windows of ZERO_PAD, TRUNCATE, WRITE and of CONTINUE.
@@ -80,59 +93,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("num_transitions", "length", "period", "zero_pad", "truncate", "write_last", "_"), CASES)
-def test_an_episode_is_cut_as_acme_cuts_it(
-    peer: Any, num_transitions: int, length: int, period: int, zero_pad: str, truncate: str, write_last: str, _: str
-) -> None:
-    for mode, expected in (("ZERO_PAD", zero_pad), ("TRUNCATE", truncate), ("WRITE", write_last)):
-        observer = rw.TrajectoryObserver(peer, "ours", length, period, end_of_episode=MODES[mode])
-        write(observer, [episode(num_transitions)])
-        assert spelled(take(peer)) == expected, mode
-
-
-@pytest.mark.parametrize(("num_transitions", "length", "period", "expected"), [(*case[:3], case[-1]) for case in CASES])
-def test_an_episode_that_continues_is_cut_as_acme_cuts_it(
-    peer: Any, num_transitions: int, length: int, period: int, expected: str
-) -> None:
-    write(rw.SequenceObserver(peer, "ours", length, period), [episode(num_transitions)])
-    assert spelled(take(peer)) == expected
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("number", range(len(MODES)), ids=MODES)
+def test_an_episode_is_cut_as_acme_cuts_it(peer: Any, case: Any, number: int) -> None:
+    num_transitions, length, period, *expected = case
+    rows = episode(num_transitions)
+    write([*MODES.values()][number](peer, "ours", length, period), [rows])
+    assert take(peer, rows) == expected[number]
 
 
 def test_three_episodes_continue_into_each_other(peer: Any) -> None:
-    write(rw.SequenceObserver(peer, "ours", 3, 2), [episode(6), episode(6), episode(6)])
-    assert spelled(take(peer)) == "012 234 45F F01 123 345 5F0 012 234 45F"
-
-
-# Acme's test cases, value by value
-
-
-LONGER = [
-    row(1, 0, 2, 1, start=True),
-    row(2, 0, 3, 1, start=False),
-    row(3, 0, 5, 1, start=False),
-    row(4, 0, 7, 0, start=False),
-    row(5, 0, 0, 0, start=False),
-]
-SHORTER = [row(1, 0, 2, 1, start=True), row(2, 0, 3, 0, start=False), row(3, 0, 0, 0, start=False)]
-ZEROS = row(0, 0, 0, 0, start=False)
-
-
-@pytest.mark.parametrize(
-    ("mode", "length", "period", "rows", "expected"),
-    [
-        ("ZERO_PAD", 3, 2, LONGER, [LONGER[:3], LONGER[2:]]),
-        ("TRUNCATE", 3, 2, LONGER, [LONGER[:3], LONGER[2:]]),
-        ("ZERO_PAD", 4, 1, SHORTER, [[*SHORTER, ZEROS]]),
-        ("TRUNCATE", 4, 1, SHORTER, [SHORTER]),
-        ("WRITE", 4, 1, SHORTER, []),
-    ],
-)
-def test_items_hold_acmes_values(
-    peer: Any, mode: str, length: int, period: int, rows: list[Any], expected: list[list[Any]]
-) -> None:
-    write(rw.TrajectoryObserver(peer, "ours", length, period, end_of_episode=MODES[mode]), [rows])
-    items = take(peer)
-    assert len(items) == len(expected)
-    for item, steps in zip(items, expected, strict=True):
-        for name, column in item.items():
-            np.testing.assert_array_equal(column, np.stack([step[name] for step in steps]), strict=True)
+    episodes = [episode(6, first=first) for first in (1, 11, 21)]
+    write(rw.SequenceObserver(peer, "ours", 3, 2), episodes)
+    assert take(peer, *episodes) == "012 234 45F F01 123 345 5F0 012 234 45F"

@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 import reverb
 import tree
+from reverb_writer_server import ReplayServer
 
 import reverb_writer as rw
 
 from .nests import TABLES, WINDOW, assert_equal, step, window, write_windows
-from .serve import serving
 
 
-def test_both_write_to_one_table(theirs: Any, ours: rw.Client) -> None:
-    write_windows(ours, "windows", 4, 3)
-    with theirs.trajectory_writer(num_keep_alive_refs=4) as writer:
+def test_both_write_to_one_table(peer: Any, our_client: rw.Client) -> None:
+    write_windows(our_client, "windows", 4, 3)
+    with peer.trajectory_writer(num_keep_alive_refs=4) as writer:
         for number in range(4, 8):
             writer.append(step(number))
             if number >= 6:
                 writer.create_item("windows", 1.0, tree.map_structure(lambda column: column[-3:], writer.history))
         writer.flush()
-    assert [list(sample.data["number"]) for sample in ours.sample("windows", 4)] == [
+    assert [list(sample.data["number"]) for sample in our_client.sample("windows", 4)] == [
         [0, 1, 2],
         [1, 2, 3],
         [4, 5, 6],
@@ -35,42 +35,42 @@ def test_both_write_to_one_table(theirs: Any, ours: rw.Client) -> None:
     ]
 
 
-def test_the_highest_priority_is_sampled_first_whoever_changes_it(theirs: Any, ours: rw.Client) -> None:
+def test_the_highest_priority_is_sampled_first_whoever_changes_it(peer: Any, our_client: rw.Client) -> None:
     for number in range(4):
-        ours.insert([np.array([number])], {"heap": number})
+        our_client.insert([np.array([number])], {"heap": number})
 
     def first(client: Any) -> tuple[int, int]:
-        (sample,) = client.sample("heap", 1) if client is ours else client.sample("heap", 1, emit_timesteps=False)
+        (sample,) = client.sample("heap", 1) if client is our_client else client.sample("heap", 1, emit_timesteps=False)
         return int(sample.data[0][0]), sample.info.key
 
-    number, key_of_3 = first(theirs)
+    number, key_of_3 = first(peer)
     assert number == 3
-    theirs.mutate_priorities("heap", updates={key_of_3: 0.5})
-    number, key_of_2 = first(ours)
+    peer.mutate_priorities("heap", updates={key_of_3: 0.5})
+    number, key_of_2 = first(our_client)
     assert number == 2
-    ours.mutate_priorities("heap", updates={key_of_3: 9.0}, deletes=[key_of_2])
-    assert first(theirs) == first(ours) == (3, key_of_3)
-    theirs.mutate_priorities("heap", deletes=[key_of_3])
-    assert first(ours)[0] == 1
-    assert ours.server_info()["heap"].current_size == 2
+    our_client.mutate_priorities("heap", updates={key_of_3: 9.0}, deletes=[key_of_2])
+    assert first(peer) == first(our_client) == (3, key_of_3)
+    peer.mutate_priorities("heap", deletes=[key_of_3])
+    assert first(our_client)[0] == 1
+    assert our_client.server_info()["heap"].current_size == 2
 
 
-def test_prioritized_items_are_sampled_by_their_priority(theirs: Any, ours: rw.Client) -> None:
+def test_prioritized_items_are_sampled_by_their_priority(peer: Any, our_client: rw.Client) -> None:
     with closing(
-        rw.TrajectoryObserver(ours, "prioritized", 2, priority=lambda steps: float(steps["number"][0] == 3))
+        rw.TrajectoryObserver(our_client, "prioritized", 2, priority=lambda steps: float(steps["number"][0] == 3))
     ) as observer:
         for number in range(6):
             observer(step(number))
-    samples = [*theirs.sample("prioritized", 20, emit_timesteps=False), *ours.sample("prioritized", 20)]
+    samples = [*peer.sample("prioritized", 20, emit_timesteps=False), *our_client.sample("prioritized", 20)]
     assert {
         (tree.flatten(sample.data)[1][0], sample.info.probability, sample.info.table_size) for sample in samples
     } == {(3, 1.0, 5)}
 
 
-def test_both_see_the_same_tables(theirs: Any, ours: rw.Client) -> None:
-    write_windows(ours, "kept", 5, 2)
-    list(ours.sample("kept", 3))
-    mine, other = ours.server_info(), theirs.server_info(timeout=60)
+def test_both_see_the_same_tables(peer: Any, our_client: rw.Client) -> None:
+    write_windows(our_client, "kept", 5, 2)
+    list(our_client.sample("kept", 3))
+    mine, other = our_client.server_info(), peer.server_info(timeout=60)
     assert mine.keys() == other.keys()
     for name, info in mine.items():
         for field in ("current_size", "max_size", "max_times_sampled", "num_episodes", "num_deleted_episodes"):
@@ -84,12 +84,12 @@ def test_both_see_the_same_tables(theirs: Any, ours: rw.Client) -> None:
 
 
 def test_our_items_outlive_a_server(tmp_path: Path) -> None:
-    with serving(TABLES, checkpoints=tmp_path) as address, rw.Client(address) as client:
+    with ReplayServer(TABLES, checkpoints=tmp_path) as server, rw.Client(server) as client:
         write_windows(client, "windows", 30, 4, 2)
         client.insert([np.arange(3)], {"heap": 1.5})
         assert Path(client.checkpoint()).is_relative_to(tmp_path)
-    with serving(TABLES, checkpoints=tmp_path) as address, rw.Client(address) as client:
-        peer = reverb.Client(address)
+    with ReplayServer(TABLES, checkpoints=tmp_path) as server, rw.Client(server) as client:
+        peer = reverb.Client(server.address)
         for start in range(0, 14, 2):
             (sample,) = peer.sample("windows", 1, emit_timesteps=False, unpack_as_table_signature=True)
             assert_equal(sample.data, window(start, start + 4))
@@ -103,22 +103,22 @@ def test_our_items_outlive_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["reverb", "reverb_writer"])
-def test_either_may_be_imported_first(server: str, theirs: Any, first: str) -> None:
+def test_either_may_be_imported_first(address: str, peer: Any, first: str) -> None:
     use_ours = """
 import numpy as np, reverb_writer as rw
 with rw.Client(address) as ours:
-    ours.insert([np.arange(4)], {"queue": 1.0})
-    (sample,) = ours.sample("queue", 1)
+    ours.insert([np.arange(4)], {"ours": 1.0})
+    (sample,) = ours.sample("ours", 1)
     assert sample.data[0].tolist() == [0, 1, 2, 3]
 """
     use_theirs = """
 import numpy as np, reverb
 theirs = reverb.Client(address)
-theirs.insert([np.arange(4)], {"queue": 1.0})
-(sample,) = theirs.sample("queue", 1, emit_timesteps=False)
+theirs.insert([np.arange(4)], {"ours": 1.0})
+(sample,) = theirs.sample("ours", 1, emit_timesteps=False)
 assert sample.data[0].tolist() == [[0, 1, 2, 3]]
 """
     order = [use_theirs, use_ours] if first == "reverb" else [use_ours, use_theirs]
-    program = "\n".join([f"address = {server!r}", *order, *order, "print('both', 'work')"])
+    program = "\n".join([f"address = {address!r}", *order, *order, "print('both', 'work')"])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.endswith("both work\n"), done.stderr

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
+from reverb_writer_server import ReplayServer
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.signatures import ArraySpec
 
-from .serve import Table, serving
-
-pytest.importorskip("reverb")
 tf = pytest.importorskip("tensorflow")
 struct_pb2 = pytest.importorskip("tensorflow.core.protobuf.struct_pb2")
 coder = pytest.importorskip("tensorflow.python.saved_model.nested_structure_coder")
 trajectory = pytest.importorskip("tf_agents.trajectories.trajectory")
 tensor_spec = pytest.importorskip("tensorflow.python.framework.tensor_spec")
-
-TIMEOUT_S = 30.0
 
 
 def spec(shape: Any, dtype: Any, name: str = "") -> ArraySpec:
@@ -79,22 +74,15 @@ def test_what_we_encode_is_decoded_by_their_coder(name: str) -> None:
         assert (ours.shape, ours.dtype, ours.name or None) == (theirs.shape, theirs.dtype, theirs.name)
 
 
-def test_a_servers_signatures_are_read() -> None:
-    signed = {
-        **THEIRS,
-        "none": None,
-        "bounded": {"x": tensor_spec.BoundedTensorSpec([4], tf.float32, 0, 1, "b")},
-    }
-    tables = [Table(name, signature=nest) for name, nest in signed.items()]
-    with serving(tables) as address, grpc.insecure_channel(address) as channel:
-        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(messages.SERVER_INFO)
-        info = messages.ServerInfoResponse.FromString(ask(b"", timeout=TIMEOUT_S))
-        nests = {table.name: signatures.decode(table.signature) for table in info.table_info}
-    assert nests == {**OURS, "none": None, "bounded": {"x": spec((4,), "f4", "b")}}
+def test_bounds_are_not_read() -> None:
+    encoded = coder.encode_structure({"x": tensor_spec.BoundedTensorSpec([4], tf.float32, 0, 1, "b")})
+    nest = signatures.decode(messages.StructuredValue.FromString(encoded.SerializeToString()))
+    assert nest == {"x": spec((4,), "f4", "b")}
 
 
-@pytest.mark.parametrize("name", list(OURS))
-def test_a_local_server_takes_their_specs(name: str) -> None:
-    config = rw.TableConfig("t", signature=THEIRS[name])
-    with rw.LocalServer([config]) as server, rw.Client(server.address) as client:
-        assert client.server_info()["t"].signature == OURS[name]
+@pytest.mark.parametrize("kind", [ReplayServer, rw.LocalServer])
+def test_a_server_takes_their_specs_and_tells_ours(kind: Any) -> None:
+    tables = [rw.TableConfig(name, signature=nest) for name, nest in {**THEIRS, "none": None}.items()]
+    with kind(tables) as server, rw.Client(server) as client:
+        nests = {name: info.signature for name, info in client.server_info().items()}
+    assert nests == {**OURS, "none": None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -10,21 +9,22 @@ import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
+from reading import fifo
+from server_process import StartServer
 from tf_agents.replay_buffers import reverb_utils as theirs
 
 from reverb_writer import tf_agents as ours
 from reverb_writer.errors import SpecError, StructureError
 
-from .serve import Table, serving
-from .trajectories import Steps, assert_same, labels, play, step, take
+from .trajectories import OBSERVERS, SIDES, Steps, assert_same, labels, play, step, take
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 
 SMALL = range(1, 5)
+WINDOWED = OBSERVERS[:2]
 NOT_ENOUGH = (
     "write_cached_steps is True, but not enough steps remain in the cache to write an item with sequence_length={}"
 )
-OBSERVERS = ["ReverbAddTrajectoryObserver", "ReverbTrajectorySequenceObserver"]
 
 
 def windows(k: int, length: int, stride: int) -> list[str]:
@@ -35,7 +35,7 @@ def windows(k: int, length: int, stride: int) -> list[str]:
 # a and b: reset(write_cached_steps=True) without padding
 
 
-@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("flush", [[], ["flush"]])
 @pytest.mark.parametrize("stride", SMALL)
 @pytest.mark.parametrize("length", SMALL)
@@ -53,7 +53,7 @@ def test_a_an_aligned_last_window_is_never_written_twice(
         assert labels(take(peer, "ours")) == expected
 
 
-@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("flush", [[], ["flush"]])
 @pytest.mark.parametrize("stride", SMALL)
 @pytest.mark.parametrize("length", SMALL)
@@ -75,13 +75,13 @@ def test_b_a_last_window_off_the_stride_is_written_not_refused(
         assert labels(take(peer, "ours")) == [*windows(k, length, stride), last, following]
 
 
-@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("length", range(2, 6))
 def test_b_too_few_steps_are_refused_and_the_episode_goes_on(peer: Any, length: int, name: str) -> None:
     for k in range(1, length):
         steps = Steps()
         start, rest = steps.beginning(k), steps.episode(length + 1)
-        for module, table in ((theirs, "theirs"), (ours, "ours")):
+        for module, table in SIDES:
             with closing(getattr(module, name)(peer, table, length)) as observer:
                 play(observer, start)  # which flushes
                 with pytest.raises(
@@ -92,9 +92,9 @@ def test_b_too_few_steps_are_refused_and_the_episode_goes_on(peer: Any, length: 
         assert_same(take(peer, "ours"), take(peer, "theirs"))
 
 
-@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("name", WINDOWED)
 def test_b_with_nothing_cached_nothing_is_written_or_refused(peer: Any, name: str) -> None:
-    for module, table in ((theirs, "theirs"), (ours, "ours")):
+    for module, table in SIDES:
         with closing(getattr(module, name)(peer, table, 3)) as observer:
             play(
                 observer,
@@ -110,16 +110,13 @@ def test_b_with_nothing_cached_nothing_is_written_or_refused(peer: Any, name: st
 @pytest.mark.parametrize("length", SMALL)
 def test_c_what_padding_drops_is_counted(peer: Any, length: int, stride: int) -> None:
     for n in range(1, length + 2 * stride + 1):
-        script = Steps().episode(n)
-        with closing(
-            theirs.ReverbAddTrajectoryObserver(peer, "theirs", length, stride, pad_end_of_episodes=True)
-        ) as observer:
-            play(observer, script)
-        with closing(
-            ours.ReverbAddTrajectoryObserver(peer, "ours", length, stride, pad_end_of_episodes=True)
-        ) as observer:
-            play(observer, script)
-            dropped = observer.stats().dropped_steps
+        script, dropped = Steps().episode(n), dict[str, int]()
+        for module, table in SIDES:
+            with closing(
+                module.ReverbAddTrajectoryObserver(peer, table, length, stride, pad_end_of_episodes=True)
+            ) as observer:
+                play(observer, script)
+                dropped = {} if module is theirs else observer.stats().dropped_steps
         items = take(peer, "theirs")
         assert_same(take(peer, "ours"), items)
         covered = {number for item in items for number in item.window.observation["number"].tolist()} - {0}
@@ -181,10 +178,10 @@ def test_d_after_a_refused_step_the_next_episode_is_written(
 # Not faults of the list: TF-Agents writes what is no window of any step
 
 
-@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("name", WINDOWED)
 def test_an_opened_observer_has_nothing_to_write(peer: Any, name: str) -> None:
     script = [*Steps().beginning(2), "close", "open", "write and reset"]
-    for module, table in ((theirs, "theirs"), (ours, "ours")):
+    for module, table in SIDES:
         with closing(getattr(module, name)(peer, table, 3, pad_end_of_episodes=True)) as observer:
             play(observer, script)
     assert labels(take(peer, "theirs")) == ["P P P"]
@@ -204,10 +201,7 @@ def test_an_opened_episode_observer_has_nothing_cached(peer: Any) -> None:
     assert labels(take(peer, "ours")) == ["3 4 5B"]
 
 
-EVERY_OBSERVER = ["ReverbAddTrajectoryObserver", "ReverbTrajectorySequenceObserver", "ReverbAddEpisodeObserver"]
-
-
-@pytest.mark.parametrize("name", EVERY_OBSERVER)
+@pytest.mark.parametrize("name", OBSERVERS)
 def test_an_unknown_table_is_refused_at_construction(peer: Any, name: str) -> None:
     observer = getattr(theirs, name)(peer, "nowhere", 3)
     with pytest.raises(RuntimeError, match="table nowhere was not found"):
@@ -226,7 +220,7 @@ def test_a_table_named_twice_is_refused(peer: Any) -> None:
         ours.ReverbAddTrajectoryObserver(peer, ["ours", "ours"], 2)
 
 
-@pytest.mark.parametrize("name", EVERY_OBSERVER[:2])
+@pytest.mark.parametrize("name", WINDOWED)
 def test_a_sequence_length_below_one_is_refused(peer: Any, name: str) -> None:
     with (
         closing(getattr(theirs, name)(peer, "theirs", 0)) as observer,
@@ -238,7 +232,7 @@ def test_a_sequence_length_below_one_is_refused(peer: Any, name: str) -> None:
             getattr(ours, name)(peer, "ours", length)
 
 
-@pytest.mark.parametrize("name", EVERY_OBSERVER[:2])
+@pytest.mark.parametrize("name", WINDOWED)
 def test_a_stride_length_below_one_is_refused(peer: Any, name: str) -> None:
     with closing(getattr(theirs, name)(peer, "theirs", 2, 0)) as observer, pytest.raises(ZeroDivisionError):
         play(observer, Steps().beginning(2))
@@ -251,12 +245,11 @@ def test_a_stride_length_below_one_is_refused(peer: Any, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def signed() -> Iterator[str]:
+def signed(start_reverb: StartServer) -> str:
     """The address of a server whose table asks for other steps: rewards of float64, velocities of two numbers."""
     spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *np.shape(leaf)], np.asarray(leaf).dtype), step(0))
     spec.observation["joints"]["velocity"] = tf.TensorSpec([None, 2], tf.float32)
-    with serving([Table("signed", signature=spec._replace(reward=tf.TensorSpec([None], tf.float64)))]) as address:
-        yield address
+    return start_reverb(fifo("signed", signature=spec._replace(reward=tf.TensorSpec([None], tf.float64)))).address
 
 
 def test_a_step_that_does_not_fit_the_table_is_refused_by_leaf_path(signed: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 import reverb
 import tensorflow as tf
 import tree
+from reading import fifo
+from server_process import StartServer
 from tf_agents.drivers import py_driver
 from tf_agents.environments import suite_gym, test_envs
 from tf_agents.policies import random_py_policy
@@ -24,19 +28,16 @@ from tf_agents.trajectories import policy_step, trajectory
 import reverb_writer as rw
 from reverb_writer import tf_agents as ours
 
-from .serve import Table, serving
-from .trajectories import Steps, assert_same, labels, play, take
+from .trajectories import EPISODES, MODES, OBSERVERS, SIDES, TRAJECTORIES, Steps, assert_same, labels, play, read, take
 
-SIDES = [(theirs, "theirs"), (ours, "ours")]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "actors" / "tf_agents_actor.py"
 
 
 def facts(client: Any, table: str) -> list[Any]:
     """Read a queue: dtype, shape and bytes of each leaf of each item."""
-    num_items = client.server_info(timeout=60)[table].current_size
-    samples = list(client.sample(table, num_items, emit_timesteps=False)) if num_items else []
     return [
         (sample.info.priority, [(leaf.dtype.str, leaf.shape, leaf.tobytes()) for leaf in sample.data])
-        for sample in samples
+        for sample in read(client, table)
     ]
 
 
@@ -47,6 +48,38 @@ def drive(environment: Any, observers: list[Any], *, max_steps: int) -> None:
     for observer in observers:
         observer.flush()
     environment.close()
+
+
+# A driver calls our observers by their own names, too: nothing stands between.
+
+
+def test_a_driver_feeds_observers_of_every_kind(peer: Any, address: str) -> None:
+    with ExitStack() as stack:
+        trajectories = stack.enter_context(rw.TrajectoryObserver(address, "ours", 3, 3, end_of_episode="cover"))
+        episodes = stack.enter_context(rw.EpisodeObserver(peer, "ours_too", max_sequence_length=9))
+        spanning = stack.enter_context(rw.SequenceObserver(address, "theirs", 5, 5))
+        drive(test_envs.CountingEnv(3), [trajectories, episodes, spanning], max_steps=6)
+    # Episodes of three steps: counts 0 to 3 and 10 to 13, the last of which is the boundary step. The driver stops as
+    # soon as it has seen six steps, before the boundary step of the second episode.
+    for table, expected in (
+        ("ours", [[0, 1, 2], [3, 0, 0], [10, 11, 12]]),
+        ("ours_too", [[0, 1, 2, 3]]),
+        ("theirs", [[0, 1, 2, 3, 10]]),
+    ):
+        assert [sample.data[1].tolist() for sample in read(peer, table)] == expected
+
+
+def test_the_example_of_a_driver_writes_its_items(start_reverb: StartServer) -> None:
+    server = start_reverb(fifo("replay"))
+    command = [sys.executable, str(EXAMPLE), "--server", server.address, "--steps", "50", "--seed", "0"]
+    ran = subprocess.run(command, capture_output=True, check=False, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    steps, episodes, items = map(int, re.findall(r"\d+", ran.stdout.splitlines()[-1]))
+    assert steps >= 50
+    # In windows of two steps, each step but an episode's last begins one.
+    with rw.Client(server.address) as client:
+        assert items == client.server_info()["replay"].current_size
+    assert steps - episodes - 1 <= items <= steps - episodes
 
 
 # An environment that counts, and the items that its episodes make.
@@ -97,26 +130,16 @@ ENVIRONMENTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("flags", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [*((TRAJECTORIES, (5, 3, 1, *flags)) for flags in MODES.values()), (EPISODES, (501,))]
+)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_real_environments_give_the_same_items(peer: Any, name: str, flags: tuple[bool, bool]) -> None:
+def test_real_environments_give_the_same_items(peer: Any, name: str, kind: str, arguments: tuple[Any, ...]) -> None:
     with ExitStack() as stack:
         observers = [
-            stack.enter_context(closing(module.ReverbAddTrajectoryObserver(peer, table, 5, 3, 1, *flags)))
-            for module, table in SIDES
+            stack.enter_context(closing(getattr(module, kind)(peer, table, *arguments))) for module, table in SIDES
         ]
         drive(ENVIRONMENTS[name](), observers, max_steps=200)
-    items = facts(peer, "theirs")
-    assert items
-    assert facts(peer, "ours") == items
-
-
-def test_real_episodes_give_the_same_items(peer: Any) -> None:
-    with ExitStack() as stack:
-        observers = [
-            stack.enter_context(closing(module.ReverbAddEpisodeObserver(peer, table, 501))) for module, table in SIDES
-        ]
-        drive(suite_gym.load("CartPole-v1"), observers, max_steps=200)
     items = facts(peer, "theirs")
     assert items
     assert facts(peer, "ours") == items
@@ -136,11 +159,10 @@ def signature() -> Any:
 
 
 @pytest.fixture(scope="module")
-def signed(signature: Any) -> Iterator[str]:
+def signed(signature: Any, start_reverb: StartServer) -> str:
     """The address of a server with a table that has the signature."""
-    table = Table("signed", max_times_sampled=0, signature=tensor_spec.add_outer_dim(signature))
-    with serving([table]) as address:
-        yield address
+    table = rw.TableConfig("signed", sampler="fifo", signature=tensor_spec.add_outer_dim(signature))
+    return start_reverb(table).address
 
 
 def test_tf_agents_replay_buffer_reads_our_items(signed: str, signature: Any) -> None:
@@ -161,9 +183,7 @@ def test_tf_agents_replay_buffer_reads_our_items(signed: str, signature: Any) ->
 # What our classes are to their callers
 
 
-@pytest.mark.parametrize(
-    "name", ["ReverbAddTrajectoryObserver", "ReverbTrajectorySequenceObserver", "ReverbAddEpisodeObserver"]
-)
+@pytest.mark.parametrize("name", OBSERVERS)
 def test_the_signature_is_the_one_that_tf_agents_tells(signed: str, name: str) -> None:
     client = reverb.Client(signed)
     with (
@@ -190,9 +210,7 @@ def test_tile_without_pad_is_refused_in_the_same_words(peer: Any) -> None:
             module.ReverbAddTrajectoryObserver(peer, table, 4, tile_end_of_episodes=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["ReverbAddTrajectoryObserver", "ReverbTrajectorySequenceObserver", "ReverbAddEpisodeObserver"]
-)
+@pytest.mark.parametrize("name", OBSERVERS)
 def test_a_closed_observer_refuses_in_the_same_words_until_it_is_opened(peer: Any, name: str) -> None:
     for module, table in SIDES:
         steps = Steps()

@@ -7,16 +7,26 @@ by dm-reverb's own client. `play` gives an observer a script: any sequence of st
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tree
+from tf_agents.replay_buffers import reverb_utils as theirs
 from tf_agents.trajectories import StepType, Trajectory
 
 import reverb_writer as rw
+from reverb_writer import tf_agents as ours
 
+SIDES = ((theirs, "theirs"), (ours, "ours"))
+TRAJECTORIES, SEQUENCES, EPISODES = OBSERVERS = (
+    "ReverbAddTrajectoryObserver",
+    "ReverbTrajectorySequenceObserver",
+    "ReverbAddEpisodeObserver",
+)
+MODES = {"none": (False, False), "pad": (True, False), "tile": (True, True)}
 BOUNDARY_DISCOUNT = 1.0  # of the real boundary step; padding has 0
 
 Script = list[Any]  # of Trajectory and of the names of CALLS
@@ -80,9 +90,9 @@ class Steps:
         return [step(next(self._numbers), first=t == 0, nested=self._nested) for t in range(k)]
 
 
-def play(observer: Any, script: Script) -> None:
+def play(observer: Any, script: Iterable[Any]) -> None:
     """Give `observer` each step of the script and make each call, then flush."""
-    for move in [*script, "flush"]:
+    for move in itertools.chain(script, ["flush"]):
         CALLS[move](observer) if isinstance(move, str) else observer(move)
 
 
@@ -102,15 +112,25 @@ class Item:
 
     def facts(self) -> list[Any]:
         """Return all that must be equal: priority, and dtype, shape and bytes of each leaf."""
-        return [self.priority, *((column.dtype.str, column.shape, column.tobytes()) for column in self.columns)]
+        return [
+            self.priority,
+            *(
+                (column.dtype.str, column.shape, column.tolist() if column.dtype == object else column.tobytes())
+                for column in self.columns
+            ),
+        ]
+
+
+def read(client: Any, table: str) -> list[Any]:
+    """Read all items of a queue with a `reverb.Client`, which empties it."""
+    num_items = client.server_info(timeout=60)[table].current_size
+    return list(client.sample(table, num_items, emit_timesteps=False)) if num_items else []
 
 
 def take(client: Any, table: str, *, nested: bool = True) -> list[Item]:
-    """Read all items of a queue with a `reverb.Client`, which empties it."""
-    num_items = client.server_info(timeout=60)[table].current_size
-    samples = client.sample(table, num_items, emit_timesteps=False) if num_items else ()
+    """Read all items of a queue of steps of `Steps`."""
     items = []
-    for sample in samples:
+    for sample in read(client, table):
         window = tree.unflatten_as(step(0, nested=nested), sample.data)
         items.append(Item(sample.info.priority, sample.data, window, label(window)))
     return items
@@ -137,3 +157,19 @@ def assert_same(ours: list[Item], theirs: list[Item]) -> None:
     assert labels(ours) == labels(theirs)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.facts() == other.facts(), f"item {mine.label}"
+
+
+def play_both(peer: Any, name: str, script: Any, *arguments: Any, nested: bool = True, **options: Any) -> list[str]:
+    """Give the script to an observer of each side; compare their items leaf by leaf; return the items' labels.
+
+    The script may be a function of the module that makes the observer. `options` are for ours alone.
+    """
+    for module, table in SIDES:
+        made = getattr(module, name)(peer, table, *arguments, **(options if module is ours else {}))
+        with closing(made) as observer:
+            play(observer, script(module) if callable(script) else script)
+    tables = peer.server_info(timeout=60)
+    assert tables["ours"].num_episodes == tables["theirs"].num_episodes
+    items = take(peer, "theirs", nested=nested)
+    assert_same(take(peer, "ours", nested=nested), items)
+    return labels(items)

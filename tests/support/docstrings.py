@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import textwrap
@@ -15,10 +14,8 @@ import reverb_writer as rw
 
 SECTION = re.compile(r"^(?:Args|Attributes):\n((?: .*\n|\n)*)", re.MULTILINE)
 ENTRY = re.compile(r"^    (?=\S)((?:\*{0,2}\w+(?:,\s+)?)+): ", re.MULTILINE)
-COLUMN = re.compile(r"^    (\w+) {2,}(?=\S)", re.MULTILINE)  # of `returns`, whose functions share arguments
 BESIDE = re.compile(r"`(?:rw\.)?(\w+)`")
-METHOD = re.compile(r"`(\w+)\.(\w+)`")
-SHARED = "as in `rw.returns`"
+MEMBER = re.compile(r"`(\w+)\.(\w+)`")
 
 
 def sections(text: str) -> dict[str, str]:
@@ -44,16 +41,10 @@ def described(value: Any) -> dict[str, str]:
     """Return what is said of each argument: here, or in what the docstring names instead of repeating it."""
     texts = list(docstrings(value))
     found: dict[str, str] = {}
-    for name in BESIDE.findall("\n".join(texts)):
-        for text in docstrings(other) if inspect.isclass(other := getattr(rw.errors, name, None)) else ():
-            found = {**sections(text), **found}
-    for name, method in METHOD.findall("\n".join(texts)):
-        other = getattr(getattr(rw.errors, name, None) or getattr(rw.episodes, name, None), method, None)
-        found = {**(sections(other.__doc__ or "") if inspect.isfunction(other) else {}), **found}
-    if any(SHARED in text for text in texts):
-        package = importlib.import_module("reverb_writer.transitions.returns").__doc__ or ""
-        _, *pieces = COLUMN.split(package.partition("Arguments that the functions share:")[2])
-        found.update(zip(pieces[::2], pieces[1::2], strict=True))
+    for owner, name in MEMBER.findall("\n".join(texts)):
+        other = getattr(rw if owner == "rw" else getattr(rw.episodes, owner, None), name, None)
+        text = (other.__doc__ or "") if inspect.isfunction(other) or inspect.ismodule(other) else ""
+        found.update(sections(text) if inspect.isfunction(other) else dict.fromkeys(re.findall(r"\w+", text), text))
     for text in reversed(texts):
         prose = " ".join(inspect.cleandoc(text).split())
         found.update(dict.fromkeys(BESIDE.findall(prose), prose))

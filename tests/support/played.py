@@ -1,4 +1,4 @@
-"""Random episodes in every layout, and their transitions and targets by definition."""
+"""Random episodes in every layout, and their transitions and targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from reading import Place
 import reverb_writer as rw
 from reverb_writer.steps import FIRST, LAST, MID
 
-NEEDS_OVERLAP = ("cover", "truncate", "align_end")
 GAMMA, LAM, N = 0.9, 0.7, 3
 
 
@@ -173,71 +172,41 @@ def ratio(observation: Any) -> Any:
     return 1.0 + 0.9 * np.cos(np.asarray(observation, np.float64))
 
 
-def defined(run: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Return every target of a run by its definition, a sum over all that follow: O(T^2)."""
-    size = len(run)
-    reward, discount = np.array([pair.reward for pair in run]), np.array([pair.discount for pair in run])
-    v, after = value([pair.observation for pair in run]), value([pair.next_observation for pair in run])
-    rho = np.minimum(ratio([pair.observation for pair in run]), 1.0)
-    error = reward + GAMMA * discount * after - v
-
-    def n_step(t: int, n: int) -> tuple[float, float, int]:
-        """Return the sum of rewards, the discount and the last row, for at most n steps."""
-        stop = min(t + n, size)
-        weight = [GAMMA ** (k - t) * np.prod(discount[t:k]) for k in range(t, stop)]
-        return float(weight @ reward[t:stop]), float(weight[-1] * discount[stop - 1]), stop - 1
-
-    def target(t: int, n: int) -> float:
-        total, weight, last = n_step(t, n)
-        return total + GAMMA * weight * float(after[last])
-
-    def vtrace(t: int) -> float:
-        if t == size:
-            return float(after[-1])
-        weights = [GAMMA ** (k - t) * np.prod(discount[t:k]) * np.prod(rho[t:k]) * rho[k] for k in range(t, size)]
-        return float(v[t] + np.array(weights) @ error[t:])
-
-    found = []
-    for t in range(size):
-        left = size - t
-        parts = [(1 - LAM) * LAM ** (n - 1) * target(t, n) for n in range(1, left)]
-        rewards, weight, last = n_step(t, N)
-        traces = [(GAMMA * LAM) ** (k - t) * np.prod(discount[t:k]) for k in range(t, size)]
-        found.append(
-            {
-                "discounted": target(t, left),
-                "lambda": sum(parts) + LAM ** (left - 1) * target(t, left),
-                "gae": float(np.array(traces) @ error[t:]),
-                "n-step": target(t, N),
-                "folded": (rewards, weight, run[last].next_observation),
-                "vtrace": vtrace(t),
-                "advantage": float(rho[t] * (reward[t] + GAMMA * discount[t] * vtrace(t + 1) - v[t])),
-            }
-        )
-    return found
-
-
-def check_targets(found: rw.Transitions, observation: Any, expected: Sequence[Sequence[Pair]]) -> None:
-    """Compare all functions of `returns`, and `n_step`, with their definitions."""
-    if not found.mask.any():
-        return
-    values, ratios = value(observation), ratio(found.observation)
-    common: dict[str, Any] = {"gamma": GAMMA}
-    traced = rw.returns.vtrace(found, values, ratios, **common)
+def targets(found: rw.Transitions, values: Any, ratios: Any, **common: Any) -> dict[str, Any]:
+    """Return what each function of `returns` makes of transitions, and `n_step`."""
+    traced = rw.returns.vtrace(found, values, ratios, gamma=GAMMA, **common)
     folded = rw.n_step(found, N, GAMMA)
-    columns = {
-        "discounted": rw.returns.discounted_returns(found, values, **common),
-        "lambda": rw.returns.lambda_returns(found, values, lam=LAM, **common),
-        "gae": rw.returns.gae(found, values, lam=LAM, **common).advantages,
-        "n-step": rw.returns.n_step_returns(found, values, N, **common),
+    return {
+        "discounted": rw.returns.discounted_returns(found, values, gamma=GAMMA, **common),
+        "lambda": rw.returns.lambda_returns(found, values, lam=LAM, gamma=GAMMA, **common),
+        "gae": rw.returns.gae(found, values, lam=LAM, gamma=GAMMA, **common).advantages,
+        "n-step": rw.returns.n_step_returns(found, values, N, gamma=GAMMA, **common),
         "folded": np.stack([folded.reward, folded.discount, folded.next_observation], axis=-1),
         "vtrace": traced.values,
         "advantage": traced.advantages,
     }
-    wanted = [target for pairs in expected for run in runs_of(pairs) for target in defined(run)]
+
+
+def targets_of_run(run: Sequence[Pair]) -> dict[str, Any]:
+    """Return the targets of transitions that follow each other, taken by themselves: without a mask or other episodes.
+
+    `tests/properties/transitions/test_returns.py` compares such targets with their definitions.
+    """
+    observation, action, reward, discount, after = (np.array(column) for column in zip(*run, strict=True))
+    mask = np.ones(len(run), bool)
+    alone = rw.Transitions(observation, action, reward, discount, after, mask, np.arange(len(run)) < len(run) - 1, {})
+    return targets(alone, value([*observation, after[-1]]), ratio(observation), time_axis=0)
+
+
+def check_targets(found: rw.Transitions, observation: Any, expected: Sequence[Sequence[Pair]]) -> None:
+    """Compare all functions of `returns`, and `n_step`, with what they make of each run of transitions alone."""
+    if not found.mask.any():
+        return
+    columns = targets(found, value(observation), ratio(found.observation))
+    wanted = [targets_of_run(run) for pairs in expected for run in runs_of(pairs)]
     for name, column in columns.items():
         np.testing.assert_allclose(
-            column[found.mask], [target[name] for target in wanted], rtol=1e-5, atol=1e-5, err_msg=name
+            column[found.mask], np.concatenate([target[name] for target in wanted]), rtol=1e-5, atol=1e-5, err_msg=name
         )
         if name != "folded":
             assert not column[~found.mask].any()

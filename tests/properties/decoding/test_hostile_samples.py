@@ -11,6 +11,7 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+from damage import damaged
 from hypothesis import given
 from hypothesis import strategies as st
 from sampled import chunk, item, response, together
@@ -56,26 +57,6 @@ def receive(message: bytes, assembler: BatchAssembler) -> None:
         pass
 
 
-def mutated(message: bytes, rng: random.Random) -> bytes:
-    content = bytearray(message)
-    for _ in range(rng.choice((1, 1, 2, 4, 16))):
-        at = rng.randrange(len(content))
-        kind = rng.randrange(5)
-        if kind == 0:
-            content[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            content[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
-        elif kind == 2:  # five kinds
-            del content[at : at + rng.randrange(1, 9)]
-        elif kind == 3:  # five kinds
-            content[at:at] = content[at : at + rng.randrange(1, 33)]
-        else:
-            content[at : at + 4] = rng.randbytes(4)
-        if not content:
-            break
-    return bytes(content)
-
-
 def test_recorded_responses_are_good() -> None:
     assembler = BatchAssembler(CACHE_BYTES, SAMPLE_BYTES)
     for message in RECORDED:
@@ -89,7 +70,7 @@ def test_mutated_responses_give_samples_or_typed_errors_within_bounds() -> None:
     tracemalloc.start()
     try:
         for number in range(MUTATIONS):
-            receive(mutated(rng.choice(RECORDED), rng), assembler)
+            receive(damaged(rng.choice(RECORDED), rng), assembler)
             if number % 1000 == 999:
                 # Four layouts, one that replaces another, and a batch while its arrays are enlarged.
                 assert tracemalloc.get_traced_memory()[1] < 10 * (CACHE_BYTES + SAMPLE_BYTES)

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from damage import damaged
 from store_messages import Inserter, chunk, item, store_of
 
 import reverb_writer as rw
@@ -34,25 +35,6 @@ MUTATE = messages.MutatePrioritiesRequest(
     table="replay", updates=[messages.KeyWithPriority(key=1, priority=2.0)], delete_keys=[2]
 ).SerializeToString()
 RESET = messages.ResetRequest(table="replay").SerializeToString()
-
-
-def damaged(message: bytes, rng: random.Random) -> bytes:
-    """Return a message with bits turned, bytes lost, put in, or said twice."""
-    data = bytearray(message)
-    for _ in range(rng.choice((1, 1, 2, 5))):
-        at = rng.randrange(len(data) + 1)
-        kind = rng.randrange(5)
-        if kind == 0 and at < len(data):
-            data[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            del data[at:]
-        elif kind == 2:
-            data[at:at] = rng.randbytes(rng.choice((1, 4, 10)))
-        elif kind == 3:
-            del data[at : at + rng.randrange(1, 8)]
-        elif at < len(data):
-            data[at] = rng.randrange(256)
-    return bytes(data)
 
 
 def test_damaged_insert_requests_are_refused_and_the_next_is_answered() -> None:

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from episodes import observed, specs
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import (
-    NEEDS_OVERLAP,
-    Pair,
-    Played,
-    as_one_row,
-    check_targets,
-    has_discounts,
-    pairs_of,
-    played,
-    read_slices,
-    write,
-)
+from played import Pair, Played, as_one_row, check_targets, has_discounts, pairs_of, played, read_slices, write
 from reading import Place
 
 import reverb_writer as rw
 
 # A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
-pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`stride_length`"),
+]
 
 
 def check_slices(batch: rw.Batch, episodes: list[Played], layout: str, slice_len: int) -> None:
@@ -84,88 +76,58 @@ def check_next(found: rw.Transitions, expected: list[list[Pair]]) -> None:
     np.testing.assert_allclose(targets[found.mask], wanted, rtol=1e-6)
 
 
-LAYOUTS = ["recorded", "rlds", "trajectory", "flags"]
-patient = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LAYOUTS = st.sampled_from(["recorded", "rlds", "trajectory", "flags"])
+SLICES = {
+    "short": st.sampled_from(["keep", "pad"]),
+    "spans": st.booleans(),
+    "with_next": st.booleans(),
+    "seed": st.integers(0, 99),
+}
+patient = settings(max_examples=40)
 
 
 @patient
 @given(
     episodes=played(),
-    layout=st.sampled_from(LAYOUTS),
-    length=st.integers(2, 6),
-    stride=st.integers(1, 4),
-    end=st.sampled_from([*rw.EndOfEpisode]),
-    spans=st.booleans(),
+    layout=LAYOUTS,
+    spec=st.sampled_from(specs(range(2, 7), range(1, 5))),
+    is_sequence=st.booleans(),
     slice_len=st.integers(1, 5),
-    short=st.sampled_from(["keep", "pad"]),
-    by=st.sampled_from(["row", "trajectory"]),
-    span=st.booleans(),
-    with_next=st.booleans(),
     mask=st.booleans(),
-    seed=st.integers(0, 99),
+    how=st.fixed_dictionaries({**SLICES, "by": st.sampled_from(["row", "trajectory"])}),
 )
 def test_slices_of_windows_are_runs_of_real_steps(
     uniform: Place,
     episodes: list[Played],
     layout: str,
-    length: int,
-    stride: int,
-    end: rw.EndOfEpisode,
-    spans: bool,
+    spec: rw.WindowSpec,
+    is_sequence: bool,
     slice_len: int,
-    short: Any,
-    by: Any,
-    span: bool,
-    with_next: bool,
     mask: bool,
-    seed: int,
+    how: dict[str, Any],
 ) -> None:
     uniform.client.reset("a")
-    mask = mask or layout == "flags"  # padding that no flag tells
-    stride = min(stride, length) if end.value in NEEDS_OVERLAP else stride
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a stride above the length leaves steps out
-        observer: Any = (
-            rw.SequenceObserver(uniform.client, "a", length, stride, mask=mask, timeout_s=60)
-            if spans
-            else rw.TrajectoryObserver(uniform.client, "a", length, stride, end_of_episode=end, mask=mask, timeout_s=60)
-        )
+    options: dict[str, Any] = {"mask": mask or layout == "flags", "timeout_s": 60}  # padding that no flag tells
+    observer: Any = (
+        rw.SequenceObserver(uniform.client, "a", spec.sequence_length or 0, spec.stride_length, **options)
+        if is_sequence
+        else observed(uniform, spec, **options)
+    )
     with observer:
         write(observer, episodes, layout)
-    size = uniform.client.server_info()["a"].current_size
-    if not size:
-        return
-    how: dict[str, Any] = {"by": by, "short": short, "seed": seed, "with_next": with_next}
-    batch = read_slices(uniform, size, slice_len, spans=span, **how)
-    check_slices(batch, episodes, layout, slice_len)
+    if size := uniform.client.server_info()["a"].current_size:
+        batch = read_slices(uniform, size, slice_len, **how)
+        check_slices(batch, episodes, layout, slice_len)
 
 
 @patient
-@given(
-    episodes=played(),
-    layout=st.sampled_from(LAYOUTS),
-    slice_len=st.integers(1, 5),
-    short=st.sampled_from(["keep", "pad"]),
-    span=st.booleans(),
-    with_next=st.booleans(),
-    seed=st.integers(0, 99),
-)
+@given(episodes=played(), layout=LAYOUTS, slice_len=st.integers(1, 5), how=st.fixed_dictionaries(SLICES))
 def test_slices_of_whole_episodes_give_the_pairs_of_their_rows(
-    uniform: Place,
-    episodes: list[Played],
-    layout: str,
-    slice_len: int,
-    short: Any,
-    span: bool,
-    with_next: bool,
-    seed: int,
+    uniform: Place, episodes: list[Played], layout: str, slice_len: int, how: dict[str, Any]
 ) -> None:
     uniform.client.reset("a")
-    whole = [episode for episode in episodes if episode.end != "cut"]
-    if not whole:
-        return
-    with rw.EpisodeObserver(uniform.client, "a", 100, timeout_s=60) as observer:
-        write(observer, whole, layout)
-    how: dict[str, Any] = {"by": "row", "short": short, "seed": seed, "with_next": with_next}
-    batch = read_slices(uniform, len(whole), slice_len, spans=span, **how)
-    check_slices(batch, whole, layout, slice_len)
+    if whole := [episode for episode in episodes if episode.end != "cut"]:
+        with rw.EpisodeObserver(uniform.client, "a", 100, timeout_s=60) as observer:
+            write(observer, whole, layout)
+        batch = read_slices(uniform, len(whole), slice_len, by="row", **how)
+        check_slices(batch, whole, layout, slice_len)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import tree
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reverb_writer.slices import (
@@ -24,7 +25,6 @@ from reverb_writer.slices import (
 from reverb_writer.slices.gather import _allot
 from reverb_writer.slices.sampler import By
 
-no_deadline = settings(deadline=None)  # the machine may be busy
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -50,7 +50,6 @@ def rings(draw: st.DrawFn) -> tuple[Trajectories, dict[str, npt.NDArray[Any]]]:
     return find_trajectories(Markers(done=steps["done"]), is_full=True), steps
 
 
-@no_deadline
 @given(rings())
 def test_each_trajectory_is_one_episode_from_its_first_row_to_its_last(
     ring: tuple[Trajectories, dict[str, npt.NDArray[Any]]],
@@ -64,7 +63,6 @@ def test_each_trajectory_is_one_episode_from_its_first_row_to_its_last(
         assert part["done"].tolist() == [False] * (len(part["time"]) - 1) + [True]
 
 
-@no_deadline
 @given(st.integers(1, 30), st.integers(1, 3), st.booleans(), seeds)
 def test_every_row_is_in_one_trajectory(num_steps: int, num_envs: int, is_full: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -91,7 +89,6 @@ def test_every_row_is_in_one_trajectory(num_steps: int, num_envs: int, is_full: 
         assert not np.isin(rows[inside] // num_envs, [cursor]).any()
 
 
-@no_deadline
 @given(rings(), samplers(), seeds)
 def test_slices_are_runs_within_one_trajectory_and_marked_at_their_ends(
     ring: tuple[Trajectories, dict[str, npt.NDArray[Any]]], sampler: SliceSampler, seed: int
@@ -167,32 +164,30 @@ def runs(slice_len: int) -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("slice_len", [1, 4])
-def test_by_trajectory_each_is_equally_likely_and_then_each_start(slice_len: int) -> None:
-    counts = frequencies(SliceSampler(1, slice_len), Trajectories.from_lengths(SIZES))
-    of = np.repeat(np.arange(4), SIZES)
-    num_starts = np.bincount([of[rows[0]] for rows in runs(slice_len)])
-    assert_drawn_in_proportion(counts, {rows: 1 / num_starts[of[rows[0]]] for rows in runs(slice_len)})
+OF = np.repeat(np.arange(4), SIZES)  # the trajectory of each row
+ROW_PRIORITIES = np.random.default_rng(0).random(24) + 0.1
 
 
-@pytest.mark.parametrize("slice_len", [1, 4])
-def test_by_row_each_slice_is_equally_likely(slice_len: int) -> None:
-    counts = frequencies(SliceSampler(1, slice_len, by="row"), Trajectories.from_lengths(SIZES))
-    assert_drawn_in_proportion(counts, dict.fromkeys(runs(slice_len), 1.0))
+@pytest.mark.parametrize(
+    ("sampler", "priorities", "weight"),
+    [
+        pytest.param(SliceSampler(1, 1), None, lambda rows: 1 / SIZES[OF[rows[0]]], id="each trajectory, each row"),
+        pytest.param(
+            SliceSampler(1, 4), None, lambda rows: 1 / [1, 4, 1, 9][OF[rows[0]]], id="each trajectory, each start"
+        ),
+        pytest.param(SliceSampler(1, 1, by="row"), None, lambda _: 1, id="each row"),
+        pytest.param(SliceSampler(1, 4, by="row"), None, lambda _: 1, id="each slice"),
+        pytest.param(
+            SliceSampler(1, 4, by="row"), ROW_PRIORITIES, lambda rows: ROW_PRIORITIES[rows[0]], id="priority of a row"
+        ),
+        pytest.param(SliceSampler(1, 12), [1, 2, 3, 4], lambda rows: OF[rows[0]] + 1.0, id="priority of a trajectory"),
+    ],
+)
+def test_slices_are_drawn_in_proportion(sampler: SliceSampler, priorities: Any, weight: Callable[..., float]) -> None:
+    counts = frequencies(sampler, Trajectories.from_lengths(SIZES), priorities)
+    assert_drawn_in_proportion(counts, {rows: weight(rows) for rows in runs(sampler.slice_len)})
 
 
-def test_by_priority_each_slice_is_as_likely_as_its_first_row_says() -> None:
-    priorities = np.random.default_rng(0).random(24) + 0.1
-    counts = frequencies(SliceSampler(1, 4, by="row"), Trajectories.from_lengths(SIZES), priorities)
-    assert_drawn_in_proportion(counts, {rows: priorities[rows[0]] for rows in runs(4)})
-
-
-def test_by_priority_each_trajectory_is_as_likely_as_its_own_says() -> None:
-    counts = frequencies(SliceSampler(1, 12), Trajectories.from_lengths(SIZES), [1, 2, 3, 4])
-    assert_drawn_in_proportion(counts, {rows: at + 1.0 for at, rows in enumerate(runs(12))})
-
-
-@no_deadline
 @given(lengths, st.integers(1, 8))
 def test_with_the_widest_span_every_row_is_in_as_many_slices(sizes: list[int], slice_len: int) -> None:
     sampler = SliceSampler(4, slice_len, by="row", span=slice_len - 1)
@@ -210,7 +205,6 @@ def test_a_prioritized_pass_begins_with_each_in_proportion() -> None:
     assert_drawn_in_proportion(counts, {(0,): 1, (1,): 2, (2,): 5})
 
 
-@no_deadline
 @given(lengths, samplers(), seeds)
 def test_a_pass_has_each_trajectory_or_each_slice_once(sizes: list[int], sampler: SliceSampler, seed: int) -> None:
     trajectories = Trajectories.from_lengths(sizes)
@@ -222,7 +216,6 @@ def test_a_pass_has_each_trajectory_or_each_slice_once(sizes: list[int], sampler
     assert np.bincount(which).tolist() == ([1] * len(sizes) if sampler.by == "trajectory" else num_slices)
 
 
-@no_deadline
 @given(st.integers(0, 200), st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(any), seeds)
 def test_shares_are_the_exact_ones_rounded_and_add_up(number: int, weights: list[float], seed: int) -> None:
     shares = _allot(number, weights, np.random.default_rng(seed))
@@ -255,13 +248,11 @@ def assert_same(found: Any, expected: Any) -> None:
             np.testing.assert_array_equal(found[name], value)
 
 
-@no_deadline
 @given(flat_steps())
 def test_split_then_concatenated_are_the_same_steps(steps: dict[str, Any]) -> None:
     assert_same(tree.map_structure(lambda *parts: np.concatenate(parts), *split_trajectories(steps)), steps)
 
 
-@no_deadline
 @given(flat_steps(), st.integers(0, 4))
 def test_padded_then_unpadded_are_the_same_trajectories(steps: dict[str, Any], extra: int) -> None:
     trajectories = split_trajectories(steps)
@@ -275,7 +266,6 @@ def test_padded_then_unpadded_are_the_same_trajectories(steps: dict[str, Any], e
         assert_same(tree.map_structure(lambda leaf, at=number, rows=real: leaf[at][rows], padded.data), other)
 
 
-@no_deadline
 @given(lengths, samplers(), seeds)
 def test_a_batch_is_split_into_its_slices_by_its_own_markers(
     sizes: list[int], sampler: SliceSampler, seed: int

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import reverb_writer as rw
@@ -20,7 +20,6 @@ from reverb_writer.transitions.returns import (
     vtrace,
 )
 
-no_deadline = settings(deadline=None)  # the machine may be busy
 Floats = npt.NDArray[np.float64]
 
 
@@ -86,7 +85,6 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     )
 
 
-@no_deadline
 @given(rollouts())
 def test_discounted_returns_are_the_sum_up_to_the_end_and_what_follows_it(r: Rollout) -> None:
     expected = [r.n_step(t, len(r.rewards)) for t in range(len(r.rewards))]
@@ -94,7 +92,6 @@ def test_discounted_returns_are_the_sum_up_to_the_end_and_what_follows_it(r: Rol
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-@no_deadline
 @given(rollouts(), st.integers(1, 15))
 def test_n_step_returns_are_the_sum_of_n_rewards_and_what_follows_them(r: Rollout, n: int) -> None:
     expected = [r.n_step(t, n) for t in range(len(r.rewards))]
@@ -102,7 +99,6 @@ def test_n_step_returns_are_the_sum_of_n_rewards_and_what_follows_them(r: Rollou
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-@no_deadline
 @given(rollouts())
 def test_lambda_returns_are_the_weighted_sum_of_all_n_step_returns(r: Rollout) -> None:
     expected = []
@@ -114,7 +110,6 @@ def test_lambda_returns_are_the_weighted_sum_of_all_n_step_returns(r: Rollout) -
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-@no_deadline
 @given(rollouts())
 def test_gae_is_the_discounted_sum_of_errors_within_the_episode(r: Rollout) -> None:
     size = len(r.rewards)
@@ -127,7 +122,6 @@ def test_gae_is_the_discounted_sum_of_errors_within_the_episode(r: Rollout) -> N
     np.testing.assert_allclose(returns, mixed, atol=1e-12)
 
 
-@no_deadline
 @given(rollouts(), st.sampled_from([0.5, 1.0, 2.0, np.inf]), st.sampled_from([0.5, 1.0, np.inf]))
 def test_vtrace_is_the_sum_of_weighted_errors_of_impala(r: Rollout, max_rho: float, max_c: float) -> None:
     size = len(r.rewards)
@@ -146,7 +140,6 @@ def test_vtrace_is_the_sum_of_weighted_errors_of_impala(r: Rollout, max_rho: flo
     np.testing.assert_allclose(found.advantages, advantages, rtol=1e-9, atol=1e-9)
 
 
-@no_deadline
 @given(rollouts(), st.integers(1, 15))
 def test_n_step_transitions_fold_rewards_and_discounts(r: Rollout, n: int) -> None:
     size = len(r.rewards)
@@ -163,7 +156,6 @@ def test_n_step_transitions_fold_rewards_and_discounts(r: Rollout, n: int) -> No
         assert found.next_observation[t] == t + m
 
 
-@no_deadline
 @given(st.lists(rollouts(), min_size=2, max_size=4))
 def test_lanes_have_nothing_to_do_with_each_other(envs: list[Rollout]) -> None:
     size = min(len(env.rewards) for env in envs)
@@ -188,7 +180,6 @@ def test_lanes_have_nothing_to_do_with_each_other(envs: list[Rollout]) -> None:
     np.testing.assert_array_equal(again.advantages.T, together.advantages)
 
 
-@no_deadline
 @given(rollouts(), st.sampled_from([0.0, 0.4, 1.0]))
 def test_sequence_priorities_lie_between_mean_and_greatest_error(r: Rollout, max_weight: float) -> None:
     errors = np.abs(r.rewards[~r.terminated])

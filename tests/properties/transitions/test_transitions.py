@@ -2,67 +2,48 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import tree
-from hypothesis import HealthCheck, given, settings
+from episodes import observed, specs
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import (
-    LAYOUTS,
-    NEEDS_OVERLAP,
-    Pair,
-    Played,
-    check_targets,
-    has_discounts,
-    pairs_of,
-    played,
-    read,
-    write,
-)
+from played import LAYOUTS, Pair, Played, check_targets, has_discounts, pairs_of, played, read, write
 from reading import Place
 
 import reverb_writer as rw
 
 # A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
-pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
-
-
-patient = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`stride_length`"),
+]
+patient = settings(max_examples=20)
 
 
 @patient
 @given(
     episodes=played(),
     layout=st.sampled_from([*LAYOUTS]),
-    length=st.integers(2, 5),
-    stride=st.integers(1, 4),
-    end=st.sampled_from([*rw.EndOfEpisode]),
+    spec=st.sampled_from(specs(range(2, 6), range(1, 5))),
     mask=st.booleans(),
 )
 def test_windows_give_the_pairs_of_their_episodes(
-    place: Place, episodes: list[Played], layout: str, length: int, stride: int, end: rw.EndOfEpisode, mask: bool
+    place: Place, episodes: list[Played], layout: str, spec: rw.WindowSpec, mask: bool
 ) -> None:
     place.client.reset("a")
-    stride = min(stride, length) if end.value in NEEDS_OVERLAP else stride
     mask = mask or layout in ("flags", "discount")  # padding that no flag tells
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a stride above the length leaves steps out
-        spec = rw.WindowSpec(length, stride, end)
     expected = []
     for episode in episodes:
         windows = spec.windows(episode.num_rows)
         if episode.end == "cut":  # only what is complete without an end
-            windows = rw.WindowSpec(length, stride).windows(episode.num_rows) if stride <= length else windows
-            windows = [window for window in windows if window[1] <= episode.num_rows]
+            windows = spec.spanning_windows(episode.num_rows)
         for start, stop in windows:
             rows = range(start, min(stop, episode.num_rows) - 1)
             expected.append([episode.pair(t, has_discounts(layout)) for t in rows])
-    with rw.TrajectoryObserver(
-        place.client, "a", length, stride, end_of_episode=end, mask=mask, timeout_s=60
-    ) as observer:
+    with observed(place, spec, mask=mask, timeout_s=60) as observer:
         write(observer, episodes, layout)
         batch = read(place, collate="pad")
     if batch is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import json
-import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
 from pathlib import Path
 
 import pytest
@@ -16,50 +15,22 @@ RULES = Path(__file__).parents[3] / "docker/prometheus/alerts.yml"
 NOW, HOUR = 1_000_000.0, 3600.0
 
 
-@dataclass(frozen=True)
-class Series:
-    """One series of PromQL at one moment, or none: operators filter and calculate as PromQL's do."""
-
-    value: float | None
+class Series(float):
+    """One series of PromQL at one moment, NaN if it is missing: comparisons filter as PromQL's do."""
 
     def __bool__(self) -> bool:
-        return self.value is not None
+        return not math.isnan(self)
 
-    def _with(self, other: Series | float, calculate: Callable[[float, float], float | None]) -> Series:
-        theirs = other.value if isinstance(other, Series) else other
-        return Series(None if self.value is None or theirs is None else calculate(self.value, theirs))
-
-    def __gt__(self, other: Series | float) -> Series:
-        return self._with(other, lambda a, b: a if a > b else None)
-
-    def __lt__(self, other: Series | float) -> Series:
-        return self._with(other, lambda a, b: a if a < b else None)
-
-    def __add__(self, other: Series | float) -> Series:
-        return self._with(other, operator.add)
-
-    def __sub__(self, other: Series | float) -> Series:
-        return self._with(other, operator.sub)
-
-    def __rmul__(self, other: float) -> Series:
-        return self._with(other, operator.mul)
-
-    def __truediv__(self, other: Series | float) -> Series:
-        return self._with(other, operator.truediv)
-
-
-class Scrape(dict[str, object]):
-    """The series of one scrape by name; all others are missing."""
-
-    def __missing__(self, name: str) -> Series:
-        return Series(None)
+    def __gt__(self, other: float) -> Series:  # type: ignore[misc,override]  # as PromQL's
+        return self if float(self) > other else Series("nan")
 
 
 def fires(alert: str, **metrics: float) -> bool:
     """Evaluate an alert's rule; `time()` is NOW."""
     (rule,) = (rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
                if rule["alert"] == alert)  # fmt: skip
-    names = Scrape({f"reverb_{name}": Series(value) for name, value in metrics.items()}, time=lambda: Series(NOW))
+    series = {f"reverb_{name}": Series(value) for name, value in metrics.items()}
+    names = collections.defaultdict(lambda: Series("nan"), series, time=lambda: NOW)
     return bool(eval(rule["expr"], {"__builtins__": {}}, names))  # noqa: S307  # our own file
 
 

@@ -13,34 +13,29 @@ import reverb_writer as rw
 dm_env = pytest.importorskip("dm_env")
 pytest.importorskip("gymnasium", reason="worlds needs it")
 
-from worlds import told  # noqa: E402  # only where gymnasium is
-
-LAST_DISCOUNTS = {"terminated": 0.0, "truncated": 1.0}
+import worlds  # noqa: E402  # as the next one: only where gymnasium is
+from worlds import told  # noqa: E402
 
 
 class Counting(dm_env.Environment):  # type: ignore[misc,name-defined]  # dm_env has no types
-    """Episode e, step t is observed as 100 * e + t in an array that is used again."""
+    """The environment of `worlds`, with a discount of 0.5 between steps."""
 
     def __init__(self, episodes: list[tuple[int, str]]) -> None:
-        self._episodes = episodes
-        self._episode, self._t = -1, 0
+        self._env = worlds.Counting(episodes)
         self._over = True
-        self._buffer = np.zeros(2, np.float32)
         self.closed = False
 
     def reset(self) -> Any:
-        self._episode, self._t, self._over = self._episode + 1, 0, False
-        return dm_env.restart(self._observe())
+        self._over = False
+        return dm_env.restart(self._env.reset()[0])
 
-    def step(self, action: Any) -> Any:  # noqa: ARG002  # whatever is done
+    def step(self, action: Any) -> Any:
         if self._over:
             return self.reset()
-        length, end = self._episodes[self._episode % len(self._episodes)]
-        self._t += 1
-        self._over = self._t == length
-        if not self._over:
-            return dm_env.transition(float(self._t), self._observe(), 0.5)
-        return dm_env.TimeStep(dm_env.StepType.LAST, float(self._t), LAST_DISCOUNTS[end], self._observe())
+        observation, reward, terminated, self._over, _ = self._env.step(action)
+        self._over |= terminated
+        kind = dm_env.StepType.LAST if self._over else dm_env.StepType.MID
+        return dm_env.TimeStep(kind, reward, 0.0 if terminated else 1.0 if self._over else 0.5, observation)
 
     def observation_spec(self) -> Any:
         return dm_env.specs.Array((2,), np.float32)
@@ -51,19 +46,9 @@ class Counting(dm_env.Environment):  # type: ignore[misc,name-defined]  # dm_env
     def close(self) -> None:
         self.closed = True
 
-    def _observe(self) -> Any:
-        self._buffer[:] = 100 * self._episode + self._t
-        return self._buffer
-
 
 EPISODES = [(2, "terminated"), (1, "truncated")]
-RECORDED = [
-    "0 10 1 0.5 F",
-    "1 11 2 0",
-    "2 0 0 0 Lt",
-    "100 13 1 1 F",
-    "101 0 0 0 Lr",
-]
+RECORDED = ["0 10 1 0.5 F", "1 11 2 0", "2 0 0 0 Lt", "100 13 1 1 F", "101 0 0 0 Lr"]
 
 
 def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() -> None:

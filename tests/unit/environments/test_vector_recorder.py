@@ -14,7 +14,7 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium import spaces  # noqa: E402  # as the next two: only where gymnasium is
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
-from worlds import Sampling, counting, told  # noqa: E402
+from worlds import Counting, Sampling, counting, told  # noqa: E402
 
 MODES = [*AutoresetMode]
 ENVS = [[(2, "terminated"), (1, "truncated")], [(3, "both"), (9, "terminated")]]
@@ -212,34 +212,6 @@ def test_an_environment_that_does_not_say_when_it_resets_is_refused() -> None:
         rw.environments.record(env, PerEnv())
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_n_step_transitions_of_many_environments(mode: AutoresetMode) -> None:
-    passed: list[list[str]] = [[], []]
-    ends: list[list[bool]] = [[], []]
-
-    def observer(transition: Any, *, end_of_episode: Any, env_mask: Any) -> None:
-        for env_id in np.flatnonzero(env_mask):
-            row = {name: column[env_id] for name, column in transition.items()}
-            start, stop = (int(row[name].flat[0]) for name in ("observation", "next_observation"))
-            passed[env_id].append(f"{start}>{stop} {row['reward']:g} {row['discount']:g}")
-            ends[env_id].append(bool(end_of_episode[env_id]))
-
-    transform = rw.environments.NStepTransform(observer, 2, 0.5, num_envs=2)
-    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), transform)
-    env.reset()
-    play(env, mode, 5)
-    env.close()  # the ongoing episodes are truncated
-    # Rewards are 1, 2, 3 within an episode; environment 0 terminates after 2 steps and is truncated after 1.
-    first = ["0>1 1 1", "0>2 2 0", "1>2 2 0", "100>101 1 1"]
-    assert passed[0][:4] == first
-    assert ends[0][:4] == [False, False, True, True]
-    # Environment 1 terminates after 3 steps.
-    assert passed[1][:4] == ["1000>1001 1 1", "1000>1002 2 0.5", "1001>1003 3.5 0", "1002>1003 3 0"]
-    assert ends[1][:4] == [False, False, False, True]
-    assert passed[1][4] == "1100>1101 1 1"
-    assert all(mode_ends[-1] for mode_ends in ends)
-
-
 @pytest.mark.parametrize(
     ("num_envs", "takes", "message"),
     [
@@ -274,10 +246,6 @@ def test_an_environment_that_hides_its_terminal_observations_is_refused() -> Non
     env.step(np.zeros(2, int))
     with pytest.raises(rw.errors.StructureError, match="`infos` have no `final_obs`"):
         env.step(np.zeros(2, int))
-
-
-from gymnasium.vector import AutoresetMode  # noqa: E402  # only where gymnasium is
-from worlds import Counting  # noqa: E402
 
 
 class Policy:

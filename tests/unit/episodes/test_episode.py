@@ -45,10 +45,6 @@ def test_episode_grows_step_by_step() -> None:
     assert str(episode) == "Episode(len=3 done=False R=6 id_=x)"
 
 
-def test_every_episode_has_an_id_of_its_own() -> None:
-    assert len({Episode().id_ for _ in range(10)}) == 10
-
-
 def test_infos_may_be_left_out() -> None:
     episode = Episode(observations=np.zeros((3, 2)), actions=np.zeros(2), rewards=np.zeros(2), len_lookback_buffer=0)
     assert episode.get_infos() == [{}, {}, {}]
@@ -255,17 +251,6 @@ def test_rows_with_another_number_of_leaves_are_refused() -> None:
             episode.add_env_step(Seen(rays), 0, 0.0)
     episode.add_env_step(Seen([3.0, 4.0]), 0, 0.0)
     assert episode.get_observations() == [Seen([1.0, 2.0]), Seen([3.0, 4.0])]
-
-
-def test_nests_with_numbers_and_arrays_grow_beyond_their_first_room() -> None:
-    episode = Episode()
-    episode.add_env_reset({"n": 0, "v": (np.zeros(3, np.float32),)})
-    for n in range(1, 301):
-        episode.add_env_step({"n": n, "v": (np.full(3, n, np.float32),)}, n, 1.0, extra_model_outputs={"h": {"c": n}})
-    observations = episode.finalize().get_observations()
-    assert observations["n"].tolist() == [*range(301)]
-    assert (observations["v"][0] == np.arange(301)[:, None]).all()
-    assert episode.get_extra_model_outputs("h")["c"].tolist() == [*range(1, 301)]
 
 
 def test_unknown_names_are_errors_by_name() -> None:

@@ -107,18 +107,6 @@ def test_extras_are_model_outputs_of_their_environments() -> None:
     assert second.get_extra_model_outputs("state", 0)["h"].tolist() == [0, 1]
 
 
-def test_reset_in_mid_episode_truncates_it() -> None:
-    batch = EpisodeBatch(2)
-    envs = vector.SyncVectorEnv([lambda: Counting(9)] * 2, autoreset_mode=vector.AutoresetMode.DISABLED)
-    recorded = record(envs, batch)
-    recorded.reset()
-    recorded.step(np.array([1, 2]))
-    assert batch.take_finished() == []
-    recorded.reset(options={"reset_mask": np.array([False, True])})
-    (episode,) = batch.take_finished()
-    assert (episode.get_actions().tolist(), episode.is_truncated) == ([2], True)
-
-
 def test_number_of_environments_must_be_a_number() -> None:
     with pytest.raises(SpecError, match="`num_envs` must be >= 1, got 0"):
         EpisodeBatch(0)

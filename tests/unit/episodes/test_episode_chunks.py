@@ -37,14 +37,6 @@ def test_cut_takes_the_last_steps_along_as_look_back(lookback: int, observations
     assert chunk.get_observations() == [5]
 
 
-def test_chunk_goes_on() -> None:
-    chunk = five_steps(extra_model_outputs={"logp": [0.1] * 5}).cut(2)
-    chunk.add_env_step(6, 6, 6.0, extra_model_outputs={"logp": 0.6})
-    assert chunk.get_rewards() == [6.0]
-    assert chunk.get_rewards(slice(-2, None), neg_index_as_lookback=True) == [4, 5, 6]
-    assert chunk.get_extra_model_outputs("logp", slice(-1, None), neg_index_as_lookback=True) == [0.1, 0.6]
-
-
 def test_chunks_keep_ids_spaces_and_infos() -> None:
     space = pytest.importorskip("gymnasium").spaces.Discrete(9)
     episode = five_steps(
@@ -181,14 +173,6 @@ def test_truncated_episode_has_a_discount_of_1() -> None:
     assert (steps["discount"].tolist(), steps["truncated"].tolist()) == ([1, 1, 1, 0], [False, False, False, True])
 
 
-def test_chunk_that_was_cut_has_no_flags_and_no_look_back() -> None:
-    chunk = whole_episode(terminated=False).cut(2)
-    chunk.add_env_step(14, np.array([4, 4], np.float32), 3.5)
-    steps = chunk.steps()
-    assert steps["observation"].tolist() == [13, 14]
-    assert not any(steps[flag].any() for flag in ("is_first", "is_last", "terminated", "truncated"))
-
-
 def test_model_outputs_are_written_too_and_strings_as_bytes() -> None:
     steps = whole_episode(extra_model_outputs={"logp": [1, 2, 3]}, actions=["a", "b", "c"]).steps()
     assert steps["extra_model_outputs"]["logp"].tolist() == [1, 2, 3, 0]
@@ -256,15 +240,6 @@ def test_padding_is_left_out_and_what_is_no_episode_is_refused() -> None:
         rw.Episode.from_steps({key: leaf[:1] for key, leaf in whole_episode().steps().items()})
 
 
-def ongoing(num_steps: int) -> Episode:
-    """Return an ongoing episode of so many steps."""
-    episode = Episode("x")
-    episode.add_env_reset(0)
-    for t in range(num_steps):
-        episode.add_env_step(t + 1, t, 1.0)
-    return episode
-
-
 def test_rllibs_newer_names_are_there_beside_the_older_ones() -> None:
     episode = Episode()
     assert (episode.is_reset, episode.is_numpy, episode.is_finalized) == (False, False, False)
@@ -278,7 +253,7 @@ def test_rllibs_newer_names_are_there_beside_the_older_ones() -> None:
 
 
 def test_custom_data_goes_on_with_the_chunks_and_is_not_shared() -> None:
-    episode = ongoing(3)
+    episode = five_steps()
     episode.custom_data["marks"] = [1]
     chunk, part = episode.cut(), episode[:2]
     chunk.custom_data["marks"].append(2)
@@ -289,7 +264,7 @@ def test_custom_data_goes_on_with_the_chunks_and_is_not_shared() -> None:
     whole = part[:]
     whole.concat_episode(episode[2:])
     assert whole.custom_data == {"marks": [1]}
-    episode = ongoing(3)
+    episode = five_steps()
     episode.custom_data = {"marks": [1], "own": 0}
     episode.concat_episode(chunk)
     assert episode.custom_data == {"marks": [1, 2], "own": 0, "more": True}

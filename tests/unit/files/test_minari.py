@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverb_writer.files import (
-    RolloutDataset,
-    RolloutWriter,
-    StoredTrajectory,
-    from_minari,
-    list_trajectories,
-)
+from reverb_writer.files import RolloutDataset, RolloutWriter, StoredTrajectory, from_minari, list_trajectories
 
 
 @pytest.mark.filterwarnings("ignore")  # Minari's, of an author that is not named

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +18,24 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than this machine has cores
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_together_read_each_trajectory_once(tmp_path: Path, num_workers: int, context: str) -> None:
-    if num_workers == 0 and context == "fork":
-        pytest.skip("there is no process to start")
-    write_transitions(tmp_path, [2] * 7)
-    view = RolloutDataset(tmp_path, 2, shuffle=True, seed=3).as_torch()
+@pytest.mark.parametrize(("num_workers", "context"), [(0, None), (1, "fork"), (3, "fork"), (1, "spawn"), (3, "spawn")])
+@pytest.mark.parametrize("num_episodes", [1, 7])
+@pytest.mark.parametrize(
+    "view_of",
+    [
+        lambda folder: RolloutDataset(folder, 2, shuffle=True, seed=3).as_torch(),
+        lambda folder: instinct_rl.RolloutDataset(folder, 2),
+    ],
+    ids=["files", "instinct_rl"],
+)
+def test_workers_together_read_each_trajectory_once(
+    tmp_path: Path, num_workers: int, context: str | None, num_episodes: int, view_of: Callable[[Path], Any]
+) -> None:
+    write_transitions(tmp_path, [2] * num_episodes)
+    view = view_of(tmp_path)
     assert isinstance(view, torch.utils.data.IterableDataset)
     loader = torch.utils.data.DataLoader(
-        view, batch_size=None, num_workers=num_workers, multiprocessing_context=context if num_workers else None
+        view, batch_size=None, num_workers=num_workers, multiprocessing_context=context
     )
     for _ in range(2):  # each epoch begins anew
         seen = [
@@ -34,14 +44,7 @@ def test_workers_together_read_each_trajectory_once(tmp_path: Path, num_workers:
             for row, real in zip(batch.observation, batch.mask, strict=True)
             if real
         ]
-        assert sorted(seen) == [(episode, t) for episode in range(7) for t in range(2)]
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_more_workers_than_trajectories(tmp_path: Path) -> None:
-    write_transitions(tmp_path, [1])
-    loader = torch.utils.data.DataLoader(RolloutDataset(tmp_path, 1, 2).as_torch(), batch_size=None, num_workers=2)
-    assert len(list(loader)) == 2
+        assert sorted(seen) == [(episode, t) for episode in range(num_episodes) for t in range(2)]
 
 
 def test_all_fields_are_tensors(tmp_path: Path) -> None:
@@ -64,21 +67,6 @@ def test_bfloat16_comes_as_tensors(tmp_path: Path) -> None:
         writer(step, terminated=True, truncated=False)
     batch = RolloutDataset(tmp_path, 1, device="cpu").get_batch()
     assert (batch.observation.dtype, batch.observation.tolist()) == (torch.bfloat16, [1.5])
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_data_set_of_instinct_rl_is_an_iterable_data_set_of_pytorch(tmp_path: Path, num_workers: int) -> None:
-    write_transitions(tmp_path, [2] * 5)
-    dataset = instinct_rl.RolloutDataset(tmp_path, 2)
-    assert isinstance(dataset, torch.utils.data.IterableDataset)
-    seen = [
-        (int(row[0]), int(row[1]))
-        for batch in torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=num_workers)
-        for row, real in zip(batch.observation, batch.mask, strict=True)
-        if real
-    ]
-    assert sorted(seen) == [(episode, t) for episode in range(5) for t in range(2)]
 
 
 def test_a_transition_batch_of_instinct_rl_is_tensors_on_the_device(tmp_path: Path) -> None:

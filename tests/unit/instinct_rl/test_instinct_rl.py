@@ -389,29 +389,9 @@ def test_all_observations_are_those_of_the_rows_and_the_one_after_them() -> None
     assert instinct_rl.SarsaRolloutStorage(2, 3, (1,), None, (1,)).all_critic_observations is None
 
 
-def test_storages_are_of_each_other_as_in_the_original() -> None:
+def test_storages_are_of_each_other_and_spelled_as_in_the_original() -> None:
     assert issubclass(instinct_rl.ActionLabelRollout, instinct_rl.QueueRolloutStorage)
-    for kind in (instinct_rl.QueueRolloutStorage, instinct_rl.SarsaRolloutStorage):
+    for kind in (instinct_rl.RolloutStorage, instinct_rl.QueueRolloutStorage, instinct_rl.SarsaRolloutStorage):
         assert issubclass(kind, instinct_rl.RolloutStorage)
         assert kind.reccurent_mini_batch_generator is rw.rollouts.RolloutStorage.recurrent_mini_batch_generator
     assert instinct_rl.ReplayBuffer is rw.rollouts.ReplayBuffer
-
-
-def test_storages_have_the_spelling_of_the_original() -> None:
-    storage = instinct_rl.RolloutStorage(2, 2, (1,), None, (1,))
-    for observation in range(2):
-        storage.add_transitions(
-            instinct_rl.RolloutStorage.Transition(
-                observations=np.full((2, 1), observation, np.float32),
-                actions=np.zeros((2, 1)),
-                rewards=np.zeros(2),
-                dones=np.zeros(2),
-                values=np.zeros((2, 1)),
-                actions_log_prob=np.zeros(2),
-                action_mean=np.zeros((2, 1)),
-                action_sigma=np.ones((2, 1)),
-            )
-        )
-    (batch,) = storage.reccurent_mini_batch_generator(1, 1)
-    (same,) = storage.recurrent_mini_batch_generator(1, 1)
-    assert batch.obs[..., 0].tolist() == same.obs[..., 0].tolist() == [[0, 0], [1, 1]]

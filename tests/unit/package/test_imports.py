@@ -98,25 +98,41 @@ def layer_of(package: str, path: Path) -> str:
     return path.relative_to(FOLDERS[package]).with_suffix("").parts[0]
 
 
-def imports(path: Path, *, at_load: bool = False, with_types: bool = True) -> set[str]:
-    """Return the full names of all that a file imports.
-
-    Without what its functions import if `at_load`, and without what only type checkers import unless `with_types`.
-    """
+def imports(path: Path, leave_out: Callable[[ast.AST], bool] = lambda _: False) -> set[str]:
+    """Return the full names of all that a file imports, but for nodes of its syntax tree that are left out."""
     found = set()
     pending: list[ast.AST] = [ast.parse(path.read_text())]
     while pending:
         node = pending.pop()
+        if leave_out(node):
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}, line {node.lineno}: relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not with_types:
-            continue
-        if not (at_load and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):
-            pending += ast.iter_child_nodes(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+            found |= {
+                one.value for one in node.args[:1] if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            }
+        pending += ast.iter_child_nodes(node)
     return found
+
+
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def is_guarded(node: ast.AST) -> bool:
+    return isinstance(node, ast.With) and "needs(" in ast.unparse(node.items[0].context_expr)
+
+
+def tops(names: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
 
 
 @pytest.mark.parametrize(("package", "path"), FILES, ids=IDS)
@@ -128,14 +144,9 @@ def test_module_imports_only_packages_below_its_own(package: str, path: Path) ->
 
 
 @pytest.mark.parametrize("path", CLIENT_FILES, ids=str)
-def test_only_transport_and_local_import_grpc(path: Path) -> None:
-    uses_grpc = any(name.partition(".")[0] == "grpc" for name in imports(path))
-    assert not uses_grpc or layer_of("reverb_writer", path) in WITH_GRPC
-
-
-@pytest.mark.parametrize("path", [path for path in CLIENT_FILES if path.parent.name != "views"], ids=str)
-def test_no_framework_is_imported_at_load(path: Path) -> None:
-    assert not {name.partition(".")[0] for name in imports(path, at_load=True)} & FRAMEWORKS
+def test_no_framework_is_imported_at_load_and_grpc_only_by_transport_and_local(path: Path) -> None:
+    assert "grpc" not in tops(imports(path)) or layer_of("reverb_writer", path) in WITH_GRPC
+    assert path.parent.name == "views" or not tops(imports(path, is_function)) & FRAMEWORKS
 
 
 @pytest.mark.parametrize("package", LAYERS)
@@ -145,7 +156,7 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
     path_of = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
     imported = {}
     for name, path in path_of.items():
-        found = [f"{one}." for one in imports(path, with_types=False)]
+        found = [f"{one}." for one in imports(path, is_for_types)]
         matches = [[module for module in path_of if one.startswith(f"{module}.")] for one in found]
         imported[name] = {max(modules, key=len) for modules in matches if modules}
     # `Views.transitions` makes an object of a class that derives from `Views`.
@@ -320,30 +331,5 @@ def test_every_optional_import_says_what_installs_it(path: Path) -> None:
     name = str(path.relative_to(PACKAGE))
     if name in EXEMPT or name.startswith(("cli/", "demo/", "ray/")):
         return  # `demo`: examples with their extra; `ray.actors` says it
-    tree = ast.parse(path.read_text())
-    guarded = {
-        inner
-        for node in ast.walk(tree)
-        if (isinstance(node, ast.With) and "needs(" in ast.unparse(node.items[0].context_expr))
-        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-        for inner in ast.walk(node)
-    }
-    strangers = [
-        module
-        for node in ast.walk(tree)
-        if node not in guarded
-        for module in _imported(node)
-        if module.partition(".")[0] not in NEEDED | sys.stdlib_module_names | {"ml_dtypes"}
-    ]
-    assert not strangers
-
-
-def _imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [node.module or ""]
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
-        first = node.args[0]
-        return [first.value] if isinstance(first, ast.Constant) and isinstance(first.value, str) else []
-    return []
+    unguarded = tops(imports(path, lambda node: is_for_types(node) or is_guarded(node)))
+    assert unguarded <= NEEDED | sys.stdlib_module_names | {"ml_dtypes"}

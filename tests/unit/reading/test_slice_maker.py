@@ -64,32 +64,6 @@ def test_pool_is_freed_without_the_collector(slices_per_item: int) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("how", ["mask", "is_first", "step_type"])
-def test_padding_is_in_no_slice(how: str) -> None:
-    """Two windows of an episode of three steps, padded as observers pad: with a mask, or after its end."""
-    numbers, last = np.array([1, 2, 3, 0, 2, 3, 0, 0]), np.array([0, 0, 1, 0, 0, 1, 0, 0])
-    first, types = np.array([1, 0, 0, 0, 0, 0, 0, 0]), np.array([0, 1, 2, 2, 1, 2, 2, 2])
-    columns: dict[str, list[Any]] = {
-        "mask": [numbers, last, numbers != 0],
-        "is_first": [numbers, last, first],
-        "step_type": [numbers, types],
-    }
-    rows = rows_of(*columns[how], lengths=[4, 4])
-
-    def pack(leaves: Any) -> Any:
-        if how == "mask":
-            return {"number": leaves[0], "is_last": leaves[1]}, leaves[2]
-        names = ["number", "is_last", "is_first"] if how == "is_first" else ["number", "step_type"]
-        return dict(zip(names, leaves, strict=True))
-
-    pool: Any = Pool(rows, pack)
-    drawn: Any = next(maker(8, 3, slices_per_item=4).make(pool, ""))[0]
-    steps = drawn.data[0] if how == "mask" else drawn.data
-    found = [part.tolist() for part in np.split(steps["number"], drawn.markers.slices.first_rows[1:])]
-    assert found == [[1, 2, 3], [2, 3]] * 4
-    assert drawn.markers.done.tolist() == [False, False, True, False, True] * 4
-
-
 # Known trajectories.
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rollouts import DEVICES, add, arrays_of, plain
+from rollouts import add, arrays_of, plain
 
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.rollouts import (
@@ -22,9 +22,7 @@ from reverb_writer.rollouts import (
 COUNT = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_labels_go_with_their_rows_and_are_the_last_field(device: Any) -> None:
-    make = arrays_of(device)
+def test_labels_go_with_their_rows_and_are_the_last_field(device: Any, make: Any) -> None:
     storage = ActionLabelRollout(1, 2, (1,), None, (1,), device=device, buffer_dilation_ratio=1.5)
     for number in (0, 2):
         storage.clear()
@@ -48,9 +46,7 @@ def test_a_label_that_finds_no_room_is_not_written() -> None:
     assert plain(storage.action_labels[:, 0, 0]) == [1, 2]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_next_observations_are_those_of_the_next_rows_and_of_the_last_transition(device: Any) -> None:
-    make = arrays_of(device)
+def test_next_observations_are_those_of_the_next_rows_and_of_the_last_transition(device: Any, make: Any) -> None:
     storage = SarsaRolloutStorage(1, 3, (1,), None, (1,), device=device)
     add(storage, make, observations=COUNT, next_observations=COUNT + 1)
     (batch,) = storage.recurrent_mini_batch_generator(1, 1)
@@ -59,11 +55,11 @@ def test_next_observations_are_those_of_the_next_rows_and_of_the_last_transition
     assert storage.MiniBatch._fields[-2:] == ("next_obs", "next_critic_obs")
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("final", "expected"), [(None, [1, 1, 3]), (COUNT * 0 + 9, [1, 9, 3])])
-def test_what_follows_the_end_of_an_episode_is_of_that_episode(device: Any, final: Any, expected: list[float]) -> None:
+def test_what_follows_the_end_of_an_episode_is_of_that_episode(
+    device: Any, make: Any, final: Any, expected: list[float]
+) -> None:
     # Row 2 is the first one after the reset: the next observation of row 1 is never that.
-    make = arrays_of(device)
     storage = SarsaRolloutStorage(1, 3, (1,), (1,), (1,), device=device)
     dones = np.array([[0], [1], [0]])
     finals = {} if final is None else {"final_observations": final, "final_critic_observations": -final}
@@ -86,25 +82,18 @@ def test_the_newest_row_needs_its_next_observation() -> None:
     assert plain(storage.next_observations[:, 0, 0]) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_newest_row_where_all_episodes_end_needs_no_next_observation(device: Any) -> None:
-    make = arrays_of(device)
+def test_a_newest_row_needs_no_next_observation_only_where_all_episodes_end(device: Any, make: Any) -> None:
     storage = SarsaRolloutStorage(2, 1, (1,), None, (1,), device=device)
     finals = np.array([[[7.0], [8.0]]], np.float32)
     add(storage, make, observations=finals * 0, dones=np.ones((1, 2)), final_observations=finals)
     (batch,) = storage.recurrent_mini_batch_generator(1, 1)
     assert plain(batch.next_obs) == plain(finals)
-
-
-def test_a_newest_row_where_one_episode_goes_on_needs_its_next_observation() -> None:
-    storage = SarsaRolloutStorage(2, 1, (1,), None, (1,))
-    finals = np.array([[[7.0], [8.0]]], np.float32)
-    add(storage, observations=finals * 0, dones=np.array([[1, 0]]), final_observations=finals)
+    storage.clear()
+    add(storage, make, observations=finals * 0, dones=np.array([[1, 0]]), final_observations=finals)
     with pytest.raises(IncompleteError, match="the newest transition needs `next_observations`"):
         storage.mini_batch_generator(1)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("size", "inserts", "expected", "step"),
     [
@@ -116,9 +105,8 @@ def test_a_newest_row_where_one_episode_goes_on_needs_its_next_observation() -> 
     ],
 )
 def test_new_states_take_the_place_of_the_oldest(
-    device: Any, size: int, inserts: list[int], expected: list[int], step: int
+    device: Any, make: Any, size: int, inserts: list[int], expected: list[int], step: int
 ) -> None:
-    make = arrays_of(device)
     buffer = ReplayBuffer(1, size, device)
     numbers = iter(range(100))
     for count in inserts:
@@ -128,9 +116,7 @@ def test_new_states_take_the_place_of_the_oldest(
     assert plain(buffer.next_states - buffer.states) == [[0.5]] * size
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_states_are_sampled_with_what_followed_them_and_only_such_as_there_are(device: Any) -> None:
-    make = arrays_of(device)
+def test_states_are_sampled_with_what_followed_them_and_only_such_as_there_are(device: Any, make: Any) -> None:
     buffer = ReplayBuffer({"a": (2,), "b": ()}, 100, device, seed=0)
     states = {"a": make(np.arange(6.0).reshape(3, 2) + 1), "b": make(np.array([7.0, 8, 9]))}
     buffer.insert(states, {name: -leaf for name, leaf in states.items()})
@@ -154,20 +140,6 @@ def test_what_a_ring_cannot_do_is_refused_before_anything_changes() -> None:
 
 
 T, F = True, False
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_trajectories_are_padded_with_zeros_environment_by_environment(device: Any) -> None:
-    # T = 6: environment a is done after row 3, b after rows 2 and 5; rows of a are 10 to 15, of b 20 to 25.
-    make = arrays_of(device)
-    rows = make(np.arange(6)[:, None] + [10, 20])
-    dones = make(np.array([[0, 0], [0, 0], [0, 1], [1, 0], [0, 0], [0, 1]], np.uint8))
-    padded, masks = split_and_pad_trajectories(rows, dones)
-    columns = [[10, 11, 12, 13, 0, 0], [14, 15, 0, 0, 0, 0], [20, 21, 22, 0, 0, 0], [23, 24, 25, 0, 0, 0]]
-    assert plain(padded.T) == columns
-    assert plain(masks.T) == [[x > 0 for x in column] for column in columns]
-    assert plain(unpad_trajectories(padded, masks)) == plain(rows)
-    assert dones[-1, 0] == 0
 
 
 def test_gradients_go_through_padding_and_back() -> None:
@@ -197,7 +169,6 @@ def recurrent_storage(device: Any, num_envs: int = 2, layers: int = 2) -> tuple[
     return storage, make
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_recurrent_minibatches_are_those_of_the_seed(device: Any) -> None:
     storage, _ = recurrent_storage(device)
     first, second = storage.recurrent_mini_batch_generator(2, 1)
@@ -213,7 +184,6 @@ def test_recurrent_minibatches_are_those_of_the_seed(device: Any) -> None:
     assert plain(unpad_trajectories(first.obs, first.masks)[..., 0].T) == [[1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_each_environment_is_in_each_epoch_once(device: Any, shuffle: bool) -> None:
     storage, _ = recurrent_storage(device, num_envs=5)
@@ -227,9 +197,7 @@ def test_each_environment_is_in_each_epoch_once(device: Any, shuffle: bool) -> N
         assert plain(batch.hidden_states[0, :, 0]) == plain(batch.obs[0, :, 0] + 99)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any) -> None:
-    make = arrays_of(device)
+def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any, make: Any) -> None:
     storage = QueueRolloutStorage(3, 2, (1,), None, (1,), device=device, buffer_dilation_ratio=2)
     states = np.arange(24, dtype=np.float32).reshape(4, 1, 3, 2)  # [T, layers, B, H]
     zeros = make(np.zeros((3, 1), np.float32))
@@ -249,9 +217,7 @@ def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any)
     assert plain(storage.saved_hidden_states[0][0]) == plain(np.moveaxis(states[0], 0, 1) * 0)  # [B, layers, H]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_hidden_states_are_nests_and_zero_where_a_step_has_none(device: Any) -> None:
-    make = arrays_of(device)
+def test_hidden_states_are_nests_and_zero_where_a_step_has_none(device: Any, make: Any) -> None:
     storage = RolloutStorage(1, 3, (1,), None, (1,), device=device)
     lstm = (make(np.full((2, 1, 3), 7.0)), make(np.full((2, 1, 3), 8.0)))
     for states, done in ((None, True), (lstm, True), ((None, None), False)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rollouts import DEVICES, add, arrays_of, plain
+from rollouts import add, arrays_of, plain
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.rollouts import QueueRolloutStorage
@@ -59,7 +59,6 @@ def queue_of_six(device: Any, **columns: Any) -> tuple[QueueRolloutStorage, Any]
     return storage, make
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_untying_puts_all_columns_into_the_order_of_time(device: Any) -> None:
     numbers = np.arange(16, dtype=np.float32).reshape(8, 2, 1)
     states = numbers[:, None, :, :]
@@ -77,7 +76,6 @@ def test_untying_puts_all_columns_into_the_order_of_time(device: Any) -> None:
     assert plain(storage.rewards[:2, 0, 0]) == [100, 6]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_trajectories_are_cut_where_they_end_and_not_where_the_queue_wraps(device: Any) -> None:
     numbers = np.arange(16, dtype=np.float32).reshape(8, 2, 1)
     dones = np.zeros((8, 2), bool)
@@ -115,7 +113,6 @@ def filled(device: Any, *windows: Any) -> QueueRolloutStorage:
     return storage
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("older", "returns"),
     [
@@ -131,9 +128,7 @@ def test_an_older_window_goes_on_with_its_own_next_step(device: Any, older: Any,
     assert np.asarray(storage.dones).sum() == older.data["dones"].sum()  # nothing else has ended
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_an_older_window_of_t_steps_goes_on_with_the_last_values_that_it_was_given(device: Any) -> None:
-    arrays_of(device)
     storage = QueueRolloutStorage(1, 2, (1,), None, (1,), device=device, buffer_dilation_ratio=2)
     for number, last_value in ((8, 16), (100, 100)):
         storage.clear()
@@ -162,7 +157,6 @@ def test_what_was_added_before_a_window_does_not_go_on_into_it() -> None:
     assert plain(storage.returns[:, 0, 0]) == [4, 8, 25, 50, 0, 0]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_minibatches_of_trajectories_span_no_two_windows(device: Any) -> None:
     storage = filled(device, window(1, 3), window(2, 3), window(3, 3))
     (batch,) = storage.recurrent_mini_batch_generator(1, 1)

@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from reverb_writer.errors import FormatError
-from reverb_writer.protocol.messages import PriorityTableCheckpoint
-from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, TableConfig
-from reverb_writer.tables.table_messages import write_table
-
-pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-
 from reverb_writer_server.checkpoints.contents import Checkpoint, differences
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, checkpoints_in, select_checkpoint
 from reverb_writer_server.checkpoints.owner import CheckpointError
 
+from reverb_writer.errors import FormatError
 from reverb_writer.files.tfrecord import DONE, FILES, read_records
+from reverb_writer.protocol.messages import PriorityTableCheckpoint
+from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, TableConfig
+from reverb_writer.tables.table_messages import write_table
 
 
 def written(incoming: Path, name: str, *, at: float, done: bool = True, what: bytes = b"") -> Path:

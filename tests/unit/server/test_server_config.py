@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, Stack, TableConfig
-
-pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-
 from reverb_writer_server.config.keys import ConfigError
 from reverb_writer_server.config.schema import KEYS, ServedTable, ServerConfig, load
 from reverb_writer_server.machine import available_bytes
 from reverb_writer_server.observability.banner import describe, memory_lines, table_lines
+
+from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, Stack, TableConfig
 
 
 def read(tmp_path: Path, text: str, environment: dict[str, str] | None = None, **flags: Any) -> ServerConfig:
@@ -216,16 +213,8 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
             "3",
             '`http`: got "3" (string), allowed: a section [http] with port, host, max_silence_s.',
         ),
-        (
-            "REVERB_WRITER__TABLES",
-            "3",
-            "allowed: a section [tables] with a section for each.",
-        ),
-        (
-            "REVERB_WRITER__TABLES__A",
-            "{max_size = 3}",
-            "allowed: a section [tables.a] with max_size, sampler,",
-        ),
+        ("REVERB_WRITER__TABLES", "3", "allowed: a section [tables] with a section for each."),
+        ("REVERB_WRITER__TABLES__A", "{max_size = 3}", "allowed: a section [tables.a] with max_size, sampler,"),
         ("REVERB_WRITER__TABLES__A__MAXSIZE", "3", "unknown key `tables.a.maxsize`. Did you mean `max_size`?"),
     ],
 )

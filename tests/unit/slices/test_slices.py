@@ -9,15 +9,7 @@ import pytest
 
 import reverb_writer as rw
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.slices import (
-    Markers,
-    Slices,
-    SliceSampler,
-    Trajectories,
-    find_trajectories,
-    gather,
-    sample_members,
-)
+from reverb_writer.slices import Markers, Slices, SliceSampler, Trajectories, find_trajectories, gather, sample_members
 
 THREE = Trajectories.from_lengths([3, 6, 2])
 FALSE = np.zeros(11, bool)
@@ -56,6 +48,10 @@ def drawn(sampler: SliceSampler, trajectories: Trajectories, times: int = 200, *
 def test_short_trajectories_are_skipped_if_so_asked() -> None:
     assert drawn(SliceSampler(3, 5, short="skip"), THREE) == {(3, 4, 5, 6, 7), (4, 5, 6, 7, 8)}
     assert len(SliceSampler(3, 5, short="skip").sample(THREE, rng()).rows) == 15
+    (slices,) = SliceSampler(3, 3, short="skip").one_pass(THREE, rng())
+    assert sorted(slices.trajectories.tolist()) == [0, 1]
+    with pytest.raises(IncompleteError, match="expected 7 rows, got 3 of 2 to 6"):
+        SliceSampler(2, 7, short="skip").sample(THREE, rng())
 
 
 def test_markers_are_not_repeated_on_padding() -> None:
@@ -129,11 +125,6 @@ def test_a_pass_by_trajectory_has_one_slice_of_each() -> None:
     assert in_order.tolist() == list(range(10))
 
 
-def test_a_pass_without_short_trajectories_has_fewer() -> None:
-    passes = [*SliceSampler(3, 3, short="skip").one_pass(THREE, rng())]
-    assert [sorted(slices.trajectories.tolist()) for slices in passes] == [[0, 1]]
-
-
 # Markers of batches.
 
 
@@ -154,17 +145,6 @@ def test_done_is_the_union_of_what_is_stored_and_the_ends_of_slices() -> None:
     assert true_rows(batch.markers.terminated) == [2]
     assert true_rows(batch.markers.truncated) == [2, 7, 9]
     assert true_rows(batch.markers.done) == [2, row_of_5, 7, 9]
-
-
-def test_real_time_limits_can_be_told_from_cuts() -> None:
-    steps = {"reward": np.arange(11), "truncated": at(8, 10), "terminated": at(2)}
-    slices = SliceSampler(1, 5).sample(THREE, rng(3), [0, 1, 0])
-    batch = gather(steps, slices)
-    assert batch.data["reward"].tolist() == [3, 4, 5, 6, 7]
-    assert (true_rows(batch.markers.truncated), true_rows(batch.markers.cut_by_sampler)) == ([4], [4])
-    batch = gather(steps, SliceSampler(1, 6).sample(THREE, rng(), [0, 1, 0]))
-    assert (true_rows(batch.markers.truncated), true_rows(batch.markers.cut_by_sampler)) == ([5], [])
-    assert true_rows(batch.data["truncated"]) == [5]
 
 
 def test_batches_own_their_data_and_keep_structure_and_dtypes() -> None:
@@ -222,11 +202,6 @@ def test_shares_of_members_are_rounded_at_random_and_exact_on_average() -> None:
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         SliceSampler(**{"num_slices": 2, "slice_len": 5, **arguments})
-
-
-def test_nothing_long_enough_is_said_with_numbers() -> None:
-    with pytest.raises(IncompleteError, match="expected 7 rows, got 3 of 2 to 6"):
-        SliceSampler(2, 7, short="skip").sample(THREE, rng())
 
 
 @pytest.mark.parametrize(

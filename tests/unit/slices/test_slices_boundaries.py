@@ -56,18 +56,14 @@ IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
         # An end that nobody marked is known by the next start; ids of two writers that are alike, by the end.
         (Markers(done=flags(6, 1, 5), is_init=flags(6, 0, 2, 4)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
         (Markers(traj_ids=np.zeros(6, int), done=flags(6, 1)), {}, ([0, 2], [1, 5], [2, 4])),
+        # Of two environments, the second has no end, and gets one at its last row.
+        (Markers(done=np.array([[0, 0], [1, 0], [0, 0]])), {"is_full": True}, ([2, 0], [1, 2], [3, 3])),
     ],
 )
 def test_boundaries_are_recovered(
     markers: Markers, ring: dict[str, Any], expected: tuple[list[int], list[int], list[int]]
 ) -> None:
     assert found(markers, **ring) == expected
-
-
-def test_an_environment_without_an_end_gets_one_at_its_last_row() -> None:
-    ends = np.array([[0, 0], [1, 0], [0, 0]])
-    trajectories = find_trajectories(Markers(done=ends), is_full=True)
-    assert (trajectories.starts.tolist(), trajectories.lengths.tolist()) == ([2, 0], [3, 3])
 
 
 def test_markers_are_not_changed() -> None:
@@ -107,94 +103,99 @@ def test_markers_must_be_of_the_same_rows() -> None:
         Markers(traj_ids=np.zeros(3))  # type: ignore[arg-type]
 
 
-def test_steps_of_torchrl_have_their_flags_beside_next() -> None:
-    none, last = np.zeros((3, 1), bool), np.array([[0], [0], [1]], bool)
-    steps = {
-        "observation": np.zeros((3, 4)),
-        "done": none,  # of the step before
-        "terminated": none,
-        "is_init": last[::-1],
-        "next": {"observation": np.zeros((3, 4)), "done": last, "terminated": none, "truncated": last},
-        "collector": {"traj_ids": np.array([7, 7, 7])},
-    }
-    markers = read_markers(steps)
-    assert markers.is_init is not None
-    assert markers.truncated is not None
-    assert markers.terminated is not None
-    assert markers.traj_ids is not None
-    assert markers.is_init.tolist() == [True, False, False]
-    assert markers.truncated.tolist() == [False, False, True]
-    assert not markers.terminated.any()
-    assert markers.traj_ids.tolist() == [7, 7, 7]
-
-
-def test_steps_of_gymnasium_may_have_an_observation_named_next() -> None:
-    steps = {"next": np.zeros((2, 4)), "terminated": np.array([0, 1]), "truncated": np.array([0, 0])}
-    ends = read_markers(steps).ends
-    assert ends is not None
-    assert ends.tolist() == [False, True]
-
-
-def test_steps_of_rlds_have_first_last_and_terminal() -> None:
-    markers = read_markers({"is_first": [1, 0], "is_last": [0, 1], "is_terminal": [0, 1], "reward": [0, 0]})
-    assert [flag.tolist() for flag in (markers.is_init, markers.done, markers.terminated) if flag is not None] == [
-        [True, False],
-        [False, True],
-        [False, True],
-    ]
-
-
-def test_trajectories_of_tf_agents_terminate_with_a_discount_of_zero_into_the_boundary_step() -> None:
-    # Two episodes of two transitions and a boundary step; the second one is cut by a time limit.
-    steps = Trajectory(
-        step_type=np.array([FIRST, MID, LAST] * 2),
-        observation=np.zeros(6),
-        action=np.zeros(6),
-        policy_info=(),
-        next_step_type=np.array([MID, LAST, FIRST] * 2),
-        reward=np.zeros(6),
-        discount=np.array([1.0, 0.0, 1.0, 1.0, 1.0, 1.0]),
-    )
-    markers = read_markers(steps)
-    assert markers.done is not None
-    assert markers.terminated is not None
-    assert markers.done.tolist() == [False, False, True] * 2
-    assert markers.terminated.tolist() == [False, False, True, False, False, False]
-    assert found(markers) == ([0, 3], [2, 5], [3, 3])
-
-
 def tf_agents_rows(types: list[int], discounts: list[float]) -> Trajectory:
     nothing = np.zeros(len(types))
-    return Trajectory(np.array(types), nothing, nothing, (), nothing, nothing, np.array(discounts))
+    return Trajectory(np.array(types), nothing, nothing, (), np.roll(types, -1), nothing, np.array(discounts))
 
 
-def test_a_boundary_step_at_the_start_of_an_item_does_not_look_at_the_item_before_it() -> None:
-    # Three items end to end: the second and the third begin with the boundary step of a truncated episode.
-    steps = tf_agents_rows([MID, MID, LAST, LAST, FIRST, LAST], [1, 0, 1, 1, 0, 1])
-    assert read_markers(steps, starts=[0, 2, 3]).terminated.tolist() == [False] * 5 + [True]  # type: ignore[union-attr]
-    # Nor at the end of the steps themselves, unless they are a ring that goes on there.
-    ring = tf_agents_rows([LAST, FIRST, MID], [1, 1, 0])
-    assert read_markers(ring).terminated.tolist() == [False] * 3  # type: ignore[union-attr]
-    assert read_markers(ring, starts=[]).terminated.tolist() == [True, False, False]  # type: ignore[union-attr]
+NONE, LAST_OF_3 = np.zeros((3, 1), bool), np.array([[0], [0], [1]], bool)
 
 
-def test_a_boundary_step_at_the_start_of_a_slice_looks_at_the_row_before_it() -> None:
-    steps = {"step_type": np.array([LAST, MID, LAST, LAST]), "discount": np.array([1.0, 0.0, 1.0, 1.0])}
-    # Rows 0, 2 and 3 begin slices: after a step into a terminal state, after a truncated one, and after none.
-    before = {"step_type": np.array([MID, MID, LAST]), "discount": np.array([0.0, 1.0, 0.0])}
-    found = read_markers(steps, starts=[0, 2, 3], before=lambda: before)
-    assert found.terminated.tolist() == [True, False, False, False]  # type: ignore[union-attr]
-
-
-def test_padding_after_a_boundary_step_is_not_terminated() -> None:
-    steps = tf_agents_rows([FIRST, LAST, LAST, LAST], [1, 1, 0, 0])
-    assert read_markers(steps).terminated.tolist() == [False] * 4  # type: ignore[union-attr]
-
-
-def test_markers_of_a_storage_of_environments_have_its_dimensions() -> None:
-    markers = read_markers({"done": np.zeros((5, 2, 1)), "reward": np.zeros((5, 2))}, ndim=2)
-    assert markers.done is not None
-    assert markers.done.shape == (5, 2)
+@pytest.mark.parametrize(
+    ("steps", "options", "expected"),
+    [
+        pytest.param(
+            {
+                "done": NONE,  # of the step before
+                "terminated": NONE,
+                "is_init": LAST_OF_3[::-1],
+                "next": {"done": LAST_OF_3, "terminated": NONE, "truncated": LAST_OF_3},
+                "collector": {"traj_ids": np.array([7, 7, 7])},
+            },
+            {},
+            {
+                "is_init": [True, False, False],
+                "truncated": [False, False, True],
+                "terminated": [False] * 3,
+                "traj_ids": [7, 7, 7],
+            },
+            id="TorchRL has the flags of a step beside `next`",
+        ),
+        pytest.param(
+            {"next": np.zeros((2, 4)), "terminated": np.array([0, 1]), "truncated": np.array([0, 0])},
+            {},
+            {"ends": [False, True]},
+            id="an observation of Gymnasium may be named next",
+        ),
+        pytest.param(
+            {"is_first": [1, 0], "is_last": [0, 1], "is_terminal": [0, 1], "reward": [0, 0]},
+            {},
+            {"is_init": [True, False], "done": [False, True], "terminated": [False, True]},
+            id="RLDS",
+        ),
+        pytest.param(
+            # Two episodes of two transitions and a boundary step; the second one is cut by a time limit.
+            tf_agents_rows([FIRST, MID, LAST] * 2, [1, 0, 1, 1, 1, 1]),
+            {},
+            {"done": [False, False, True] * 2, "terminated": [False, False, True, False, False, False]},
+            id="TF-Agents terminates with a discount of 0 into the boundary step",
+        ),
+        pytest.param(
+            # Three items end to end: the second and the third begin with the boundary step of a truncated episode.
+            tf_agents_rows([MID, MID, LAST, LAST, FIRST, LAST], [1, 0, 1, 1, 0, 1]),
+            {"starts": [0, 2, 3]},
+            {"terminated": [False] * 5 + [True]},
+            id="a boundary step at the start of an item does not look at the item before it",
+        ),
+        pytest.param(
+            tf_agents_rows([LAST, FIRST, MID], [1, 1, 0]),
+            {},
+            {"terminated": [False] * 3},
+            id="a boundary step at the start does not look at the end",
+        ),
+        pytest.param(
+            tf_agents_rows([LAST, FIRST, MID], [1, 1, 0]),
+            {"starts": []},
+            {"terminated": [True, False, False]},
+            id="a boundary step at the start of a ring looks at the end",
+        ),
+        pytest.param(
+            {"step_type": np.array([LAST, MID, LAST, LAST]), "discount": np.array([1.0, 0.0, 1.0, 1.0])},
+            # Rows 0, 2 and 3 begin slices: after a step into a terminal state, after a truncated one, and after none.
+            {
+                "starts": [0, 2, 3],
+                "before": lambda: {"step_type": np.array([MID, MID, LAST]), "discount": np.array([0.0, 1.0, 0.0])},
+            },
+            {"terminated": [True, False, False, False]},
+            id="a boundary step at the start of a slice looks at the row before it",
+        ),
+        pytest.param(
+            tf_agents_rows([FIRST, LAST, LAST, LAST], [1, 1, 0, 0]),
+            {},
+            {"terminated": [False] * 4},
+            id="padding after a boundary step is not terminated",
+        ),
+        pytest.param(
+            {"done": np.zeros((2, 2, 1)), "reward": np.zeros((2, 2))},
+            {"ndim": 2},
+            {"done": [[False, False]] * 2},
+            id="markers of a storage of environments have its dimensions",
+        ),
+    ],
+)
+def test_flags_of_steps_are_read(steps: Any, options: dict[str, Any], expected: dict[str, list[Any]]) -> None:
+    markers = read_markers(steps, **options)
+    assert {name: getattr(markers, name).tolist() for name in expected} == expected
 
 
 # Trajectories.

@@ -128,6 +128,9 @@ def test_queue_and_stack_give_each_item_once() -> None:
     assert word == TableConfig("replay", sampler=Prioritized(1), remover=Prioritized(1))
 
 
+SELECTORS = "must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap', 'prioritized' or Prioritized(exponent)"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -136,20 +139,8 @@ def test_queue_and_stack_give_each_item_once() -> None:
         ({"max_size": 0}, "`max_size` must be >= 1, got 0."),
         ({"max_size": 2**31}, "`max_size` must be <= 2147483647, got 2147483648."),
         ({"max_times_sampled": -1}, "`max_times_sampled` must be >= 0, got -1."),
-        (
-            {"sampler": "unifrom"},
-            (
-                "`sampler` must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap', 'prioritized' or "
-                "Prioritized(exponent), got 'unifrom'."
-            ),
-        ),
-        (
-            {"remover": []},
-            (
-                "`remover` must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap', 'prioritized' or "
-                "Prioritized(exponent), got []."
-            ),
-        ),
+        ({"sampler": "unifrom"}, f"`sampler` {SELECTORS}, got 'unifrom'."),
+        ({"remover": []}, f"`remover` {SELECTORS}, got []."),
         ({"rate_limiter": 100}, "`rate_limiter` must be a MinSize, SampleToInsertRatio, Queue or Stack, got 100."),
         (
             {"rate_limiter": MinSize(11), "max_size": 10},

@@ -31,25 +31,6 @@ def cut_after_the_second(next_value: float) -> dict[str, Any]:
     return {"continues": [[1, 0, 1]], "next_values": [[0.5, next_value, 2.0]]}
 
 
-@pytest.mark.parametrize(
-    ("values", "ends", "expected", "normalized"),
-    [
-        (VALUES, TERMINATED, [1.31, 0.5, 2.3], [-0.06656, -0.96506, 1.03162]),
-        # The values of the last observations stand in for those of the final ones: the approximation at time-outs.
-        (VALUES[:, :3], cut_after_the_second(0.5), [1.634, 0.95, 2.3], [0.00889, -1.00441, 0.99553]),
-        # Row 1: 1 + 0.9 * 3 - 0.5 = 3.2. Row 0: 1 + 0.9 * 0.5 - 0.5 + 0.72 * 3.2 = 3.254. Row 2 is of the next episode.
-        (VALUES[:, :3], cut_after_the_second(3.0), [3.254, 3.2, 2.3], [0.62700, 0.52623, -1.15323]),
-    ],
-)
-def test_gae_stops_at_a_termination_and_goes_on_at_a_time_out(
-    values: Any, ends: Any, expected: list[float], normalized: list[float]
-) -> None:
-    advantages, returns = gae(REWARDS, values, gamma=GAMMA, lam=LAM, **ends)
-    np.testing.assert_allclose(advantages, [expected])
-    np.testing.assert_allclose(returns, [np.array(expected) + 0.5])
-    np.testing.assert_allclose(normalize(advantages), [normalized], atol=1e-5)
-
-
 def test_nothing_follows_a_termination_whatever_its_value_is() -> None:
     terminated = gae(REWARDS, VALUES, gamma=GAMMA, lam=LAM, **TERMINATED)
     both = gae(REWARDS, VALUES[:, :3], gamma=GAMMA, lam=LAM, **TERMINATED, **cut_after_the_second(np.nan))
@@ -72,12 +53,6 @@ def test_nothing_follows_with_a_gamma_of_0_whatever_its_value_is(discounts: Any)
     advantages, returns = gae(REWARDS, [[0.5, 0.5, 0.5, np.inf]], gamma=0.0, lam=LAM, discounts=discounts)
     assert advantages.tolist() == [[0.5, 0.5, 0.5]]
     assert returns.tolist() == [[1.0, 1.0, 1.0]]
-
-
-def test_discounted_returns_of_a_discount_a_row() -> None:
-    # dm_env: the discount is 0 where the episode terminates. 1 + 0.5 * (2 + 0 * ...) = 2.
-    found = discounted_returns([[1.0, 2.0, 3.0]], [[0, 0, 0, 4.0]], gamma=1.0, discounts=[[0.5, 0.0, 0.5]])
-    np.testing.assert_allclose(found, [[2.0, 2.0, 5.0]])
 
 
 def test_discounts_lack_trailing_axes_or_have_them_as_one() -> None:

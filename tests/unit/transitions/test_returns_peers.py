@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,46 +36,43 @@ ENDS: dict[str, Any] = {
 }
 
 
-def of_torchrl(name: str, *arrays: Floats, **options: Any) -> list[Floats]:
-    """Call a function of TorchRL, which has [B, T, 1] and takes ends apart as we do."""
+def of_torchrl(name: str, *given: Any, **options: float) -> list[Floats]:
+    """Call a function of TorchRL, which has arrays [B, T, 1] and takes ends apart as we do."""
     pytest.importorskip("torchrl")
     import torch
     from torchrl.objectives.value import functional
 
-    done = TERMINATED | TRUNCATED
-    tensors = [torch.as_tensor(array.T[..., None].copy()) for array in (*arrays, done, TERMINATED)]
-    found = getattr(functional, name)(GAMMA, *options.values(), *tensors)
+    arguments = [
+        torch.as_tensor(one.T[..., None].copy()) if isinstance(one, np.ndarray) else one
+        for one in (GAMMA, *given, next_values(), REWARDS, TERMINATED | TRUNCATED, TERMINATED)
+    ]
+    tensors = {option: torch.tensor(number).double() for option, number in options.items()}
+    found = getattr(functional, name)(*arguments, **tensors)
     return [x.numpy()[..., 0].T for x in (found if isinstance(found, tuple) else (found,))]
+
+
+def assert_close(ours: Sequence[Floats], theirs: Sequence[Floats]) -> None:
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
 def test_advantages_and_returns_are_those_of_torchrl(lam: float) -> None:
     ours = [*gae(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)]
     ours += [lambda_returns(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)]
-    theirs = of_torchrl("generalized_advantage_estimate", VALUES, next_values(), REWARDS, lam=lam)
-    theirs += of_torchrl("td_lambda_return_estimate", next_values(), REWARDS, lam=lam)
+    theirs = of_torchrl("generalized_advantage_estimate", lam, VALUES) + of_torchrl("td_lambda_return_estimate", lam)
     if lam == 1:
         ours += [discounted_returns(REWARDS, VALUES, gamma=GAMMA, **ENDS)]
-        theirs += of_torchrl("td1_return_estimate", next_values(), REWARDS)
-    for our, their in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-6)
+        theirs += of_torchrl("td1_return_estimate")
+    assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(("max_rho", "max_c"), [(1.0, 1.0), (2.0, 0.5)])
 def test_vtrace_is_that_of_torchrl(max_rho: float, max_c: float) -> None:
-    pytest.importorskip("torchrl")
-    import torch
-    from torchrl.objectives.value.functional import vtrace_advantage_estimate
-
-    done = TERMINATED | TRUNCATED
-    arrays = (np.log(RATIOS), np.zeros((T, B)), VALUES, next_values(), REWARDS, done, TERMINATED)
-    tensors = [torch.as_tensor(array.T[..., None].copy()) for array in arrays]
-    advantages, targets = vtrace_advantage_estimate(
-        GAMMA, *tensors, rho_thresh=torch.tensor(max_rho).double(), c_thresh=torch.tensor(max_c).double()
-    )
+    ratios = np.log(RATIOS), np.zeros((T, B))
+    theirs = of_torchrl("vtrace_advantage_estimate", *ratios, VALUES, rho_thresh=max_rho, c_thresh=max_c)
     ours = vtrace(REWARDS, VALUES, RATIOS, gamma=GAMMA, max_rho=max_rho, max_c=max_c, **ENDS)
-    np.testing.assert_allclose(ours.values, targets.numpy()[..., 0].T, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(ours.advantages, advantages.numpy()[..., 0].T, rtol=1e-6, atol=1e-6)
+    assert_close([ours.advantages, ours.values], theirs)
 
 
 @pytest.mark.filterwarnings("ignore")  # of JAX and what it brings

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import tree
 
@@ -84,37 +83,14 @@ def test_the_first_pairs_of_windows_are_their_first_rows() -> None:
     assert (first.mask.tolist(), first.continues.tolist()) == ([True], [False])
 
 
-@pytest.mark.parametrize("end", ENDS[:2])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("told", ["by the mask", "by the flags"])
-def test_padding_is_masked(layout: Any, end: str, told: str) -> None:
-    def padded(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.concatenate([column, np.zeros((1, 3), column.dtype)], axis=1)
-
-    steps = tree.map_structure(padded, layout(end))
-    if layout is trajectory:
-        steps.step_type[0, 4:] = LAST  # as TF-Agents pads, and `StepStructure.padding_step`
-    mask = np.array([[1, 1, 1, 1, 0, 0, 0]], bool)
-    if told == "by the mask":
-        batches: list[Any] = [
-            (steps, mask),  # of an observer with `mask=True`
-            SimpleNamespace(data=steps, info=SimpleNamespace(mask=mask, lengths=np.array([4]))),  # collate="pad"
-        ]
-    else:
-        batches = [steps]
-        if layout is gymnasium_flags:  # padding, or another episode?
-            with pytest.raises(
-                rw.errors.StructureError, match=r"rows after a boundary step, .* lack `is_first` or `step_type`"
-            ):
-                rw.to_transitions(steps)
-            return
-        if layout is discounts_alone and end == "truncated":
-            return  # nothing tells where it ended
-    for batch in batches:
-        found = rw.to_transitions(batch)
-        assert found.mask.tolist() == [[True] * 3 + [False] * 3]
-        assert found.discount.tolist() == [[1, 1, 0 if end == "terminated" else 1, 0, 0, 0]]
-        assert found.continues.tolist() == [[True, True, False, False, False, False]]
+def test_padding_of_gymnasiums_flags_may_be_another_episode_and_is_refused() -> None:
+    padded = tree.map_structure(
+        lambda column: np.concatenate([column, np.zeros((1, 3), column.dtype)], axis=1), gymnasium_flags("truncated")
+    )
+    with pytest.raises(
+        rw.errors.StructureError, match=r"rows after a boundary step, .* lack `is_first` or `step_type`"
+    ):
+        rw.to_transitions(padded)
 
 
 def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batch() -> None:
@@ -155,57 +131,14 @@ def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> Non
     )
 
 
-def test_slices_have_pairs_within_each_slice_only() -> None:
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1)[0], *map(recorded, ENDS[:2]))
-    sampler, rng = SliceSampler(2, 3, by="row"), np.random.default_rng(0)
-    slices = next(sampler.one_pass(find_trajectories(read_markers(steps)), rng, shuffle=False))
-    batch = gather(steps, slices)  # rows 0 to 2, and 1 to 3
-    assert batch.data["observation"].tolist() == [10, 11, 12, 11, 12, 13]
-    found = rw.to_transitions(batch)
-    assert found.mask.tolist() == [True, True, False, True, True]
-    assert found.next_observation[found.mask].tolist() == [11, 12, 12, 13]
-    assert found.discount.tolist() == [1, 1, 0, 1, 0]
-    assert found.continues.tolist() == [True, False, False, True, False]
-    padded = gather(steps, SliceSampler(2, 6, short="pad").each(find_trajectories(read_markers(steps)), rng))
-    assert rw.to_transitions(padded).mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 2
-
-
-@pytest.mark.parametrize(
-    ("end", "n_step", "returns", "advantages"),
-    [
-        # gamma = lambda = 1/2, values 8, 4, 2 and 6. Of the last action: 4, or 4 + 6/2.
-        # Returns: 1 + (2 + 4/2)/2, 2 + 4/2, 4, or 1 + (2 + 7/2)/2, 2 + 7/2, 7.
-        # TD errors: 1 + 4/2 - 8, 2 + 2/2 - 4 and 4 - 2 or 7 - 2; a quarter of each goes to the one before.
-        ("terminated", [2.0, 4.0, 4.0], [3.0, 4.0, 4.0], [-5.125, -0.5, 2.0]),
-        ("truncated", [2.0, 4.0, 4.0], [3.75, 5.5, 7.0], [-4.9375, 0.25, 5.0]),
-        ("cut", [2.0, 4.0, 4.0], [3.75, 5.5, 7.0], [-4.9375, 0.25, 5.0]),
-    ],
-)
-def test_targets_of_each_end(end: str, n_step: Any, returns: Any, advantages: Any) -> None:
-    transitions, values = rw.to_transitions(recorded(end)), np.array([[8.0, 4.0, 2.0, 6.0]])
-    folded = rw.n_step(transitions, 2, gamma=0.5)
-    assert folded.reward.tolist() == [n_step]  # 1 + 2/2, 2 + 4/2, 4
-    ended = end == "terminated"
-    assert folded.discount.tolist() == [[0.5, 0.0 if ended else 0.5, 0.0 if ended else 1.0]]
-    assert folded.next_observation.tolist() == [[12, 13, 13]]
-    assert rw.returns.discounted_returns(transitions, values, gamma=0.5).tolist() == [returns]
-    assert rw.returns.gae(transitions, values, gamma=0.5, lam=0.5).advantages.tolist() == [advantages]
-
-
 def test_what_is_masked_counts_for_nothing() -> None:
     steps = tree.map_structure(
         lambda *columns: np.concatenate(columns, axis=1), recorded("terminated"), recorded("truncated")
     )
     transitions = rw.to_transitions(steps)
-    values = np.where(np.arange(8) == 4, 1.0, 2.0)[None]
     ratios = np.where(transitions.mask, 1.0, np.nan)
-    results = [
-        rw.returns.gae(transitions, values, gamma=0.5, lam=0.5).advantages,
-        rw.returns.lambda_returns(transitions, values, gamma=0.5, lam=0.5),
-        rw.returns.n_step_returns(transitions, values, 2, gamma=0.5),
-        *rw.returns.vtrace(transitions, values, ratios, gamma=0.5),
-    ]
-    assert [result[0, 3] for result in results] == [0.0] * 5
+    traced = rw.returns.vtrace(transitions, np.ones((1, 8)), ratios, gamma=0.5)
+    assert (traced.values[0, 3], traced.advantages[0, 3]) == (0, 0)
     errors = np.where(transitions.mask, [[1.0, -2.0, 3.0, 0, 1.0, 1.0, 1.0]], 99.0)
     assert rw.returns.sequence_priorities(errors, transitions, max_weight=1.0).tolist() == [3.0]
     normalized = rw.returns.normalize(errors, transitions)

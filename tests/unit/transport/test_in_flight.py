@@ -68,15 +68,6 @@ def test_keys_that_are_not_on_their_way_are_ignored(unknown: list[int]) -> None:
     assert (flight.acknowledged, flight.pending) == (1, 2)
 
 
-def test_item_is_counted_once_although_it_is_acknowledged_twice() -> None:
-    flight = InFlight()
-    flight.add(request(10, 2, 7))
-    sent(flight)
-    for _ in range(2):
-        flight.acknowledge(keys([10]))
-    assert (flight.acknowledged, flight.pending) == (1, 1)
-
-
 def test_oldest_request_that_was_not_sent_is_dropped_and_the_newest_never() -> None:
     flight = InFlight()
     flight.add(request(10, 1, 7))

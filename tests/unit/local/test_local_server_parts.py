@@ -1,9 +1,10 @@
-"""What a local server holds: selectors, statistics of draws, memory, counters. Without a network."""
+"""What a local server holds, its streams, and what gRPC's handlers do with them. Without a network."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 import sampled
 from store_messages import Inserter, chunk, draw, item, store_of
 
+from reverb_writer.background import in_background
+from reverb_writer.local.endpoint import InsertStream, LocalEndpoint, SampleStream
+from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.incoming import Incoming
-from reverb_writer.local.read_items import tensors_named
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
 from reverb_writer.local.stored_items import SharedChunks, encode_responses
@@ -259,15 +262,57 @@ def test_an_impossible_request_inserts_nothing(request_: Any, text: str) -> None
     assert not len(store.chunks)
 
 
-def test_chunk_is_named_with_the_highest_of_its_tensors_whatever_their_order() -> None:
-    columns = [[(7, 0, 1, 2)], [(7, 0, 1, 1)], [(7, 1, 1, 0), (8, 0, 1, 0)], [(8, 0, 2, 1)]]
-    parsed = parse_trajectory(sampled.item(1, columns).flat_trajectory.SerializeToString())
-    assert tensors_named(parsed) == {7: 2, 8: 1}
-
-
 def test_item_that_names_a_tensor_behind_the_last_of_its_chunk_is_refused() -> None:
     incoming = Incoming(store_of(TableConfig("replay")), lambda _: None)
-    named = sampled.item(1, [[(7, 0, 1, 1)]]).SerializeToString()
+    named = sampled.item(1, [[(7, 0, 1, 1)], [(7, 0, 1, 0)]]).SerializeToString()
     request = messages.StoredRequest(keep_chunk_keys=[7], chunks=[chunk(7)], items=[named])
     with pytest.raises(Refusal, match="item 1 names tensor 1 of chunk 7, which has 1"):
         incoming.feed(request.SerializeToString())
+
+
+class ClientThatGoes:
+    """The context of a call whose client goes as soon as the server wants to hear of it."""
+
+    def add_callback(self, end: Callable[[], None]) -> bool:
+        end()
+        return True
+
+
+@pytest.fixture
+def endpoint() -> LocalEndpoint:
+    return LocalEndpoint(store_of(TableConfig("replay")))
+
+
+def test_samples_of_a_request_are_missing_until_they_are_delivered(endpoint: LocalEndpoint) -> None:
+    """A handler of gRPC that finds none missing, and none delivered, waits for the next request."""
+    answers, early = [], []
+
+    def deliver(answer: Any) -> None:
+        is_asked = in_background(lambda: stream.is_asked)  # of the handler's thread
+        early.append(is_asked.wait(0.2) and not is_asked.result())
+        answers.append(answer)
+
+    stream = SampleStream(endpoint, deliver)
+    stream.open()
+    stream.feed(messages.SampleStreamRequest(table="replay", num_samples=1).SerializeToString())
+    assert stream.is_asked
+    Inserter(endpoint.store).insert([1])
+    assert (len(answers), early) == (1, [False])
+    assert not stream.is_asked
+
+
+@pytest.mark.parametrize("method", ["_insert", "_sample"])
+def test_a_stream_whose_client_goes_while_it_is_opened_is_forgotten(endpoint: LocalEndpoint, method: str) -> None:
+    assert not [*getattr(Service(endpoint), method)(iter([]), ClientThatGoes())]
+    assert not endpoint.streams
+
+
+def test_a_stream_that_has_ended_keeps_no_messages(endpoint: LocalEndpoint) -> None:
+    """The writer may go on sending until it hears of the refusal."""
+    answers: list[Any] = []
+    stream = InsertStream(endpoint, answers.append)
+    stream.open()
+    for _ in range(3):
+        stream.feed(b"\x01")
+    assert len(answers) == 1
+    assert not stream._messages

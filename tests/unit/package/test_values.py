@@ -1,12 +1,14 @@
-"""Which values fit a leaf, by policy; what callers make of it is tested with them."""
+"""Which values fit a leaf, by policy, and which options fit a class."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+import reverb_writer as rw
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, fit, padded_rows
 
@@ -75,3 +77,20 @@ def test_padding_is_zeros_or_empty_strings(dtype: str) -> None:
     assert padded.dtype == leaf.dtype
     assert padded[0].tolist() == leaf[0].tolist()
     assert padded[1:].tolist() == [[b"", b""] if dtype == "O" else [0, 0]] * 2
+
+
+ADDRESS = "localhost:1"  # nothing connects to it: the arguments are checked first
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        (rw.TrajectoryObserver, {"max_dely_s": 1}, "'max_dely_s'. Did you mean 'max_delay_s'?"),
+        (rw.EpisodeObserver, {"on_blok": "raise"}, "'on_blok'. Did you mean 'on_block'?"),
+        (rw.SequenceObserver, {"qqq": 1}, "'qqq'."),
+        (rw.ReplayDataset, {"timeout": 1}, "'timeout'. Did you mean 'timeout_s'?"),
+    ],
+)
+def test_misspelt_option_is_refused_with_a_similar_name(kind: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=f"^{kind.__name__}.. got an unexpected keyword argument {re.escape(text)}$"):
+        kind(ADDRESS, "replay", 2, **options)

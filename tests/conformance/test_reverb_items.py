@@ -1,0 +1,322 @@
+"""dm-reverb's writers and our readers, and the reverse: the same arrays, dtypes and structure."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import reverb
+import tensor_codec
+import tensorflow as tf
+import tree
+from reverb import structured_writer as structured
+
+import reverb_writer as rw
+from reverb_writer.protocol.messages import TensorProto
+
+from .nests import assert_equal, step, window, write_windows
+
+STEPS = 3
+NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+BITS = np.random.default_rng(0).bytes(STEPS * 4 * 16)
+BFLOAT16 = np.frombuffer(BITS, ml_dtypes.bfloat16, STEPS * 4).reshape(STEPS, 4)
+
+
+def of_dtype(dtype: str, *shape: int) -> Any:
+    """Return an array of bits that are the same in every run, without NaN."""
+    array = np.frombuffer(BITS, "u1" if dtype == "?" else dtype, int(np.prod(shape))).reshape(shape)
+    return array % 2 == 1 if dtype == "?" else np.nan_to_num(array)
+
+
+ARRAYS = {
+    **{dtype: of_dtype(dtype, STEPS, 4) for dtype in NUMBERS},
+    "scalar steps": of_dtype("f4", STEPS),
+    "image": of_dtype("u1", STEPS, 2, 2, 1),
+    "zero-size steps": np.zeros((STEPS, 0, 2), "i2"),
+    "constant": np.zeros((STEPS, 1000), "f8"),
+    "bytes": np.array([[b"a", b""], [b"\xff\x00b", b"c\x00"], [b"x" * 300, b"y"]], object),
+    "text": np.array([["a", ""], ["\u00e9", "\u65e5\u672c"], ["x" * 300, "y"]]),
+    "S": np.array([b"a", b"", b"abc"]),
+}
+
+
+def as_read(array: Any) -> Any:
+    """Return an array as any reader of Reverb sees it: strings are objects of type bytes."""
+    if array.dtype.kind in "SU":
+        strings = [element.encode() if isinstance(element, str) else bytes(element) for element in array.flat]
+        return np.array([*strings, None], object)[:-1].reshape(array.shape)
+    return array
+
+
+READ = tuple(map(as_read, ARRAYS.values()))
+
+
+# Theirs, read by us.
+
+
+@pytest.mark.parametrize("chunk_length", [1, 2, STEPS])
+def test_we_read_arrays_of_every_kind(peer: Any, our_client: rw.Client, chunk_length: int) -> None:
+    with peer.trajectory_writer(num_keep_alive_refs=STEPS) as writer:
+        for index in range(len(ARRAYS)):
+            writer.configure((index,), num_keep_alive_refs=STEPS, max_chunk_length=chunk_length)
+        for number in range(STEPS):
+            writer.append([array[number] for array in ARRAYS.values()])
+        writer.create_item("theirs", 1.0, [column[:] for column in writer.history])
+        writer.flush(timeout_ms=30_000)
+    (sample,) = our_client.sample("theirs")
+    assert_equal(sample.data, READ)
+
+
+@pytest.mark.parametrize("delta_encoded", [False, True])
+@pytest.mark.parametrize("chunk_length", [1, 3, 8])
+def test_we_read_the_legacy_writer(peer: Any, our_client: rw.Client, delta_encoded: bool, chunk_length: int) -> None:
+    def row(number: int) -> list[Any]:
+        wrapped = np.array([250 + 3 * number, -7 * number])
+        others = [np.uint64(2**64 - 1 - 5 * number), np.int32(number), np.array([b"a" * number, b""], object)]
+        return [*(wrapped.astype(dtype) for dtype in NUMBERS), *others]
+
+    with peer.writer(max_sequence_length=8, delta_encoded=delta_encoded, chunk_length=chunk_length) as writer:
+        for number in range(20):
+            writer.append(row(number))
+            if number >= 7:
+                writer.create_item("theirs", 8, 1.0)
+    for start, sample in enumerate(our_client.sample("theirs", 13)):
+        columns = zip(*(row(number) for number in range(start, start + 8)), strict=True)
+        assert_equal(sample.data, tuple(np.stack(column) for column in columns))
+
+
+def test_we_read_a_bfloat16_tensor(address: str, peer: Any, our_client: rw.Client) -> None:
+    client = reverb.TFClient(address)  # the only writer of theirs that takes one
+    client.insert([tf.constant(BFLOAT16)], tables=tf.constant(["theirs"]), priorities=tf.constant([1.0], tf.float64))
+    (sample,) = our_client.sample("theirs")
+    assert_equal(sample.data, (BFLOAT16[None],))
+
+
+@pytest.mark.parametrize("chunk_length", [None, 1, 2, 7])
+def test_we_read_trajectory_writer(peer: Any, our_client: rw.Client, chunk_length: int | None) -> None:
+    with peer.trajectory_writer(num_keep_alive_refs=8) as writer:
+        for number in range(20):
+            writer.append(step(number))
+            if number == 0 and chunk_length:
+                for path, _ in tree.flatten_with_path(step(0)):
+                    writer.configure(path, num_keep_alive_refs=8, max_chunk_length=chunk_length)
+            if number >= 4:
+                trajectory = tree.map_structure(lambda column: column[-5:], writer.history)
+                writer.create_item("windows", number, trajectory)
+        writer.flush()
+    samples = list(our_client.sample("windows", 16))
+    for start, sample in enumerate(samples):
+        assert_equal(sample.data, window(start, start + 5))
+        assert sample.info.priority == start + 4
+
+
+def test_we_read_squeezed_columns_and_columns_of_different_lengths(peer: Any, our_client: rw.Client) -> None:
+    with peer.trajectory_writer(num_keep_alive_refs=6) as writer:
+        for number in range(6):
+            writer.append(step(number))
+        history = writer.history
+        trajectory = {
+            "last": history["number"][-1],
+            "one": history["number"][-1:],
+            "sparse": history["camera"][[-6, -3, -1]],
+            "states": history["state"][1][-4:],
+        }
+        writer.create_item("ours", 1.0, trajectory)
+        writer.flush()
+    (sample,) = our_client.sample("ours", 1)
+    steps = window(0, 6)
+    expected = (steps["number"][-1], steps["number"][-1:], steps["camera"][[0, 3, 5]], steps["state"][1][-4:])
+    assert_equal(sample.data, tuple(map(np.asarray, expected)))
+
+
+def test_we_read_partial_steps(peer: Any, our_client: rw.Client) -> None:
+    with peer.trajectory_writer(num_keep_alive_refs=4) as writer:
+        for number in range(4):
+            writer.append({"observation": np.float32(number)}, partial_step=True)
+            writer.append({"action": np.int32(-number)})
+        writer.create_item("ours", 1.0, tree.map_structure(lambda column: column[:], writer.history))
+        writer.flush()
+    (sample,) = our_client.sample("ours", 1)
+    assert_equal(sample.data, (-np.arange(4, dtype=np.int32), np.arange(4, dtype=np.float32)))
+
+
+def test_we_read_what_their_client_inserts(peer: Any, our_client: rw.Client) -> None:
+    peer.insert([np.arange(6, dtype=np.int16).reshape(2, 3), np.float64(0.5)], {"ours": 4.0})
+    (sample,) = our_client.sample("ours", 1)
+    assert_equal(sample.data, (np.arange(6, dtype=np.int16).reshape(1, 2, 3), np.array([0.5])))
+    assert sample.info.priority == 4.0
+
+
+def test_we_read_the_structured_writer(peer: Any, our_client: rw.Client) -> None:
+    pattern = structured.pattern_from_transform(
+        tree.map_structure(lambda _: None, step(0)),
+        lambda ref: {"last": ref["number"][-1], "past": ref["state"][1][-3:], "strided": ref["camera"][-5::2]},
+    )
+    config = structured.create_config(pattern, "ours", conditions=[structured.Condition.step_index() >= 4])
+    writer = peer.structured_writer([config])
+    for number in range(8):
+        writer.append(step(number))
+    writer.end_episode()
+    for start, sample in enumerate(our_client.sample("ours", 4)):
+        steps = window(start, start + 5)
+        assert_equal(sample.data, (np.asarray(steps["number"][-1]), steps["state"][1][-3:], steps["camera"][::2]))
+
+
+def test_we_read_a_sample_that_is_split_over_messages(peer: Any, our_client: rw.Client) -> None:
+    rng = np.random.default_rng(0)
+    frames = rng.integers(0, 256, (60, 1 << 20), dtype=np.uint8)  # more than the 40 MB that one message holds
+    with peer.trajectory_writer(num_keep_alive_refs=60) as writer:
+        for frame in frames:
+            writer.append([frame])
+        writer.create_item("ours", 1.0, [writer.history[0][:]])
+        writer.flush()
+    (sample,) = our_client.sample("ours", 1)
+    assert_equal(sample.data, (frames,))
+
+
+# Ours, read by their client and datasets.
+
+
+def test_client_sample_reads_arrays_of_every_kind(peer: Any, our_client: rw.Client) -> None:
+    with closing(rw.TrajectoryObserver(our_client, "ours", STEPS)) as observer:
+        for number in range(STEPS):
+            observer([array[number] for array in ARRAYS.values()])
+    (sample,) = peer.sample("ours", 1, emit_timesteps=False)
+    assert_equal(sample.data, [*READ])
+
+
+def test_trajectory_dataset_reads_a_bfloat16_tensor(address: str, peer: Any, our_client: rw.Client) -> None:
+    our_client.insert([BFLOAT16], {"ours": 1.0})
+    dataset = reverb.TrajectoryDataset(
+        address, "ours", dtypes=(tf.bfloat16,), shapes=(tf.TensorShape(BFLOAT16.shape),),
+        max_in_flight_samples_per_worker=1, max_samples=1,
+    )  # fmt: skip
+    (sample,) = dataset.as_numpy_iterator()
+    assert_equal(sample.data[0], BFLOAT16)
+
+
+@pytest.mark.parametrize("name", list(ARRAYS))
+def test_shape_and_dtype_are_written_as_by_tensorflow(name: str) -> None:
+    array = as_read(ARRAYS[name])
+    theirs = tf.make_tensor_proto(array, tf.string if array.dtype == object else None)
+    ours = TensorProto.FromString(tensor_codec.encode(ARRAYS[name]))
+    assert ours.dtype == theirs.dtype
+    assert ours.tensor_shape.SerializeToString() == theirs.tensor_shape.SerializeToString()
+
+
+@pytest.mark.parametrize("name", ["bytes", "text", "S"])
+def test_strings_are_written_and_read_as_by_tensorflow(name: str) -> None:
+    encoded = tensor_codec.encode(ARRAYS[name])
+    assert_equal(tf.io.parse_tensor(encoded, tf.string).numpy(), as_read(ARRAYS[name]))
+    theirs = tf.io.serialize_tensor(ARRAYS[name]).numpy()  # in `string_val`
+    assert_equal(tensor_codec.decode(TensorProto.FromString(theirs)), as_read(ARRAYS[name]))
+
+
+@pytest.mark.parametrize(
+    ("length", "stride", "num_steps"), [(1, 1, 5), (3, 1, 40), (4, 4, 40), (20, 10, 100), (5, 2, 37)]
+)
+def test_client_sample_reads_our_windows(
+    peer: Any, our_client: rw.Client, length: int, stride: int, num_steps: int
+) -> None:
+    write_windows(our_client, "windows", num_steps, length, stride)
+    starts = range(0, num_steps - length + 1, stride)
+    samples = list(peer.sample("windows", len(starts), emit_timesteps=False, unpack_as_table_signature=True))
+    for start, sample in zip(starts, samples, strict=True):
+        assert_equal(sample.data, window(start, start + length))
+
+
+def test_client_sample_reads_our_windows_as_timesteps(peer: Any, our_client: rw.Client) -> None:
+    write_windows(our_client, "windows", 5, 3)
+    samples = list(peer.sample("windows", 3, emit_timesteps=True, unpack_as_table_signature=True))
+    for start, timesteps in enumerate(samples):
+        assert len(timesteps) == 3
+        for number, timestep in enumerate(timesteps, start):
+            assert_equal(timestep.data, tree.map_structure(np.asarray, step(number)))
+
+
+def test_client_sample_reads_what_we_insert(peer: Any, our_client: rw.Client) -> None:
+    data = {"a": np.arange(6, dtype=np.float32).reshape(3, 2), "b": {"c": np.arange(5, dtype=np.int32)}}
+    our_client.insert(data, {"blobs": 0.5, "ours": 2.0})
+    (sample,) = peer.sample("blobs", 1, emit_timesteps=False, unpack_as_table_signature=True)
+    assert_equal(sample.data, data)
+    assert sample.info.priority == 0.5
+    (sample,) = peer.sample("ours", 1, emit_timesteps=False)
+    assert_equal(sample.data, tree.flatten(data))
+    assert sample.info.priority == 2.0
+
+
+def trajectories(dataset: Any) -> list[Any]:
+    return [tree.map_structure(lambda leaf: leaf.numpy(), sample.data) for sample in dataset]
+
+
+def test_trajectory_dataset_of_the_signature_reads_our_windows(address: str, peer: Any, our_client: rw.Client) -> None:
+    write_windows(our_client, "windows", 30, 4, 2)
+    dataset = reverb.TrajectoryDataset.from_table_signature(
+        address, "windows", max_in_flight_samples_per_worker=2, num_workers_per_iterator=1, max_samples=14
+    )
+    for start, data in zip(range(0, 27, 2), trajectories(dataset), strict=True):
+        assert_equal(data, window(start, start + 4))
+
+
+def assert_timesteps(dataset: Any, num_steps: int) -> None:
+    timesteps = trajectories(dataset)
+    assert len(timesteps) == num_steps
+    for number, data in enumerate(timesteps):
+        assert_equal(data, tree.map_structure(np.asarray, step(number)))
+
+
+def test_timestep_dataset_of_the_signature_reads_our_windows(address: str, peer: Any, our_client: rw.Client) -> None:
+    write_windows(our_client, "steps", 12, 4, 4)
+    dataset = reverb.TimestepDataset.from_table_signature(
+        address, "steps", max_in_flight_samples_per_worker=2, num_workers_per_iterator=1, max_samples=3
+    )
+    assert_timesteps(dataset, 12)
+
+
+def test_columns_of_different_lengths_and_single_values_are_read_as_they_were_written(peer: Any) -> None:
+    accumulator = rw.TrajectoryAccumulator(
+        {
+            "step": {"observation": np.zeros((3, 2), np.float32), "action": np.zeros(3, np.int64)},
+            "macro": np.zeros((2, 1), np.uint8),
+            "rollout": {"return": np.float64(0), "weights": np.zeros((2, 2), np.float16)},
+            "final": np.zeros((1, 2), np.float32),
+        }
+    )
+    for t in range(3):
+        accumulator.add("step", {"observation": np.full(2, t), "action": t + 10})
+    for t in range(2):
+        accumulator.add("macro", t + 20)
+    accumulator.add("rollout", {"return": 0.1, "weights": np.eye(2)})
+    accumulator.add("final", np.array([3.0, 3.0]))
+    accumulator.insert(peer, "ours", 0.5)
+    (sample,) = peer.sample("ours", 1, emit_timesteps=False)
+    expected: list[Any] = [
+        np.array([[3, 3]], np.float32),
+        np.array([[20], [21]], np.uint8),
+        np.array(0.1),
+        np.eye(2, dtype=np.float16),
+        np.array([10, 11, 12]),
+        np.array([[0, 0], [1, 1], [2, 2]], np.float32),
+    ]
+    assert sample.info.priority == 0.5
+    assert len(sample.data) == len(expected)
+    for found, wanted in zip(sample.data, expected, strict=True):
+        assert np.asarray(found).dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+def test_a_dataset_ends_when_its_rate_limiter_timeout_is_over(address: str, peer: Any) -> None:
+    peer.insert([np.arange(3, dtype=np.int64)], {"ours": 1.0})
+    dataset = reverb.TrajectoryDataset(
+        address,
+        "ours",
+        (tf.int64,),
+        (tf.TensorShape([1, 3]),),
+        max_in_flight_samples_per_worker=1,
+        num_workers_per_iterator=1,
+        rate_limiter_timeout_ms=300,
+    )
+    assert [sample.data[0].numpy().tolist() for sample in dataset] == [[[0, 1, 2]]]

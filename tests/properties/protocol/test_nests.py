@@ -1,0 +1,173 @@
+"""Nests are taken apart and put together as dm-tree does it, and specs of them come back, whatever they are made of."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+import pytest
+import tree
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reverb_writer.errors import StructureError
+from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, rows, structure_of
+from reverb_writer.protocol.messages import TensorProto
+from reverb_writer.protocol.signatures import (
+    ArraySpec,
+    decode_spec,
+    encode_spec,
+    have_same_leaves,
+    packer_of,
+    read_spec,
+    spec_tensor,
+)
+from reverb_writer.protocol.signatures import packer as spec_packer
+
+Pair = collections.namedtuple("Pair", ["right", "left"])  # noqa: PYI024  # as a user might have it
+
+keys = st.text("abcdef", min_size=1)
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    sequences = st.lists(inner, max_size=4)
+    return st.dictionaries(keys, inner, max_size=4) | sequences | sequences.map(tuple) | st.builds(Pair, inner, inner)
+
+
+def all_containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    dicts = st.dictionaries(keys, inner, max_size=4)
+    return (
+        containers(inner)
+        | dicts.map(lambda nest: collections.OrderedDict(reversed(nest.items())))
+        | dicts.map(lambda nest: collections.defaultdict(list, nest))
+    )
+
+
+nests = st.recursive(st.integers(), all_containers, max_leaves=10)
+specs = st.builds(
+    ArraySpec,
+    st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    st.sampled_from([np.dtype(name) for name in ("f4", "f8", "i4", "u1", "?", "O")]),
+)
+nests_of_specs = st.recursive(specs, containers, max_leaves=8)
+
+
+def same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return [*one] == [*other] and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@given(nests)
+def test_flattened_as_dm_tree_does(nest: Any) -> None:
+    assert [*flattener(structure_of(nest))(nest)] == tree.flatten(nest) == named_leaves(nest, "")[1]
+
+
+@given(nests)
+def test_packed_as_dm_tree_does(nest: Any) -> None:
+    leaves = list(range(len(tree.flatten(nest))))
+    packed = packer(nest)(leaves)
+    assert same(packed, tree.unflatten_as(nest, leaves))
+    assert type(packed) is not dict or [*packed] == [*nest]
+
+
+@given(nests)
+def test_rows_are_packed_as_each_row_is(nest: Any) -> None:
+    columns = [[number, number + 100] for number in range(len(tree.flatten(nest)))]
+    expected = [packer(nest)(list(row)) for row in zip(*columns, strict=True)]
+    found = [row for row, _ in zip(rows(nest, columns), range(2), strict=False)]
+    assert not columns or all(map(same, found, expected))
+    assert not columns or len([*rows(nest, columns)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected", "message"),
+    [
+        (("a",), ("a", "b/0"), "Missing: `b/0`; unexpected: none."),
+        (("",), ("a",), "Missing: `a`; unexpected: an array without a nest."),
+        (("b", "a"), ("a", "b"), "Missing: none; unexpected: none. Their order is `b`, `a`."),
+    ],
+)
+def test_leaves_that_differ_are_named(paths: Any, expected: Any, message: str) -> None:
+    with pytest.raises(StructureError) as caught:
+        check_same_leaves("here", paths, expected, "there")
+    assert str(caught.value) == f"here: its leaves are not those of there. {message}"
+
+
+@pytest.mark.parametrize("nest", [{}, {"a": 1}, {"a": [[1], [2]], "b": ()}])
+def test_nests_without_one_length_are_refused(nest: Any) -> None:
+    with pytest.raises(StructureError, match=r"`x`: leaves must be \[T, \.\.\.\] with one T for all"):
+        common_length(nest, "`x`")
+
+
+# Specs there and back: a named tuple is one of its name and fields, of whatever class.
+
+
+def same_but_for_classes(one: Any, other: Any) -> bool:
+    if hasattr(one, "_fields"):
+        is_same_kind = type(one).__name__ == type(other).__name__ and one._fields == other._fields
+        return is_same_kind and all(map(same_but_for_classes, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_but_for_classes(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same_but_for_classes, one, other))
+    return bool(one == other)
+
+
+@given(nests_of_specs)
+def test_spec_comes_back_as_it_was_stored(nest: Any) -> None:
+    assert same_but_for_classes(decode_spec(encode_spec(nest)), nest)
+
+
+@given(nests_of_specs)
+def test_spec_is_found_in_its_tensor(nest: Any) -> None:
+    tensor = TensorProto.FromString(spec_tensor(nest))
+    assert [dim.size for dim in tensor.tensor_shape.dim][:1] == [1]
+    encoded = read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), tensor.tensor_content)
+    assert encoded == encode_spec(nest)
+    leaves = list(range(len(tree.flatten(nest))))
+    assert same_but_for_classes(packer_of(encoded)(leaves), spec_packer(nest)(leaves))
+
+
+@given(nests_of_specs, st.data())
+def test_damaged_tensor_is_no_spec_or_another_one(nest: Any, data: st.DataObject) -> None:
+    tensor = TensorProto.FromString(spec_tensor(nest))
+    content = bytearray(tensor.tensor_content)
+    content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    encoded = read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), bytes(content))
+    assert not encoded or decode_spec(encoded) is not None
+    assert read_spec(1, tensor.tensor_shape.SerializeToString(), tensor.tensor_content) == b""
+
+
+def test_what_cannot_be_described_has_no_spec(caplog: pytest.LogCaptureFixture) -> None:
+    leaf = ArraySpec((), np.dtype("f4"))
+    assert spec_tensor({1: leaf}) == b""
+    assert spec_tensor({f"leaf {number:0500}": leaf for number in range(1000)}) == b""
+    assert [record.getMessage()[:58] for record in caplog.records] == [
+        "Learners will get these items as flat tuples of columns: s",
+        "Learners will get these items as flat tuples of columns: a",
+    ]
+
+
+def test_leaves_that_differ_are_told_apart() -> None:
+    leaf = ArraySpec((3,), np.dtype("u1"))
+    stored = {"a": ArraySpec((), np.dtype("f4")), "b": [leaf]}
+    assert have_same_leaves(stored, {**stored, "b": (leaf,)})
+    for other in (
+        {**stored, "b": [ArraySpec((4,), np.dtype("u1"))]},
+        {**stored, "b": [ArraySpec((3,), np.dtype("i1"))]},
+        {**stored, "c": leaf},
+        {"b": [leaf]},
+    ):
+        assert not have_same_leaves(stored, other)
+
+
+def test_another_number_of_columns_is_a_flat_tuple() -> None:
+    pack = spec_packer({"a": ArraySpec((), np.dtype("f4"))})
+    assert pack([1, 2]) == (1, 2)
+    assert spec_packer(None)([1, 2]) == (1, 2)

@@ -1,0 +1,139 @@
+"""The process of Reverb: jemalloc, the levels of its lines, the connections that it drains, and what is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import logging
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from reverb_writer_server.observability.metrics import exposition
+from reverb_writer_server.observability.state import Job, ServiceState
+from reverb_writer_server.reverb.sockets import Drain, Endpoint, connections_to
+from reverb_writer_server.reverb.supervisor import ReverbProcess, level_of, with_jemalloc
+
+LIBRARY = ctypes.util.find_library("jemalloc")
+
+
+@pytest.mark.parametrize("choice", ["", "/usr/lib/libtcmalloc.so"])
+def test_who_preloads_a_library_or_none_decides(choice: str) -> None:
+    environment = {"LD_PRELOAD": choice, "HOME": "/root"}
+    assert with_jemalloc(environment) == environment
+
+
+def test_library_of_the_system_is_preloaded_and_nothing_else_changes() -> None:
+    expected = {"HOME": "/root"} if LIBRARY is None else {"HOME": "/root", "LD_PRELOAD": LIBRARY}
+    assert with_jemalloc({"HOME": "/root"}) == expected
+
+
+@pytest.mark.skipif(LIBRARY is None, reason="the system has no jemalloc")
+def test_reverb_process_has_it_loaded_and_this_one_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    process = ReverbProcess()
+    try:
+        maps = Path(f"/proc/{process.pid}/maps")
+        loaded = ""
+        while process.alive() and "libc.so" not in loaded:  # which is loaded after what is preloaded
+            loaded = maps.read_text()
+        assert "jemalloc" in loaded
+    finally:
+        process.kill()
+    assert "LD_PRELOAD" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("[reverb/cc/platform/default/server.cc:71] Started replay server on port 40963", logging.DEBUG),
+        ("[reverb/cc/platform/tfrecord_checkpointer.cc:162]  Initializing TFRecordCheckpointer in /d.", logging.DEBUG),
+        ("[reverb/cc/platform/tfrecord_checkpointer.cc:565] Loading latest checkpoint from /data", logging.DEBUG),
+        ("[reverb/cc/reverb_service_impl.cc:164] Stored checkpoint to /data/incoming/2026-08-01", logging.DEBUG),
+        ("2026-11-22 05:34:12.862515: I tensorflow/core/platform/cpu_feature_guard.cc:182] This", logging.DEBUG),
+        ("I1122 05:34:12.862515734   32492 server_builder.cc:70] hello", logging.DEBUG),
+        ("[reverb/cc/table.cc:517] Table worker encountered a fatal error: INTERNAL", logging.WARNING),
+        ("[reverb/cc/selectors/prioritized.cc:217] Tree needs to be initialized because node with", logging.WARNING),
+        ("[reverb/cc/chunker.cc:71] something that no version has said yet", logging.WARNING),
+        ("2026-11-22 05:34:12.862515: W tensorflow/core/x.cc:182] beware", logging.WARNING),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", logging.WARNING),
+        ("E1122 05:34:12.862515734   32492 tcp_server_posix.cc:216]    Failed accept4: Too many open", logging.ERROR),
+        ("[reverb/cc/rate_limiter.cc:71] Check failed: min_size > 0 (0 vs. 0)", logging.ERROR),
+        ("Fatal Python error: Segmentation fault", logging.ERROR),
+    ],
+)
+@pytest.mark.parametrize("drains", [False, True])
+def test_line_has_the_level_of_what_it_says(line: str, level: int, drains: bool) -> None:
+    assert level_of(line, drains=drains) == level
+
+
+def test_listener_that_fails_is_expected_only_where_it_was_shut_down() -> None:
+    line = "E1122 05:34:12.862515734   32492 tcp_server_posix.cc:216]    Failed accept4: Invalid argument"
+    assert level_of(line, drains=True) == logging.DEBUG
+    assert level_of(line, drains=False) == logging.ERROR
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A server's socket on all addresses of the machine."""
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as one:
+        yield one
+
+
+def connect(listener: socket.socket, source: tuple[str, int]) -> tuple[socket.socket, socket.socket]:
+    """Return the client's and the server's end of a connection from that address."""
+    port = listener.getsockname()[1]
+    client = socket.create_connection(("127.0.0.1", port), 60, source_address=source)
+    client.settimeout(60)
+    server, _ = listener.accept()
+    return client, server
+
+
+def test_connection_is_kept_by_its_address_and_not_by_its_port_alone(listener: socket.socket) -> None:
+    with contextlib.ExitStack() as ends:
+        ours, served = map(ends.enter_context, connect(listener, ("127.0.0.1", 0)))
+        own_port = ours.getsockname()[1]
+        other, _ = map(ends.enter_context, connect(listener, ("127.0.0.2", own_port)))
+        port = listener.getsockname()[1]
+        assert connections_to(port) == {Endpoint("127.0.0.1", own_port), Endpoint("127.0.0.2", own_port)}
+        assert Drain(port).end_connections({Endpoint("127.0.0.1", own_port)}) == 1
+        assert other.recv(1) == b""  # its end
+        served.sendall(b"x")
+        assert ours.recv(1) == b"x"
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port), 60)
+
+
+def test_draining_needs_no_descriptor(listener: socket.socket) -> None:
+    with contextlib.ExitStack() as ends:
+        client, _ = map(ends.enter_context, connect(listener, ("127.0.0.1", 0)))
+        drain = Drain(listener.getsockname()[1])
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = ends.enter_context(socket.socket()).fileno()  # the lowest that is free
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    ends.enter_context(socket.socket())
+            ended = drain.end_connections(())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert ended == 1
+        assert client.recv(1) == b""
+
+
+PAGE = Path(__file__).parents[3] / "docs/reference/metrics.md"
+
+
+@pytest.mark.parametrize("job", get_args(Job))
+def test_failures_of_every_job_are_counted_from_zero_and_described(job: Job) -> None:
+    state = ServiceState()
+    assert f'reverb_job_failures_total{{job="{job}"}} 0.0' in exposition(state).decode()
+    state.failures[job] += 1
+    assert f'reverb_job_failures_total{{job="{job}"}} 1.0' in exposition(state).decode()
+    (row,) = (line for line in PAGE.read_text().splitlines() if line.startswith("| `reverb_job_failures_total`"))
+    assert f"`{job}`" in row
