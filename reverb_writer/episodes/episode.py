@@ -119,14 +119,13 @@ class Episode(EpisodeData):
             (observations, observations.checked(observation, "observation")),
             (actions, actions.checked(action, "action")),
             (rewards, rewards.checked(reward, "reward")),
+            *((buffer.rows, buffer.rows.checked(extras[key], key)) for key, buffer in buffers.items()),
         ]
         if not added[2][1][0].is_number:
             raise StructureError(f"`reward` must be a number, got {reward!r}.")
-        for key, buffer in buffers.items():
-            added.append((buffer.rows, buffer.rows.checked(extras[key], key)))
-        for rows, row in added:  # none of this can fail
-            rows.append(row)
-        self.infos.rows.columns[0].append({} if infos is None else infos)
+        for rows, block in added:  # none of this can fail
+            rows.put(block)
+        self.infos.append({} if infos is None else infos)
         self.extra_model_outputs = buffers
         self.t += 1
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)

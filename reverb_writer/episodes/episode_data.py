@@ -249,7 +249,7 @@ class EpisodeData:
 
     def get_return(self) -> float:
         """Return the sum of the rewards, undiscounted, without those of the look-back."""
-        return float(sum(leaf.sum() for leaf in self.rewards.rows.arrays(slice(self.rewards.lookback, None))))
+        return float(self.rewards.to_arrays().sum())
 
     def env_steps(self) -> int:
         """Return the number of steps, without the look-back."""

@@ -108,7 +108,7 @@ class InfiniteLookbackBuffer:
         Raises:
             StructureError: its structure or shapes differ from the first row. Nothing changed.
         """
-        self.rows.append(self.rows.checked(item, "item"))
+        self.rows.put(self.rows.checked(item, "item"))
 
     def extend(self, items: Any) -> None:
         """Add rows: `items` is a list of rows, or a nest of arrays [T, ...].
@@ -226,17 +226,17 @@ class InfiniteLookbackBuffer:
             new_data = [new_data] if single else new_data
             index, num = np.array(at, np.intp), len(at)
         block = None if isinstance(new_data, list) and not new_data else self.rows.block(new_data)
-        num_new = 0 if block is None else len(block[1][0])
+        num_new = 0 if block is None else len(block[1])
         if num_new != num:
             raise OutOfRangeError(
                 f"cannot set {num} rows to {num_new} new ones. Pass as many rows as there are indices."
             )
         if block is not None and num:
-            form, columns = self.rows.fitting(block, "new_data")
+            form, rows = self.rows.fitting(block, "new_data")
             if self.finalized and self.space is not None:
-                for row in form.items(columns):
+                for row in form.items(rows):
                     check(self.space, row, "new_data")
-            self.rows.replace(index, (form, columns))
+            self.rows.replace(index, (form, rows))
 
     def get_state(self) -> dict[str, Any]:
         """Return the rows, a copy, with the look-back and the space; as `Episode.get_state`."""
@@ -258,6 +258,9 @@ class InfiniteLookbackBuffer:
             return buffer.finalize() if state["finalized"] else buffer
         except BROKEN_STATE as error:
             raise FormatError(f"this is not a state of a buffer: {type(error).__name__}: {error}") from error
+
+    def __reduce__(self) -> Any:
+        return InfiniteLookbackBuffer.from_state, (self.get_state(),)
 
     def __getitem__(self, indices: Any) -> Any:
         return self.get(indices)
@@ -330,11 +333,11 @@ class InfiniteLookbackBuffer:
                 return [fill] * num if as_list else np.array([fill] * num)
             dtypes, shapes = [leaf.dtype for leaf in parts.leaves], [leaf.shape for leaf in parts.leaves]
             form = RowForm(parts.struct, parts.paths, dtypes, shapes)
-            leaves = form.stack([[] for _ in form.paths])
+            leaves = form.stack([])
         if parts is not None and len(parts.leaves) != len(leaves) and (one_hot or fill is not None):
             raise StructureError(f"rows have {len(leaves)} leaves, their space {self.space} has {len(parts.leaves)}.")
         if parts is not None and one_hot:
             leaves = [part.one_hot(leaf) for part, leaf in zip(parts.leaves, leaves, strict=True)]
         if fill is not None:
             leaves = filled(leaves, fill, where, num, parts, one_hot)
-        return form.items(list(map(listed, leaves))) if as_list else form.pack(leaves)
+        return form.items(zip(*map(listed, leaves), strict=True)) if as_list else form.pack(leaves)

@@ -17,9 +17,6 @@ from reverb_writer.nests import named_leaves
 
 Array = npt.NDArray[Any]
 
-_FLOAT32 = np.dtype(np.float32)
-_NUMBERS = (float, int)
-
 
 class SpaceLeaf:
     """A space that is not made of other spaces."""
@@ -55,18 +52,18 @@ class SpaceLeaf:
         vectors[np.arange(num)[:, None], values + np.cumsum(sizes) - sizes] = 1
         return vectors
 
-    def cast(self, fill: Any, *, one_hot: bool) -> tuple[Any, np.dtype[Any]]:
+    def cast(self, fill: Any, *, one_hot: bool) -> Array:
         """Return a fill value in the dtype of this space; float32 for one-hot vectors.
 
         It is cast as RLlib does: 0.5 is 0 in a Discrete space; for one-hot vectors, 0 is a vector of zeros.
         """
         dtype, shape = self.dtype, self.shape
         if one_hot and self.sizes is not None:
-            dtype, shape = _FLOAT32, (int(self.sizes.sum()),)
-        value = _checked(fill, dtype, shape)
+            dtype, shape = np.dtype(np.float32), (int(self.sizes.sum()),)
+        value = _fill_value(fill, dtype, shape)
         if dtype.kind in "iu" and not _in_range(value, dtype):
             raise SpecError(f"`fill` must be a number that {dtype} can hold, as its space says, got {fill!r}.")
-        return value if value is fill else value.astype(dtype), dtype
+        return value.astype(dtype)
 
 
 class SpaceLeaves:
@@ -97,12 +94,14 @@ def filled(
         raise SpecError(f"`fill` must be a number, or a row of {len(leaves)} leaves, got {fill!r}.")
     found = []
     for number, (leaf, given) in enumerate(zip(leaves, values, strict=True)):
-        own = leaf.dtype
+        own, shape = leaf.dtype, leaf.shape[1:]
         if spaces is None:
-            value, dtype = given, _holding(given, own, leaf.shape[1:])
+            value = _fill_value(given, own, shape)
+            dtype = own if _holds(own, value) else np.result_type(value.dtype, own)
         else:
-            value, dtype = spaces.leaves[number].cast(given, one_hot=one_hot)
-        rows = np.empty((num, *leaf.shape[1:]), own if dtype is own else np.result_type(dtype, own))
+            value = spaces.leaves[number].cast(given, one_hot=one_hot)
+            dtype = np.result_type(value.dtype, own)
+        rows = np.empty((num, *shape), dtype)
         rows[...] = value
         if len(leaf):
             rows[where] = leaf
@@ -110,24 +109,19 @@ def filled(
     return found
 
 
-def _holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
-    """Return the dtype if it can hold the fill value, else a dtype that can hold both."""
-    value = _checked(fill, dtype, shape)
-    if value is fill or dtype.kind == "f":
-        return dtype
-    if dtype.kind in "iu" and np.all(value == np.trunc(value)) and _in_range(value, dtype):
-        return dtype
-    return np.result_type(value.dtype, dtype)
-
-
-def _checked(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """Return a fill value as an array, or unchanged if rows of this dtype take any such value."""
-    if dtype.kind == "O" or (dtype.kind == "f" and type(fill) in _NUMBERS):
-        return fill
-    value = np.array(fill)  # another object than `fill`, which tells that it has been checked
+def _fill_value(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if dtype.kind == "O":
+        return np.array(fill, object)
+    value = np.array(fill)
     if value.dtype.kind not in "biuf" or value.shape not in ((), shape):
         raise SpecError(f"`fill` must be a number, or a row like the others, {dtype} {shape}, got {fill!r}.")
     return value
+
+
+def _holds(dtype: np.dtype[Any], value: Array) -> bool:
+    if dtype.kind in "iu":
+        return bool(np.all(value == np.trunc(value))) and _in_range(value, dtype)
+    return dtype.kind in "fO"
 
 
 def _in_range(value: Array, dtype: np.dtype[Any]) -> bool:
