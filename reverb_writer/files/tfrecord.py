@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import google_crc32c
 from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
-from reverb_writer.files.crc32c import masked_crc32c
 
 TABLES, ITEMS, CHUNKS, DONE = "tables.tfrecord", "items.tfrecord", "chunks.tfrecord", "DONE"
 FILES = (TABLES, ITEMS, CHUNKS, DONE)
@@ -32,6 +32,7 @@ FILES = (TABLES, ITEMS, CHUNKS, DONE)
 _HEADER = struct.Struct("<Q4x")
 _FOOTER_BYTES = 4
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
+_MASK_DELTA = 0xA282EAD8
 _READ_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 2**31  # of a protobuf message
 
@@ -88,7 +89,7 @@ class RecordWriter:
 
     def write(self, record: bytes) -> None:
         """Add a record."""
-        for part in (_header(len(record)), record, _CHECKSUM.pack(masked_crc32c(record))):
+        for part in (_header(len(record)), record, _checksum(record)):
             self._file.write(self._stream.compress(part))
 
     def __enter__(self) -> RecordWriter:
@@ -114,7 +115,13 @@ def write_records(path: Path, records: Iterable[bytes]) -> None:
 @functools.lru_cache(maxsize=1024)
 def _header(size: int) -> bytes:
     length = _LENGTH.pack(size)
-    return length + _CHECKSUM.pack(masked_crc32c(length))
+    return length + _checksum(length)
+
+
+def _checksum(data: bytes) -> bytes:
+    """Return the CRC-32C, masked as TensorFlow masks it: rotated, and a constant added."""
+    crc = google_crc32c.value(data)
+    return _CHECKSUM.pack(((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF)
 
 
 def read_file(path: Path, *, inflate: bool = False) -> Extent:

@@ -248,7 +248,7 @@ def test_names_that_two_threads_first_use_at_once_load_one_after_the_other(
 
 
 PACKAGE = Path(rw.__file__).parent
-NEEDED = {"numpy", "grpc", "google", "cramjam", "tree", "reverb_writer", "__future__"}
+NEEDED = {"numpy", "grpc", "google", "google_crc32c", "cramjam", "tree", "reverb_writer", "__future__"}
 # Loaded by an environment of that package, by the command, which looks for them, and where bytes cannot be read.
 EXEMPT = {
     "environments/dm_env_recorder.py",
