@@ -180,11 +180,12 @@ class InfiniteLookbackBuffer:
         if one_hot_discrete and self._space_leaves is None:
             raise SpecError("one-hot vectors need a space. Give one when constructing.")
         if indices is None or isinstance(indices, slice):
-            wanted = indices or _ALL
-            before, index, num, after = span(wanted, size, self.lookback, neg_index_as_lookback, fill is not None)
+            before, index, num, after = span(
+                indices or _ALL, size, self.lookback, neg_index_as_lookback, fill is not None
+            )
+            where, num_rows = slice(before, before + num), before + num + after
             needed = fill if before or after else None
-            where = slice(before, before + num)
-            return self._read(index, one_hot=one_hot_discrete, fill=needed, where=where, num=before + num + after)
+            return self._read(index, one_hot=one_hot_discrete, fill=needed, where=where, num=num_rows)
         single = is_single(indices)
         if single and not one_hot_discrete:
             row = position(indices, size, self.lookback, neg_index_as_lookback)

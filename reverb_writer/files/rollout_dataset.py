@@ -26,7 +26,7 @@ import tree
 from reverb_writer.arguments import check_wait, integer
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
-from reverb_writer.files.transition_fields import Cursor, TransitionBatch, TransitionFields
+from reverb_writer.files.transition_fields import Cursor, TransitionBatch, names_of_fields, read_transitions
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
 from reverb_writer.protocol.signatures import ArraySpec
@@ -202,7 +202,7 @@ class RolloutDataset(RolloutFileBase):
         directories = [data_dir] if isinstance(data_dir, str | os.PathLike) else list(data_dir)
         self._directories = [Path(each) for each in directories]
         self._starts = (low, high)
-        self._fields = TransitionFields(fields)
+        self._names = names_of_fields(fields or {})
         self._seed = seed
         self._loops = integer("dataset_loops", dataset_loops, minimum=-(1 << 31))
         self._shuffle, self._keep_latest = shuffle, integer("keep_latest", keep_latest, minimum=0)
@@ -334,11 +334,9 @@ class RolloutDataset(RolloutFileBase):
         """Open a trajectory at the first step to deliver; a damaged one raises here."""
         stored = self.open_trajectory(path)
         start = int(self._rng.integers(*self._starts))
-        num_transitions = stored.manifest.num_transitions
-        if not num_transitions:
+        if not stored.manifest.num_transitions:
             raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
-        transitions = self._fields.read(stored.load(), stored.manifest)
-        cursor = Cursor(transitions, start if start < num_transitions else 0)
+        cursor = Cursor(read_transitions(stored.load(), stored.manifest, self._names), start)
         layout = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), cursor.transitions)
         self._layout = self._layout or layout
         if layout != self._layout:

@@ -172,7 +172,6 @@ class RolloutWriter:
         self,
         steps: Any,
         *,
-        end: End | str = End.STEP,
         terminated: bool | None = None,
         truncated: bool | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -181,7 +180,6 @@ class RolloutWriter:
 
         Args:
             steps: nest with leaves [T, ...], T >= 1, each like this writer's first step.
-            end: kind of its end.
             terminated: whether the environment ended it.
             truncated: whether a limit ended it.
             metadata: JSON, in addition to the writer's.
@@ -191,7 +189,7 @@ class RolloutWriter:
             StructureError: the leaves differ in length, or from what was written before. Nothing changed.
             OSError: the disk failed, for example because it is full.
         """
-        return self._save(steps, End(end), {"terminated": terminated, "truncated": truncated}, metadata or {})
+        return self._save(steps, {"terminated": terminated, "truncated": truncated}, metadata or {})
 
     def write_episode(self, episode: Episode) -> Path:
         """Write `episode`, whole or a chunk that was cut, as one trajectory, and return its file.
@@ -202,11 +200,9 @@ class RolloutWriter:
         terminated = episode.is_terminated
         truncated = episode.is_truncated or not terminated  # what was cut has a next state
         outcome = {"terminated": terminated, "truncated": truncated}
-        return self._save(episode.steps(), End.STEP, outcome, {}, has_boundary=True)
+        return self._save(episode.steps(), outcome, {}, has_boundary=True)
 
-    def _save(
-        self, steps: Any, end: End, outcome: _Outcome, metadata: Mapping[str, Any], *, has_boundary: bool = False
-    ) -> Path:
+    def _save(self, steps: Any, outcome: _Outcome, metadata: Mapping[str, Any], *, has_boundary: bool = False) -> Path:
         self._check_open()
         num_steps = common_length(steps, "`steps`")
         if not num_steps:
@@ -220,7 +216,7 @@ class RolloutWriter:
         self._steps = known
         columns = [np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)]
         self._num_steps += num_steps
-        return self._write_columns(columns, end, outcome, metadata, has_boundary=has_boundary)
+        return self._write_columns(columns, End.STEP, outcome, metadata, has_boundary=has_boundary)
 
     def close(self) -> None:
         """Write the unfinished episodes, marked as cut, and close. Idempotent."""
