@@ -250,10 +250,9 @@ class Episode(EpisodeData):
     ) -> Episode:
         """Return an episode of some of the rows, as `InfiniteLookbackBuffer.part`."""
         part = Episode(t_started=t_started, **{name: getattr(self, name) for name in _IDS})
-        part.observations = self.observations.part(observations, lookback, finalized=finalized)
-        part.infos = self.infos.part(observations, lookback)
-        part.actions = self.actions.part(others, lookback, finalized=finalized)
-        part.rewards = self.rewards.part(others, lookback, finalized=finalized)
+        for name in _COLUMNS:
+            rows = observations if name in ("observations", "infos") else others
+            setattr(part, name, getattr(self, name).part(rows, lookback, finalized=finalized))
         part.extra_model_outputs = {
             key: buffer.part(others, lookback, finalized=finalized) for key, buffer in self.extra_model_outputs.items()
         }

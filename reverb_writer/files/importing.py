@@ -66,18 +66,14 @@ class Journal:
         lines = path.read_bytes().splitlines() if path.exists() else []
         if not lines:
             return
-        try:
+        found = None
+        with suppress(ValueError):
             found = json.loads(lines[0])
-        except ValueError:
-            raise SpecError(
-                f"journal {path} does not begin as one: its first line cannot be read, expected {self._purpose}. If an "
-                "import was cut short while it wrote that line, remove the file: everything is sent again. Otherwise "
-                "name another file."
-            ) from None
         if found != self._purpose:
             raise SpecError(
-                f"journal {path} belongs to another import: it has {found}, expected {self._purpose}. "
-                "Name another file."
+                f"journal {path} belongs to another import, or its first line cannot be read: it has {lines[0]!r}, "
+                f"expected {self._purpose}. If an import was cut short while it wrote that line, remove the file: "
+                "everything is sent again. Otherwise name another file."
             )
         for line in lines[1:]:
             with suppress(ValueError):  # cut short

@@ -174,6 +174,7 @@ class RolloutWriter:
         *,
         terminated: bool | None = None,
         truncated: bool | None = None,
+        has_boundary: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a whole trajectory at once, and return its file.
@@ -182,6 +183,7 @@ class RolloutWriter:
             steps: nest with leaves [T, ...], T >= 1, each like this writer's first step.
             terminated: whether the environment ended it.
             truncated: whether a limit ended it.
+            has_boundary: whether the last step is a boundary step, even if no field of it says so.
             metadata: JSON, in addition to the writer's.
 
         Raises:
@@ -189,20 +191,6 @@ class RolloutWriter:
             StructureError: the leaves differ in length, or from what was written before. Nothing changed.
             OSError: the disk failed, for example because it is full.
         """
-        return self._save(steps, {"terminated": terminated, "truncated": truncated}, metadata or {})
-
-    def write_episode(self, episode: Episode) -> Path:
-        """Write `episode`, whole or a chunk that was cut, as one trajectory, and return its file.
-
-        Raises:
-            ReverbWriterError, OSError: as for `save`; IncompleteError: it has no step.
-        """
-        terminated = episode.is_terminated
-        truncated = episode.is_truncated or not terminated  # what was cut has a next state
-        outcome = {"terminated": terminated, "truncated": truncated}
-        return self._save(episode.steps(), outcome, {}, has_boundary=True)
-
-    def _save(self, steps: Any, outcome: _Outcome, metadata: Mapping[str, Any], *, has_boundary: bool = False) -> Path:
         self._check_open()
         num_steps = common_length(steps, "`steps`")
         if not num_steps:
@@ -216,7 +204,18 @@ class RolloutWriter:
         self._steps = known
         columns = [np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)]
         self._num_steps += num_steps
-        return self._write_columns(columns, End.STEP, outcome, metadata, has_boundary=has_boundary)
+        outcome = {"terminated": terminated, "truncated": truncated}
+        return self._write_columns(columns, End.STEP, outcome, metadata or {}, has_boundary=has_boundary)
+
+    def write_episode(self, episode: Episode) -> Path:
+        """Write `episode`, whole or a chunk that was cut, as one trajectory, and return its file.
+
+        Raises:
+            ReverbWriterError, OSError: as for `save`; IncompleteError: it has no step.
+        """
+        terminated = episode.is_terminated
+        truncated = episode.is_truncated or not terminated  # what was cut has a next state
+        return self.save(episode.steps(), terminated=terminated, truncated=truncated, has_boundary=True)
 
     def close(self) -> None:
         """Write the unfinished episodes, marked as cut, and close. Idempotent."""
