@@ -63,12 +63,6 @@ _WHOLE = (1 << 31) - 1
     show_default=True,
     help="Priority of all items; `stored`, with --whole-episodes: the exported ones.",
 )
-@click.option(
-    "--journal",
-    "journal_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File that records what is delivered.",
-)
 @click.option("--again", is_flag=True, help="Send everything again, without a journal.")
 @connection_options
 def import_command(
@@ -80,7 +74,6 @@ def import_command(
     whole_episodes: bool,
     mask: bool,
     priority: str,
-    journal_path: Path | None,
     again: bool,
     **connection: Any,
 ) -> None:
@@ -92,7 +85,7 @@ def import_command(
 
     Ctrl-C ends the import after the current trajectory; the same command continues it. A hidden journal in DIR records
     what was delivered, for each server process, table and kind of window; after a restart of the server everything is
-    sent again. A journal named by --journal is valid for any server.
+    sent again.
 
     Damaged and incomplete trajectories are skipped and named.
 
@@ -129,7 +122,7 @@ def import_command(
                 end_of_episode=end_of_episode,
                 mask=mask,
             )
-        journal = None if again else _journal(client, directory, journal_path, {"tables": list(tables), **windows})
+        journal = None if again else _journal(client, directory, {"tables": list(tables), **windows})
         paths = list_trajectories(directory)
         todo = [path for path in paths if journal is None or journal.name_of(path) not in journal.done]
 
@@ -156,9 +149,7 @@ def _number(priority: str) -> float:
         raise click.BadParameter(f"must be a number or `stored`, got {priority!r}.", param_hint="--priority") from None
 
 
-def _journal(client: Client, directory: Path, path: Path | None, purpose: dict[str, Any]) -> Journal:
-    if path is not None:
-        return Journal(path, purpose, directory)
+def _journal(client: Client, directory: Path, purpose: dict[str, Any]) -> Journal:
     purpose = {**purpose, "server": f"{only_server(client).request_info().state_id:032x}"}
     digest = hashlib.sha256(json.dumps(purpose, sort_keys=True).encode()).hexdigest()[:16]
     return Journal(directory / f".import_{digest}.jsonl", purpose, directory)

@@ -342,36 +342,19 @@ class Episode(EpisodeData):
         return episode_steps.of(self)
 
     @classmethod
-    def from_steps(
-        cls,
-        data: Any,
-        *,
-        id_: str | None = None,
-        observation_space: Any = None,
-        action_space: Any = None,
-        t_started: int | None = None,
-    ) -> Episode:
+    def from_steps(cls, data: Any, *, id_: str | None = None, t_started: int | None = None) -> Episode:
         """Return the finalized episode of steps, such as those of a sampled whole episode.
 
         Args:
             data: leaves [T + 1, ...]: a nest as `steps()` returns it, RLDS steps, or a TF-Agents trajectory. Rows after
                 the last step, such as padding, are left out.
             id_: as when constructing.
-            observation_space: as when constructing.
-            action_space: as when constructing.
             t_started: as when constructing.
 
         Raises:
             StructureError: observations, actions or rewards are missing, or their lengths differ.
         """
-        return cls(
-            id_,
-            **episode_steps.columns(data),
-            observation_space=observation_space,
-            action_space=action_space,
-            t_started=t_started,
-            len_lookback_buffer=0,
-        ).finalize()
+        return cls(id_, **episode_steps.columns(data), t_started=t_started, len_lookback_buffer=0).finalize()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(len={len(self)} done={self.is_done} R={self.get_return():g} id_={self.id_})"

@@ -269,7 +269,6 @@ class Strange:
         ("torch", lambda _: __import__("reverb_writer.reading.views.torch"), "reverb-writer[torch]"),
         ("jax", lambda _: Views().as_jax(), "reverb-writer[jax]"),
         ("tensorflow", lambda _: Views().as_tf(), "tensorflow"),
-        ("minari", lambda path: rw.files.from_minari(str(path), None), "reverb-writer[minari]"),  # type: ignore[arg-type]
         ("array_api_compat", lambda _: _namespace(), "reverb-writer[arrays]"),
         (
             "array_api_compat",
