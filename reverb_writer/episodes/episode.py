@@ -178,23 +178,17 @@ class Episode(EpisodeData):
         last = self.observations.rows.part(slice(-1, None), finalized=False)
         if not len(first) or not last.equal(first):
             raise SpecError("the next chunk must start with the last observation of this one.")
+        # The last observation and info of this one are the first of the next one.
+        merged: dict[str, Any] = {
+            "observations": self.observations.part(slice(-1), self.observations.lookback) + other.observations,
+            "infos": self.infos.part(slice(-1), self.infos.lookback) + other.infos,
+            "actions": self.actions + other.actions,
+            "rewards": self.rewards + other.rewards,
+        }
         if len(other):
             extras = self._extra_columns(other.extra_model_outputs)
-            added = [
-                (self.observations, other.observations, 1),  # without its first one, which is here already
-                (self.actions, other.actions, 0),
-                (self.rewards, other.rewards, 0),
-                *((buffer, other.extra_model_outputs[key], 0) for key, buffer in extras.items()),
-            ]
-            blocks = [
-                (own.rows, own.rows.fitting(following.rows.block_from(following.lookback + skip), "chunk"))
-                for own, following, skip in added
-            ]
-            for rows, block in blocks:
-                rows.put(block)
-            self.extra_model_outputs = extras
-        self.infos.pop()
-        self.infos.extend(other.infos.get())
+            merged["extra_model_outputs"] = {key: extras[key] + other.extra_model_outputs[key] for key in extras}
+        vars(self).update(merged)
         self.custom_data.update(other.custom_data)
         self.t = other.t
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
@@ -211,12 +205,10 @@ class Episode(EpisodeData):
         """
         if self.is_done:
             raise ClosedError("the episode is over: no chunk can follow. Start a new `Episode`.")
-        lookback = integer("len_lookback_buffer", len_lookback_buffer, minimum=0)
-        total, last = self.rewards.len_incl_lookback(), self.observations.len_incl_lookback() - 1
-        steps = np.arange(max(0, total - lookback), total)
-        successor = self._part(
-            np.append(steps, last) if last >= 0 else steps, steps, len(steps), self.t, finalized=False
-        )
+        total = self.rewards.len_incl_lookback()
+        lookback = min(integer("len_lookback_buffer", len_lookback_buffer, minimum=0), total)
+        rows = slice(total - lookback, None)
+        successor = self._part(rows, rows, lookback, self.t, finalized=False)
         successor.start_timer()
         return successor
 

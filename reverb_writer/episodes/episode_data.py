@@ -286,6 +286,6 @@ class EpisodeData:
 def _column(data: Any, lookback: int, space: Any = None, *, untyped: bool = False) -> InfiniteLookbackBuffer:
     if not isinstance(data, InfiniteLookbackBuffer):
         return InfiniteLookbackBuffer(data, lookback, space, untyped=untyped)
-    column = data.part(np.arange(data.len_incl_lookback()), data.lookback)
+    column = data.part(slice(None), data.lookback)
     column.space = data.space if space is None else space
     return column

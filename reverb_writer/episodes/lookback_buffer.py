@@ -122,16 +122,16 @@ class InfiniteLookbackBuffer:
     def concat(self, other: InfiniteLookbackBuffer) -> None:
         """Add the rows of `other`, another buffer, without its look-back."""
         if other.rows.form is not None:
-            self.rows.put(self.rows.fitting(other.rows.block_from(other.lookback), "other"))
+            self.rows.put(self.rows.fitting(other.rows.block_from(other.lookback), "added rows"))
 
-    def part(self, index: Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
-        """Return a buffer of the rows whose numbers `index` holds, integers [n], counted with the look-back.
+    def part(self, index: slice | Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
+        """Return a buffer of some of the rows, whose numbers count the look-back: a slice, or integers [n].
 
         The first `lookback` rows are the new look-back. If `finalized` is None, it is that of this buffer.
         """
         part = InfiniteLookbackBuffer(space=self.space, untyped=self.is_untyped)
         part.rows = self.rows.part(index, finalized=self.finalized if finalized is None else finalized)
-        part.lookback = min(lookback, len(index))
+        part.lookback = min(lookback, len(part.rows))
         return part
 
     def pop(self, index: int = -1) -> None:
@@ -279,7 +279,7 @@ class InfiniteLookbackBuffer:
         """
         if self.finalized:
             raise ClosedError(f"cannot add to a finalized {type(self).__name__}.")
-        result = InfiniteLookbackBuffer(self.data, self.lookback, self.space, untyped=self.is_untyped)
+        result = self.part(_ALL, self.lookback)
         if isinstance(other, InfiniteLookbackBuffer):
             result.concat(other)
         elif isinstance(other, list):
