@@ -44,11 +44,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """
 
     def __init__(
-        self,
-        env: gymnasium.Env[Any, Any],
-        observer: Callable[[Any], Any],
-        *,
-        extras: Callable[[], Any] | None = None,
+        self, env: gymnasium.Env[Any, Any], observer: Callable[[Any], Any], *, extras: Callable[[], Any] | None = None
     ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
         self._encode_observation = encoder(env, "observation_space")

@@ -19,8 +19,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from reverb_writer.errors import SpecError
 
 Indices = int | slice | Sequence[int] | None
@@ -29,9 +27,9 @@ Span = tuple[int, slice, int, int]
 """The parts of a slice, in its order: number of fill values, rows, number of rows, number of fill values after them."""
 
 
-def is_single(index: Any) -> bool:
-    """Return whether an index is no list; an array without dimensions is a single index."""
-    return not isinstance(index, list | tuple | np.ndarray) or (isinstance(index, np.ndarray) and not index.ndim)
+def is_single(indices: Any) -> bool:
+    """Return whether indices are one index; an array without dimensions is one."""
+    return not (indices is None or isinstance(indices, slice | list | tuple) or getattr(indices, "ndim", 0) > 0)
 
 
 def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool = False) -> int:

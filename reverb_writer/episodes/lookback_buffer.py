@@ -13,14 +13,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes.indexing import Indices, is_single, position, span
 from reverb_writer.episodes.rows import RowForm, Rows, listed
 from reverb_writer.episodes.spaces import SpaceLeaves, check, filled
-from reverb_writer.errors import (
-    ClosedError,
-    FormatError,
-    OutOfRangeError,
-    ReverbWriterError,
-    SpecError,
-    StructureError,
-)
+from reverb_writer.errors import ClosedError, FormatError, OutOfRangeError, ReverbWriterError, SpecError, StructureError
 
 Array = npt.NDArray[Any]
 
@@ -176,34 +169,19 @@ class InfiniteLookbackBuffer:
             OutOfRangeError: an int, alone or in a list, is outside the data, and there is no `fill`.
             SpecError: `indices` or `fill` is invalid, or there is no space for one-hot vectors.
         """
-        size = len(self.rows)
         if one_hot_discrete and self._space_leaves is None:
             raise SpecError("one-hot vectors need a space. Give one when constructing.")
-        if indices is None or isinstance(indices, slice):
-            before, index, num, after = span(
-                indices or _ALL, size, self.lookback, neg_index_as_lookback, fill is not None
-            )
-            where, num_rows = slice(before, before + num), before + num + after
-            needed = fill if before or after else None
-            return self._read(index, one_hot=one_hot_discrete, fill=needed, where=where, num=num_rows)
         single = is_single(indices)
         if single and not one_hot_discrete:
-            row = position(indices, size, self.lookback, neg_index_as_lookback)
-            if 0 <= row < size:
+            row = position(indices, len(self.rows), self.lookback, neg_index_as_lookback)
+            if 0 <= row < len(self.rows):
                 return self.rows.row(row)
-        at = np.array(self._positions([indices] if single else indices, neg_index_as_lookback, fill), np.intp)
-        inside = (at >= 0) & (at < size)
-        needed = None if inside.all() else fill
-        rows = self._read(at[inside], single or None, one_hot=one_hot_discrete, fill=needed, where=inside, num=len(at))
+        index, where, num, is_inside = self._located(indices, neg_index_as_lookback, fill)
+        needed = None if is_inside else fill
+        rows = self._read(index, single or None, one_hot=one_hot_discrete, fill=needed, where=where, num=num)
         return rows[0] if single else rows
 
-    def set(
-        self,
-        new_data: Any,
-        *,
-        at_indices: Indices = None,
-        neg_index_as_lookback: bool = False,
-    ) -> None:
+    def set(self, new_data: Any, *, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Overwrite a row, or several.
 
         Args:
@@ -217,15 +195,9 @@ class InfiniteLookbackBuffer:
                 space.
             Nothing changed in any of these cases.
         """
-        index: slice | Array
-        size = len(self.rows)
-        if at_indices is None or isinstance(at_indices, slice):
-            _, index, num, _ = span(at_indices or _ALL, size, self.lookback, neg_index_as_lookback)
-        else:
-            single = is_single(at_indices)
-            at = self._positions([at_indices] if single else at_indices, neg_index_as_lookback)
-            new_data = [new_data] if single else new_data
-            index, num = np.array(at, np.intp), len(at)
+        index, _, num, _ = self._located(at_indices, neg_index_as_lookback)
+        if is_single(at_indices):
+            new_data = [new_data]
         block = None if isinstance(new_data, list) and not new_data else self.rows.block(new_data)
         num_new = 0 if block is None else len(block[1])
         if num_new != num:
@@ -307,14 +279,25 @@ class InfiniteLookbackBuffer:
         data = self._read(_ALL, as_list=True)
         return f"{type(self).__name__}({data[: self.lookback]} <- lookback({self.lookback}) | {data[self.lookback :]})"
 
-    def _positions(self, indices: Any, neg_index_as_lookback: bool, fill: Any = None) -> list[int]:
-        """Return the positions of indices, which are in the data unless there is a fill value."""
-        at = [position(index, len(self.rows), self.lookback, neg_index_as_lookback) for index in indices]
-        beyond = [str(index) for index, row in zip(indices, at, strict=True) if not 0 <= row < len(self.rows)]
+    def _located(
+        self, indices: Any, neg_index_as_lookback: bool, fill: Any = None
+    ) -> tuple[slice | Array, slice | Array, int, bool]:
+        """Return which rows to read, where they are in the result, its number of rows, and whether it has no others.
+
+        Without a fill value it has no others.
+        """
+        size, lookback = len(self.rows), self.lookback
+        if indices is None or isinstance(indices, slice):
+            before, index, num, after = span(indices or _ALL, size, lookback, neg_index_as_lookback, fill is not None)
+            return index, slice(before, before + num), before + num + after, not (before or after)
+        chosen = [indices] if is_single(indices) else indices
+        at = [position(index, size, lookback, neg_index_as_lookback) for index in chosen]
+        beyond = [str(index) for index, row in zip(chosen, at, strict=True) if not 0 <= row < size]
         if beyond and fill is None:
-            size = f"{len(self)} rows and {self.lookback} of look-back"
-            raise OutOfRangeError(f"no row at {', '.join(beyond)}: there are {size}. Pass `fill`, or a slice.")
-        return at
+            there = f"{len(self)} rows and {lookback} of look-back"
+            raise OutOfRangeError(f"no row at {', '.join(beyond)}: there are {there}. Pass `fill`, or a slice.")
+        inside = np.array([0 <= row < size for row in at], bool)
+        return np.array([row for row in at if 0 <= row < size], np.intp), inside, len(at), not beyond
 
     def _read(
         self,

@@ -123,11 +123,7 @@ def send_trajectory(trajectory: StoredTrajectory, observer: Any) -> int:
 
 
 def import_trajectories(
-    paths: Iterable[Path],
-    observer: Any,
-    *,
-    journal: Journal | None = None,
-    before: Callable[[Any], None] | None = None,
+    paths: Iterable[Path], observer: Any, *, journal: Journal | None = None, before: Callable[[Any], None] | None = None
 ) -> Generator[Transferred, None, None]:
     """Send trajectories one by one, and yield the outcome of each; confirm them every two seconds and at the end.
 

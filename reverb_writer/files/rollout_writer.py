@@ -253,17 +253,14 @@ class RolloutWriter:
             block[env_ids, ends] = leaf if is_all else leaf[env_ids]
 
     def _make_room(self, length: int) -> None:
-        """Make room for the first steps, or double it if it is full."""
+        """Make room for the first steps, or double it if it is full; what is in the new half is written over."""
         assert self._steps is not None  # noqa: S101  # because there is a step
-        if self._blocks and length < self._blocks[0].shape[1]:
-            return
-        structure, _ = self._steps
-        room = (len(self._lengths), max(2 * length, _FIRST_LENGTH))
-        of_leaves = zip(structure.dtypes, structure.shapes, strict=True)
-        blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]
-        for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
-            block[:, :length] = former
-        self._blocks = blocks
+        if not self._blocks:
+            structure, _ = self._steps
+            room, of_leaves = (len(self._lengths), _FIRST_LENGTH), zip(structure.dtypes, structure.shapes, strict=True)
+            self._blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]
+        elif length == self._blocks[0].shape[1]:
+            self._blocks = [np.concatenate([block, block], axis=1) for block in self._blocks]
 
     def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:
         """Write the episodes of some environments that have steps; what the disk refuses stops none of the others."""
