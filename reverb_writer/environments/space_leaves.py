@@ -34,8 +34,7 @@ _WRITABLE = {"Text", "Box", "Discrete", "MultiBinary", "MultiDiscrete"}
 def encoder(env: Any, name: str, num_envs: int | None = None) -> Callable[[Any], Any]:
     """Return a function that copies elements of a space of an environment, such as `observation_space`, into leaves.
 
-    With `num_envs` = N, elements are [N, ...], from a vector environment. The results share no memory with the
-    environment, which may reuse its arrays.
+    The results share no memory with the environment, which may reuse its arrays.
     """
     space = getattr(env, name, None)
     if "Space" not in kinds_of(space):

@@ -104,8 +104,7 @@ class Episode(EpisodeData):
             IncompleteError: there was no reset.
             StructureError: a structure or shape differs from the first step, or a value is not in its space.
         """
-        if self.is_terminated or self.is_truncated or self.rewards.finalized:
-            self._check_open()
+        self._check_open()
         if not len(self.observations.rows):
             raise IncompleteError("a step needs a reset before it. Call `add_env_reset` first.")
         if (self.t - self.t_started) % _CHECK_EVERY == 0:

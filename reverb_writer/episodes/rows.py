@@ -102,12 +102,7 @@ Block = tuple[RowForm, list[Leaves]]
 
 
 class Rows:
-    """Rows that are added, read and overwritten by number.
-
-    Attributes:
-        form: common form of all rows; None before the first row.
-        finalized: whether they are arrays.
-    """
+    """Rows that are added, read and overwritten by number; `form` is None before the first row."""
 
     __slots__ = ("_leaves", "_rows", "finalized", "form")
 

@@ -67,13 +67,7 @@ class SpaceLeaf:
 
 
 class SpaceLeaves:
-    """The leaves of a space.
-
-    Attributes:
-        struct: the spaces of its leaves, as a nest in the structure of its samples.
-        paths: the names of the leaves.
-        leaves: the leaves of a sample, in their order.
-    """
+    """The leaves of a space: their names, and `struct`, their spaces in the structure of a sample."""
 
     def __init__(self, space: Any) -> None:
         """Find the leaves of a space."""

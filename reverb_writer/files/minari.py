@@ -31,15 +31,15 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
     with progress("from Minari", len(dataset)) as advance:
         for episode in dataset.iterate_episodes():
             num_steps = len(episode)
-            flags = np.arange(num_steps + 1)
-            is_last = flags == num_steps
+            numbers = np.arange(num_steps + 1)
+            is_last = numbers == num_steps
+            results = {"action": episode.actions, "reward": np.asarray(episode.rewards, np.float32)}
             terminated, truncated = bool(episode.terminations[-1]), bool(episode.truncations[-1])
             writer.save(
                 {
                     "observation": episode.observations,
-                    "action": tree.map_structure(_one_more, episode.actions),
-                    "reward": _one_more(np.asarray(episode.rewards, np.float32)),
-                    "is_first": flags == 0,
+                    **tree.map_structure(lambda leaf, num=num_steps: padded_rows(np.asarray(leaf), num + 1), results),
+                    "is_first": numbers == 0,
                     "is_last": is_last,
                     "is_terminal": is_last & terminated,
                 },
@@ -49,8 +49,3 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
             )
             advance()
     return len(dataset)
-
-
-def _one_more(column: Any) -> Any:
-    """Return a column with a row of zeros after it, for the boundary step."""
-    return padded_rows(np.asarray(column), len(column) + 1)

@@ -282,10 +282,7 @@ class RolloutDataset(RolloutFileBase):
         return [path for directory in self._directories for path in list_trajectories(directory)]
 
     def _take(self) -> Cursor | None:
-        """Return the next trajectory; None if all loops have ended.
-
-        A damaged one is skipped and named in the log.
-        """
+        """Return the next trajectory that is not damaged; None if all loops have ended."""
         while True:
             while self._unused:
                 path = self._unused.popleft()

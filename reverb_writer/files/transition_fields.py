@@ -130,10 +130,7 @@ class Cursor:
         return self._at >= self._num_transitions
 
     def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
-        """Copy up to `room` transitions into column `env` of a batch's leaves, [T, N, ...], from row `at` on.
-
-        Returns how many, >= 1.
-        """
+        """Copy transitions into column `env` of leaves [T, N, ...], rows `at` to `at + room`; return how many, >= 1."""
         length = min(room, self._num_transitions - self._at)
         for target, column in zip(targets, self._columns, strict=True):
             if target is not None and column is not None:
