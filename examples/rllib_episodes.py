@@ -18,8 +18,6 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 import reverb_writer as rw
 import reverb_writer.ray as rwr
 
-TABLES = [rw.TableConfig("replay", 100_000)]
-
 
 class ReplayEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]  # RLlib is not installed where mypy runs
     """An env runner of RLlib that writes what it collects."""
@@ -52,7 +50,7 @@ def main() -> None:
     parser.add_argument("--runners", type=int, default=2)
     given = parser.parse_args()
     config = PPOConfig().environment("CartPole-v1")
-    with rwr.ReplayCluster.start("rllib", TABLES, 1, python=given.python) as cluster:
+    with rwr.ReplayCluster.start("rllib", [rw.TableConfig("replay", 100_000)], 1, python=given.python) as cluster:
         source = cluster.target()
         runners = [ray.remote(num_cpus=0)(ReplayEnvRunner).remote(config=config) for _ in range(given.runners)]
         num_steps = ray.get([runner.write_episodes.remote(source, num_episodes=10) for runner in runners])

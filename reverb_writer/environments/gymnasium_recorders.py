@@ -28,7 +28,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.wrappers import Autoreset
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
-from reverb_writer.environments.space_leaves import encoder
+from reverb_writer.episodes.spaces import encoder
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import write_row
 

@@ -66,7 +66,7 @@ class EpisodeBatch:
                 self._steps[env_id].append(tree.map_structure(lambda leaf, at=env_id: leaf[at], step))
                 if step["is_last"][env_id]:
                     rows, self._steps[env_id] = self._steps[env_id], []
-                    steps = tree.map_structure(_column, *rows)
+                    steps = tree.map_structure(_stacked, *rows)
                     steps["extra_model_outputs"] = steps.pop("extras", {})
                     finished.append(Episode.from_steps(steps))
         self._num_read += len(self._new)
@@ -74,5 +74,5 @@ class EpisodeBatch:
         return finished
 
 
-def _column(*leaves: Any) -> Any:
+def _stacked(*leaves: Any) -> Any:
     return np.array(leaves, object if isinstance(leaves[0], str | bytes) else None)

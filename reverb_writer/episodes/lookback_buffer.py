@@ -251,14 +251,14 @@ class InfiniteLookbackBuffer:
         """
         if self.finalized:
             raise ClosedError(f"cannot add to a finalized {type(self).__name__}.")
+        if isinstance(other, _NUMBERS):
+            data = [item + other if isinstance(item, _NUMBERS) else item for item in self.data]
+            return InfiniteLookbackBuffer(data, self.lookback, self.space, untyped=self.is_untyped)
         result = self.part(_ALL, self.lookback)
         if isinstance(other, InfiniteLookbackBuffer):
             result.concat(other)
         elif isinstance(other, list):
             result.extend(other)
-        elif isinstance(other, _NUMBERS):
-            data = [item + other if isinstance(item, _NUMBERS) else item for item in self.data]
-            return InfiniteLookbackBuffer(data, self.lookback, self.space, untyped=self.is_untyped)
         else:
             return NotImplemented
         return result

@@ -18,8 +18,7 @@ from reverb_writer.nests import check_same_leaves, common_length, flattener, nam
 
 Array = npt.NDArray[Any]
 Index = slice | Array
-Leaves = Sequence[Any]
-"""The leaves of a row."""
+Leaves = Sequence[Any]  # of a row
 
 _NOT_FITTING = (AttributeError, LookupError, TypeError, ValueError)  # raised by `RowForm.read`
 

@@ -1,10 +1,8 @@
 """Export the items of a table to disk, each item once; nothing is taken out of the table.
 
 From what a server has saved, `export_saved` reads each item once. Of a live table, `export_items` samples until every
-key has been seen, because Reverb has no call that lists a table: so it needs a uniform or prioritized sampler, and a
-table without `max_times_sampled`, which removes an item when it hands it out. Each sample counts for the table's rate
-limiter, which may make the export wait. To see every key of n items takes about n ln n random samples, and more if
-priorities differ much.
+key has been seen, because Reverb has no call that lists a table. Each sample counts for the table's rate limiter, which
+may make the export wait. To see every key of n items takes about n ln n random samples, and more if priorities differ.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-import functools
 import logging
 import os
 import time
@@ -107,7 +106,15 @@ class RolloutFileBase:
         """
         from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
 
-        return TorchDataset(functools.partial(_open_share, self), self.device if device is None else device)
+        return TorchDataset(self._open_share, self.device if device is None else device)
+
+    def _open_share(self, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:
+        """Return a copy that reads one share of the trajectories, as arrays."""
+        share = copy.copy(self)
+        share.device = None
+        if num_shards > 1:
+            share.shard(index, num_shards)
+        return contextlib.nullcontext(share)
 
     def shard(self, index: int, num_shards: int) -> None:
         """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
@@ -271,7 +278,7 @@ class RolloutDataset(RolloutFileBase):
             at = 0
             while at < num_rows and (cursor := self._cursors[env]) is not None:
                 at += cursor.fill(leaves, at, env, num_rows - at)
-                if cursor.is_at_end:
+                if not cursor.num_left:
                     self._cursors[env] = self._take()
             num_filled += at
         if not num_filled:
@@ -342,12 +349,3 @@ class RolloutDataset(RolloutFileBase):
                 "Move it to another directory."
             )
         return cursor
-
-
-def _open_share(dataset: RolloutFileBase, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a copy of a data set that reads one share of the trajectories, as arrays."""
-    share = copy.copy(dataset)
-    share.device = None
-    if num_shards > 1:
-        share.shard(index, num_shards)
-    return contextlib.nullcontext(share)

@@ -17,7 +17,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import google_crc32c
 from google.protobuf.message import DecodeError
@@ -32,13 +32,6 @@ _HEADER_BYTES = _LENGTH_BYTES + _CHECKSUM_BYTES
 _MASK_DELTA = 0xA282EAD8
 _READ_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 2**31  # of a protobuf message
-
-
-class Extent(NamedTuple):
-    """The size and the checksum of a file; None if the checksum is not known."""
-
-    size_bytes: int
-    crc32: int | None
 
 
 def read_records(path: Path) -> Iterator[bytes]:
@@ -91,7 +84,6 @@ class RecordWriter:
             self._file.write(self._stream.compress(part))
 
     def __enter__(self) -> RecordWriter:
-        """Return the writer."""
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -116,8 +108,11 @@ def _checksum(data: bytes) -> bytes:
     return (((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF).to_bytes(_CHECKSUM_BYTES, "little")
 
 
-def read_file(path: Path, *, inflate: bool = False) -> Extent:
-    """Read a file to its end and return its extent; if `inflate`, raise FormatError if it is no whole zlib stream."""
+def read_file(path: Path, *, inflate: bool = False) -> tuple[int, int]:
+    """Read a file to its end, and return its size and its CRC-32.
+
+    If `inflate`, raise FormatError if it is no whole zlib stream.
+    """
     size = crc = 0
     stream = zlib.decompressobj()
     with path.open("rb") as file:
@@ -129,7 +124,7 @@ def read_file(path: Path, *, inflate: bool = False) -> Extent:
                     pass
     if inflate and not stream.eof:
         raise FormatError(f"{path}: is truncated. The checkpoint was not written completely.")
-    return Extent(size, crc)
+    return size, crc
 
 
 def _inflate(path: Path) -> Iterator[bytes]:

@@ -63,7 +63,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
         Transition: the class of the batches, a named tuple.
     """
 
-    Transition = Transition
+    Transition: Any = Transition
 
     def __init__(
         self,
