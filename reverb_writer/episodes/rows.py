@@ -193,8 +193,8 @@ class Rows:
         return part
 
     def block_from(self, start: int) -> Block:
-        """Return the rows from number `start` on as a block. There is one row at least, or there was."""
-        assert self.form is not None  # noqa: S101  # see above
+        """Return the rows from number `start` on as a block."""
+        assert self.form is not None  # noqa: S101  # there is a row, or there was
         return self.form, self._read(slice(start, None))
 
     def row(self, number: int) -> Any:

@@ -68,9 +68,8 @@ def open_saved(path: Path) -> SavedReplay:
         if (path / DONE).is_file():
             found = [path]
         else:
-            kept = path / KEPT
-            complete = (done.parent for done in (kept if kept.is_dir() else path).glob(f"*/{DONE}"))
-            found = [one for one in complete if one.name[0] != "."]
+            folder = path / KEPT if (path / KEPT).is_dir() else path
+            found = [done.parent for done in folder.glob(f"*/{DONE}") if done.parent.name[0] != "."]
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror}).") from error
     if not found:
