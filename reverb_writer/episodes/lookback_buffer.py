@@ -118,7 +118,7 @@ class InfiniteLookbackBuffer:
             self.rows.put(self.rows.fitting(other.rows.block_from(other.lookback), "added rows"))
 
     def part(self, index: slice | Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
-        """Return a buffer of some of the rows, whose numbers count the look-back: a slice, or integers [n].
+        """Return a buffer of the rows of `index`, a slice or integers [n], whose numbers count the look-back.
 
         The first `lookback` rows are the new look-back. If `finalized` is None, it is that of this buffer.
         """
