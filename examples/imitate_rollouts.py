@@ -1,6 +1,6 @@
 """A `RolloutDataset` in a training loop, in NumPy: imitate an expert from its trajectories on disk.
 
-    python examples/imitate_rollouts.py [FOLDER]
+    python examples/imitate_rollouts.py
 
 Eight carts on a line are pushed to the middle by an expert that knows how: with the force -1.0 x position - 1.5 x
 velocity. Their episodes are written to a folder, each when it ends. The learner reads them as if sixteen environments
@@ -9,7 +9,6 @@ stepped through them, and finds the two numbers.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -60,8 +59,7 @@ def main(folder: str) -> None:
     """Record, imitate, and say how far from the middle the learned policy leaves a cart."""
     record(folder, num_episodes=6)
     for epoch, (error, policy) in enumerate(imitate(folder, num_epochs=10), 1):
-        if epoch % 2 == 0:
-            print(f"epoch {epoch:2}: error {error:.2e}, policy {policy.ravel().round(3).tolist()}")
+        print(f"epoch {epoch:2}: error {error:.2e}, policy {policy.ravel().round(3).tolist()}")
     carts = np.ones((1, 2), np.float32)
     for _ in range(100):
         carts = push(carts, carts @ policy)
@@ -69,8 +67,5 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(sys.argv[1])
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            main(scratch)
+    with tempfile.TemporaryDirectory() as scratch:
+        main(scratch)

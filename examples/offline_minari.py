@@ -8,7 +8,7 @@ written to a server that online actors write to, another table of which `rw.Mixe
 
 from __future__ import annotations
 
-import argparse
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -68,22 +68,16 @@ def evaluate(env: Any, policy: Any, num_episodes: int = 10) -> float:
     return total / num_episodes
 
 
-def main() -> None:
+def main(path: Path, num_batches: int = 1500) -> None:
     """Learn from a data set, and print what the policy earns in its environment."""
-    parser = argparse.ArgumentParser(description="Imitate a Minari data set of discrete actions.")
-    parser.add_argument("path", help="folder of the data set: the one that has `data`, or `data` itself")
-    parser.add_argument("--batches", type=int, default=1500)
-    arguments = parser.parse_args()
-    path = Path(arguments.path)
     data = minari.MinariDataset(str(path / "data" if (path / "data").is_dir() else path))
     env = data.recover_environment()
     with rw.LocalServer([TABLE]) as server:
         num_steps = fill(server.address, data)
-        policy, accuracy = imitate(
-            server.address, arguments.batches, env.observation_space.shape[0], int(env.action_space.n)
-        )
+        sizes = env.observation_space.shape[0], int(env.action_space.n)
+        policy, accuracy = imitate(server.address, num_batches, *sizes)
     print(f"{num_steps} steps, {accuracy:.0%} of the actions, mean return {evaluate(env, policy):.0f}")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

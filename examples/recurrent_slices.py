@@ -88,7 +88,6 @@ def learn(address: str, num_updates: int, seed: int = 0) -> Iterator[float]:
 if __name__ == "__main__":
     with rw.LocalServer([TABLE]) as server:
         shares = list(learn(server.address, 250))
-    for start in range(0, len(shares), 50):
-        print(
-            f"updates {start:3} to {start + 49:3}: {np.mean(shares[start : start + 50]):.3f} of the actions were right"
-        )
+    for start in range(0, 250, 50):
+        share = np.mean(shares[start : start + 50])
+        print(f"updates {start:3} to {start + 49:3}: {share:.3f} of the actions were right")

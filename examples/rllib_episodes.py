@@ -18,19 +18,17 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 import reverb_writer as rw
 import reverb_writer.ray as rwr
 
-TABLES = [rw.TableConfig("replay", 100_000)]
-
 
 class ReplayEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]  # RLlib is not installed where mypy runs
     """An env runner of RLlib that writes what it collects."""
 
-    def write_episodes(self, source: Any, num_episodes: int) -> tuple[int, float]:
-        """Play whole episodes and write them; return how many steps they have, and their mean return."""
+    def write_episodes(self, source: Any, num_episodes: int) -> int:
+        """Play whole episodes and write them; return how many steps they have."""
         episodes = self.sample(num_episodes=num_episodes)
         with rw.TrajectoryObserver(source, "replay", sequence_length=8, end_of_episode="align_end") as observer:
             for episode in episodes:
                 observer.write_episode(ours(episode))
-        return sum(map(len, episodes)), sum(one.get_return() for one in episodes) / len(episodes)
+        return sum(map(len, episodes))
 
 
 def ours(episode: Any) -> rw.Episode:
@@ -46,30 +44,18 @@ def ours(episode: Any) -> rw.Episode:
     )
 
 
-def collect(source: Any, num_runners: int, num_episodes: int) -> list[tuple[int, float]]:
-    """Have so many runners play so many episodes each; return each one's steps and mean return."""
-    config = PPOConfig().environment("CartPole-v1")
-    runners = [ray.remote(num_cpus=0)(ReplayEnvRunner).remote(config=config) for _ in range(num_runners)]
-    try:
-        found: list[tuple[int, float]] = ray.get([one.write_episodes.remote(source, num_episodes) for one in runners])
-        return found
-    finally:
-        for one in runners:
-            ray.kill(one)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Collect CartPole by RLlib into shards on Ray.")
-    parser.add_argument("--name", default="rllib", help="of the cluster of shards")
-    parser.add_argument("--shards", type=int, default=1)
-    parser.add_argument("--python", default=sys.executable, help="interpreter of the servers, on every node")
+    parser = argparse.ArgumentParser(description="Collect CartPole by RLlib into a shard on Ray.")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the server, on every node")
     parser.add_argument("--runners", type=int, default=2)
-    parser.add_argument("--episodes", type=int, default=10, help="of each runner")
     given = parser.parse_args()
-    with rwr.ReplayCluster.start(given.name, TABLES, given.shards, python=given.python) as cluster:
-        collected = collect(cluster.target(), given.runners, given.episodes)
-        print(f"{sum(steps for steps, _ in collected)} steps", flush=True)
-        with rw.ReplayDataset(cluster.target(), "replay", 32) as dataset:
+    config = PPOConfig().environment("CartPole-v1")
+    with rwr.ReplayCluster.start("rllib", [rw.TableConfig("replay", 100_000)], 1, python=given.python) as cluster:
+        source = cluster.target()
+        runners = [ray.remote(num_cpus=0)(ReplayEnvRunner).remote(config=config) for _ in range(given.runners)]
+        num_steps = ray.get([runner.write_episodes.remote(source, num_episodes=10) for runner in runners])
+        print(f"{sum(num_steps)} steps", flush=True)
+        with rw.ReplayDataset(source, "replay", 32) as dataset:
             transitions = rw.to_transitions(next(dataset))
             print("windows of", transitions.observation.shape, "observations", flush=True)
 

@@ -199,7 +199,7 @@ class TrajectoryAccumulator:
             timescale.count = 0
 
     def _check(self, *, partial: bool) -> None:
-        """Raise if rows are missing, unless `partial`: then set them to zero."""
+        """Raise if rows are missing, unless `partial`."""
         lacking = [
             f"'{timescale.name}' has {timescale.count} of {timescale.capacity}"
             for timescale in self._timescales.values()
@@ -210,8 +210,6 @@ class TrajectoryAccumulator:
                 f"timescale {', '.join(lacking)} rows. Add the others, pass partial=True for zeros in their place, or "
                 "call `reset()` to forget them."
             )
-        for timescale in self._timescales.values():
-            timescale.zero_missing_rows()
 
 
 class _Timescale:
@@ -270,20 +268,17 @@ class _Timescale:
         self.count = count + 1
 
     def pack(self, none: Any = None) -> Any:
-        """Return the nest of columns, with `none` where the example has None."""
+        """Return the nest of columns, with zeros in missing rows, and with `none` where the example has None."""
+        missing = ... if self.single else slice(self.count, None)
+        for column in self.columns:
+            if column is not None and self.count < self.capacity:
+                column[missing] = 0
         return self._pack([none if column is None else column for column in self.columns])
 
     def without_time(self) -> Any:
         """Return a nest of booleans: whether learners get the leaf without a dimension of rows."""
         bare = self.single and any(column.shape[:1] != (1,) for column in self.columns if column is not None)
         return self._pack([() if column is None else bare for column in self.columns])
-
-    def zero_missing_rows(self) -> None:
-        """Set rows that were not added to zero."""
-        if self.count < self.capacity:
-            for column in self.columns:
-                if column is not None:
-                    column[... if self.single else slice(self.count, None)] = 0
 
     def _convert(self, value: Any, expected: tuple[Any, tuple[int, ...]], name: str) -> Any:
         """Return a value that NumPy can assign to a row of a leaf's column, or raise."""
@@ -302,12 +297,10 @@ class _Timescale:
         array = np.asarray(value)
         # Also integers, which `same_kind` would wrap, and 2.0, which it would refuse for an integer.
         found = convert(array, dtype, name, self._policy, _ADVICE)
-        if found is not None and found.shape == shape:
-            return found
         if found is not None:
             row = np.empty(shape, dtype)
             with contextlib.suppress(ValueError):  # the shape does not fit
-                np.copyto(row, found)
+                row[...] = found
                 return row
         raise mismatch(name, array.dtype, array.shape, dtype, shape, _LIKE)
 

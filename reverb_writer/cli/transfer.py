@@ -7,7 +7,7 @@ import hashlib
 import json
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from reverb_writer.cli.server_options import connection_options, new_client, rep
 from reverb_writer.client.client import Client, only_server
 from reverb_writer.errors import SpecError
 from reverb_writer.files.exporting import export_items, export_saved
-from reverb_writer.files.importing import Journal, import_trajectories
+from reverb_writer.files.importing import Journal, Transferred, import_trajectories
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_file import list_trajectories
 from reverb_writer.progress import progress
@@ -63,12 +63,6 @@ _WHOLE = (1 << 31) - 1
     show_default=True,
     help="Priority of all items; `stored`, with --whole-episodes: the exported ones.",
 )
-@click.option(
-    "--journal",
-    "journal_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="File that records what is delivered.",
-)
 @click.option("--again", is_flag=True, help="Send everything again, without a journal.")
 @connection_options
 def import_command(
@@ -80,7 +74,6 @@ def import_command(
     whole_episodes: bool,
     mask: bool,
     priority: str,
-    journal_path: Path | None,
     again: bool,
     **connection: Any,
 ) -> None:
@@ -92,7 +85,7 @@ def import_command(
 
     Ctrl-C ends the import after the current trajectory; the same command continues it. A hidden journal in DIR records
     what was delivered, for each server process, table and kind of window; after a restart of the server everything is
-    sent again. A journal named by --journal is valid for any server.
+    sent again.
 
     Damaged and incomplete trajectories are skipped and named.
 
@@ -129,29 +122,24 @@ def import_command(
                 end_of_episode=end_of_episode,
                 mask=mask,
             )
-        purpose = {"tables": list(tables), **windows}
-        journal = None if again else _journal(client, directory, journal_path, purpose)
+        journal = None if again else _journal(client, directory, {"tables": list(tables), **windows})
+        paths = list_trajectories(directory)
+        todo = [path for path in paths if journal is None or journal.name_of(path) not in journal.done]
+
+        def take_priority(trajectory: Any) -> None:
+            observer.update_priority(float(trajectory.manifest.metadata.get("priority", 1.0)))
+
         with observer:
-            code = _run(directory, observer, journal, stored=priority == "stored")
-    raise SystemExit(code)
-
-
-def _run(directory: Path, observer: Any, journal: Journal | None, *, stored: bool) -> int:
-    def take_priority(trajectory: Any) -> None:
-        observer.update_priority(float(trajectory.manifest.metadata.get("priority", 1.0)))
-
-    paths = list_trajectories(directory)
-    todo = [path for path in paths if journal is None or journal.name_of(path) not in journal.done]
-    before = take_priority if stored else None
-    transfer = import_trajectories(todo, observer, journal=journal, before=before)
-    result = run_transfer(transfer, "importing", len(todo))
-    num_items = observer.stats().items
+            before = take_priority if priority == "stored" else None
+            transfer = import_trajectories(todo, observer, journal=journal, before=before)
+            result = run_transfer(transfer, "importing", len(todo))
+            num_items = observer.stats().items
     click.echo(
         f"{result.num_done} trajectories, {result.num_steps} steps, {num_items} items in {result.seconds:.1f} s "
         f"({num_items / result.seconds:,.0f} items/s); already delivered: {len(paths) - len(todo)}, "
         f"damaged: {result.num_left_out}, to do: {len(todo) - result.num_done - result.num_left_out}."
     )
-    return result.exit_code
+    raise SystemExit(result.exit_code)
 
 
 def _number(priority: str) -> float:
@@ -161,9 +149,7 @@ def _number(priority: str) -> float:
         raise click.BadParameter(f"must be a number or `stored`, got {priority!r}.", param_hint="--priority") from None
 
 
-def _journal(client: Client, directory: Path, path: Path | None, purpose: dict[str, Any]) -> Journal:
-    if path is not None:
-        return Journal(path, purpose, directory)
+def _journal(client: Client, directory: Path, purpose: dict[str, Any]) -> Journal:
     purpose = {**purpose, "server": f"{only_server(client).request_info().state_id:032x}"}
     digest = hashlib.sha256(json.dumps(purpose, sort_keys=True).encode()).hexdigest()[:16]
     return Journal(directory / f".import_{digest}.jsonl", purpose, directory)
@@ -226,55 +212,48 @@ class TransferResult:
     num_done: int = 0  # number of trajectories or items transferred
     num_steps: int = 0  # number of their steps
     num_left_out: int = 0  # number of those that could not be read
-    was_stopped: bool = False  # whether Ctrl-C or SIGTERM ended the transfer early
+    exit_code: int = _DONE
     seconds: float = 0.0  # its duration
 
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the command."""
-        return _INTERRUPTED if self.was_stopped else _INCOMPLETE if self.num_left_out else _DONE
 
-
-def run_transfer(transfer: Generator[Any, None, None], description: str, total: int | None) -> TransferResult:
-    """Run a transfer, which yields outcomes with `num_steps` and `error`, to its end or until Ctrl-C or SIGTERM.
+def run_transfer(transfer: Generator[Transferred, None, None], description: str, total: int | None) -> TransferResult:
+    """Run a transfer to its end, or until Ctrl-C or SIGTERM, which end it after the current outcome.
 
     It is always closed at the end, which waits until everything sent is acknowledged. `total` is how many outcomes
-    there will be, None if that is not known.
+    there will be, None if that is not known. A second signal interrupts.
     """
     result, start = TransferResult(), time.monotonic()
-    with stop_on_signal() as stop_requested, progress(description, total) as advance, contextlib.closing(transfer):
+    with _signals() as received, progress(description, total) as advance, contextlib.closing(transfer):
         for outcome in transfer:
             result.num_steps += outcome.num_steps
             if not outcome.error:
                 result.num_done += 1
             else:
                 result.num_left_out += 1
+                result.exit_code = _INCOMPLETE
                 click.echo(f"left out: {outcome.error}", err=True)
             advance(f"{result.num_steps / max(time.monotonic() - start, 1e-6):,.0f} steps/s")
-            if stop_requested():
-                result.was_stopped = total is None or result.num_done + result.num_left_out < total
+            if received:
+                if result.num_done + result.num_left_out != total:
+                    result.exit_code = _INTERRUPTED
                 break
     result.seconds = max(time.monotonic() - start, 1e-6)
     return result
 
 
 @contextlib.contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C or SIGTERM only request a stop; the second one interrupts.
-
-    Yields:
-        A function that tells whether a stop was requested.
-    """
+def _signals() -> Iterator[list[int]]:
+    """Yield a list to which the first Ctrl-C or SIGTERM is added; the second one interrupts."""
     received: list[int] = []
 
-    def request(number: int, frame: Any) -> None:
+    def receive(number: int, frame: Any) -> None:
         if received:
             signal.default_int_handler(number, frame)
         received.append(number)
 
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(received)
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

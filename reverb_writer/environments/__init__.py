@@ -4,8 +4,6 @@
 
 An observer is one of this package, made with `num_envs` for a vector environment, or any function of a step.
 `reverb_writer.environments.recorded_steps` draws what a step holds.
-
-Neither gymnasium nor dm_env is imported before an environment of theirs is given.
 """
 
 from __future__ import annotations

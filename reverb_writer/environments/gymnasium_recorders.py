@@ -16,7 +16,7 @@ Source: Gymnasium 1.x, `gymnasium.vector.AutoresetMode` and `vector/sync_vector_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, SupportsFloat
 
 import gymnasium
@@ -28,7 +28,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.wrappers import Autoreset
 
 from reverb_writer.environments.recorded_steps import Recording, extras_reader
-from reverb_writer.environments.space_leaves import encoder
+from reverb_writer.episodes.spaces import encoder
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import write_row
 
@@ -44,11 +44,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """
 
     def __init__(
-        self,
-        env: gymnasium.Env[Any, Any],
-        observer: Callable[[Any], Any],
-        *,
-        extras: Callable[[], Any] | None = None,
+        self, env: gymnasium.Env[Any, Any], observer: Callable[[Any], Any], *, extras: Callable[[], Any] | None = None
     ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
         self._encode_observation = encoder(env, "observation_space")
@@ -56,7 +52,10 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._read_extras = extras_reader(extras)
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, extras=extras)
         gymnasium.Wrapper.__init__(self, env)
-        self._autoreset = next((layer for layer in _layers(env) if isinstance(layer, Autoreset)), None)
+        layer: Any = env
+        while isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, Autoreset):
+            layer = layer.env
+        self._autoreset = layer if isinstance(layer, Autoreset) else None
         self._recording = Recording(observer)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -166,11 +165,3 @@ class VectorRecorder(VectorWrapper):
                 )
             write_row(replaced, env_id, self._encode_observation(finals[env_id]))
         return replaced
-
-
-def _layers(env: Any) -> Iterator[Any]:
-    """Yield an environment and those that it wraps."""
-    while isinstance(env, gymnasium.Wrapper):
-        yield env
-        env = env.env
-    yield env

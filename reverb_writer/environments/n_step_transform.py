@@ -79,10 +79,7 @@ class _Ring:
         self.discounts = [np.zeros((*rows, *shapes[number])) for number in discounts]
 
     def split(self, fields: Mapping[str, Any], index: int) -> tuple[list[Array], list[Array], list[Array]]:
-        """Return a step as a row of `steps`, of `rewards` and of `discounts`, leaves [N, ...], or raise StructureError.
-
-        Leaves of one environment become [1, ...]. There are as many rewards as discounts, of the axes of their totals.
-        """
+        """Return a step as a row of `steps`, of `rewards` and of `discounts`, leaves [N, ...], [1, ...] if single."""
         leaves = self._structure.flatten(fields, index)
         arrays = [np.asarray(leaf, dtype) for leaf, dtype in zip(leaves, self._structure.dtypes, strict=True)]
         if self._is_single:

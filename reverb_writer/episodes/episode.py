@@ -104,8 +104,7 @@ class Episode(EpisodeData):
             IncompleteError: there was no reset.
             StructureError: a structure or shape differs from the first step, or a value is not in its space.
         """
-        if self.is_terminated or self.is_truncated or self.rewards.finalized:
-            self._check_open()
+        self._check_open()
         if not len(self.observations.rows):
             raise IncompleteError("a step needs a reset before it. Call `add_env_reset` first.")
         if (self.t - self.t_started) % _CHECK_EVERY == 0:
@@ -119,14 +118,13 @@ class Episode(EpisodeData):
             (observations, observations.checked(observation, "observation")),
             (actions, actions.checked(action, "action")),
             (rewards, rewards.checked(reward, "reward")),
+            *((buffer.rows, buffer.rows.checked(extras[key], key)) for key, buffer in buffers.items()),
         ]
         if not added[2][1][0].is_number:
             raise StructureError(f"`reward` must be a number, got {reward!r}.")
-        for key, buffer in buffers.items():
-            added.append((buffer.rows, buffer.rows.checked(extras[key], key)))
-        for rows, row in added:  # none of this can fail
-            rows.append(row)
-        self.infos.rows.columns[0].append({} if infos is None else infos)
+        for rows, block in added:  # none of this can fail
+            rows.put(block)
+        self.infos.append({} if infos is None else infos)
         self.extra_model_outputs = buffers
         self.t += 1
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
@@ -179,23 +177,17 @@ class Episode(EpisodeData):
         last = self.observations.rows.part(slice(-1, None), finalized=False)
         if not len(first) or not last.equal(first):
             raise SpecError("the next chunk must start with the last observation of this one.")
+        # The last observation and info of this one are the first of the next one.
+        merged: dict[str, Any] = {
+            "observations": self.observations.part(slice(-1), self.observations.lookback) + other.observations,
+            "infos": self.infos.part(slice(-1), self.infos.lookback) + other.infos,
+            "actions": self.actions + other.actions,
+            "rewards": self.rewards + other.rewards,
+        }
         if len(other):
             extras = self._extra_columns(other.extra_model_outputs)
-            added = [
-                (self.observations, other.observations, 1),  # without its first one, which is here already
-                (self.actions, other.actions, 0),
-                (self.rewards, other.rewards, 0),
-                *((buffer, other.extra_model_outputs[key], 0) for key, buffer in extras.items()),
-            ]
-            blocks = [
-                (own.rows, own.rows.fitting(following.rows.block_from(following.lookback + skip), "chunk"))
-                for own, following, skip in added
-            ]
-            for rows, block in blocks:
-                rows.put(block)
-            self.extra_model_outputs = extras
-        self.infos.pop()
-        self.infos.extend(other.infos.get())
+            merged["extra_model_outputs"] = {key: extras[key] + other.extra_model_outputs[key] for key in extras}
+        vars(self).update(merged)
         self.custom_data.update(other.custom_data)
         self.t = other.t
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
@@ -212,12 +204,10 @@ class Episode(EpisodeData):
         """
         if self.is_done:
             raise ClosedError("the episode is over: no chunk can follow. Start a new `Episode`.")
-        lookback = integer("len_lookback_buffer", len_lookback_buffer, minimum=0)
-        total, last = self.rewards.len_incl_lookback(), self.observations.len_incl_lookback() - 1
-        steps = np.arange(max(0, total - lookback), total)
-        successor = self._part(
-            np.append(steps, last) if last >= 0 else steps, steps, len(steps), self.t, finalized=False
-        )
+        total = self.rewards.len_incl_lookback()
+        lookback = min(integer("len_lookback_buffer", len_lookback_buffer, minimum=0), total)
+        rows = slice(total - lookback, None)
+        successor = self._part(rows, rows, lookback, self.t, finalized=False)
         successor.start_timer()
         return successor
 
@@ -251,10 +241,9 @@ class Episode(EpisodeData):
     ) -> Episode:
         """Return an episode of some of the rows, as `InfiniteLookbackBuffer.part`."""
         part = Episode(t_started=t_started, **{name: getattr(self, name) for name in _IDS})
-        part.observations = self.observations.part(observations, lookback, finalized=finalized)
-        part.infos = self.infos.part(observations, lookback)
-        part.actions = self.actions.part(others, lookback, finalized=finalized)
-        part.rewards = self.rewards.part(others, lookback, finalized=finalized)
+        for name in _COLUMNS:
+            rows = observations if name in ("observations", "infos") else others
+            setattr(part, name, getattr(self, name).part(rows, lookback, finalized=finalized))
         part.extra_model_outputs = {
             key: buffer.part(others, lookback, finalized=finalized) for key, buffer in self.extra_model_outputs.items()
         }
@@ -344,36 +333,19 @@ class Episode(EpisodeData):
         return episode_steps.of(self)
 
     @classmethod
-    def from_steps(
-        cls,
-        data: Any,
-        *,
-        id_: str | None = None,
-        observation_space: Any = None,
-        action_space: Any = None,
-        t_started: int | None = None,
-    ) -> Episode:
+    def from_steps(cls, data: Any, *, id_: str | None = None, t_started: int | None = None) -> Episode:
         """Return the finalized episode of steps, such as those of a sampled whole episode.
 
         Args:
             data: leaves [T + 1, ...]: a nest as `steps()` returns it, RLDS steps, or a TF-Agents trajectory. Rows after
                 the last step, such as padding, are left out.
             id_: as when constructing.
-            observation_space: as when constructing.
-            action_space: as when constructing.
             t_started: as when constructing.
 
         Raises:
             StructureError: observations, actions or rewards are missing, or their lengths differ.
         """
-        return cls(
-            id_,
-            **episode_steps.columns(data),
-            observation_space=observation_space,
-            action_space=action_space,
-            t_started=t_started,
-            len_lookback_buffer=0,
-        ).finalize()
+        return cls(id_, **episode_steps.columns(data), t_started=t_started, len_lookback_buffer=0).finalize()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(len={len(self)} done={self.is_done} R={self.get_return():g} id_={self.id_})"

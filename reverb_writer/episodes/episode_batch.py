@@ -65,19 +65,14 @@ class EpisodeBatch:
             for env_id in range(self.num_envs) if env_mask is None else np.flatnonzero(env_mask).tolist():
                 self._steps[env_id].append(tree.map_structure(lambda leaf, at=env_id: leaf[at], step))
                 if step["is_last"][env_id]:
-                    finished.append(_episode(self._steps[env_id]))
-                    self._steps[env_id] = []
+                    rows, self._steps[env_id] = self._steps[env_id], []
+                    steps = tree.map_structure(_stacked, *rows)
+                    steps["extra_model_outputs"] = steps.pop("extras", {})
+                    finished.append(Episode.from_steps(steps))
         self._num_read += len(self._new)
         self._new.clear()
         return finished
 
 
-def _episode(rows: list[Any]) -> Episode:
-    steps = tree.map_structure(_column, *rows)
-    if "extras" in steps:
-        steps["extra_model_outputs"] = steps.pop("extras")
-    return Episode.from_steps(steps)
-
-
-def _column(*leaves: Any) -> Any:
+def _stacked(*leaves: Any) -> Any:
     return np.array(leaves, object if isinstance(leaves[0], str | bytes) else None)

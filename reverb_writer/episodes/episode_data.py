@@ -15,6 +15,16 @@ from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 from reverb_writer.errors import StructureError, UnknownKeyError
 
 
+def _space_of(column: str, doc: str) -> property:
+    def get(episode: EpisodeData) -> Any:
+        return getattr(episode, column).space
+
+    def put(episode: EpisodeData, space: Any) -> None:
+        getattr(episode, column).space = space
+
+    return property(get, put, doc=doc)
+
+
 class EpisodeData:
     """The columns of an episode, with getters and setters; see `Episode`.
 
@@ -92,23 +102,8 @@ class EpisodeData:
         self._start_time = self._last_step_time = time.perf_counter()
         self.validate()
 
-    @property
-    def observation_space(self) -> Any:
-        """The Gymnasium space of an observation, or None; may be set."""
-        return self.observations.space
-
-    @observation_space.setter
-    def observation_space(self, space: Any) -> None:
-        self.observations.space = space
-
-    @property
-    def action_space(self) -> Any:
-        """The Gymnasium space of an action, or None; may be set."""
-        return self.actions.space
-
-    @action_space.setter
-    def action_space(self, space: Any) -> None:
-        self.actions.space = space
+    observation_space = _space_of("observations", "The Gymnasium space of an observation, or None; may be set.")
+    action_space = _space_of("actions", "The Gymnasium space of an action, or None; may be set.")
 
     @property
     def is_finalized(self) -> bool:
@@ -249,7 +244,7 @@ class EpisodeData:
 
     def get_return(self) -> float:
         """Return the sum of the rewards, undiscounted, without those of the look-back."""
-        return float(sum(leaf.sum() for leaf in self.rewards.rows.arrays(slice(self.rewards.lookback, None))))
+        return float(self.rewards.to_arrays().sum())
 
     def env_steps(self) -> int:
         """Return the number of steps, without the look-back."""
@@ -291,6 +286,6 @@ class EpisodeData:
 def _column(data: Any, lookback: int, space: Any = None, *, untyped: bool = False) -> InfiniteLookbackBuffer:
     if not isinstance(data, InfiniteLookbackBuffer):
         return InfiniteLookbackBuffer(data, lookback, space, untyped=untyped)
-    column = data.part(np.arange(data.len_incl_lookback()), data.lookback)
+    column = data.part(slice(None), data.lookback)
     column.space = data.space if space is None else space
     return column

@@ -19,8 +19,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from reverb_writer.errors import SpecError
 
 Indices = int | slice | Sequence[int] | None
@@ -29,9 +27,9 @@ Span = tuple[int, slice, int, int]
 """The parts of a slice, in its order: number of fill values, rows, number of rows, number of fill values after them."""
 
 
-def is_single(index: Any) -> bool:
-    """Return whether an index is no list; an array without dimensions is a single index."""
-    return not isinstance(index, list | tuple | np.ndarray) or (isinstance(index, np.ndarray) and not index.ndim)
+def is_single(indices: Any) -> bool:
+    """Return whether indices are one index; an array without dimensions is one."""
+    return not (indices is None or isinstance(indices, slice | list | tuple) or getattr(indices, "ndim", 0) > 0)
 
 
 def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool = False) -> int:
@@ -48,9 +46,7 @@ def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool 
     return int(index + (lookback if index >= 0 or neg_index_as_lookback else total))
 
 
-def span(  # noqa: C901  # a function for each bound would cost more than what it does
-    wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool = False, fill: bool = False
-) -> Span:
+def span(wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool = False, fill: bool = False) -> Span:
     """Return what a slice reads.
 
     Without `fill`, a slice is clamped to the data, as in Python. With it, the positions are `range(start, stop, step)`,
@@ -60,7 +56,7 @@ def span(  # noqa: C901  # a function for each bound would cost more than what i
     Without a start or stop, the slice reads the data without its look-back, in the direction of the step.
 
     >>> span(slice(-4, 6), 5, 2, neg_index_as_lookback=True, fill=True)
-    (2, slice(0, 5, None), 5, 3)
+    (2, slice(0, 5, 1), 5, 3)
     """
     start, stop, step = wanted.start, wanted.stop, wanted.step
     if step is None:
@@ -69,14 +65,10 @@ def span(  # noqa: C901  # a function for each bound would cost more than what i
         raise SpecError("the step of a slice must not be 0.")
     if start is None:
         start = lookback if step > 0 else total - 1
-    elif type(start) is int:
-        start += lookback if start >= 0 or neg_index_as_lookback else total
     else:
         start = position(start, total, lookback, neg_index_as_lookback)
     if stop is None:
         stop = total if step > 0 else lookback - 1
-    elif type(stop) is int:
-        stop += lookback if stop >= 0 or neg_index_as_lookback else total
     else:
         stop = position(stop, total, lookback, neg_index_as_lookback)
     if step == 1 and 0 <= start <= stop <= total:
@@ -86,10 +78,6 @@ def span(  # noqa: C901  # a function for each bound would cost more than what i
         return _rows(range(first, last, step))
     if step > 0 and start > stop and (start < 0 or stop >= total):
         start, stop = stop, start
-    if step == 1 and start <= stop:  # the same as below, for the common case
-        before = min(-start, stop - start) if start < 0 else 0
-        after = min(stop - total, stop - start) if stop > total else 0
-        return before, slice(start + before, stop - after), stop - after - start - before, after
     line = range(start, stop, step)
     # The number of positions before the data, and before the end of the data, in the order of the slice.
     clip, first, last = (min, 0, total) if step > 0 else (max, total - 1, -1)

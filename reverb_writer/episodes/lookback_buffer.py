@@ -13,14 +13,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes.indexing import Indices, is_single, position, span
 from reverb_writer.episodes.rows import RowForm, Rows, listed
 from reverb_writer.episodes.spaces import SpaceLeaves, check, filled
-from reverb_writer.errors import (
-    ClosedError,
-    FormatError,
-    OutOfRangeError,
-    ReverbWriterError,
-    SpecError,
-    StructureError,
-)
+from reverb_writer.errors import ClosedError, FormatError, OutOfRangeError, ReverbWriterError, SpecError, StructureError
 
 Array = npt.NDArray[Any]
 
@@ -108,7 +101,7 @@ class InfiniteLookbackBuffer:
         Raises:
             StructureError: its structure or shapes differ from the first row. Nothing changed.
         """
-        self.rows.append(self.rows.checked(item, "item"))
+        self.rows.put(self.rows.checked(item, "item"))
 
     def extend(self, items: Any) -> None:
         """Add rows: `items` is a list of rows, or a nest of arrays [T, ...].
@@ -122,16 +115,16 @@ class InfiniteLookbackBuffer:
     def concat(self, other: InfiniteLookbackBuffer) -> None:
         """Add the rows of `other`, another buffer, without its look-back."""
         if other.rows.form is not None:
-            self.rows.put(self.rows.fitting(other.rows.block_from(other.lookback), "other"))
+            self.rows.put(self.rows.fitting(other.rows.block_from(other.lookback), "added rows"))
 
-    def part(self, index: Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
-        """Return a buffer of the rows whose numbers `index` holds, integers [n], counted with the look-back.
+    def part(self, index: slice | Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
+        """Return a buffer of the rows of `index`, a slice or integers [n], whose numbers count the look-back.
 
         The first `lookback` rows are the new look-back. If `finalized` is None, it is that of this buffer.
         """
         part = InfiniteLookbackBuffer(space=self.space, untyped=self.is_untyped)
         part.rows = self.rows.part(index, finalized=self.finalized if finalized is None else finalized)
-        part.lookback = min(lookback, len(index))
+        part.lookback = min(lookback, len(part.rows))
         return part
 
     def pop(self, index: int = -1) -> None:
@@ -176,33 +169,19 @@ class InfiniteLookbackBuffer:
             OutOfRangeError: an int, alone or in a list, is outside the data, and there is no `fill`.
             SpecError: `indices` or `fill` is invalid, or there is no space for one-hot vectors.
         """
-        size = len(self.rows)
         if one_hot_discrete and self._space_leaves is None:
             raise SpecError("one-hot vectors need a space. Give one when constructing.")
-        if indices is None or isinstance(indices, slice):
-            wanted = indices or _ALL
-            before, index, num, after = span(wanted, size, self.lookback, neg_index_as_lookback, fill is not None)
-            needed = fill if before or after else None
-            where = slice(before, before + num)
-            return self._read(index, one_hot=one_hot_discrete, fill=needed, where=where, num=before + num + after)
         single = is_single(indices)
         if single and not one_hot_discrete:
-            row = position(indices, size, self.lookback, neg_index_as_lookback)
-            if 0 <= row < size:
+            row = position(indices, len(self.rows), self.lookback, neg_index_as_lookback)
+            if 0 <= row < len(self.rows):
                 return self.rows.row(row)
-        at = np.array(self._positions([indices] if single else indices, neg_index_as_lookback, fill), np.intp)
-        inside = (at >= 0) & (at < size)
-        needed = None if inside.all() else fill
-        rows = self._read(at[inside], single or None, one_hot=one_hot_discrete, fill=needed, where=inside, num=len(at))
+        index, where, num, is_inside = self._located(indices, neg_index_as_lookback, fill)
+        needed = None if is_inside else fill
+        rows = self._read(index, single or None, one_hot=one_hot_discrete, fill=needed, where=where, num=num)
         return rows[0] if single else rows
 
-    def set(
-        self,
-        new_data: Any,
-        *,
-        at_indices: Indices = None,
-        neg_index_as_lookback: bool = False,
-    ) -> None:
+    def set(self, new_data: Any, *, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Overwrite a row, or several.
 
         Args:
@@ -216,27 +195,21 @@ class InfiniteLookbackBuffer:
                 space.
             Nothing changed in any of these cases.
         """
-        index: slice | Array
-        size = len(self.rows)
-        if at_indices is None or isinstance(at_indices, slice):
-            _, index, num, _ = span(at_indices or _ALL, size, self.lookback, neg_index_as_lookback)
-        else:
-            single = is_single(at_indices)
-            at = self._positions([at_indices] if single else at_indices, neg_index_as_lookback)
-            new_data = [new_data] if single else new_data
-            index, num = np.array(at, np.intp), len(at)
+        index, _, num, _ = self._located(at_indices, neg_index_as_lookback)
+        if is_single(at_indices):
+            new_data = [new_data]
         block = None if isinstance(new_data, list) and not new_data else self.rows.block(new_data)
-        num_new = 0 if block is None else len(block[1][0])
+        num_new = 0 if block is None else len(block[1])
         if num_new != num:
             raise OutOfRangeError(
                 f"cannot set {num} rows to {num_new} new ones. Pass as many rows as there are indices."
             )
         if block is not None and num:
-            form, columns = self.rows.fitting(block, "new_data")
+            form, rows = self.rows.fitting(block, "new_data")
             if self.finalized and self.space is not None:
-                for row in form.items(columns):
+                for row in form.items(rows):
                     check(self.space, row, "new_data")
-            self.rows.replace(index, (form, columns))
+            self.rows.replace(index, (form, rows))
 
     def get_state(self) -> dict[str, Any]:
         """Return the rows, a copy, with the look-back and the space; as `Episode.get_state`."""
@@ -259,6 +232,9 @@ class InfiniteLookbackBuffer:
         except BROKEN_STATE as error:
             raise FormatError(f"this is not a state of a buffer: {type(error).__name__}: {error}") from error
 
+    def __reduce__(self) -> Any:
+        return InfiniteLookbackBuffer.from_state, (self.get_state(),)
+
     def __getitem__(self, indices: Any) -> Any:
         return self.get(indices)
 
@@ -275,14 +251,14 @@ class InfiniteLookbackBuffer:
         """
         if self.finalized:
             raise ClosedError(f"cannot add to a finalized {type(self).__name__}.")
-        result = InfiniteLookbackBuffer(self.data, self.lookback, self.space, untyped=self.is_untyped)
+        if isinstance(other, _NUMBERS):
+            data = [item + other if isinstance(item, _NUMBERS) else item for item in self.data]
+            return InfiniteLookbackBuffer(data, self.lookback, self.space, untyped=self.is_untyped)
+        result = self.part(_ALL, self.lookback)
         if isinstance(other, InfiniteLookbackBuffer):
             result.concat(other)
         elif isinstance(other, list):
             result.extend(other)
-        elif isinstance(other, _NUMBERS):
-            data = [item + other if isinstance(item, _NUMBERS) else item for item in self.data]
-            return InfiniteLookbackBuffer(data, self.lookback, self.space, untyped=self.is_untyped)
         else:
             return NotImplemented
         return result
@@ -303,14 +279,25 @@ class InfiniteLookbackBuffer:
         data = self._read(_ALL, as_list=True)
         return f"{type(self).__name__}({data[: self.lookback]} <- lookback({self.lookback}) | {data[self.lookback :]})"
 
-    def _positions(self, indices: Any, neg_index_as_lookback: bool, fill: Any = None) -> list[int]:
-        """Return the positions of indices, which are in the data unless there is a fill value."""
-        at = [position(index, len(self.rows), self.lookback, neg_index_as_lookback) for index in indices]
-        beyond = [str(index) for index, row in zip(indices, at, strict=True) if not 0 <= row < len(self.rows)]
+    def _located(
+        self, indices: Any, neg_index_as_lookback: bool, fill: Any = None
+    ) -> tuple[slice | Array, slice | Array, int, bool]:
+        """Return which rows to read, where they are in the result, its number of rows, and whether it has no others.
+
+        Without a fill value it has no others.
+        """
+        size, lookback = len(self.rows), self.lookback
+        if indices is None or isinstance(indices, slice):
+            before, index, num, after = span(indices or _ALL, size, lookback, neg_index_as_lookback, fill is not None)
+            return index, slice(before, before + num), before + num + after, not (before or after)
+        chosen = [indices] if is_single(indices) else indices
+        at = [position(index, size, lookback, neg_index_as_lookback) for index in chosen]
+        beyond = [str(index) for index, row in zip(chosen, at, strict=True) if not 0 <= row < size]
         if beyond and fill is None:
-            size = f"{len(self)} rows and {self.lookback} of look-back"
-            raise OutOfRangeError(f"no row at {', '.join(beyond)}: there are {size}. Pass `fill`, or a slice.")
-        return at
+            there = f"{len(self)} rows and {lookback} of look-back"
+            raise OutOfRangeError(f"no row at {', '.join(beyond)}: there are {there}. Pass `fill`, or a slice.")
+        inside = np.array([0 <= row < size for row in at], bool)
+        return np.array([row for row in at if 0 <= row < size], np.intp), inside, len(at), not beyond
 
     def _read(
         self,
@@ -330,11 +317,11 @@ class InfiniteLookbackBuffer:
                 return [fill] * num if as_list else np.array([fill] * num)
             dtypes, shapes = [leaf.dtype for leaf in parts.leaves], [leaf.shape for leaf in parts.leaves]
             form = RowForm(parts.struct, parts.paths, dtypes, shapes)
-            leaves = form.stack([[] for _ in form.paths])
+            leaves = form.stack([])
         if parts is not None and len(parts.leaves) != len(leaves) and (one_hot or fill is not None):
             raise StructureError(f"rows have {len(leaves)} leaves, their space {self.space} has {len(parts.leaves)}.")
         if parts is not None and one_hot:
             leaves = [part.one_hot(leaf) for part, leaf in zip(parts.leaves, leaves, strict=True)]
         if fill is not None:
             leaves = filled(leaves, fill, where, num, parts, one_hot)
-        return form.items(list(map(listed, leaves))) if as_list else form.pack(leaves)
+        return form.items(zip(*map(listed, leaves), strict=True)) if as_list else form.pack(leaves)

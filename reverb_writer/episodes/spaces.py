@@ -1,11 +1,21 @@
-"""Gymnasium's spaces: their leaves, one-hot vectors, and fill values of rows outside the data.
+"""Gymnasium's spaces as leaves of a step: what copies their elements, one-hot vectors, fill values outside the data.
 
-Spaces are recognised by the names of their classes, so that nothing is imported: spaces of Gym work, too.
+    space                                   leaf, or nest
+    --------------------------------------  ------------------------------------------------------
+    Box, Discrete, MultiBinary,             array of the space's dtype and shape
+    MultiDiscrete
+    Text                                    string
+    Dict, Tuple                             dict, tuple of the leaves of their parts
+    Graph, Sequence, OneOf, any other       refused: leaves or shapes differ from step to step
+
+Leaves of a vector environment of N environments are [N, ...]. Spaces are recognised by the names of their classes, so
+that nothing is imported: spaces of Gym work, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +23,17 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.leaves import Fit, fit
 from reverb_writer.nests import named_leaves
 
 Array = npt.NDArray[Any]
 
-_FLOAT32 = np.dtype(np.float32)
-_NUMBERS = (float, int)
+_REASONS = {
+    "Graph": "its nodes and edges differ in number from step to step",
+    "Sequence": "its length differs from step to step",
+    "OneOf": "its leaves differ from step to step",
+}
+_WRITABLE = {"Text", "Box", "Discrete", "MultiBinary", "MultiDiscrete"}
 
 
 class SpaceLeaf:
@@ -31,7 +46,7 @@ class SpaceLeaf:
         self.dtype = np.dtype(object) if dtype.kind in "SU" else dtype  # of a sample; `object` for texts
         # of a sample; () if the space has none, as that of texts
         self.shape = () if self.dtype.kind == "O" else tuple(space.shape)
-        kinds = kinds_of(space)
+        kinds = _kinds_of(space)
         # how many values each component has, if it is Discrete or MultiDiscrete; else None
         self.sizes = (
             np.array([space.n]) if "Discrete" in kinds else np.ravel(space.nvec) if "MultiDiscrete" in kinds else None
@@ -55,28 +70,22 @@ class SpaceLeaf:
         vectors[np.arange(num)[:, None], values + np.cumsum(sizes) - sizes] = 1
         return vectors
 
-    def cast(self, fill: Any, *, one_hot: bool) -> tuple[Any, np.dtype[Any]]:
+    def cast(self, fill: Any, *, one_hot: bool) -> Array:
         """Return a fill value in the dtype of this space; float32 for one-hot vectors.
 
         It is cast as RLlib does: 0.5 is 0 in a Discrete space; for one-hot vectors, 0 is a vector of zeros.
         """
         dtype, shape = self.dtype, self.shape
         if one_hot and self.sizes is not None:
-            dtype, shape = _FLOAT32, (int(self.sizes.sum()),)
-        value = _checked(fill, dtype, shape)
+            dtype, shape = np.dtype(np.float32), (int(self.sizes.sum()),)
+        value = _fill_value(fill, dtype, shape)
         if dtype.kind in "iu" and not _in_range(value, dtype):
             raise SpecError(f"`fill` must be a number that {dtype} can hold, as its space says, got {fill!r}.")
-        return value if value is fill else value.astype(dtype), dtype
+        return value.astype(dtype)
 
 
 class SpaceLeaves:
-    """The leaves of a space.
-
-    Attributes:
-        struct: the spaces of its leaves, as a nest in the structure of its samples.
-        paths: the names of the leaves.
-        leaves: the leaves of a sample, in their order.
-    """
+    """The leaves of a space: their names, and `struct`, their spaces in the structure of a sample."""
 
     def __init__(self, space: Any) -> None:
         """Find the leaves of a space."""
@@ -97,12 +106,14 @@ def filled(
         raise SpecError(f"`fill` must be a number, or a row of {len(leaves)} leaves, got {fill!r}.")
     found = []
     for number, (leaf, given) in enumerate(zip(leaves, values, strict=True)):
-        own = leaf.dtype
+        own, shape = leaf.dtype, leaf.shape[1:]
         if spaces is None:
-            value, dtype = given, _holding(given, own, leaf.shape[1:])
+            value = _fill_value(given, own, shape)
+            dtype = own if _holds(own, value) else np.result_type(value.dtype, own)
         else:
-            value, dtype = spaces.leaves[number].cast(given, one_hot=one_hot)
-        rows = np.empty((num, *leaf.shape[1:]), own if dtype is own else np.result_type(dtype, own))
+            value = spaces.leaves[number].cast(given, one_hot=one_hot)
+            dtype = np.result_type(value.dtype, own)
+        rows = np.empty((num, *shape), dtype)
         rows[...] = value
         if len(leaf):
             rows[where] = leaf
@@ -110,24 +121,19 @@ def filled(
     return found
 
 
-def _holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
-    """Return the dtype if it can hold the fill value, else a dtype that can hold both."""
-    value = _checked(fill, dtype, shape)
-    if value is fill or dtype.kind == "f":
-        return dtype
-    if dtype.kind in "iu" and np.all(value == np.trunc(value)) and _in_range(value, dtype):
-        return dtype
-    return np.result_type(value.dtype, dtype)
-
-
-def _checked(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """Return a fill value as an array, or unchanged if rows of this dtype take any such value."""
-    if dtype.kind == "O" or (dtype.kind == "f" and type(fill) in _NUMBERS):
-        return fill
-    value = np.array(fill)  # another object than `fill`, which tells that it has been checked
+def _fill_value(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if dtype.kind == "O":
+        return np.array(fill, object)
+    value = np.array(fill)
     if value.dtype.kind not in "biuf" or value.shape not in ((), shape):
         raise SpecError(f"`fill` must be a number, or a row like the others, {dtype} {shape}, got {fill!r}.")
     return value
+
+
+def _holds(dtype: np.dtype[Any], value: Array) -> bool:
+    if dtype.kind in "iu":
+        return bool(np.all(value == np.trunc(value))) and _in_range(value, dtype)
+    return dtype.kind in "fO"
 
 
 def _in_range(value: Array, dtype: np.dtype[Any]) -> bool:
@@ -137,19 +143,19 @@ def _in_range(value: Array, dtype: np.dtype[Any]) -> bool:
 
 def _struct_of(space: Any) -> Any:
     """Return the spaces within Dict and Tuple spaces, as a nest."""
-    parts = parts_of(space)
+    parts = _parts_of(space)
     if isinstance(parts, dict):
         return {key: _struct_of(part) for key, part in parts.items()}
     return space if parts is None else tuple(map(_struct_of, parts))
 
 
-def parts_of(space: Any) -> dict[Any, Any] | tuple[Any, ...] | None:
+def _parts_of(space: Any) -> dict[Any, Any] | tuple[Any, ...] | None:
     """Return the spaces directly within a Dict or Tuple space; None if it is another one, or None."""
-    kinds = kinds_of(space)  # a OneOf has `spaces`, too, but a sample is of one space
+    kinds = _kinds_of(space)  # a OneOf has `spaces`, too, but a sample is of one space
     return dict(space.spaces) if "Dict" in kinds else tuple(space.spaces) if "Tuple" in kinds else None
 
 
-def kinds_of(space: Any) -> set[str]:
+def _kinds_of(space: Any) -> set[str]:
     """Return the names of the class of a space and of its bases."""
     return {kind.__name__ for kind in type(space).__mro__}
 
@@ -158,3 +164,60 @@ def check(space: Any, item: Any, what: str) -> None:
     """Check that a space contains an item, which `what` names."""
     if space is not None and not space.contains(item):
         raise StructureError(f"{what} {item!r} is not in its space {space}.")
+
+
+def encoder(env: Any, name: str, num_envs: int | None = None) -> Callable[[Any], Any]:
+    """Return a function that copies elements of a space of an environment, such as `observation_space`, into leaves.
+
+    The results share no memory with the environment, which may reuse its arrays.
+    """
+    space = getattr(env, name, None)
+    if "Space" not in _kinds_of(space):
+        has = "none" if space is None else f"a {type(space).__name__}"
+        raise SpecError(f"`env` must have `{name}`, a gymnasium.Space; {type(env).__name__} has {has}. Set it.")
+    return _encoder(space, name.removeprefix("single_").removesuffix("_space"), num_envs)
+
+
+def _encoder(space: Any, name: str, num_envs: int | None) -> Callable[[Any], Any]:
+    parts = _parts_of(space)
+    if isinstance(parts, dict):
+        of_keys = {key: _encoder(part, f"{name}/{key}", num_envs) for key, part in parts.items()}
+        return lambda element: {key: encode(element[key]) for key, encode in of_keys.items()}
+    if parts is not None:
+        of_items = tuple(_encoder(part, f"{name}/{index}", num_envs) for index, part in enumerate(parts))
+        return lambda element: tuple(encode(part) for encode, part in zip(of_items, element, strict=True))
+    if not _kinds_of(space) & _WRITABLE:
+        kind = type(space).__name__
+        reason = _REASONS.get(kind, "the structure of its elements is not known")
+        raise SpecError(
+            f"`{name}`: a space of type {kind} cannot be written: {reason}, and a column of a table has one shape. "
+            "Turn it into arrays of one shape with a wrapper: pad them, and store their true sizes beside them."
+        )
+    leaf = SpaceLeaf(space)
+    if leaf.dtype == object:
+        return str if num_envs is None else lambda strings: np.array(strings, object)
+    return _array_encoder(leaf.dtype, leaf.shape if num_envs is None else (num_envs, *leaf.shape), name)
+
+
+def _array_encoder(dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Callable[[Any], Any]:
+    scalar = dtype.type
+    native = scalar if dtype == np.int64 else None  # it holds any int that an environment accepts
+
+    def convert(element: Any) -> Any:
+        array = np.asarray(element)
+        if array.shape != shape and array.size == math.prod(shape) and max(array.ndim, len(shape)) == 1:
+            array = array.reshape(shape)  # a number as [1], or [1] as a number
+        policy = Fit.LOSSY if dtype.kind == "f" else Fit.LOSSLESS
+        advice = f"It must be {dtype} {shape}, as its space says."
+        return fit(array, dtype, shape, f"`{name}`", "as its space says", policy, advice)
+
+    def encode(element: Any) -> Any:
+        if type(element) is np.ndarray and element.dtype == dtype and element.shape == shape:
+            return element.copy()
+        return convert(element)
+
+    def encode_scalar(element: Any) -> Any:
+        kind = type(element)
+        return element if kind is scalar else native(element) if native and kind is int else convert(element)
+
+    return encode if shape else encode_scalar

@@ -1,10 +1,8 @@
 """Export the items of a table to disk, each item once; nothing is taken out of the table.
 
 From what a server has saved, `export_saved` reads each item once. Of a live table, `export_items` samples until every
-key has been seen, because Reverb has no call that lists a table: so it needs a uniform or prioritized sampler, and a
-table without `max_times_sampled`, which removes an item when it hands it out. Each sample counts for the table's rate
-limiter, which may make the export wait. To see every key of n items takes about n ln n random samples, and more if
-priorities differ much.
+key has been seen, because Reverb has no call that lists a table. Each sample counts for the table's rate limiter, which
+may make the export wait. To see every key of n items takes about n ln n random samples, and more if priorities differ.
 """
 
 from __future__ import annotations
@@ -77,20 +75,18 @@ def export_saved(
             yield _save(writer, table, sample)
 
 
-def export_items(
-    client: Client, table: str, writer: RolloutWriter, *, timeout_s: float | None = None
-) -> Generator[Transferred, None, None]:
+def export_items(client: Client, table: str, writer: RolloutWriter) -> Generator[Transferred, None, None]:
     """Write each item that `table` holds now as a trajectory, unless the directory of `writer` has it.
 
     Key and priority are in the trajectory's metadata. An item is complete on disk, and its outcome yielded, before
-    `client` asks for the next one. `timeout_s` is the time to wait for a sample, in seconds; None for the client's.
+    `client` asks for the next one.
 
     Raises:
         SpecError: the table can only be read by removing its items.
         StructureError: there is no such table.
         ReplayTimeoutError: not all items came; says how many did.
     """
-    info = only_server(client).request_info(timeout_s)
+    info = only_server(client).request_info()
     check_tables_exist([table], info, client.address)
     found = info.tables[table]
     if found.sampler not in _RANDOM or found.max_times_sampled:
@@ -103,7 +99,7 @@ def export_items(
     done, size = _keys_on_disk(writer.data_dir, table), found.current_size
     keys, in_vain = set[int](), 0
     while len(keys) < size:
-        for sample in client.sample(table, min(max(size - len(keys), _BATCH), 4 * _BATCH), timeout_s):
+        for sample in client.sample(table, min(max(size - len(keys), _BATCH), 4 * _BATCH)):
             if sample.info.key in keys:
                 in_vain += 1
                 continue

@@ -46,38 +46,25 @@ class Journal:
     """A file of JSON lines: first the purpose of the import, then the paths of confirmed trajectories in a directory.
 
     Files of two runs may have the same name, and the directory may be moved: so paths are relative to it. A line that
-    was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again.
-
-    Attributes:
-        path: the file.
-        done: paths of the trajectories that were delivered, as `name_of` returns them.
+    was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again. `done` are the paths of
+    the trajectories that were delivered, as `name_of` returns them.
     """
 
     def __init__(self, path: Path, purpose: Mapping[str, Any], directory: Path) -> None:
-        """Read the file if it exists; `directory` is that of the trajectories.
-
-        Raises:
-            SpecError: the file belongs to another import, or does not begin as a journal.
-            OSError: it cannot be read.
-        """
-        self.path = path
-        self._purpose, self._directory = dict(purpose), directory
+        """Read the file if it exists; raises SpecError if it belongs to another import, or is no journal."""
+        self._path, self._purpose, self._directory = path, dict(purpose), directory
         self.done: set[str] = set()
         lines = path.read_bytes().splitlines() if path.exists() else []
         if not lines:
             return
-        try:
+        found = None
+        with suppress(ValueError):
             found = json.loads(lines[0])
-        except ValueError:
-            raise SpecError(
-                f"journal {path} does not begin as one: its first line cannot be read, expected {self._purpose}. If an "
-                "import was cut short while it wrote that line, remove the file: everything is sent again. Otherwise "
-                "name another file."
-            ) from None
         if found != self._purpose:
             raise SpecError(
-                f"journal {path} belongs to another import: it has {found}, expected {self._purpose}. "
-                "Name another file."
+                f"journal {path} belongs to another import, or its first line cannot be read: it has {lines[0]!r}, "
+                f"expected {self._purpose}. If an import was cut short while it wrote that line, remove the file: "
+                "everything is sent again. Otherwise name another file."
             )
         for line in lines[1:]:
             with suppress(ValueError):  # cut short
@@ -90,7 +77,7 @@ class Journal:
     def add(self, names: Iterable[str]) -> None:
         """Add the paths of delivered trajectories, as `name_of` returns them."""
         names = list(names)
-        with self.path.open("a+b") as file:
+        with self._path.open("a+b") as file:
             size = file.tell()
             file.seek(max(size - 1, 0))
             is_torn = file.read(1) not in (b"", b"\n")
@@ -127,11 +114,7 @@ def send_trajectory(trajectory: StoredTrajectory, observer: Any) -> int:
 
 
 def import_trajectories(
-    paths: Iterable[Path],
-    observer: Any,
-    *,
-    journal: Journal | None = None,
-    before: Callable[[Any], None] | None = None,
+    paths: Iterable[Path], observer: Any, *, journal: Journal | None = None, before: Callable[[Any], None] | None = None
 ) -> Generator[Transferred, None, None]:
     """Send trajectories one by one, and yield the outcome of each; confirm them every two seconds and at the end.
 

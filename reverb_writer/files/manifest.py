@@ -193,6 +193,5 @@ def _strings(read: Read, name: str, shape: tuple[int, ...]) -> Array:
     ends = np.cumsum(lengths).tolist()
     joined = read(name, np.dtype(np.uint8), (ends[-1] if ends else 0,)).tobytes()
     strings = np.empty(lengths.size, object)
-    for index, (length, end) in enumerate(zip(lengths.tolist(), ends, strict=True)):
-        strings[index] = joined[end - length : end]
+    strings[:] = [joined[end - length : end] for length, end in zip(lengths.tolist(), ends, strict=True)]
     return strings.reshape(shape)

@@ -1,4 +1,4 @@
-"""Convert Minari data sets to trajectories on disk, with Minari, which is imported on first use.
+"""Convert Minari data sets to trajectories on disk.
 
 A Minari episode of n steps has n + 1 observations. Here it has n + 1 steps in the form of RLDS. The last one is a
 boundary step: the final observation, `is_last`, `is_terminal`, and zeros in the other leaves.
@@ -8,15 +8,12 @@ Source: Minari 0.5.4, `minari/dataset/minari_storage.py`.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tree
 
 from reverb_writer.files.rollout_writer import RolloutWriter
-from reverb_writer.lazy import needs
 from reverb_writer.leaves import padded_rows
 from reverb_writer.progress import progress
 
@@ -25,30 +22,24 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
     """Write the episodes of a Minari data set as trajectories, and return how many.
 
     Args:
-        dataset: a `minari.MinariDataset`, or the path of one (its `data` folder, or the folder above).
+        dataset: a `minari.MinariDataset`.
         writer: the writer of the trajectories. One episode is in memory at a time.
 
     Raises:
         StructureError: observations or actions are texts or graphs, which have no fixed shape.
     """
-    if isinstance(dataset, str | os.PathLike):
-        with needs("`from_minari`", "reverb-writer[minari]"):
-            from minari import MinariDataset  # noqa: PLC0415  # an extra
-
-        path = Path(dataset).resolve()
-        dataset = MinariDataset(str(path / "data" if (path / "data").is_dir() else path))
     with progress("from Minari", len(dataset)) as advance:
         for episode in dataset.iterate_episodes():
             num_steps = len(episode)
-            flags = np.arange(num_steps + 1)
-            is_last = flags == num_steps
+            numbers = np.arange(num_steps + 1)
+            is_last = numbers == num_steps
+            results = {"action": episode.actions, "reward": np.asarray(episode.rewards, np.float32)}
             terminated, truncated = bool(episode.terminations[-1]), bool(episode.truncations[-1])
             writer.save(
                 {
                     "observation": episode.observations,
-                    "action": tree.map_structure(_one_more, episode.actions),
-                    "reward": _one_more(np.asarray(episode.rewards, np.float32)),
-                    "is_first": flags == 0,
+                    **tree.map_structure(lambda leaf, num=num_steps: padded_rows(np.asarray(leaf), num + 1), results),
+                    "is_first": numbers == 0,
                     "is_last": is_last,
                     "is_terminal": is_last & terminated,
                 },
@@ -58,8 +49,3 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
             )
             advance()
     return len(dataset)
-
-
-def _one_more(column: Any) -> Any:
-    """Return a column with a row of zeros after it, for the boundary step."""
-    return padded_rows(np.asarray(column), len(column) + 1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
-import functools
 import logging
 import os
 import time
@@ -26,7 +25,7 @@ import tree
 from reverb_writer.arguments import check_wait, integer
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
-from reverb_writer.files.transition_fields import Cursor, TransitionBatch, TransitionFields
+from reverb_writer.files.transition_fields import Cursor, TransitionBatch, names_of_fields, read_transitions
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
 from reverb_writer.protocol.signatures import ArraySpec
@@ -107,7 +106,15 @@ class RolloutFileBase:
         """
         from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
 
-        return TorchDataset(functools.partial(_open_share, self), self.device if device is None else device)
+        return TorchDataset(self._open_share, self.device if device is None else device)
+
+    def _open_share(self, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:
+        """Return a copy that reads one share of the trajectories, as arrays."""
+        share = copy.copy(self)
+        share.device = None
+        if num_shards > 1:
+            share.shard(index, num_shards)
+        return contextlib.nullcontext(share)
 
     def shard(self, index: int, num_shards: int) -> None:
         """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
@@ -202,7 +209,7 @@ class RolloutDataset(RolloutFileBase):
         directories = [data_dir] if isinstance(data_dir, str | os.PathLike) else list(data_dir)
         self._directories = [Path(each) for each in directories]
         self._starts = (low, high)
-        self._fields = TransitionFields(fields)
+        self._names = names_of_fields(fields or {})
         self._seed = seed
         self._loops = integer("dataset_loops", dataset_loops, minimum=-(1 << 31))
         self._shuffle, self._keep_latest = shuffle, integer("keep_latest", keep_latest, minimum=0)
@@ -271,7 +278,7 @@ class RolloutDataset(RolloutFileBase):
             at = 0
             while at < num_rows and (cursor := self._cursors[env]) is not None:
                 at += cursor.fill(leaves, at, env, num_rows - at)
-                if cursor.is_at_end:
+                if not cursor.num_left:
                     self._cursors[env] = self._take()
             num_filled += at
         if not num_filled:
@@ -282,10 +289,7 @@ class RolloutDataset(RolloutFileBase):
         return [path for directory in self._directories for path in list_trajectories(directory)]
 
     def _take(self) -> Cursor | None:
-        """Return the next trajectory; None if all loops have ended.
-
-        A damaged one is skipped and named in the log.
-        """
+        """Return the next trajectory that is not damaged; None if all loops have ended."""
         while True:
             while self._unused:
                 path = self._unused.popleft()
@@ -334,11 +338,9 @@ class RolloutDataset(RolloutFileBase):
         """Open a trajectory at the first step to deliver; a damaged one raises here."""
         stored = self.open_trajectory(path)
         start = int(self._rng.integers(*self._starts))
-        num_transitions = stored.manifest.num_transitions
-        if not num_transitions:
+        if not stored.manifest.num_transitions:
             raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
-        transitions = self._fields.read(stored.load(), stored.manifest)
-        cursor = Cursor(transitions, start if start < num_transitions else 0)
+        cursor = Cursor(read_transitions(stored.load(), stored.manifest, self._names), start)
         layout = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), cursor.transitions)
         self._layout = self._layout or layout
         if layout != self._layout:
@@ -347,12 +349,3 @@ class RolloutDataset(RolloutFileBase):
                 "Move it to another directory."
             )
         return cursor
-
-
-def _open_share(dataset: RolloutFileBase, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a copy of a data set that reads one share of the trajectories, as arrays."""
-    share = copy.copy(dataset)
-    share.device = None
-    if num_shards > 1:
-        share.shard(index, num_shards)
-    return contextlib.nullcontext(share)

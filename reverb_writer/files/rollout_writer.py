@@ -172,18 +172,18 @@ class RolloutWriter:
         self,
         steps: Any,
         *,
-        end: End | str = End.STEP,
         terminated: bool | None = None,
         truncated: bool | None = None,
+        has_boundary: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a whole trajectory at once, and return its file.
 
         Args:
             steps: nest with leaves [T, ...], T >= 1, each like this writer's first step.
-            end: kind of its end.
             terminated: whether the environment ended it.
             truncated: whether a limit ended it.
+            has_boundary: whether the last step is a boundary step, even if no field of it says so.
             metadata: JSON, in addition to the writer's.
 
         Raises:
@@ -191,22 +191,6 @@ class RolloutWriter:
             StructureError: the leaves differ in length, or from what was written before. Nothing changed.
             OSError: the disk failed, for example because it is full.
         """
-        return self._save(steps, End(end), {"terminated": terminated, "truncated": truncated}, metadata or {})
-
-    def write_episode(self, episode: Episode) -> Path:
-        """Write `episode`, whole or a chunk that was cut, as one trajectory, and return its file.
-
-        Raises:
-            ReverbWriterError, OSError: as for `save`; IncompleteError: it has no step.
-        """
-        terminated = episode.is_terminated
-        truncated = episode.is_truncated or not terminated  # what was cut has a next state
-        outcome = {"terminated": terminated, "truncated": truncated}
-        return self._save(episode.steps(), End.STEP, outcome, {}, has_boundary=True)
-
-    def _save(
-        self, steps: Any, end: End, outcome: _Outcome, metadata: Mapping[str, Any], *, has_boundary: bool = False
-    ) -> Path:
         self._check_open()
         num_steps = common_length(steps, "`steps`")
         if not num_steps:
@@ -220,7 +204,18 @@ class RolloutWriter:
         self._steps = known
         columns = [np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)]
         self._num_steps += num_steps
-        return self._write_columns(columns, end, outcome, metadata, has_boundary=has_boundary)
+        outcome = {"terminated": terminated, "truncated": truncated}
+        return self._write_columns(columns, End.STEP, outcome, metadata or {}, has_boundary=has_boundary)
+
+    def write_episode(self, episode: Episode) -> Path:
+        """Write `episode`, whole or a chunk that was cut, as one trajectory, and return its file.
+
+        Raises:
+            ReverbWriterError, OSError: as for `save`; IncompleteError: it has no step.
+        """
+        terminated = episode.is_terminated
+        truncated = episode.is_truncated or not terminated  # what was cut has a next state
+        return self.save(episode.steps(), terminated=terminated, truncated=truncated, has_boundary=True)
 
     def close(self) -> None:
         """Write the unfinished episodes, marked as cut, and close. Idempotent."""
@@ -258,17 +253,14 @@ class RolloutWriter:
             block[env_ids, ends] = leaf if is_all else leaf[env_ids]
 
     def _make_room(self, length: int) -> None:
-        """Make room for the first steps, or double it if it is full."""
+        """Make room for the first steps, or double it if it is full; what is in the new half is written over."""
         assert self._steps is not None  # noqa: S101  # because there is a step
-        if self._blocks and length < self._blocks[0].shape[1]:
-            return
-        structure, _ = self._steps
-        room = (len(self._lengths), max(2 * length, _FIRST_LENGTH))
-        of_leaves = zip(structure.dtypes, structure.shapes, strict=True)
-        blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]
-        for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
-            block[:, :length] = former
-        self._blocks = blocks
+        if not self._blocks:
+            structure, _ = self._steps
+            room, of_leaves = (len(self._lengths), _FIRST_LENGTH), zip(structure.dtypes, structure.shapes, strict=True)
+            self._blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]
+        elif length == self._blocks[0].shape[1]:
+            self._blocks = [np.concatenate([block, block], axis=1) for block in self._blocks]
 
     def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:
         """Write the episodes of some environments that have steps; what the disk refuses stops none of the others."""

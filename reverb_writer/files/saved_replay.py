@@ -65,18 +65,16 @@ class SavedReplay:
 def open_saved(path: Path) -> SavedReplay:
     """Find a checkpoint: the folder itself, or of several in it the newest complete one; FormatError if none."""
     try:
-        found = [path] if (path / DONE).is_file() else _complete_in(path)
+        if (path / DONE).is_file():
+            found = [path]
+        else:
+            folder = path / KEPT if (path / KEPT).is_dir() else path
+            found = [done.parent for done in folder.glob(f"*/{DONE}") if done.parent.name[0] != "."]
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror}).") from error
     if not found:
         raise FormatError(f"{path}: is no checkpoint, and has none in it. Name the folder of a server's checkpoints.")
-    if missing := [name for name in FILES if not (found[-1] / name).is_file()]:
-        raise FormatError(f"{found[-1]}: {', '.join(missing)} missing. It is incomplete; use another one.")
-    return SavedReplay(found[-1])
-
-
-def _complete_in(folder: Path) -> list[Path]:
-    """Return the complete checkpoints in a folder, the newest last: by number, or else by name, which is the time."""
-    kept = folder / KEPT
-    found = (done.parent for done in (kept if kept.is_dir() else folder).glob(f"*/{DONE}"))
-    return sorted((one for one in found if one.name[0] != "."), key=lambda one: (sequence_of(one.name), one.name))
+    newest = max(found, key=lambda one: (sequence_of(one.name), one.name))  # without a number the name is the time
+    if missing := [name for name in FILES if not (newest / name).is_file()]:
+        raise FormatError(f"{newest}: {', '.join(missing)} missing. It is incomplete; use another one.")
+    return SavedReplay(newest)

@@ -13,34 +13,25 @@ Source: Reverb 0.14 (`tfrecord_checkpointer.cc`), TensorFlow 2.15 (`record_write
 
 from __future__ import annotations
 
-import functools
 import os
-import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import google_crc32c
 from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
-from reverb_writer.files.crc32c import masked_crc32c
 
 TABLES, ITEMS, CHUNKS, DONE = "tables.tfrecord", "items.tfrecord", "chunks.tfrecord", "DONE"
 FILES = (TABLES, ITEMS, CHUNKS, DONE)
 
-_HEADER = struct.Struct("<Q4x")
-_FOOTER_BYTES = 4
-_LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
+_LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
+_HEADER_BYTES = _LENGTH_BYTES + _CHECKSUM_BYTES
+_MASK_DELTA = 0xA282EAD8
 _READ_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 2**31  # of a protobuf message
-
-
-class Extent(NamedTuple):
-    """The size and the checksum of a file; None if the checksum is not known."""
-
-    size_bytes: int
-    crc32: int | None
 
 
 def read_records(path: Path) -> Iterator[bytes]:
@@ -50,16 +41,16 @@ def read_records(path: Path) -> Iterator[bytes]:
     for block in _inflate(path):
         buffer += block
         start = 0
-        while len(buffer) - start >= _HEADER.size:
-            (size,) = _HEADER.unpack_from(buffer, start)
+        while len(buffer) - start >= _HEADER_BYTES:
+            size = int.from_bytes(buffer[start : start + _LENGTH_BYTES], "little")
             if size > _MAX_RECORD_BYTES:
                 raise FormatError(
                     f"{path}: record {number}: {size} bytes, expected less than 2 GiB. The file is damaged."
                 )
-            end = start + _HEADER.size + size + _FOOTER_BYTES
+            end = start + _HEADER_BYTES + size + _CHECKSUM_BYTES
             if end > len(buffer):
                 break
-            yield bytes(buffer[start + _HEADER.size : end - _FOOTER_BYTES])
+            yield bytes(buffer[start + _HEADER_BYTES : end - _CHECKSUM_BYTES])
             number += 1
             start = end
         del buffer[:start]
@@ -88,11 +79,11 @@ class RecordWriter:
 
     def write(self, record: bytes) -> None:
         """Add a record."""
-        for part in (_header(len(record)), record, _CHECKSUM.pack(masked_crc32c(record))):
+        length = len(record).to_bytes(_LENGTH_BYTES, "little")
+        for part in (length, _checksum(length), record, _checksum(record)):
             self._file.write(self._stream.compress(part))
 
     def __enter__(self) -> RecordWriter:
-        """Return the writer."""
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -111,14 +102,17 @@ def write_records(path: Path, records: Iterable[bytes]) -> None:
             file.write(record)
 
 
-@functools.lru_cache(maxsize=1024)
-def _header(size: int) -> bytes:
-    length = _LENGTH.pack(size)
-    return length + _CHECKSUM.pack(masked_crc32c(length))
+def _checksum(data: bytes) -> bytes:
+    """Return the CRC-32C, masked as TensorFlow masks it: rotated, and a constant added."""
+    crc: int = google_crc32c.value(data)
+    return (((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF).to_bytes(_CHECKSUM_BYTES, "little")
 
 
-def read_file(path: Path, *, inflate: bool = False) -> Extent:
-    """Read a file to its end and return its extent; if `inflate`, raise FormatError if it is no whole zlib stream."""
+def read_file(path: Path, *, inflate: bool = False) -> tuple[int, int]:
+    """Read a file to its end, and return its size and its CRC-32.
+
+    If `inflate`, raise FormatError if it is no whole zlib stream.
+    """
     size = crc = 0
     stream = zlib.decompressobj()
     with path.open("rb") as file:
@@ -130,7 +124,7 @@ def read_file(path: Path, *, inflate: bool = False) -> Extent:
                     pass
     if inflate and not stream.eof:
         raise FormatError(f"{path}: is truncated. The checkpoint was not written completely.")
-    return Extent(size, crc)
+    return size, crc
 
 
 def _inflate(path: Path) -> Iterator[bytes]:

@@ -60,7 +60,6 @@ def write_trajectory(path: Path, manifest: Manifest, columns: Sequence[Array]) -
                 method,
                 _DEFLATE_LEVEL,
             )
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{_PARTIAL}{path.name}")
     try:
         partial.write_bytes(out.getbuffer())

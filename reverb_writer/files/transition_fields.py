@@ -71,84 +71,67 @@ class TransitionBatch(NamedTuple):
     mask: Any
 
 
-class TransitionFields:
-    """The names under which steps have the fields of transitions. Immutable."""
+def names_of_fields(given: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the names that steps may have for each field: the usual ones, and given names in their place."""
+    if unknown := set(given) - set(_NAMES):
+        raise SpecError(f"`fields` has {', '.join(sorted(unknown))}, expected some of {', '.join(_NAMES)}.")
+    names = {field: (given[field],) if field in given else usual for field, usual in _NAMES.items()}
+    for field in ("observation", "privileged_observation"):
+        if field in given and f"next_{field}" not in given:
+            names[f"next_{field}"] = ()  # the usual one follows another leaf
+    return names
 
-    def __init__(self, names: Mapping[str, str] | None = None) -> None:
-        """Use the usual names, and given names in their place."""
-        given = dict(names or {})
-        if unknown := set(given) - set(_NAMES):
-            raise SpecError(f"`fields` has {', '.join(sorted(unknown))}, expected some of {', '.join(_NAMES)}.")
-        self._names = {field: (given[field],) if field in given else usual for field, usual in _NAMES.items()}
-        for field in ("observation", "privileged_observation"):
-            if field in given and f"next_{field}" not in given:
-                self._names[f"next_{field}"] = ()  # the usual one follows another leaf
 
-    def read(self, steps: Any, manifest: Manifest) -> TransitionBatch:
-        """Return the transitions of a trajectory, fields [T, ...], all but `is_first` and `mask`; they are views.
+def read_transitions(steps: Any, manifest: Manifest, names: Mapping[str, tuple[str, ...]]) -> TransitionBatch:
+    """Return the transitions of a trajectory, fields [T, ...], all but `is_first` and `mask`; they are views.
 
-        A reward [T, 1] is [T].
-
-        Raises:
-            StructureError: a field is missing, or a next observation is unlike the observation.
-        """
-        named = fields_of(steps) or {}
-        found = {
-            field: next((named[name] for name in names if name in named), None) for field, names in self._names.items()
-        }
-        for field in ("observation", "action", "reward"):
-            if found[field] is None:
-                there = ", ".join(map(str, named)) or "no names"
-                raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
-        for field in ("observation", "privileged_observation"):
-            before, after = found[field], found[f"next_{field}"]
-            if before is None:
-                found[f"next_{field}"] = None
-            elif after is None:  # it was not stored: it is the observation of the next step
-                if not manifest.boundary_step:  # nothing follows the last step
-                    before = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), before)
-                found[field], found[f"next_{field}"] = before, tree.map_structure(lambda leaf: leaf[1:], before)
-            elif _form(after) != _form(before):
-                raise StructureError(
-                    f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
-                    "something else, rename it."
-                )
-        found["reward"] = _flat(found["reward"])
-        found["done"], found["truncated"] = _ends(steps, found["done"], found["truncated"], manifest)
-        num_transitions = manifest.num_transitions
-        rows = {field: map_present(lambda leaf: leaf[:num_transitions], nest) for field, nest in found.items()}
-        return TransitionBatch(**rows, is_first=None, mask=None)
+    A reward [T, 1] is [T].
+    """
+    named = fields_of(steps) or {}
+    found = {field: next((named[name] for name in names[field] if name in named), None) for field in names}
+    for field in ("observation", "action", "reward"):
+        if found[field] is None:
+            there = ", ".join(map(str, named)) or "no names"
+            raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
+    for field in ("observation", "privileged_observation"):
+        before, after = found[field], found[f"next_{field}"]
+        if before is None:
+            found[f"next_{field}"] = None
+        elif after is None:  # it was not stored: it is the observation of the next step
+            if not manifest.boundary_step:  # nothing follows the last step
+                before = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), before)
+            found[field], found[f"next_{field}"] = before, tree.map_structure(lambda leaf: leaf[1:], before)
+        elif _form(after) != _form(before):
+            raise StructureError(
+                f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
+                "something else, rename it."
+            )
+    found["reward"] = _flat(found["reward"])
+    found["done"], found["truncated"] = _ends(steps, found["done"], found["truncated"], manifest)
+    num_transitions = manifest.num_transitions
+    rows = {field: map_present(lambda leaf: leaf[:num_transitions], nest) for field, nest in found.items()}
+    return TransitionBatch(**rows, is_first=None, mask=None)
 
 
 class Cursor:
-    """The position in one trajectory, whose transitions are in memory.
-
-    Attributes:
-        transitions: all transitions of the trajectory, fields [T, ...].
-    """
+    """The position in one trajectory, whose `transitions`, fields [T, ...], are in memory."""
 
     def __init__(self, transitions: TransitionBatch, start: int) -> None:
-        """Begin at transition number `start`."""
-        self._at, self._num_transitions = start, len(transitions.reward)
-        mask = np.ones(self._num_transitions, bool)
-        self.transitions = transitions._replace(is_first=np.arange(self._num_transitions) == start, mask=mask)
+        """Begin at transition number `start`; a shorter trajectory begins at 0."""
+        num_transitions = len(transitions.reward)
+        self._at = start = start if start < num_transitions else 0
+        self.num_left = num_transitions - start
+        is_first, mask = np.arange(num_transitions) == start, np.ones(num_transitions, bool)
+        self.transitions = transitions._replace(is_first=is_first, mask=mask)
         self._columns: list[Array | None] = tree.flatten(self.transitions)
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether all transitions were read."""
-        return self._at >= self._num_transitions
-
     def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
-        """Copy up to `room` transitions into column `env` of a batch's leaves, [T, N, ...], from row `at` on.
-
-        Returns how many, >= 1.
-        """
-        length = min(room, self._num_transitions - self._at)
+        """Copy transitions into column `env` of leaves [T, N, ...], rows `at` to `at + room`; return how many, >= 1."""
+        length = min(room, self.num_left)
         for target, column in zip(targets, self._columns, strict=True):
             if target is not None and column is not None:
                 target[at : at + length, env] = column[self._at : self._at + length]
-        self._at += length
+        self._at, self.num_left = self._at + length, self.num_left - length
         return length
 
 

@@ -11,23 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reverb_writer.files import rollout_dataset
+from reverb_writer.files.transition_fields import TransitionBatch
 from reverb_writer.instinct_rl import pickles
 from reverb_writer.rollouts.array_nests import Arrays
 
+_FIELDS = ["timeout" if field == "truncated" else field for field in TransitionBatch._fields]
 
-class Transition(NamedTuple):
-    """`TransitionBatch` of `reverb_writer.files`, whose `truncated` is called `timeout` here."""
-
-    observation: Any
-    privileged_observation: Any
-    action: Any
-    reward: Any
-    done: Any
-    timeout: Any
-    next_observation: Any
-    next_privileged_observation: Any
-    is_first: Any
-    mask: Any
+Transition: Any = NamedTuple("Transition", [(field, Any) for field in _FIELDS])  # type: ignore[misc]
+Transition.__doc__ = "`TransitionBatch` of `reverb_writer.files`, whose `truncated` is called `timeout` here."
 
 
 def _iterable_dataset() -> Any:
@@ -72,7 +63,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
         Transition: the class of the batches, a named tuple.
     """
 
-    Transition = Transition
+    Transition: Any = Transition
 
     def __init__(
         self,
@@ -113,7 +104,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
         """Make a batch of zeros: a `Transition`, leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
-        return Transition(*super().get_buffer(num_transitions_per_env))
+        return Transition._make(super().get_buffer(num_transitions_per_env))
 
     def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
         """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it."""

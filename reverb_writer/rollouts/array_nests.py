@@ -21,8 +21,6 @@ from reverb_writer.lazy import needs
 from reverb_writer.leaves import mismatch, zeros
 from reverb_writer.nests import check_same_leaves, map_present, named_leaves, packer
 
-_STATE_AXES = 2  # [layers, B]
-
 
 class Arrays:
     """The library and the device of a storage's arrays."""
@@ -150,7 +148,7 @@ def read_states(arrays: Arrays, given: Any, num_envs: int, column: Any) -> Any:
         return map_present(lambda leaf: arrays.zeros(leaf.shape[1:], leaf.dtype), column)
     states = map_present(arrays.asarray, given)
     shapes = map_present(lambda leaf: str(tuple(leaf.shape)), states)
-    if any(leaf.ndim < _STATE_AXES or leaf.shape[1] != num_envs for leaf in tree.flatten(states) if leaf is not None):
+    if any(tuple(leaf.shape[1:2]) != (num_envs,) for leaf in tree.flatten(states) if leaf is not None):
         raise StructureError(f"`hidden_states` must be [layers, {num_envs}, ...], got {shapes}.")
     if column is not None:
         expected = map_present(lambda leaf: str((leaf.shape[2], leaf.shape[1], *leaf.shape[3:])), column)

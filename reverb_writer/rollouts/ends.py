@@ -37,7 +37,12 @@ def ends_of(
         final_values = column("final_values")
         if approximate:
             final_values = xp.where(truncated | xp.isnan(final_values), values, final_values)
-        _check_known(int((goes_on & xp.isnan(final_values)).sum()))
+        if num_unknown := int((goes_on & xp.isnan(final_values)).sum()):
+            raise SpecError(
+                f"{num_unknown} values of final observations are not known, or NaN, where `truncated` is set or a "
+                "window ends. Set `transition.final_values`, fill from windows of T + 1 steps with values, or pass "
+                "`approximate_time_outs=True`."
+            )
         discounts, continues = discounts | truncated, continues & ~goes_on
         next_values = xp.where(goes_on, final_values, next_values)
     if "mask" in written:
@@ -45,15 +50,6 @@ def ends_of(
         is_next_real = concatenated(xp, [is_real[1:], is_real[-1:] | True], 0)
         continues = continues & (~is_real | is_next_real)
     return {"discounts": discounts, "continues": continues, "next_values": next_values}
-
-
-def _check_known(num_unknown: int) -> None:
-    if num_unknown:
-        raise SpecError(
-            f"{num_unknown} values of final observations are not known, or NaN, where `truncated` is set or a window "
-            "ends. Set `transition.final_values`, fill from windows of T + 1 steps with values, or pass "
-            "`approximate_time_outs=True`."
-        )
 
 
 def statistics(arrays: Arrays, rewards: Array, ends: Array, is_real: Array | None) -> tuple[float, float]:

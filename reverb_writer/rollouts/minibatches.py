@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,14 +104,13 @@ class MiniBatches:
 
     def _first_states(self, trajectories: Trajectories, numbers: Chosen) -> Any:
         """Return the hidden states at the first rows of trajectories, leaves [layers, n, H]; None if there are none."""
-        rows = trajectories.starts * trajectories.storage_shape[1] + trajectories.env_ids
-        first = rows[numbers]
+        first = self.arrays.asarray(
+            (trajectories.starts * trajectories.storage_shape[1] + trajectories.env_ids)[numbers]
+        )
 
         def take(leaf: Any) -> Any:
-            num_layers = leaf.shape[2]
-            layers = self.arrays.asarray(first * num_layers + np.arange(num_layers)[:, None])
-            found = self.arrays.xp.take(leaf.reshape((-1, *leaf.shape[3:])), layers.reshape((-1,)), axis=0)
-            return found.reshape((num_layers, len(first), *leaf.shape[3:]))
+            found = self.arrays.take(flat_rows(leaf), first)  # [n, layers, ...]
+            return self.arrays.xp.stack([found[:, layer] for layer in range(leaf.shape[2])])
 
         return map_present(take, self.columns["hidden_states"])
 
@@ -121,15 +120,10 @@ class MiniBatches:
         return self.kind(**{field: found.get(field) for field in self.kind._fields})
 
 
-class Padded(NamedTuple):
-    """The result of `split_and_pad_trajectories`: the nest, leaves [T, n, ...], and masks [T, n], True on real rows."""
+def split_and_pad_trajectories(nest: Any, dones: Any) -> tuple[Any, Any]:
+    """Return each trajectory of a rollout in its own column, [T, n, ...], and masks [T, n], True on real rows.
 
-    data: Any
-    masks: Any
-
-
-def split_and_pad_trajectories(nest: Any, dones: Any) -> Padded:
-    """Return each trajectory of a rollout in its own column, and the masks: copies, padded with zeros to T rows.
+    They are copies, padded with zeros to T rows.
 
     Args:
         nest: leaves [T, B, ...], all of NumPy or all of PyTorch.
@@ -183,8 +177,8 @@ def find(arrays: Arrays, dones: Any) -> Trajectories:
     return find_trajectories(Markers(done=arrays.to_numpy(dones).reshape(dones.shape[:2]) != 0))
 
 
-def pad(arrays: Arrays, nest: Any, trajectories: Trajectories) -> Padded:
-    """Return each trajectory in its own column, padded with zeros."""
+def pad(arrays: Arrays, nest: Any, trajectories: Trajectories) -> tuple[Any, Any]:
+    """Return each trajectory in its own column, padded with zeros, and the masks."""
     num_rows, _ = trajectories.storage_shape
     num_columns = len(trajectories)
     lengths = trajectories.lengths
@@ -199,7 +193,7 @@ def pad(arrays: Arrays, nest: Any, trajectories: Trajectories) -> Padded:
         return out.reshape((num_rows, num_columns, *leaf.shape[2:]))
 
     masks = arrays.asarray(np.arange(num_rows)[:, None] < lengths)
-    return Padded(tree.map_structure(padded, nest), masks)
+    return tree.map_structure(padded, nest), masks
 
 
 def _arrays_of(flags: Any) -> Arrays:

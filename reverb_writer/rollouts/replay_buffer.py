@@ -92,9 +92,6 @@ class ReplayBuffer:
         mini_batch_size = integer("mini_batch_size", mini_batch_size, minimum=1)
         if not self.num_samples:
             raise IncompleteError("the buffer is empty. Call `insert` first.")
-        return self._draw(num_mini_batch, mini_batch_size)
-
-    def _draw(self, num_mini_batch: int, mini_batch_size: int) -> Iterator[tuple[Any, Any]]:
-        for _ in range(num_mini_batch):
-            rows = self._arrays.asarray(self._rng.integers(self.num_samples, size=mini_batch_size))
-            yield self._arrays.take(self.states, rows), self._arrays.take(self.next_states, rows)
+        draws = (self._rng.integers(self.num_samples, size=mini_batch_size) for _ in range(num_mini_batch))
+        take = self._arrays.take
+        return ((take(self.states, rows), take(self.next_states, rows)) for rows in map(self._arrays.asarray, draws))

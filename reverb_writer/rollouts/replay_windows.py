@@ -37,12 +37,11 @@ def read(
             raise IncompleteError(f"the dataset has ended: got {num_envs - missing} windows, expected {num_envs}.")
         given = _fields_of(batch.data if fields_fn is None else fields_fn(batch.data), kind)
         found = {name: map_present(arrays.asarray, nest) for name, nest in given.items()}
-        size = _check(found, missing, num_rows)
+        size, length = _size_of(found, missing, num_rows)
         _check_ends(arrays, found, batch.data)
         batches.append(found)
         missing -= size
     windows = arrays.concatenate(*batches) if len(batches) > 1 else batches[0]
-    length = _shapes(windows).pop()[1]
     steps = [kind(**{name: _step(arrays, name, nest, t) for name, nest in windows.items()}) for t in range(length)]
     if length > num_rows:
         for name in (field.name.removeprefix("next_") for field in fields(kind) if field.name.startswith("next_")):
@@ -63,9 +62,9 @@ def _fields_of(data: Any, kind: type[Transition]) -> Mapping[str, Any]:
     return given
 
 
-def _check(found: Mapping[str, Any], missing: int, num_rows: int) -> int:
-    """Return the number of windows in a batch."""
-    sizes = _shapes(found)
+def _size_of(found: Mapping[str, Any], missing: int, num_rows: int) -> tuple[int, int]:
+    """Return the number of windows in a batch, and of their steps."""
+    sizes = {tuple(leaf.shape[:2]) for leaf in tree.flatten(found) if leaf is not None}
     if len(sizes) != 1 or len(size := sizes.pop()) != 2 or size[1] not in (num_rows, num_rows + 1):  # noqa: PLR2004
         shapes = map_present(lambda leaf: tuple(leaf.shape), dict(found))
         raise StructureError(
@@ -77,12 +76,7 @@ def _check(found: Mapping[str, Any], missing: int, num_rows: int) -> int:
             f"got a batch of {size[0]} windows, expected at most {missing}. Choose a batch size that divides the "
             "number of environments."
         )
-    return int(size[0])
-
-
-def _shapes(found: Mapping[str, Any]) -> set[tuple[int, ...]]:
-    """Return the leading axes of all leaves."""
-    return {tuple(leaf.shape[:2]) for leaf in tree.flatten(found) if leaf is not None}
+    return int(size[0]), int(size[1])
 
 
 def _check_ends(arrays: Arrays, found: Mapping[str, Any], data: Any) -> None:

@@ -177,26 +177,15 @@ def column_shapes(obs_shape: Any, critic_obs_shape: Any, actions_shape: Any, num
     """Return the row shapes of all columns; None for `critic_observations` if the critic reads `observations`."""
     is_none = isinstance(critic_obs_shape, tuple | list) and [*critic_obs_shape] == [None]
     critic = None if critic_obs_shape is None or is_none else row_shapes("critic_obs_shape", critic_obs_shape)
-    actions, flag, rewards = (
-        row_shapes("actions_shape", actions_shape),
-        row_shapes("", 1, np.uint8),
-        row_shapes("", num_rewards),
-    )
+    actions, rewards = row_shapes("actions_shape", actions_shape), row_shapes("", num_rewards)
+    flag = row_shapes("", 1, np.uint8)
     distribution = tree.map_structure(lambda shape: row_shapes("", shape.sizes), actions)
     return {
         "observations": row_shapes("obs_shape", obs_shape),
         "critic_observations": critic,
         "actions": actions,
-        "rewards": rewards,
-        "dones": flag,
-        "truncated": flag,
-        "mask": flag,
-        "final_values": rewards,
-        "cuts": flag,
-        "values": rewards,
         "actions_log_prob": row_shapes("", 1),
-        "mu": distribution,
-        "sigma": distribution,
-        "advantages": rewards,
-        "returns": rewards,
+        **dict.fromkeys(("rewards", "values", "final_values", "advantages", "returns"), rewards),
+        **dict.fromkeys(("dones", "truncated", "mask", "cuts"), flag),
+        **dict.fromkeys(("mu", "sigma"), distribution),
     }

@@ -15,7 +15,7 @@ import tree
 
 from reverb_writer.errors import FormatError
 from reverb_writer.files.saved_replay import SavedReplay, sequence_of
-from reverb_writer.files.tfrecord import DONE, FILES, Extent, read_file
+from reverb_writer.files.tfrecord import DONE, FILES, read_file
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.tables import Prioritized, Selector, TableConfig
 from reverb_writer.tables.table_messages import read_balance, read_selector, write_table
@@ -61,10 +61,10 @@ class Checkpoint(SavedReplay):
             return f"{', '.join(missing)} missing"
         try:
             expected = self._manifest()
-            for name, extent in expected.items():
+            for name, (size, _) in expected.items():
                 found = (self.path / name).stat().st_size if (self.path / name).is_file() else 0
-                if found != extent.size_bytes:
-                    return f"{name} has {found} bytes, expected {extent.size_bytes}"
+                if found != size:
+                    return f"{name} has {found} bytes, expected {size}"
         except FormatError as error:
             return str(error)
         except OSError as error:
@@ -87,11 +87,11 @@ class Checkpoint(SavedReplay):
         except OSError as error:
             raise FormatError(f"cannot be read ({error})") from error
 
-    def _manifest(self) -> dict[str, Extent]:
-        """Return what is known of each file: nothing without the manifest."""
+    def _manifest(self) -> dict[str, tuple[int, int]]:
+        """Return size and checksum of each file; nothing without the manifest."""
         try:
             found = json.loads((self.path / MANIFEST).read_bytes())
-            return {name: Extent(int(one["bytes"]), int(one["crc32"])) for name, one in found.items()}
+            return {name: (int(one["bytes"]), int(one["crc32"])) for name, one in found.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
@@ -111,7 +111,7 @@ class Contents:
 def checked(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
     """Read a finished checkpoint to its end, and return what its manifest says: size and checksum of each file."""
     found = {name: read_file(checkpoint.path / name, inflate=name != DONE) for name in FILES}
-    return {name: {"bytes": one.size_bytes, "crc32": one.crc32 or 0} for name, one in found.items()}
+    return {name: {"bytes": size, "crc32": crc} for name, (size, crc) in found.items()}
 
 
 def rules_of(table: Any) -> dict[str, Any]:

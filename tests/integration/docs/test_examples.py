@@ -134,7 +134,7 @@ def test_states_of_flat_slices_are_those_of_the_episodes() -> None:
 
 
 def test_rollout_files_teach_the_expert_of_the_trajectories(tmp_path: Path) -> None:
-    *epochs, last = printed_by("imitate_rollouts", tmp_path, tmp_path / "demos")
+    *epochs, last = printed_by("imitate_rollouts", tmp_path)
     assert epochs[-1].endswith("policy [-1.0, -1.5]")
     assert abs(float(last.rpartition(" ")[2])) < 0.01
 

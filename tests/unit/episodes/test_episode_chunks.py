@@ -127,7 +127,7 @@ def test_chunk_that_does_not_follow_changes_nothing() -> None:
         (following(t_started=4), SpecError, "`t_started` 5, got 4"),
         (following(observations=[4, 6]), SpecError, "must start with the last observation"),
         (following(extra_model_outputs={"logp": [1]}), StructureError, "names of the first step"),
-        (following(observations=[5, 6], actions=[[6, 6]]), StructureError, "chunk"),
+        (following(observations=[5, 6], actions=[[6, 6]]), StructureError, "added rows: its leaves"),
         (Episode("x", t_started=5), SpecError, "must start with the last observation"),
     ):
         with pytest.raises(error, match=message):

@@ -36,7 +36,7 @@ def test_frames_and_nests_of_a_data_set_are_read_without_loss(tmp_path: Path, mo
         action_space=spaces.Box(-9, 9, (1,), np.float64),
         jpeg_encoding=False,
     )
-    assert from_minari("test/frames-v0", RolloutWriter(tmp_path / "back")) == 1  # a relative folder
+    assert from_minari(minari.load_dataset("test/frames-v0"), RolloutWriter(tmp_path / "back")) == 1
     (path,) = list_trajectories(tmp_path / "back")
     stored = StoredTrajectory(path)
     found = stored.load()

@@ -259,7 +259,7 @@ def test_names_that_two_threads_first_use_at_once_load_one_after_the_other(
 
 
 PACKAGE = Path(rw.__file__).parent
-NEEDED = {"numpy", "grpc", "google", "cramjam", "tree", "reverb_writer", "__future__"}
+NEEDED = {"numpy", "grpc", "google", "google_crc32c", "cramjam", "tree", "reverb_writer", "__future__"}
 # Loaded by an environment of that package, by the command, which looks for them, and where bytes cannot be read.
 EXEMPT = {
     "environments/dm_env_recorder.py",
@@ -280,7 +280,6 @@ class Strange:
         ("torch", lambda _: __import__("reverb_writer.reading.views.torch"), "reverb-writer[torch]"),
         ("jax", lambda _: Views().as_jax(), "reverb-writer[jax]"),
         ("tensorflow", lambda _: Views().as_tf(), "tensorflow"),
-        ("minari", lambda path: rw.files.from_minari(str(path), None), "reverb-writer[minari]"),  # type: ignore[arg-type]
         ("array_api_compat", lambda _: _namespace(), "reverb-writer[arrays]"),
         (
             "array_api_compat",

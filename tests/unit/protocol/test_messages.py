@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pool
 
 from reverb_writer.errors import FormatError
-from reverb_writer.files.crc32c import masked_crc32c
+from reverb_writer.files.tfrecord import write_records
 from reverb_writer.protocol import messages, responses
 from reverb_writer.protocol.responses import SampleReassembler, Samples
 
@@ -56,29 +58,17 @@ def by_definition(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def masked(crc: int) -> int:
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+def masked(crc: int) -> bytes:
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-@pytest.mark.parametrize(
-    ("data", "crc"),
-    [
-        (b"", 0),
-        (b"123456789", 0xE3069283),
-        (bytes(32), 0x8A9136AA),
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-    ],
-)
-def test_known_values(data: bytes, crc: int) -> None:
-    assert by_definition(data) == crc
-    assert masked_crc32c(data) == masked(crc)
-
-
-@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 131_072, 140_000])
-def test_data_of_several_blocks(size: int) -> None:
-    data = np.random.default_rng(size).bytes(size)
-    assert masked_crc32c(data) == masked(by_definition(data))
+def test_a_record_has_its_length_and_both_have_a_masked_checksum(tmp_path: Path) -> None:
+    write_records(tmp_path / "file", [b"123456789", b""])
+    nine = bytes([9, 0, 0, 0, 0, 0, 0, 0])
+    expected = [nine, masked(by_definition(nine)), b"123456789", masked(0xE3069283)]
+    expected += [bytes(8), masked(by_definition(bytes(8))), masked(0)]
+    assert by_definition(b"123456789") == 0xE3069283
+    assert zlib.decompress((tmp_path / "file").read_bytes()) == b"".join(expected)
 
 
 def response(*entries: tuple[int | None, list[bytes], bool]) -> bytes:
