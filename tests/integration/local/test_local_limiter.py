@@ -49,7 +49,6 @@ class Ends:
         self._streams[-1].send(request)
 
     def counts(self) -> Counts:
-        """Return inserts, samples and size."""
         table = self._channel.server_info(TIMEOUT_S).tables[self._table]
         return table.rate_limiter.num_inserts, table.rate_limiter.num_samples, table.current_size
 
