@@ -152,6 +152,23 @@ def test_observer_closed_without_a_server_says_what_is_lost(
         write_numbers(observer, range(1))
 
 
+def test_error_of_the_user_is_not_hidden_by_a_server_that_is_gone(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = lone_server(fifo("replay"))
+
+    def act() -> None:
+        with rw.TrajectoryObserver(server.address, "replay", 2, timeout_s=1) as observer:
+            write_numbers(observer, range(11))
+            server.process.kill()
+            write_numbers(observer, range(11, 21))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        act()
+    assert "could not deliver" in caplog.text
+
+
 @pytest.mark.slow
 def test_server_paused_for_20_seconds_loses_and_doubles_nothing(lone_server: StartServer) -> None:
     server = lone_server(fifo("replay"))
