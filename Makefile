@@ -42,7 +42,7 @@ SERVER_TESTS := tests/integration/server tests/conformance tests/docker
 FRAMEWORK_TESTS := tests/{unit,properties}/{rollouts,transitions} tests/unit/{files,docs/test_docs_pages.py} \
 	tests/integration/{files,rollouts,sb3} tests/integration/cli/test_cli_rollouts.py \
 	tests/integration/{client/test_variables,docs/test_docs_programs,docs/test_examples}.py \
-	tests/integration/reading/test_{views,transition_views}.py
+	tests/integration/reading/test_views.py
 
 .PHONY: help demo test slow check format fuzz bench rllib ray newest oldest frameworks \
 	docker soak docs links dist lock pin audit clean pictures
@@ -94,7 +94,7 @@ format: .venv/.made  ## let ruff format and mend what it can
 
 fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, weights of 1 GB, a checkpoint of 2 GB
 	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/{decoding/test_hostile_samples,local/test_hostile_requests}.py tests/properties/decoding/test_trajectory_parsing.py
-	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/reading/test_large_data.py
+	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/reading/test_reading.py -k large_weights
 	REVERB_WRITER_CHECKPOINT_MIB=2000 REVERB_WRITER_CHECKPOINT_ITEMS=1000000 .venv/bin/pytest tests/integration/server/test_service_faults.py -k long_save
 
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn

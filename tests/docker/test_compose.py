@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from compose import Project, docker, engine
+from compose import ROOT, Project, docker, engine
 from waiting import eventually
 
 import reverb_writer as rw
@@ -256,3 +256,26 @@ def test_our_client_samples_where_that_of_dm_reverb_crashes(project: Project, sc
     line = ["run", "--rm", "--network", network, "--entrypoint", "python", "reverb-writer-server"]
     done = docker(*line, "-c", _AS_NUMBER, number, script, check=False)
     assert expected in done.stdout, done.stdout + done.stderr
+
+
+# The image of a Ray node: Ray in it starts, and so does the server that its shards run on.
+
+BUILD_S = 1800
+PROGRAM = """
+import reverb_writer as rw, reverb_writer.ray as rwr
+table = rw.TableConfig("replay", 100)
+with rwr.ReplayCluster.start("image", [table], python="/opt/venv/bin/python", checkpoints="/tmp/replay") as cluster:
+    print(cluster.status().is_serving)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * BUILD_S)
+def test_cluster_starts_in_the_image() -> None:
+    tag = f"reverb-writer-test-{os.getpid()}"
+    for name, options in (("server", ()), ("ray", ("--build-arg", f"SERVER={tag}-server"))):
+        file = ROOT / "docker" / f"{name}.Dockerfile"
+        docker("build", "--file", str(file), "--tag", f"{tag}-{name}", *options, str(ROOT), timeout_s=BUILD_S)
+    done = docker("run", "--rm", "--shm-size", "1g", f"{tag}-ray", "python", "-c", PROGRAM)
+    assert "True" in done.stdout.splitlines()  # Ray may print lines of its actors after it
+    assert docker("run", "--rm", f"{tag}-ray", "leave-ray").stdout == ""

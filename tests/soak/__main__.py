@@ -82,7 +82,6 @@ class Worker:
         return 0 if code == -number else code
 
     def kill(self) -> None:
-        """End it and its children at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -91,7 +90,6 @@ class Soak:
     """A server, its workers, and the faults that were injected."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        """Start the server and the workers."""
         self._folder, self._seed = folder, seed
         self._chance = random.Random(seed)  # noqa: S311  # no secrets
         self.server = ServiceProcess(folder, CONFIGURATION.format(folder=folder, every=CHECKPOINT_EVERY_S))
@@ -105,7 +103,6 @@ class Soak:
 
     @property
     def workers(self) -> list[Worker]:
-        """Actors and learners."""
         return [*self.actors, *self.learners]
 
     def run(self, minutes: float) -> None:
@@ -121,7 +118,6 @@ class Soak:
             raise RuntimeError(f"the server ended with {self.server.process.returncode}:\n{self.server.log()}")
 
     def close(self) -> None:
-        """End all processes that still run."""
         for worker in self.workers:
             worker.kill()
             worker.process.wait(END_WITHIN_S)
@@ -223,7 +219,6 @@ class Soak:
             )
 
     def summary(self) -> str:
-        """Return the faults injected so far."""
         return ", ".join(f"{count} x {deed}" for deed, count in sorted(self.num_injected.items()))
 
 

@@ -44,7 +44,6 @@ class Journal:
     """A worker's lines, each complete: `kind|...`. Any process may be killed in the middle of one."""
 
     def __init__(self, path: Path) -> None:
-        """Continue after the existing lines."""
         self._file = path.open("a", buffering=1)
         self._file.write("\n")  # ends the line in which an earlier process was killed
 
@@ -61,14 +60,11 @@ class Journal:
         self._file.write(f"lost|{with_connections}|{undelivered}|{at_interrupts}|\n")
 
     def fault(self, text: str) -> None:
-        """An unexpected event."""
         self._file.write(f"fault|{' '.join(text.split()).replace('|', '/')}|\n")
 
 
 @dataclass
 class Books:
-    """All journals of a folder."""
-
     since: dict[int, float] = field(default_factory=dict)
     at: dict[int, float] = field(default_factory=dict)
     sampled: Counter[int] = field(default_factory=Counter)
@@ -77,7 +73,6 @@ class Books:
 
     @classmethod
     def read(cls, folder: Path) -> Books:
-        """Read all journals."""
         books = cls()
         for path in sorted([*folder.glob("actor-*"), *folder.glob("learner-*")]):
             for kind, *rest in _lines(path):
@@ -148,7 +143,6 @@ class Books:
 
 
 def num_confirmed(folder: Path) -> int:
-    """Return how many items are confirmed so far."""
     return sum(
         len(rest[2].split()) for path in folder.glob("actor-*") for kind, *rest in _lines(path) if kind == "confirmed"
     )
@@ -167,7 +161,6 @@ def _name(window: Sequence[int]) -> int:
 
 
 def _items(checkpoint: Checkpoint) -> dict[str, set[int]]:
-    """Return the names of the items of each table."""
     chunks: dict[int, Any] = {}
     for record in read_records(checkpoint.path / CHUNKS):
         chunk = messages.ChunkData.FromString(record)

@@ -45,7 +45,6 @@ class Signals:
     """The signals received by this process. SIGINT and SIGALRM raise only inside `interrupts`."""
 
     def __init__(self) -> None:
-        """Install the signal handlers."""
         self.ended = threading.Event()
         self._forks = 0
         self.num_interrupted = 0
@@ -87,7 +86,6 @@ class Children:
     """Forked children; a child that does not end is a fault."""
 
     def __init__(self, journal: Journal) -> None:
-        """Begin without children."""
         self._journal = journal
         self._since: dict[int, float] = {}
 
@@ -123,7 +121,6 @@ class Actor:
     """Writes episodes through one observer, and replaces it only if it has failed."""
 
     def __init__(self, client: rw.Client, journal: Journal, first: int, chance: random.Random) -> None:
-        """Open the first observer; numbers begin with `first`."""
         self._client, self._journal, self._chance = client, journal, chance
         self._next = first
         self._certain = self._maybe = 0  # items of the observer: those that are whole, and interrupted calls
@@ -187,7 +184,6 @@ class Actor:
         self.observer = self._new_observer()
 
     def failed(self, error: BaseException) -> None:
-        """Log an unexpected error, and continue with another observer."""
         self._journal.fault(f"{type(error).__name__}: {error}")
         self.close()
         self.observer = self._new_observer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,12 @@ from reverb_writer.protocol import messages
 from reverb_writer.transport.delivery import insert_items
 
 QUEUE = rw.TableConfig("queue", 10_000, sampler="fifo", max_times_sampled=1)
+
+
+def write_numbers(observer: Any, numbers: Iterable[int]) -> None:
+    """Write steps of an episode that goes on, one a number."""
+    for number in numbers:
+        observer({"n": np.int64(number)}, end_of_episode=False)
 
 
 def write_steps(address: str, table: str, num_steps: int, length: int = 4, **options: Any) -> None:

@@ -58,6 +58,12 @@ def read_column(client: rw.Client, table: str, column: int = 0) -> list[list[Any
     return [sample.data[column].tolist() for sample in read(client, table)]
 
 
+def column_at(address: str, table: str = "replay", column: int = 0) -> list[list[Any]]:
+    """Do the same with a client of its own."""
+    with rw.Client(address, timeout_s=60) as client:
+        return read_column(client, table, column)
+
+
 def pairs(steps: Iterable[int]) -> list[list[int]]:
     """Return the windows of two steps."""
     return [list(pair) for pair in itertools.pairwise(steps)]

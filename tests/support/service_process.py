@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ports import free_port
 from server_process import SERVER_PYTHON, START_TIMEOUT_S
 from waiting import PATIENCE_S
@@ -144,3 +145,38 @@ def sizes(address: str) -> dict[str, int]:
     """Return how many items each table has."""
     with rw.Client(address) as client:
         return {name: info.current_size for name, info in client.server_info().items()}
+
+
+def configuration(folder: Path, table: str = "", *, every_s: float = 0, keep: int = 2) -> str:
+    """Return that of a table `replay` of 1,000 items, and of checkpoints in `folder`; `table` has more of the table."""
+    return f"""
+        [log]
+        figures_every_s = 0.5
+        [checkpoints]
+        directory = "{folder / "checkpoints"}"
+        every_s = {every_s}
+        keep = {keep}
+        [tables.replay]
+        max_size = 1000
+        {table}
+    """
+
+
+def insert(address: str, *numbers: int, table: str = "replay") -> None:
+    """Insert items of a number each."""
+    with rw.Client(address) as client:
+        for number in numbers:
+            client.insert(np.array([number]), {table: 1.0})
+
+
+def kept(folder: Path) -> list[str]:
+    """Return the names of the checkpoints that are kept, oldest first."""
+    path = folder / "checkpoints" / "kept"
+    return sorted(one.name for one in path.iterdir() if one.name[0] != ".") if path.is_dir() else []
+
+
+def flip(path: Path) -> None:
+    """Damage a file in its middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)

@@ -1,16 +1,222 @@
-"""What all commands have in common, and the short ones: `--version`, help, `reset`, a port that is taken."""
+"""Commands of `reverb-writer`, as a person runs them: `status` on real servers, `reset`, help, exit codes."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
+import re
+import signal
 import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from kinds import by_socket
+from misbehaving import MisbehavingServer, server_info
+from ports import free_port
+from server_process import StartServer
+from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.cli import commands
+from reverb_writer.cli.status import command
+
+pytestmark = by_socket
+
+COMMAND = [sys.executable, "-m", "reverb_writer.cli", "status"]
+
+
+def status(*arguments: str, columns: str = "80") -> Result:
+    """Run the command in this process: another one takes seconds to start on a busy machine."""
+    return CliRunner().invoke(command, arguments, env={"COLUMNS": columns})
+
+
+@contextlib.contextmanager
+def blocked_writer(address: str, table: str) -> Iterator[None]:
+    """Insert one item more than the table lets in, in the background."""
+    with rw.Client(address) as client:
+        waiting = threading.Thread(target=lambda: client.insert(np.zeros(1), {table: 1.0}, timeout_s=60))
+        waiting.start()
+        try:
+            yield
+        finally:
+            list(client.sample(table, 1))  # lets it in
+            waiting.join()
+
+
+def test_healthy_server_is_shown_with_exit_code_0(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay", 50, rate_limiter=rw.MinSize(5)))
+    with rw.Client(server.address) as client:
+        client.insert(np.zeros(1), {"replay": 1.0})
+    done = status(server.address, "--why")
+    assert done.exit_code == 0, done.stderr
+    assert "1 / 50" in done.stdout
+    assert "healthy: no inserts or samples are blocked" in done.stdout
+    words = " ".join(done.stdout.split())
+    assert (
+        "inserts never wait. samples would have to wait. Table `replay` has 1 items; its rate limiter waits for 4 more "
+        "(min_size_to_sample 5). 4 inserts"
+    ) in words
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_no_figure_is_cut_however_narrow_the_terminal(replay_server: StartServer, columns: str) -> None:
+    ratio = rw.SampleToInsertRatio(32.0, 100_000, 1_000_000.0)
+    server = replay_server(
+        rw.TableConfig("transitions_of_all_actors", 100_000_000, rate_limiter=ratio),
+        rw.TableConfig("replay", 1_000_000),
+    )
+    shown = status(server.address, columns=columns).stdout
+    assert "…" not in shown
+    for figure in ("0 / 100,000,000", "0 / 1,000,000", "131,250", "transitions_of_all_actors"):
+        assert figure in shown
+    for heading in ("size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample"):
+        assert heading in shown
+
+
+def test_blocked_side_is_named_with_exit_code_1(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig.queue("queue", 2))
+    with rw.Client(server.address) as client:
+        for _ in range(2):
+            client.insert(np.zeros(1), {"queue": 1.0})
+    with blocked_writer(server.address, "queue"):
+        shown, machine = status(server.address), status(server.address, "--json")
+    assert (shown.exit_code, machine.exit_code) == (1, 1)
+    words = " ".join(shown.stdout.split())
+    assert "table `queue`: inserts have stood still for 1 s or more." in words
+    assert "1 sample lets the next insert in; so does a larger `max_size`." in words
+    told = json.loads(machine.stdout)
+    assert told["health"] == "blocked"
+    assert [(one["table"], one["side"]) for one in told["blocked"]] == [("queue", "inserts")]
+    assert told["tables"]["queue"]["size"] == 2
+    assert told["tables"]["queue"]["insert_room"] == 0
+
+
+@pytest.mark.only_server("reverb", "a local server drops what an actor that has gone was waiting to insert")
+def test_insert_of_an_actor_that_has_died_is_told_as_what_it_is(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig.queue("queue", 2))
+    actor = (
+        "import reverb_writer as rw\n"
+        f"observer = rw.TrajectoryObserver({server.address!r}, 'queue', 1, max_delay_s=0.01)\n"
+        "for number in range(3):\n"
+        "    observer({'number': number})\n"
+        "observer.flush(timeout_s=60)\n"
+    )
+    with (
+        subprocess.Popen([sys.executable, "-c", actor], stderr=subprocess.DEVNULL) as process,
+        rw.Client(server.address) as client,
+    ):
+        eventually(lambda: client.server_info()["queue"].current_size == 2, "two items are there, the third waits")
+        time.sleep(1)
+        process.kill()
+    words = " ".join(status(server.address, "--why").stdout.split())
+    for claim in ("start the learner", "start the actors", "blocked for"):
+        assert claim not in words
+    assert "of an actor that may have gone" in words  # the server keeps its insert
+
+
+def test_missing_server_is_exit_code_2() -> None:
+    address = f"localhost:{free_port()}"
+    shown, machine = status(address, "--timeout", "0.5"), status(address, "--timeout", "0.5", "--json")
+    assert (shown.exit_code, machine.exit_code) == (2, 2)
+    assert f"unreachable: no Reverb server at {address}" in " ".join(shown.stdout.split())
+    assert json.loads(machine.stdout)["health"] == "unreachable"
+
+
+def test_watch_goes_on_until_it_is_interrupted(replay_server: StartServer) -> None:
+    server = replay_server()
+    line = [*COMMAND, server.address, "--watch", "--json", "--interval", "0.1"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        looks = [json.loads(process.stdout.readline()) for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert [look["health"] for look in looks] == ["healthy"] * 3
+
+
+def test_watch_outlasts_a_server_that_does_not_answer(lone_server: StartServer) -> None:
+    server = lone_server()
+    line = [*COMMAND, server.address, "--watch", "--json", "--interval", "0.1", "--timeout", "0.5"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = (json.loads(line)["health"] for line in process.stdout)
+        assert next(lines) == "healthy"
+        server.process.pause()
+        assert "unreachable" in lines  # reads up to it
+        server.process.resume()
+        assert "healthy" in lines
+        server.process.kill()
+        assert "unreachable" in lines
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 2
+
+
+def test_what_cannot_be_asked_is_exit_code_3_and_a_line(tmp_path: Path) -> None:
+    for arguments in (["nowhere"], ["localhost:1", "--no-such-option"], ["localhost:1", "--token", "secret"]):
+        done = status(*arguments)
+        assert done.exit_code == 3, arguments
+        assert "Error: " in done.stderr
+        assert "Traceback" not in done.stderr
+    assert status("localhost:1", "--ca", str(tmp_path)).exit_code == 3
+
+
+def test_help_tells_the_exit_codes() -> None:
+    words = " ".join(status("--help").stdout.split())
+    assert "0 healthy 1 a side of a table is blocked 2 unreachable: a server does not answer 3 not asked" in words
+
+
+def test_shard_that_blocks_is_named(lone_server: StartServer) -> None:
+    tables = (rw.TableConfig.queue("queue", 1), rw.TableConfig("replay"))
+    free, blocked, lost = (lone_server(*tables) for _ in range(3))
+    with rw.Client(blocked.address) as client:
+        client.insert(np.zeros(1), {"queue": 1.0})
+    with blocked_writer(blocked.address, "queue"):
+        done = status(free.address, blocked.address, "--why")
+        assert done.exit_code == 1, done.stderr
+        words = " ".join(done.stdout.split())
+        assert f"shard {blocked.address} blocks: table `queue`, inserts" in words
+        assert f"shard {free.address} blocks" not in words
+        assert re.search(rf"{free.address} (queue|replay) size 0 / 1", words)  # each on its own
+        lost.process.kill()
+        done = status(free.address, blocked.address, lost.address, "--json", "--timeout", "1")
+        assert done.exit_code == 2, done.stderr
+        states = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [(state["address"], state["health"]) for state in states] == [
+            (free.address, "healthy"),
+            (blocked.address, "blocked"),
+            (lost.address, "unreachable"),
+        ]
+        done = status(free.address, lost.address, "--timeout", "1")
+        assert f"shard {lost.address} is unreachable" in " ".join(done.stdout.split())
+    done = status(free.address, blocked.address)
+    assert done.exit_code == 0
+    assert "healthy: none of 2 shards is blocked" in " ".join(done.stdout.split())
+
+
+def test_shard_that_comes_while_the_others_are_asked_is_shown_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    shards = tmp_path / "shards"
+    with MisbehavingServer() as first, rw.LocalServer([rw.TableConfig("replay")]) as second:
+
+        def answer() -> bytes:
+            shards.write_text(f"{first.address}\n{second.address}\n")
+            eventually(lambda: "The target has changed" in caplog.text, "the client follows the file")
+            return server_info("replay")
+
+        shards.write_text(first.address)
+        first.info = answer
+        result = CliRunner().invoke(command, [f"file:{shards}", "--json", "--interval", "0.1", "--timeout", "60"])
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line)["address"] for line in result.stdout.splitlines()] == [first.address, second.address]
 
 
 def run(*arguments: str) -> Result:
@@ -47,11 +253,8 @@ def test_reset_empties_the_tables_that_it_names_and_no_other() -> None:
         assert client.server_info()["replay"].current_size == 2
         done = run("reset", server.address, "--table", "replay", "--table", "other")
         assert (done.exit_code, done.stdout) == (0, "replay: 2 items removed\nother: 1 items removed\n")
-        assert {name: table.current_size for name, table in client.server_info().items()} == {
-            "replay": 0,
-            "other": 0,
-            "kept": 1,
-        }
+        left = {name: table.current_size for name, table in client.server_info().items()}
+        assert left == {"replay": 0, "other": 0, "kept": 1}
         assert run("reset", server.address).exit_code == 2  # never all tables by mistake
 
 

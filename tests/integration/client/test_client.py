@@ -1,20 +1,24 @@
-"""`Client` on a real server: what it tells is so, copies are of the same servers, and what cannot work it says."""
+"""`Client` on a real server: what it tells is so, what it writes it reads, and what cannot work it says."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from reading import SIGNATURE, read, read_column
-from server_process import HostedServer
+from reading import SIGNATURE, Pair, fifo, read, read_column, spec
+from server_process import HostedServer, StartServer
+from threads import at_once
 
 import reverb_writer as rw
-
-# Copies.
+from reverb_writer.client.server_calls import one_item
+from reverb_writer.transport.delivery import insert_items
 
 
 def test_pickled_client_is_one_of_the_same_servers(client: rw.Client) -> None:
@@ -25,9 +29,6 @@ def test_pickled_client_is_one_of_the_same_servers(client: rw.Client) -> None:
         assert [sample.data[0].tolist() for sample in read(other, "a")] == [[7]]
 
 
-# What the server tells.
-
-
 def test_server_info_tells_of_every_table(client: rw.Client) -> None:
     for number in range(3):
         client.insert(np.array([number]), {"heap": float(number), "replay": 1.0})
@@ -35,21 +36,12 @@ def test_server_info_tells_of_every_table(client: rw.Client) -> None:
     tables = client.server_info()
     assert sorted(tables) == ["a", "b", "heap", "late", "pair", "replay", "signed"]
     heap = tables["heap"]
-    assert (heap.name, heap.sampler, heap.remover, heap.max_size, heap.max_times_sampled) == (
-        "heap",
-        "max_heap",
-        "fifo",
-        1000,
-        0,
-    )
+    assert (heap.name, heap.sampler, heap.remover) == ("heap", "max_heap", "fifo")
+    assert (heap.max_size, heap.max_times_sampled) == (1000, 0)
     assert (heap.current_size, heap.num_episodes, heap.num_deleted_episodes, heap.num_unique_samples) == (3, 3, 0, 1)
     limiter = heap.rate_limiter
-    assert (limiter.samples_per_insert, limiter.min_size_to_sample, limiter.min_diff, limiter.max_diff) == (
-        1,
-        2,
-        -math.inf,
-        math.inf,
-    )
+    assert (limiter.samples_per_insert, limiter.min_size_to_sample) == (1, 2)
+    assert (limiter.min_diff, limiter.max_diff) == (-math.inf, math.inf)
     assert (limiter.num_inserts, limiter.num_samples, limiter.diff) == (3, 2, 1)
     assert (tables["replay"].sampler, tables["a"].max_times_sampled) == ("prioritized", 1)
     assert (tables["replay"].sampler_exponent, tables["replay"].remover_exponent) == (1.0, None)
@@ -62,14 +54,7 @@ def test_server_info_tells_of_every_table(client: rw.Client) -> None:
     assert min(heap.worker_time_ms.values()) >= 0
 
 
-# Priorities, reset, checkpoint.
-
-
-def priorities(client: rw.Client, table: str, num_samples: int = 60) -> dict[int, float]:
-    return {sample.info.key: sample.info.priority for sample in client.sample(table, num_samples)}
-
-
-def test_priorities_are_changed_and_items_deleted_by_key(client: rw.Client) -> None:
+def test_priorities_are_changed_and_items_deleted_by_key_and_unknown_keys_ignored(client: rw.Client) -> None:
     for number in range(3):
         client.insert(np.array([number]), {"replay": 1.0})
     keys = {int(sample.data[0][0]): sample.info.key for sample in client.sample("replay", 200)}
@@ -77,17 +62,12 @@ def test_priorities_are_changed_and_items_deleted_by_key(client: rw.Client) -> N
     updates: Any = {keys[0]: 0, keys[1]: np.float32(3)}
     deletes: Any = [np.uint64(keys[2])]
     client.mutate_priorities("replay", updates, deletes)
-    assert priorities(client, "replay") == {keys[1]: 3.0}
+    client.mutate_priorities("replay", {5: 1.0}, deletes=[6, 2**64 - 1])
+    client.mutate_priorities("replay")
+    assert {sample.info.key: sample.info.priority for sample in client.sample("replay", 60)} == {keys[1]: 3.0}
     assert client.server_info()["replay"].current_size == 2
     client.mutate_priorities("replay", deletes=list(keys.values()))
     assert client.server_info()["replay"].current_size == 0
-
-
-def test_keys_that_the_table_does_not_have_are_ignored(client: rw.Client) -> None:
-    client.insert(np.zeros(1), {"replay": 1.0})
-    client.mutate_priorities("replay", {5: 1.0}, deletes=[6, 2**64 - 1])
-    client.mutate_priorities("replay")
-    assert client.server_info()["replay"].current_size == 1
 
 
 @pytest.mark.parametrize("key", [-1, 2**64, 1.5, "1", None])
@@ -105,14 +85,6 @@ def test_reset_empties_a_table(client: rw.Client) -> None:
     tables = client.server_info()
     assert (tables["replay"].current_size, tables["replay"].rate_limiter.num_inserts) == (0, 0)
     assert tables["a"].current_size == 1
-
-
-@pytest.mark.only_server("reverb", "a local server is saved by its own process")
-def test_checkpoint_gives_its_path(client: rw.Client) -> None:
-    assert client.checkpoint() != client.checkpoint()
-
-
-# Life and death.
 
 
 def test_closed_client_says_so(server: HostedServer) -> None:
@@ -136,13 +108,12 @@ def test_closed_client_says_so(server: HostedServer) -> None:
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, "soon", None])
 def test_time_that_is_none_is_refused(client: rw.Client, timeout_s: Any) -> None:
+    calls: list[Callable[[], Any]] = [lambda: rw.Client("localhost:8000", timeout_s=timeout_s)]
     if timeout_s is not None:  # which is the client's, in a call
+        calls += [lambda: client.server_info(timeout_s), lambda: client.insert(np.zeros(1), {"a": 1.0}, timeout_s)]
+    for call in calls:
         with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
-            client.server_info(timeout_s)
-        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
-            client.insert(np.zeros(1), {"a": 1.0}, timeout_s)
-    with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
-        rw.Client("localhost:8000", timeout_s=timeout_s)
+            call()
 
 
 def test_who_wants_to_may_wait_for_ever(server: HostedServer) -> None:
@@ -173,3 +144,212 @@ def test_who_wants_to_may_wait_for_ever(server: HostedServer) -> None:
 def test_address_that_is_none_is_refused(address: Any) -> None:
     with pytest.raises(rw.errors.SpecError, match="`address` must be"):
         rw.Client(address)
+
+
+def test_item_comes_back_leaf_by_leaf_each_with_its_own_length(client: rw.Client) -> None:
+    leaves = {
+        "long": np.arange(10, dtype=np.int16),
+        "frame": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+        "one": np.array([[1.5 + 2j]], np.complex64),
+        "swapped": np.array([1.0, 2.0], ">f8"),
+        "strided": np.arange(12.0).reshape(3, 4)[::-1, ::2],
+        "text": ["a", "ä\0", ""],
+        "flag": [True, False],
+    }
+    client.insert(
+        {name: np.asarray(leaf) for name, leaf in leaves.items()} | {"nest": {"x": np.zeros((1, 0))}}, {"a": 0.5}
+    )
+    (item,) = read(client, "a")
+    expected = [np.asarray(leaves[name]) for name in sorted(leaves)]
+    found = dict(zip([*sorted([*leaves, "nest"])], item.data, strict=True))
+    assert found.pop("nest").shape == (1, 0)
+    for want, got in zip(expected, found.values(), strict=True):
+        if want.dtype.kind == "U":
+            assert got.tolist() == [text.encode() for text in want.tolist()]
+        else:
+            assert got.dtype == want.dtype.newbyteorder("=")
+            np.testing.assert_array_equal(got, want)
+    assert (item.info.priority, item.info.times_sampled, item.info.probability, item.info.table_size) == (0.5, 1, 1, 1)
+
+
+def test_server_keeps_an_item_whose_key_it_knows_and_takes_the_new_priority(client: rw.Client) -> None:
+    for value, priority in ((1, 0.5), (2, 0.75)):
+        request = one_item([np.array([value])], [False], {"a": priority}, key=7)
+        insert_items(client.shards[0].channel, request, 60)
+    (item,) = read(client, "a")
+    assert (item.data[0].tolist(), item.info.key, item.info.priority, item.info.table_size) == ([1], 7, 0.75, 1)
+
+
+def test_one_insert_goes_to_several_tables_with_their_priorities(client: rw.Client) -> None:
+    priorities: Any = {"a": 1, "b": np.float32(0.25)}
+    client.insert([np.arange(3)], priorities)
+    for table, priority in (("a", 1.0), ("b", 0.25)):
+        (item,) = read(client, table)
+        assert item.data[0].tolist() == [0, 1, 2]
+        assert item.info.priority == priority
+
+
+def test_table_s_signature_gives_the_nest_back(client: rw.Client) -> None:
+    data = {"pair": Pair(np.ones((2, 2), np.float32), np.array(["x", "yz"])), "list": [np.arange(3)]}
+    client.insert(data, {"signed": 1.0, "a": 1.0})
+    (item,) = client.sample("signed")
+    assert item.data["pair"].left.tolist() == [[1, 1], [1, 1]]
+    assert item.data["pair"].right.tolist() == [b"x", b"yz"]
+    assert item.data["list"][0].tolist() == [0, 1, 2]
+    (item,) = read(client, "a")
+    assert [column.tolist() for column in item.data] == [[0, 1, 2], [[1, 1], [1, 1]], [b"x", b"yz"]]
+
+
+def test_items_come_in_order_and_exactly_as_many_as_asked_for(client: rw.Client) -> None:
+    for number in range(10):
+        client.insert(np.array([number]), {"a": 1.0})
+    assert [sample.data[0].tolist() for sample in client.sample("a", 4)] == [[0], [1], [2], [3]]
+    assert client.server_info()["a"].current_size == 6
+    assert [sample.data[0].tolist() for sample in client.sample("a")] == [[4]]
+    assert read_column(client, "a") == [[5], [6], [7], [8], [9]]
+
+
+def test_samples_are_the_caller_s_own(client: rw.Client) -> None:
+    client.insert(np.zeros(3), {"replay": 1.0})
+    for times in range(1, 4):
+        (sample,) = client.sample("replay")
+        assert sample.data[0].tolist() == [0, 0, 0]
+        assert sample.info.times_sampled == times
+        sample.data[0][:] = times
+
+
+def test_sample_of_many_messages_and_item_above_grpc_s_default_limit_come_whole(client: rw.Client) -> None:
+    frames = np.random.default_rng(0).integers(256, size=(60, 300, 300), dtype=np.uint8)
+    with rw.EpisodeObserver(client, "a", 60, chunk_length=7) as observer:
+        for i, frame in enumerate(frames):
+            observer({"frame": frame, "i": i}, end_of_episode=i == 59)
+    client.insert(frames.reshape(1, -1), {"b": 1.0})
+    (item,), (large,) = read(client, "a"), read(client, "b")
+    np.testing.assert_array_equal(item.data[0], frames, strict=True)
+    assert item.data[1].tolist() == list(range(60))
+    np.testing.assert_array_equal(large.data[0], frames.reshape(1, -1))
+
+
+def test_threads_share_a_client(client: rw.Client) -> None:
+    def insert(first: int) -> None:
+        for number in range(first, first + 20):
+            client.insert(np.array([number]), {"a": 1.0})
+
+    at_once(*(functools.partial(insert, 100 * i) for i in range(5)))
+    found = list(itertools.chain.from_iterable(read_column(client, "a")))
+    for i in range(5):
+        assert [number for number in found if number // 100 == i] == list(range(100 * i, 100 * i + 20))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"x": np.zeros(3), "y": {"z": np.float32(1)}}, r"leaf `y/z`: shape \(\), expected \[T, \.\.\.\] with T >= 1"),
+        ({"x": np.zeros(3), "y": [np.zeros((0, 2))]}, r"leaf `y/0`: shape \(0, 2\), expected \[T, \.\.\.\]"),
+        ({}, "at least one leaf"),
+        ({"x": np.zeros(1, "M8[s]")}, "dtype datetime64"),
+        ({"x": np.array([{}])}, "element of type dict"),
+    ],
+)
+def test_data_that_is_no_item_is_refused(client: rw.Client, data: Any, message: str) -> None:
+    with pytest.raises(rw.errors.StructureError, match=message):
+        client.insert(data, {"a": 1.0})
+    client.insert(np.zeros(1), {"a": 1.0})
+    assert read_column(client, "a") == [[0]]
+
+
+def test_item_that_is_not_what_the_table_s_signature_says_is_refused_by_leaf_path(client: rw.Client) -> None:
+    signed = {"pair": Pair(np.zeros((2, 2), np.float32), np.array(["x", "yz"])), "list": [np.arange(3)]}
+    another_dtype = "leaf `pair/left`: int64 (2, 2), but table `signed` holds float32 (None, 2) in `pair/left` (its"
+    fewer = "table `signed`: its signature has 3 leaves (list/0, pair/left, pair/right), got 1 (list/0)."
+    for data, message in (
+        ({**signed, "pair": Pair(np.zeros((2, 2), int), np.array(["x", "yz"]))}, another_dtype),
+        ({"list": [np.arange(3)]}, fewer),
+    ):
+        with pytest.raises(rw.errors.StructureError, match=re.escape(message)):
+            client.insert(data, {"a": 1.0, "signed": 1.0})
+    assert {client.server_info()[table].current_size for table in ("a", "signed")} == {0}
+    client.insert(signed, {"a": 1.0, "signed": 1.0})
+    assert len(read(client, "signed")) == 1
+
+
+def test_squeezed_leaf_is_compared_without_time(replay_server: StartServer) -> None:
+    server = replay_server(fifo("once", signature={"total": spec((), np.float64), "x": spec((None, 2), np.float32)}))
+    x, squeeze = np.zeros((3, 2), np.float32), {"total": True, "x": False}
+    message = r"leaf `total`: float64 \({}\), but table `once` holds float64 \(\)"
+    with rw.Client(server.address, timeout_s=60) as client:
+        with pytest.raises(rw.errors.StructureError, match=message.format("2,")):
+            client.insert({"total": np.zeros(2), "x": x}, {"once": 1.0}, squeeze=squeeze)
+        with pytest.raises(rw.errors.StructureError, match=message.format("1, 2")):
+            client.insert({"total": np.zeros((1, 2)), "x": x}, {"once": 1.0})
+        client.insert({"total": 1.5, "x": x}, {"once": 1.0}, squeeze=squeeze)
+        (item,) = client.sample("once")
+    assert item.data["total"] == 1.5
+    assert item.data["x"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("shape", [(None, None), (None, None, None), (None, 4)])
+def test_signature_may_leave_the_sizes_of_a_step_open(
+    replay_server: StartServer, shape: tuple[int | None, ...]
+) -> None:
+    # Of a step, as `reverb.TimestepDataset` wants it, or with time before it.
+    server = replay_server(fifo("open", signature={"x": spec(shape, np.float32)}))
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    with rw.Client(server.address, timeout_s=60) as client:
+        client.insert({"x": x}, {"open": 1.0})
+        with rw.TrajectoryObserver(client, "open", 2) as observer:
+            observer.extend({"x": x})
+        for item in client.sample("open", 2):
+            np.testing.assert_array_equal(item.data["x"], x, strict=True)
+        with pytest.raises(rw.errors.StructureError, match="leaf `x`: float32"):
+            client.insert({"x": x[0, 0]}, {"open": 1.0})
+
+
+@pytest.mark.parametrize("priority", [-1, math.nan, math.inf, "1", None])
+def test_priority_that_is_none_is_refused(client: rw.Client, priority: Any) -> None:
+    with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
+        client.insert(np.zeros(1), {"a": 1.0, "b": priority})
+    with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
+        client.mutate_priorities("a", {1: 2.0, 2: priority})
+    with pytest.raises(rw.errors.SpecError, match="`priorities` must name at least one table, got none"):
+        client.insert(np.zeros(1), {})
+    assert {client.server_info()[table].current_size for table in ("a", "b")} == {0}
+
+
+def test_unknown_table_is_named_with_those_that_there_are(client: rw.Client) -> None:
+    message = "table `nope` is not on the server at .*; it has `a`, `b`, `heap`, `late`, `pair`, `replay`, `signed`"
+    calls: list[Callable[[], Any]] = [
+        lambda: client.insert(np.zeros(1), {"a": 1.0, "nope": 1.0}),
+        lambda: next(client.sample("nope")),
+        lambda: client.mutate_priorities("nope", {1: 1.0}),
+        lambda: client.reset("nope"),
+    ]
+    for call in calls:
+        with pytest.raises(rw.errors.StructureError, match=message):
+            call()
+    assert client.server_info()["a"].current_size == 0
+
+
+def test_sample_of_a_table_with_too_few_items_ends_with_its_time(client: rw.Client) -> None:
+    with pytest.raises(
+        rw.errors.ReplayTimeoutError, match=r"table `pair`: 2 of 2 samples did not come within 2.0 s.*is empty"
+    ):
+        list(client.sample("pair", 2, timeout_s=2))
+
+
+def test_samples_that_came_before_the_time_was_up_are_there(client: rw.Client) -> None:
+    client.insert(np.zeros(1), {"late": 1.0})
+    samples = client.sample("late", 2, timeout_s=3)
+    assert next(samples).data[0].tolist() == [0]
+    with pytest.raises(rw.errors.ReplayTimeoutError, match="table `late`: 1 of 2 samples did not come"):
+        next(samples)
+
+
+def test_samples_may_be_left_unread(client: rw.Client) -> None:
+    for number in range(5):
+        client.insert(np.array([number]), {"replay": 1.0})
+    for _ in range(20):
+        samples = client.sample("replay", 1000)
+        next(samples)
+        samples.close()  # type: ignore[attr-defined]  # a generator's
+    assert client.server_info()["replay"].current_size == 5

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forwarder import Forwarder
+from shard_files import ShardFile, shard_lines
 from waiting import eventually
 
 import reverb_writer as rw
@@ -23,11 +24,9 @@ class Source:
     """Tells what it is told to tell."""
 
     def __init__(self, target: rw.shards.Target) -> None:
-        """Begin with a target."""
         self.answer: rw.shards.Target | Exception | None = target
 
     def look_up(self, timeout_s: float) -> rw.shards.Target:
-        """Return or raise the answer."""
         assert timeout_s > 0
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -54,14 +53,13 @@ def sizes(client: rw.Client) -> list[int]:
 def test_a_shard_that_moves_keeps_its_name_and_its_connection(
     start: Callable[[], rw.LocalServer], tmp_path: Path
 ) -> None:
-    servers, path = [start(), start()], tmp_path / "shards"
-    path.write_text("".join(f"{number} {server.address}\n" for number, server in enumerate(servers)))
-    with rw.Client(f"file:{path}") as client:
+    servers = [start(), start()]
+    file = ShardFile(tmp_path, *shard_lines(servers))
+    with rw.Client(file.target) as client:
         (first, second) = client.shards
-        assert (first.name, second.name) == ("0", "1")
+        assert (first.name, second.name) == ("a", "b")
         servers[1].close()
-        path.write_text(f"0 {servers[0].address}\n1 {start().address}\n")
-        client.connections.refresh()
+        file.tell(client, *shard_lines([servers[0], start()]))
         assert client.shards == (first, second)
         assert client.target.shards[1].address == second.address != servers[1].address
         client.insert(np.zeros(1), {"replay": 1.0})

@@ -1,9 +1,13 @@
-"""Weights for the actors: what the learner publishes comes as it was, and a poll does not wait."""
+"""Weights for the actors: what the learner publishes comes as it was, a poll does not wait, and a run has an end."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import threading
+import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +22,11 @@ import reverb_writer as rw
 from reverb_writer.client import server_set
 from reverb_writer.client.targets import rank_shards
 
+WEIGHTS = rw.TableConfig.variables("weights")
+
 
 def test_variables_come_as_they_were_published(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("weights", 1), rw.TableConfig("replay"))
+    server = replay_server(WEIGHTS, rw.TableConfig("replay"))
     nest = {"layers": [(np.ones((2, 3), np.float32), np.zeros(3))], "step": 7}
     with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
         with pytest.raises(rw.errors.ReplayTimeoutError):
@@ -36,25 +42,15 @@ def test_variables_come_as_they_were_published(replay_server: StartServer) -> No
         rw.Variables(server.address, "replay")
 
 
-def test_latest_logs_that_it_waits(
-    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.2)
-    server = replay_server(rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights") as actor, pytest.raises(rw.errors.ReplayTimeoutError):
-        actor.latest(timeout_s=1.5)
-    logged = [record.getMessage() for record in caplog.records]
-    assert sum(f"nothing was published yet, waiting for it at {server.address} for" in line for line in logged) > 1
-
-
-def test_latest_logs_that_no_server_answers(
+def test_server_that_is_gone_is_logged_and_named_in_time_and_has_nothing_new(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.2)
-    server = lone_server(rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights") as actor:
+    server = lone_server(WEIGHTS)
+    with rw.Variables(server.address, "weights", interval_s=0.001, timeout_s=float("inf")) as actor:
         server.process.kill()
-        with pytest.raises(rw.errors.ServerUnavailableError):
+        assert [actor.poll("old") for _ in range(200)] == ["old"] * 200
+        with pytest.raises(rw.errors.ServerUnavailableError, match=r"within 1.5 s"):
             actor.latest(timeout_s=1.5)
     logged = [record.getMessage() for record in caplog.records]
     assert sum(f"table `weights`: waiting for the server at {server.address} for" in line for line in logged) > 1
@@ -62,7 +58,7 @@ def test_latest_logs_that_no_server_answers(
 
 
 def test_poll_gives_each_version_once(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("weights", 1))
+    server = replay_server(WEIGHTS)
     with (
         rw.Variables(server.address, "weights") as learner,
         rw.Variables(server.address, "weights", interval_s=0.001) as actor,
@@ -84,23 +80,8 @@ def test_poll_gives_each_version_once(replay_server: StartServer) -> None:
         assert [array.tolist() for array in found] == [[0, 1, 2, 3]]
 
 
-def test_poll_of_a_server_that_is_gone_finds_nothing_new(lone_server: StartServer) -> None:
-    server = lone_server(rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights", interval_s=0.001) as actor:
-        server.process.kill()
-        assert [actor.poll("old") for _ in range(200)] == ["old"] * 200
-
-
-def test_latest_waits_for_its_own_time_out_only(lone_server: StartServer) -> None:
-    server = lone_server(rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights", timeout_s=float("inf")) as actor:
-        server.process.kill()
-        with pytest.raises(rw.errors.ServerUnavailableError, match=r"within 0.3 s"):
-            actor.latest(timeout_s=0.3)
-
-
 def test_each_version_goes_to_the_first_server_in_the_order_of_the_tables_name(replay_server: StartServer) -> None:
-    addresses = [replay_server(rw.TableConfig("weights", 1)).address for _ in range(3)]
+    addresses = [replay_server(WEIGHTS).address for _ in range(3)]
     with rw.Variables(addresses, "weights") as learner:
         first = learner.publish([np.arange(3)])
         assert learner.publish([np.arange(4)]) == first + 1
@@ -116,7 +97,7 @@ def test_each_version_goes_to_the_first_server_in_the_order_of_the_tables_name(r
 def test_weights_are_taken_from_servers_and_a_learner_that_have_all_started_again_empty(
     lone_server: StartServer, num_servers: int
 ) -> None:
-    servers = [lone_server(rw.TableConfig("weights", 1)) for _ in range(num_servers)]
+    servers = [lone_server(WEIGHTS) for _ in range(num_servers)]
     addresses = [server.address for server in servers]
     with rw.Variables(addresses, "weights", interval_s=0.001) as actor:
         with rw.Variables(addresses, "weights") as learner:
@@ -135,7 +116,7 @@ def test_weights_are_taken_from_servers_and_a_learner_that_have_all_started_agai
 def test_weights_are_read_from_whichever_server_has_the_newest(
     lone_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    servers = {server.address: server for server in [lone_server(rw.TableConfig("weights", 1)) for _ in range(2)]}
+    servers = {server.address: server for server in [lone_server(WEIGHTS) for _ in range(2)]}
     addresses = list(servers)
     first, second = (servers[address] for address in rank_shards("weights", addresses))
     with rw.Variables(addresses, "weights") as learner, rw.Variables(addresses, "weights", interval_s=0.001) as actor:
@@ -174,7 +155,7 @@ def test_weights_are_read_from_whichever_server_has_the_newest(
 
 def test_weights_that_an_old_checkpoint_brings_back_are_not_taken(replay_server: StartServer) -> None:
     """A reader keeps the version of the largest number, whatever a server that comes back has."""
-    servers = [replay_server(rw.TableConfig("weights", 1)) for _ in range(2)]
+    servers = [replay_server(WEIGHTS) for _ in range(2)]
     addresses = [server.address for server in servers]
     with rw.Variables(addresses, "weights") as learner, rw.Variables(addresses, "weights", interval_s=0.001) as actor:
         newest = learner.publish([10])
@@ -188,13 +169,22 @@ def test_weights_that_an_old_checkpoint_brings_back_are_not_taken(replay_server:
         eventually(lambda: actor.poll() is not None or actor.version == newest)
 
 
-def test_weights_that_no_server_has_yet_are_waited_for(replay_server: StartServer) -> None:
-    addresses = [replay_server(rw.TableConfig("weights", 1)).address for _ in range(2)]
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_weights_that_no_server_has_yet_are_waited_for_as_is_logged(
+    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, num_servers: int
+) -> None:
+    monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.2)
+    addresses = [replay_server(WEIGHTS).address for _ in range(num_servers)]
+    message = r"table `weights` is empty at .* Nothing was published yet: start the learner"
     with rw.Variables(addresses, "weights") as learner, rw.Variables(addresses, "weights") as actor:
-        with pytest.raises(
-            rw.errors.ReplayTimeoutError, match=r"table `weights` is empty at .* Nothing was published yet"
-        ):
-            actor.latest(timeout_s=0.3)
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=message) as caught:
+            actor.latest(timeout_s=1.5)
+        assert "actors" not in str(caught.value)
+        assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+        logged = [record.getMessage() for record in caplog.records]
+        waits = [line for line in logged if "nothing was published yet, waiting for it at" in line]
+        assert len(waits) > 1
+        assert all(address in waits[0] for address in addresses)
         timer = threading.Timer(0.2, learner.publish, [[np.arange(3)]])
         timer.start()
         assert actor.latest()[0].tolist() == [0, 1, 2]
@@ -208,7 +198,7 @@ def test_interval_that_is_none_is_refused(interval_s: object) -> None:
 
 
 def test_poll_does_not_wait_for_a_server_that_hangs_with_news(lone_server: StartServer) -> None:
-    server = lone_server(rw.TableConfig("weights", 1))
+    server = lone_server(WEIGHTS)
     with (
         rw.Variables(server.address, "weights") as learner,
         rw.Variables(server.address, "weights", interval_s=0.0) as actor,
@@ -224,7 +214,7 @@ def test_poll_does_not_wait_for_a_server_that_hangs_with_news(lone_server: Start
 
 def test_weights_after_a_time_out_have_another_number(replay_server: StartServer) -> None:
     """The servers have both: readers take the later ones, although they know the others."""
-    servers = [replay_server(rw.TableConfig("weights", 1)) for _ in range(2)]
+    servers = [replay_server(WEIGHTS) for _ in range(2)]
     with contextlib.ExitStack() as stack:
         forwarders = [stack.enter_context(CallForwarder(server.port)) for server in servers]
         learner = stack.enter_context(rw.Variables([one.address for one in forwarders], "weights", timeout_s=4))
@@ -241,7 +231,7 @@ def test_weights_after_a_time_out_have_another_number(replay_server: StartServer
 
 
 def test_each_of_many_threads_publishes_under_a_number_of_its_own(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("weights", 1))
+    server = replay_server(WEIGHTS)
     with rw.Variables(server.address, "weights") as learner, ThreadPoolExecutor(8) as threads:
         versions = sorted(threads.map(lambda number: learner.publish([number]), range(40)))
     assert versions == [*range(versions[0], versions[0] + 40)]
@@ -289,3 +279,114 @@ def test_weights_of_a_pytorch_module_are_loaded_as_tensors(replay_server: StartS
         for name, tensor in there.state_dict().items():
             assert torch.equal(here.state_dict()[name], tensor)
             assert here.state_dict()[name].dtype == tensor.dtype
+
+
+def write(observer: rw.TrajectoryObserver, number: int) -> None:
+    observer({"n": np.int64(number)}, end_of_episode=False)
+
+
+@contextlib.contextmanager
+def soon(work: Callable[[], object]) -> Iterator[None]:
+    """Have another thread do something while the block waits for it; it has come back when the block has ended."""
+    timer = threading.Timer(0.1, work)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def test_actors_see_that_the_run_has_ended_and_keep_its_weights(replay_server: StartServer) -> None:
+    addresses = [replay_server(WEIGHTS).address for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        learner, actor, late = (
+            stack.enter_context(rw.Variables(addresses, "weights", interval_s=0.001)) for _ in range(3)
+        )
+        version = learner.publish([np.arange(3)])
+        assert actor.latest()[0].tolist() == [0, 1, 2]
+        assert not actor.finished
+        learner.finish()
+        assert learner.finished
+        eventually(lambda: actor.finished)
+        assert actor.poll()[0].tolist() == [0, 1, 2]
+        assert actor.version == learner.version == version + 1
+        assert actor.wait() is None
+        assert late.latest()[0].tolist() == [0, 1, 2]
+        assert late.finished
+        learner.publish([np.arange(4)])  # another run
+        eventually(lambda: not actor.finished)
+        assert actor.poll()[0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "ask", [rw.Variables.latest, rw.Variables.wait, functools.partial(rw.Variables.wait, newer_than=0)]
+)
+def test_earlier_run_on_another_server_is_not_taken(
+    replay_server: StartServer, lone_server: StartServer, ask: Callable[..., Any]
+) -> None:
+    earlier, newer = replay_server(WEIGHTS).address, lone_server(WEIGHTS)
+    with rw.Variables(earlier, "weights") as learner:
+        learner.publish([1])
+        learner.finish()
+    with contextlib.ExitStack() as stack:
+        learner = stack.enter_context(rw.Variables(newer.address, "weights"))
+        actor = stack.enter_context(rw.Variables([earlier, newer.address], "weights"))
+        newest = learner.publish([5])
+        assert actor.latest() == [5]
+        newer.process.kill()
+        with pytest.raises((rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError)):
+            ask(actor, timeout_s=3)
+        assert actor.version == newest
+        assert not actor.finished
+
+
+def test_wait_returns_a_newer_version_or_the_end(replay_server: StartServer) -> None:
+    address = replay_server(WEIGHTS).address
+    with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as actor:
+        with pytest.raises(rw.errors.SpecError, match="`newer_than` must be an integer"):
+            actor.wait(newer_than="newest")  # type: ignore[arg-type]  # what is tested
+        first = learner.publish([1])
+        assert actor.wait() == [1]
+        assert actor.wait(newer_than=first - 1) == [1]
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            actor.wait(timeout_s=0.2)
+        with soon(lambda: learner.publish([2])):
+            assert actor.wait(newer_than=first) == [2]
+        with soon(learner.finish):
+            assert actor.wait() is None
+
+
+@pytest.mark.parametrize("blocks_in", ["step", "flush", "close"])
+def test_actor_that_a_rate_limiter_blocks_ends_with_the_run(
+    replay_server: StartServer, caplog: pytest.LogCaptureFixture, blocks_in: str
+) -> None:
+    address = replay_server(rw.TableConfig.queue("queue", 2), WEIGHTS).address
+    with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as weights:
+
+        def act(observer: rw.TrajectoryObserver) -> None:
+            for number in range(1_000_000 if blocks_in == "step" else 5):
+                write(observer, number)
+            if blocks_in == "flush":
+                observer.flush()
+
+        options: dict[str, Any] = {"timeout_s": 600, "max_in_flight_items": 10, "until": lambda: weights.finished}
+        with (
+            soon(learner.finish),
+            pytest.raises(rw.errors.FinishedError, match=r"the run has ended .`until` is true.: [0-9]+ items"),
+            rw.TrajectoryObserver(address, "queue", 1, **options) as observer,
+        ):
+            act(observer)
+    assert observer.stats().acknowledged_items <= 2
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_error_of_until_is_raised_by_the_call_that_waits(replay_server: StartServer) -> None:
+    def until() -> bool:
+        raise ZeroDivisionError
+
+    address = replay_server(rw.TableConfig.queue("queue", 1)).address
+    with contextlib.suppress(ZeroDivisionError), rw.TrajectoryObserver(address, "queue", 1, until=until) as observer:
+        write(observer, 0)
+        write(observer, 1)
+        with pytest.raises(ZeroDivisionError):
+            observer.flush()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from service_process import ServiceProcess, service
+from service_process import configuration, service
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 pytestmark = pytest.mark.slow
@@ -17,12 +17,13 @@ pytestmark = pytest.mark.slow
 TABLE = "[tables.replay]\nmax_size = 10\n"
 
 
-@pytest.fixture(params=["path", "abstract"])
+@pytest.fixture
 def listener(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[socket.socket]:
     """The socket that NOTIFY_SOCKET names to the processes that a test starts."""
-    name = str(tmp_path / "notify") if request.param == "path" else f"@reverb-writer-{os.getpid()}"
+    is_abstract = getattr(request, "param", "") == "abstract"
+    name = f"@reverb-writer-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
     monkeypatch.setenv("NOTIFY_SOCKET", name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
         one.bind(name.replace("@", "\0"))
@@ -59,18 +60,14 @@ def test_watchdog_bites_while_reverb_is_stopped(listener: socket.socket, tmp_pat
 
 
 def test_stop_with_a_checkpoint_asks_for_more_time(listener: socket.socket, tmp_path: Path) -> None:
-    configuration = f'[checkpoints]\ndirectory = "{tmp_path / "checkpoints"}"\n{TABLE}'
-    process = ServiceProcess(tmp_path, configuration)
-    try:
-        process.wait_ready()
+    with service(tmp_path, configuration(tmp_path)) as process:
         process.process.send_signal(signal.SIGTERM)
         lines = hear(listener, "STOPPING=1")
         assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in lines)
         assert process.process.wait(60) == 0
-    finally:
-        process.close()
 
 
+@pytest.mark.parametrize("listener", ["path", "abstract"], indirect=True)
 def test_stop_within_a_second_is_told(listener: socket.socket) -> None:
     from reverb_writer_server.observability.state import ServiceState
     from reverb_writer_server.observability.systemd import notifying

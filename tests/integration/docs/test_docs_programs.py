@@ -58,7 +58,6 @@ README_ENDS_WITHIN_S = 100
 
 
 def readme_program() -> str:
-    """Return the Python block of README."""
     (found,) = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     return str(found)
 

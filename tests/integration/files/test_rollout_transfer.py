@@ -116,13 +116,6 @@ def test_environments_come_again_without_the_steps_that_they_had_not(place: Plac
     assert sorted(stored) == [[1, 2, 3], [11, 12], [21]]
 
 
-def test_episodes_come_again_as_single_items(place: Place, tmp_path: Path) -> None:
-    with both(rw.EpisodeObserver(place.client, "a", 10), RolloutWriter(tmp_path)) as write:
-        feed(write, (3, 1, 4))
-    resend(tmp_path, rw.EpisodeObserver(place.client, "b", 10))
-    assert place.column("a") == place.column("b") == [[1, 2, 3], [4], [5, 6, 7, 8]]
-
-
 def ended(data_dir: Path) -> list[tuple[Any, ...]]:
     """Return how many steps each trajectory has, whether the last is a boundary step, and how it ended."""
     ends = [StoredTrajectory(path).manifest for path in list_trajectories(data_dir)]

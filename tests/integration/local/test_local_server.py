@@ -1,23 +1,31 @@
-"""A local server's life: address, port, close, save and restore, the command, and the fixture for users' tests."""
+"""A local server's life: address, port, close, save and restore, the command, the fixture, clients of its process."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import socket
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from interrupting import interrupted
+from numbered import write_numbers
 from ports import free_port
+from server_process import ServerProcess
+from store_messages import chunk, item
 from threads import at_once
 from waiting import eventually
 
@@ -110,16 +118,11 @@ def test_a_server_that_is_collected_is_closed() -> None:
 
 def test_the_memory_bound_reaches_the_writer_in_words() -> None:
     with rw.LocalServer([rw.TableConfig("replay")], max_bytes=100_000) as server, rw.Client(server.address) as client:
-        with pytest.raises(rw.errors.ReverbWriterError, match="`max_bytes` 100000"):
-            insert_forever(server.address)
+        with pytest.raises(rw.errors.ReverbWriterError, match="`max_bytes` 100000"):  # noqa: PT012  # some come first
+            while True:
+                client.insert([np.random.default_rng(0).random(10_000)], {"replay": 1.0})
         assert client.server_info()["replay"].current_size >= 1
         assert server.num_bytes <= 100_000
-
-
-def insert_forever(address: str) -> None:
-    with rw.Client(address) as client:
-        while True:
-            client.insert([np.random.default_rng(0).random(10_000)], {"replay": 1.0})
 
 
 @pytest.fixture
@@ -252,3 +255,215 @@ def test_the_fixture_is_there_if_asked_for(tmp_path: Path, asked: list[str]) -> 
         capture_output=True, text=True, check=False, cwd=tmp_path, timeout=100, env={**os.environ, **environment},
     )  # fmt: skip
     assert ("1 passed" if asked else "fixture 'replay_server' not found") in run.stdout, run.stdout + run.stderr
+
+
+# In the process of its clients: no socket, and all that waits, ends or is interrupted as elsewhere.
+
+
+@pytest.fixture
+def server() -> Iterator[rw.LocalServer]:
+    tables = [rw.TableConfig("replay"), rw.TableConfig.queue("queue", 5)]
+    tables.append(rw.TableConfig("ratio", rate_limiter=rw.SampleToInsertRatio(2.0, 4, 8.0)))
+    with rw.LocalServer(tables) as running:
+        yield running
+
+
+def test_writing_reading_and_priorities_open_no_connection(server: rw.LocalServer) -> None:
+    with rw.Client(server.address) as client:
+        with (
+            rw.TrajectoryObserver(client, "replay", 1) as observer,
+            rw.ReplayDataset(client, "replay", 8) as dataset,
+        ):
+            write_numbers(observer, range(100))
+            observer.flush()
+            batch = next(dataset)
+            dataset.update_priorities(batch, np.full(8, 3.0))
+            dataset.flush_priorities()
+        client.insert([np.arange(3)], {"queue": 1.0})
+        assert len(list(client.sample("queue", 1))) == 1
+        (shard,) = client.shards
+        assert shard.channel._wire is None
+        assert client.server_info()["replay"].current_size == 100
+
+
+def test_another_process_reaches_it_over_its_port(server: rw.LocalServer) -> None:
+    program = f"""
+import numpy as np
+import reverb_writer as rw
+with rw.Client("{server.address}") as client:
+    client.insert([np.arange(3)], {{"replay": 2.0}})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    with rw.Client(server.address) as client:
+        (sample,) = client.sample("replay", 1)
+        assert (np.asarray(sample.data[0]).tolist(), sample.info.priority) == ([0, 1, 2], 2.0)
+
+
+def test_a_limiter_lets_actor_and_learner_of_one_process_go_in_step(server: rw.LocalServer) -> None:
+    def act() -> None:
+        with rw.TrajectoryObserver(server.address, "ratio", 1, timeout_s=60) as observer:
+            write_numbers(observer, range(300))
+
+    written = threading.Thread(target=act)
+    with rw.ReplayDataset(server.address, "ratio", 4, timeout_s=60) as dataset:
+        written.start()
+        for _ in range(120):
+            next(dataset)
+        dataset.close()
+    with rw.Client(server.address) as client:
+        while written.is_alive():  # it waits for samples that the dataset had not asked for
+            with contextlib.suppress(rw.errors.ReplayTimeoutError):  # it has written all, and is about to end
+                list(client.sample("ratio", 2, timeout_s=1.0))
+        info = client.server_info()["ratio"].rate_limiter
+        assert info.num_inserts == 300
+
+
+def test_a_server_that_starts_again_at_its_port_gets_what_was_not_confirmed() -> None:
+    tables = [rw.TableConfig("replay", rate_limiter=rw.SampleToInsertRatio(1.0, 1, 5.0))]
+    first = rw.LocalServer(tables)
+    with rw.TrajectoryObserver(first.address, "replay", 1, timeout_s=60) as observer:
+        write_numbers(observer, range(20))
+        eventually(lambda: bool(observer.stats().acknowledged_items))
+        confirmed = observer.stats().acknowledged_items
+        first.close()
+        with rw.LocalServer([rw.TableConfig("replay")], first.port) as second:
+            observer.flush()
+            with rw.Client(second.address) as client:
+                assert client.server_info()["replay"].current_size == 20 - confirmed
+            assert observer.stats().reconnects == 1
+
+
+def test_a_channel_that_is_closed_or_sent_elsewhere_ends_its_streams(server: rw.LocalServer) -> None:
+    request = messages.SampleStreamRequest(table="replay", num_samples=1).SerializeToString()
+    with Channel(server.address) as channel:
+        streams = [ByteStream(channel, messages.SAMPLE_STREAM) for _ in range(2)]
+        streams[0].send(request)
+        channel.redirect("127.0.0.1:1")
+        with pytest.raises(rw.errors.ServerUnavailableError, match="has moved"):
+            streams[0].read()
+        channel.redirect(server.address)
+        stream = ByteStream(channel, messages.SAMPLE_STREAM)
+        stream.send(request)
+    with pytest.raises(rw.errors.ClosedError):
+        stream.read()
+    eventually(lambda: not server._store.tables["replay"]._requests)
+
+
+def test_a_reader_that_does_not_read_bounds_what_is_drawn_for_it(server: rw.LocalServer) -> None:
+    with Channel(server.address) as channel, rw.Client(server.address) as client:
+        client.insert([np.random.default_rng(0).random(100_000)], {"replay": 1.0})  # 800 kB
+        stream = ByteStream(channel, messages.SAMPLE_STREAM)
+        num_samples = 100
+        stream.send(messages.SampleStreamRequest(table="replay", num_samples=num_samples).SerializeToString())
+        eventually(lambda: client.server_info()["replay"].rate_limiter.num_samples > 15)
+        assert client.server_info()["replay"].rate_limiter.num_samples < 40
+        come = 0
+        while come < num_samples:
+            message = stream.read()
+            assert not isinstance(message, bytes)
+            come += len(message.samples)
+        assert come == num_samples
+        stream.cancel()
+
+
+# Its rate limiter beside dm-reverb's: the same inserts and samples, and the same get through.
+
+TIMEOUT_S = 60.0
+SETTLED_S = 0.02
+Counts = tuple[int, int, int]
+
+
+class Ends:
+    """An insert stream and sample streams of one server, which never wait for its answers."""
+
+    def __init__(self, address: str, table: str) -> None:
+        self._table = table
+        self._channel = Channel(address)
+        self._streams = [ByteStream(self._channel, messages.INSERT_STREAM)]
+        self._keys = itertools.count(1)
+        self._has_chunk = False
+
+    def insert(self) -> None:
+        request = messages.StoredRequest(items=[item(next(self._keys), 7, self._table)], keep_chunk_keys=[7])
+        if not self._has_chunk:
+            self._has_chunk = True
+            request.chunks.append(chunk(7))
+        self._streams[0].send(request.SerializeToString())
+
+    def sample(self) -> None:
+        request = messages.SampleStreamRequest(table=self._table, num_samples=1).SerializeToString()
+        self._streams.append(ByteStream(self._channel, messages.SAMPLE_STREAM))
+        self._streams[-1].send(request)
+
+    def counts(self) -> Counts:
+        table = self._channel.server_info(TIMEOUT_S).tables[self._table]
+        return table.rate_limiter.num_inserts, table.rate_limiter.num_samples, table.current_size
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+        self._channel.close()
+
+
+@st.composite
+def limiters(draw: st.DrawFn) -> Any:
+    ratio = draw(st.sampled_from([0.5, 1.0, 2.0, 3.5]))
+    min_size = draw(st.integers(1, 4))
+    extra = draw(st.sampled_from([0.0, 1.0, 2.5]))
+    return rw.SampleToInsertRatio(ratio, min_size, max(1.0, ratio) + extra)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> rw.TableConfig:
+    limiter = draw(limiters() | st.builds(rw.MinSize, st.integers(1, 4)))
+    sampler: Any = draw(st.sampled_from(["fifo", "uniform", "lifo"]))
+    # It depends on chance how many items a uniform sampler has drawn twice.
+    times = [0, 1] if sampler == "uniform" else [0, 1, 2]
+    return rw.TableConfig(
+        "replay",
+        draw(st.sampled_from([4, 6, 100])),
+        sampler,
+        rate_limiter=limiter,
+        max_times_sampled=draw(st.sampled_from(times)),
+    )
+
+
+@pytest.mark.only_server("reverb", "it compares dm-reverb with a local server of its own")
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    print_blob=True,
+)
+@pytest.mark.filterwarnings("ignore:`error_buffer`")
+@given(table=tables(), turns=st.lists(st.sampled_from(["insert", "insert", "sample"]), min_size=1, max_size=25))
+def test_the_same_inserts_and_samples_get_through(
+    shared_process: ServerProcess, table: rw.TableConfig, turns: list[str]
+) -> None:
+    theirs = shared_process.start(table)
+    try:
+        with rw.LocalServer([table]) as ours, pair(theirs.address, ours.address) as ends:
+            for number, turn in enumerate(turns):
+                for end in ends:
+                    getattr(end, turn)()
+                assert settled(*ends), (number, [end.counts() for end in ends])
+    finally:
+        theirs.stop()
+
+
+@contextlib.contextmanager
+def pair(*addresses: str) -> Iterator[list[Ends]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(Ends(address, "replay"))) for address in addresses]
+
+
+def settled(theirs: Ends, ours: Ends) -> bool:
+    """Wait until both agree, and go on agreeing for a while."""
+    until = time.monotonic() + TIMEOUT_S / 4
+    while time.monotonic() < until:
+        counts = theirs.counts(), ours.counts()
+        if counts[0] == counts[1]:
+            time.sleep(SETTLED_S)
+            if (theirs.counts(), ours.counts()) == counts:
+                return True
+    return False

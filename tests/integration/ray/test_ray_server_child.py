@@ -41,7 +41,6 @@ http.server.HTTPServer(("127.0.0.1", port), Page).serve_forever()
 
 @contextlib.contextmanager
 def child(folder: Path, python: str = SERVER_PYTHON, **options: Any) -> Iterator[ServerChild]:
-    """Run a server within the block."""
     ends: queue.Queue[ChildEnd] = queue.Queue()
     configuration = f'[checkpoints]\ndirectory = "{folder}"\nevery_s = 0\n[tables.replay]\nmax_size = 10\n'
     made = ServerChild(python, configuration, ends.put, **options)

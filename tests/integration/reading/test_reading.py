@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 import time
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from call_forwarder import CallForwarder
+from kinds import by_socket
 from numbered import QUEUE, first_numbers, insert_numbers, write_steps
 from server_process import StartServer
+from shard_files import ShardFile, shard_lines
 from waiting import eventually
 
 import reverb_writer as rw
@@ -21,8 +24,6 @@ from reverb_writer.decoding import samples
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
-
-# What comes.
 
 
 def test_batches_are_the_windows_written(replay_server: StartServer) -> None:
@@ -55,40 +56,37 @@ def read_all(stream: SampleStream) -> list[int]:
     return found
 
 
-def open_stream(channel: Channel, table: str) -> SampleStream:
-    info = channel.server_info(60.0)
-    return SampleStream(channel, table, info, changed=lambda: None, removes_items=False)
+@pytest.fixture
+def stream(replay_server: StartServer) -> Iterator[SampleStream]:
+    """A stream of samples of six items."""
+    server = replay_server(rw.TableConfig("table"))
+    insert_numbers(server.address, "table", range(6))
+    with Channel(server.address) as channel:
+        info = channel.server_info(60.0)
+        stream = SampleStream(channel, "table", info, changed=lambda: None, removes_items=False)
+        yield stream
+        stream.close()
 
 
-def test_requests_are_answered_one_by_one(replay_server: StartServer) -> None:
+def test_requests_are_answered_one_by_one(stream: SampleStream) -> None:
     """If they were joined, a reader would wait for the samples of all before it gets the first."""
-    server = replay_server(rw.TableConfig("table"))
-    insert_numbers(server.address, "table", range(6))
-    with Channel(server.address) as channel:
-        stream = open_stream(channel, "table")
-        for max_samples in (1, 2, 4, 8):
-            stream.proceed(time.monotonic(), 0, max_samples)
-        assert read_all(stream) == [1, 1, 2, 4]
-        stream.close()
+    for max_samples in (1, 2, 4, 8):
+        stream.proceed(time.monotonic(), 0, max_samples)
+    assert read_all(stream) == [1, 1, 2, 4]
 
 
-def test_while_samples_are_in_flight_more_are_requested_only_for_half_of_the_room(replay_server: StartServer) -> None:
+def test_while_samples_are_in_flight_more_are_requested_only_for_half_of_the_room(stream: SampleStream) -> None:
     """A message of many small samples costs little more than one of few; a reader that has nothing waits for none."""
-    server = replay_server(rw.TableConfig("table"))
-    insert_numbers(server.address, "table", range(6))
-    with Channel(server.address) as channel:
-        stream = open_stream(channel, "table")
-        stream.proceed(time.monotonic(), 0, 8)
-        assert stream.num_in_flight == 8
-        assert read_all(stream) == [8]
-        found = []
-        held = 8
-        for num_used in (2, 1, 2, 1):  # free room: 2, 1, 3, 4
-            held -= num_used
-            stream.proceed(time.monotonic(), held, 8)
-            found.append(stream.num_in_flight)
-        assert found == [2, 2, 2, 6]
-        stream.close()
+    stream.proceed(time.monotonic(), 0, 8)
+    assert stream.num_in_flight == 8
+    assert read_all(stream) == [8]
+    found = []
+    held = 8
+    for num_used in (2, 1, 2, 1):  # free room: 2, 1, 3, 4
+        held -= num_used
+        stream.proceed(time.monotonic(), held, 8)
+        found.append(stream.num_in_flight)
+    assert found == [2, 2, 2, 6]
 
 
 def test_queue_gives_everything_once_and_the_rest_when_it_is_taken(replay_server: StartServer) -> None:
@@ -177,9 +175,6 @@ def test_a_learner_that_went_without_a_sample_takes_none_with_it(replay_server: 
         assert [int(sample.data[0][0]) for sample in client.sample("queue", 5)] == [0, 1, 2, 3, 4]
 
 
-# One pass.
-
-
 def test_single_pass_gives_what_is_there_in_order_and_stops(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     insert_numbers(server.address, "queue", range(5))
@@ -239,18 +234,6 @@ def test_single_pass_takes_at_most_so_many_samples(replay_server: StartServer) -
             assert [number for batch in dataset for number in first_numbers(batch)] == expected
 
 
-@pytest.mark.parametrize("sizes", [(2, 5), (0, 5), (5, 0)])
-def test_single_pass_gives_what_is_there_on_each_server(replay_server: StartServer, sizes: tuple[int, int]) -> None:
-    servers = [replay_server(QUEUE) for _ in sizes]
-    for number, (server, size) in enumerate(zip(servers, sizes, strict=True)):
-        insert_numbers(server.address, "queue", range(10 * number, 10 * number + size))
-    addresses = [server.address for server in servers]
-    with rw.ReplayDataset(addresses, "queue", 2, single_pass=True, timeout_s=60) as dataset:
-        found = [number for batch in dataset for number in first_numbers(batch)]
-    for number, size in enumerate(sizes):
-        assert [one for one in found if one // 10 == number] == [*range(10 * number, 10 * number + size)]
-
-
 @pytest.mark.parametrize("config", [QUEUE, rw.TableConfig("queue")])
 def test_number_of_samples_is_that_of_all_servers_also_of_those_that_join(
     replay_server: StartServer, tmp_path: Path, config: rw.TableConfig
@@ -258,21 +241,17 @@ def test_number_of_samples_is_that_of_all_servers_also_of_those_that_join(
     servers = [replay_server(config) for _ in range(2)]
     for server in servers:
         insert_numbers(server.address, "queue", range(9))
-    path = tmp_path / "shards"
-    path.write_text(f"a {servers[0].address}\n")
+    lines = shard_lines(servers)
+    file = ShardFile(tmp_path, lines[0])
     with (
-        rw.Client(f"file:{path}") as client,
+        rw.Client(file.target) as client,
         rw.ReplayDataset(client, "queue", 2, max_samples=8, max_in_flight_batches=1, timeout_s=60) as dataset,
     ):
         batches = [next(dataset)]
-        path.write_text("".join(f"{name} {server.address}\n" for name, server in zip("ab", servers, strict=True)))
-        client.connections.refresh()
+        file.tell(client, *lines)
         batches += dataset
         assert sum(len(batch.info) for batch in batches) == 8
         assert client.server_info()["queue"].rate_limiter.num_samples == 8
-
-
-# Pickling.
 
 
 def test_pickled_dataset_is_opened_anew(replay_server: StartServer) -> None:
@@ -286,9 +265,6 @@ def test_pickled_dataset_is_opened_anew(replay_server: StartServer) -> None:
         stored = pickle.dumps(slices)
     with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
         assert len(next(other).markers.slices.lengths) == 2
-
-
-# Priorities.
 
 
 def test_priorities_are_set_without_waiting(replay_server: StartServer) -> None:
@@ -309,3 +285,40 @@ def test_priorities_are_set_without_waiting(replay_server: StartServer) -> None:
                 dataset.update_priorities(keys, priorities)
     with pytest.raises(rw.errors.ClosedError):
         dataset.update_priorities([1], [1.0])
+
+
+WEIGHTS_BYTES = int(os.environ.get("REVERB_WRITER_WEIGHTS_BYTES", str(100 << 20)))  # `make fuzz` takes 1 GB
+
+
+@pytest.mark.parametrize("collate", ["list", "pad"])
+def test_samples_that_are_split_over_messages_come_whole(replay_server: StartServer, collate: Any) -> None:
+    server = replay_server(rw.TableConfig("queue", 10, sampler="fifo", max_times_sampled=1))
+    noise = np.random.default_rng(0)
+    episodes = [noise.integers(256, size=(length, 300, 300), dtype=np.uint8) for length in (90, 3, 70)]
+    with rw.EpisodeObserver(server.address, "queue", 100, chunk_length=7) as observer:
+        for episode in episodes:
+            for t, frame in enumerate(episode):
+                observer({"frame": frame}, end_of_episode=t == len(episode) - 1)
+    with rw.ReplayDataset(server.address, "queue", 3, collate=collate, max_cache_bytes=1 << 20) as dataset:
+        data, info = next(dataset)
+    assert info.lengths.tolist() == [90, 3, 70]
+    for number, episode in enumerate(episodes):
+        frames = data[number]["frame"] if collate == "list" else data["frame"][number, : len(episode)]
+        np.testing.assert_array_equal(frames, episode)
+
+
+@by_socket
+@pytest.mark.timeout(600)
+def test_large_weights_come_as_they_were_published(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("weights", 1))
+    rng = np.random.default_rng(0)
+    part = rng.standard_normal(WEIGHTS_BYTES // 4 // 5, np.float32)
+    with (
+        rw.Variables(server.address, "weights", timeout_s=120) as learner,
+        rw.Variables(server.address, "weights", timeout_s=120) as actor,
+    ):
+        learner.publish({f"layer{i}": part for i in range(5)})
+        found = actor.latest()
+        assert all(np.array_equal(found[f"layer{i}"], part) for i in range(5))
+        with pytest.raises(rw.errors.StructureError, match="Publish it in parts"):
+            learner.publish(np.broadcast_to(np.float64(0), (1 << 27) + 1))

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import tree
 from kinds import contents
+from reading import spec
 from server_process import StartServer
+from shard_files import ShardFile, shard_lines
 from threads import at_once
 from waiting import eventually
 
@@ -113,7 +115,7 @@ def test_sequences_that_span_episodes_are_parted_by_their_markers(replay_server:
         for start in (0, 1000):
             rows = start + np.array([5, 6, 100, 101, 102, 200])
             data = {"row": rows, "truncated": np.array([0, 1, 0, 0, 1, 0], bool)}
-            client.insert(data, {"queue": 1.0}, spec={"row": rw_spec(np.int64), "truncated": rw_spec(bool)})
+            client.insert(data, {"queue": 1.0}, spec={"row": spec((), np.int64), "truncated": spec((), bool)})
     with rw.SliceDataset(server.address, "queue", 6, 10, pool_size=2, single_pass=True) as dataset:
         (batch,) = dataset
     assert slices_of(batch) == [
@@ -133,16 +135,10 @@ def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_prece
 
     with rw.Client(replay_server(QUEUE).address) as client:
         for each in (item([0, 1], [1, discount]), item([2], [1]), item([1, 2], [discount, 1])):
-            client.insert(each, {"queue": 1.0}, spec=tree.map_structure(lambda leaf: rw_spec(leaf.dtype), each))
+            client.insert(each, {"queue": 1.0}, spec=tree.map_structure(lambda leaf: spec((), leaf.dtype), each))
         with rw.SliceDataset(client, "queue", 3, 2, seed=0) as dataset:
             batch = next(dataset)
     assert batch.markers.terminated.tolist() == [False, False, False, False, discount == 0]
-
-
-def rw_spec(dtype: Any) -> Any:
-    from reverb_writer.protocol.signatures import ArraySpec
-
-    return ArraySpec((), np.dtype(dtype))
 
 
 def mixed(address: str, tables: Sequence[str], *sizes: tuple[int, int], **options: Any) -> rw.MixedDataset:
@@ -178,15 +174,14 @@ def test_slices_of_servers_are_those_of_one_and_follow_the_target(replay_server:
     servers = [replay_server(rw.TableConfig("replay", 100, rw.Prioritized(1.0))) for _ in range(3)]
     for actor, server in enumerate(servers):
         write_episodes(server.address, "replay", [4] * (actor + 1), actor=actor)
-    path = tmp_path / "shards"
-    lines = [f"{name} {server.address}\n" for name, server in zip("abc", servers, strict=True)]
-    path.write_text("".join(lines[:2]))
+    lines = shard_lines(servers)
+    file = ShardFile(tmp_path, *lines[:2])
 
     def seen(batch: rw.Batch) -> set[int]:
         assert_is_well_marked(batch)
         return set((batch.data["row"] // 10_000).tolist())
 
-    with rw.Client(f"file:{path}") as client, rw.SliceDataset(client, "replay", 8, 3, timeout_s=60) as dataset:
+    with rw.Client(file.target) as client, rw.SliceDataset(client, "replay", 8, 3, timeout_s=60) as dataset:
         found: set[int] = set()
         for _ in range(20):
             batch = next(dataset)
@@ -196,8 +191,7 @@ def test_slices_of_servers_are_those_of_one_and_follow_the_target(replay_server:
         dataset.update_priorities(batch, np.ones(8))
         dataset.flush_priorities()
         assert dataset.stats().priority_updates == len(set(batch.info.keys.tolist()))
-        path.write_text("".join(lines[1:]))
-        client.connections.refresh()
+        file.tell(client, *lines[1:])
         eventually(lambda: 2 in seen(next(dataset)))
         eventually(lambda: seen(next(dataset)) <= {1, 2})
 

@@ -1,9 +1,11 @@
-"""Batches, slices and the rows after them, as each framework has them. Skipped where it is not installed."""
+"""Batches, slices and transitions as each framework has them. Skipped where it is not installed."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +28,7 @@ WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
 
 @pytest.fixture
 def address(replay_server: StartServer) -> str:
-    """A table of windows in which y is a linear function of x, to be learnt."""
+    """A table of windows in which y is a linear function of x."""
     server = replay_server(rw.TableConfig("replay"))
     rng = np.random.default_rng(0)
     with rw.TrajectoryObserver(server.address, "replay", 5) as observer:
@@ -36,38 +38,46 @@ def address(replay_server: StartServer) -> str:
     return server.address
 
 
-def test_pytorch_learns(address: str) -> None:
-    torch = pytest.importorskip("torch")
-    weights = torch.zeros(3, requires_grad=True)
-    optimizer = torch.optim.SGD([weights], 0.2)
+def in_workers(view: Any, num_workers: int = 1) -> Any:
+    """Return batches of a view that other processes sample."""
+    loading = pytest.importorskip("torch.utils.data")
+    return loading.DataLoader(
+        view, batch_size=None, num_workers=num_workers, multiprocessing_context="spawn", prefetch_factor=1
+    )
+
+
+def tensorflow() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports
+        return pytest.importorskip("tensorflow")
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow"])
+def test_batches_are_arrays_of_the_framework_and_hold_what_was_written(address: str, framework: str) -> None:
+    library = tensorflow() if framework == "tensorflow" else pytest.importorskip(framework)
+    kind = library.Array if framework == "jax" else library.Tensor
     with rw.ReplayDataset(address, "replay", 16) as dataset:
-        for _, batch in zip(range(50), dataset.as_torch("cpu"), strict=False):
-            assert batch.data["x"].shape == (16, 5, 3)
-            assert batch.data["name"][0][0] == b"step"
-            loss = ((batch.data["x"] @ weights - batch.data["y"]) ** 2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    np.testing.assert_allclose(weights.detach().numpy(), WEIGHTS, atol=1e-2)
-
-
-def test_next_of_the_view_for_pytorch(address: str) -> None:
-    torch = pytest.importorskip("torch")
-    with rw.ReplayDataset(address, "replay", 4) as dataset:
-        tensors = dataset.as_torch("cpu")
-        first, second = next(tensors), next(tensors)
-        assert isinstance(first.data["x"], torch.Tensor)
-        assert first.info.received_at <= second.info.received_at
-        assert dataset.stats().batches == 2
+        if framework == "tensorflow":
+            view: Any = dataset.as_tf()
+            spec, info_spec = view.element_spec
+            assert spec["x"] == library.TensorSpec((None, None, 3), library.float32)
+            assert info_spec["keys"] == library.TensorSpec((None,), library.uint64)
+        else:
+            view = dataset.as_torch("cpu") if framework == "torch" else dataset.as_jax()
+        batches = list(itertools.islice(iter(view), 50))  # all are kept: none is overwritten by a later one
+    for batch in batches:
+        data, keys = (batch[0], batch[1]["keys"]) if framework == "tensorflow" else (batch.data, batch.info.keys)
+        assert isinstance(data["x"], kind)
+        assert (tuple(data["x"].shape), tuple(keys.shape)) == ((16, 5, 3), (16,))
+        assert np.asarray(data["name"])[0][0] == b"step"
+        np.testing.assert_allclose(np.asarray(data["x"]) @ WEIGHTS, np.asarray(data["y"]), atol=1e-5)
 
 
 def test_pytorch_data_loader_workers_sample_by_themselves(address: str) -> None:
-    data = pytest.importorskip("torch.utils.data")
+    pytest.importorskip("torch")
     with rw.ReplayDataset(address, "replay", 4) as dataset:
-        loader = data.DataLoader(
-            dataset.as_torch(), batch_size=None, num_workers=2, multiprocessing_context="spawn", prefetch_factor=1
-        )
-        batches = [batch for _, batch in zip(range(6), loader, strict=False)]
+        batches = list(itertools.islice(in_workers(dataset.as_torch(), 2), 6))
+    assert len(batches) == 6
     for batch in batches:
         np.testing.assert_allclose(batch.data["x"].numpy() @ WEIGHTS, batch.data["y"].numpy(), atol=1e-5)
 
@@ -76,7 +86,7 @@ def test_pytorch_data_loader_workers_sample_by_themselves(address: str) -> None:
 def test_pytorch_workers_bring_the_client_s_certificates_and_token(
     replay_server: StartServer, tmp_path: pathlib.Path
 ) -> None:
-    data = pytest.importorskip("torch.utils.data")
+    pytest.importorskip("torch")
     server = replay_server(rw.TableConfig("replay"))
     with rw.Client(server.address) as client:
         client.insert({"x": np.arange(3)}, {"replay": 1.0})
@@ -86,10 +96,7 @@ def test_pytorch_workers_bring_the_client_s_certificates_and_token(
         rw.Client(forwarder.address, tls=rw.TLS(gateway.certificate), token="t0ken") as client,  # noqa: S106  # of this test
         rw.ReplayDataset(client, "replay", 2) as dataset,
     ):
-        loader = data.DataLoader(
-            dataset.as_torch(), batch_size=None, num_workers=1, multiprocessing_context="spawn", prefetch_factor=1
-        )
-        batch = next(iter(loader))
+        batch = next(iter(in_workers(dataset.as_torch())))
     assert batch.data[0].tolist() == [[0, 1, 2]] * 2
 
 
@@ -102,39 +109,6 @@ def test_pytorch_without_cuda_says_so_at_once(address: str) -> None:
         else:
             with pytest.raises(rw.errors.SpecError, match="finds no CUDA device"):
                 dataset.as_torch("cuda")
-
-
-def test_jax_learns(address: str) -> None:
-    jax = pytest.importorskip("jax")
-
-    @jax.jit  # type: ignore[untyped-decorator]  # not installed where mypy runs
-    def update(weights: Any, x: Any, y: Any) -> Any:
-        return weights - 0.2 * jax.grad(lambda w: ((x @ w - y) ** 2).mean())(weights)
-
-    weights = jax.numpy.zeros(3)
-    with rw.ReplayDataset(address, "replay", 16) as dataset:
-        for _, batch in zip(range(50), dataset.as_jax(), strict=False):
-            assert isinstance(batch.data["x"], jax.Array)
-            weights = update(weights, batch.data["x"], batch.data["y"])
-    np.testing.assert_allclose(weights, WEIGHTS, atol=1e-2)
-
-
-def test_tensorflow_learns(address: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own imports
-        tf = pytest.importorskip("tensorflow")
-    weights = tf.Variable(tf.zeros(3))
-    with rw.ReplayDataset(address, "replay", 16) as dataset:
-        batches = dataset.as_tf()
-        spec, info_spec = batches.element_spec
-        assert spec["x"] == tf.TensorSpec((None, None, 3), tf.float32)
-        assert info_spec["keys"] == tf.TensorSpec((None,), tf.uint64)
-        for data, info in batches.take(50):
-            assert info["keys"].shape == (16,)
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((tf.linalg.matvec(data["x"], weights) - data["y"]) ** 2)
-            weights.assign_sub(0.2 * tape.gradient(loss, weights))
-    np.testing.assert_allclose(weights.numpy(), WEIGHTS, atol=1e-2)
 
 
 def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(replay_server: StartServer) -> None:
@@ -200,13 +174,10 @@ def test_pytorch_gets_mixed_batches_with_their_members_and_routes_priorities(rep
 
 
 def test_pytorch_workers_bring_the_transform_and_mixtures(address: str) -> None:
-    data = pytest.importorskip("torch.utils.data")
+    pytest.importorskip("torch")
     dataset = rw.ReplayDataset(address, "replay", 4, transform=rw.frame_stack(2, "x"))
     with rw.MixedDataset([dataset]) as mixed:
-        loader = data.DataLoader(
-            mixed.as_torch(), batch_size=None, num_workers=1, multiprocessing_context="spawn", prefetch_factor=1
-        )
-        batch = next(iter(loader))
+        batch = next(iter(in_workers(mixed.as_torch())))
     assert batch.data["x"].shape == (4, 5, 2, 3)
     np.testing.assert_allclose(batch.data["x"].numpy()[:, :, 1] @ WEIGHTS, batch.data["y"].numpy(), atol=1e-5)
 
@@ -273,9 +244,7 @@ def test_arrays_of_slices_and_their_markers(sliced: str, framework: str, with_ne
 
 @pytest.mark.parametrize("with_next", [False, True])
 def test_tensorflow_gets_the_data_their_markers_and_what_follows(sliced: str, with_next: bool) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own imports
-        tf = pytest.importorskip("tensorflow")
+    tf = tensorflow()
     expected, dataset = open_all(sliced, with_next=with_next)
     with dataset:
         batches = dataset.as_tf()
@@ -294,7 +263,7 @@ def test_tensorflow_gets_the_data_their_markers_and_what_follows(sliced: str, wi
 
 
 def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: str) -> None:
-    loading = pytest.importorskip("torch.utils.data")
+    pytest.importorskip("torch")
     with open_slices(sliced) as dataset:
         view = dataset.as_torch()
         assert len(list(dataset)) == 2
@@ -302,5 +271,149 @@ def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: str) ->
         for row in range(4):
             data = {"row": np.full((3, 3), row, np.float32), "terminated": np.zeros(3, bool)}
             client.insert(data, {"other": 1.0}, spec={"row": spec((3,), np.float32), "terminated": spec((), bool)})
-    loader = loading.DataLoader(view, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    assert [batch.data["row"][:, 0].tolist() for batch in loader] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
+    assert [batch.data["row"][:, 0].tolist() for batch in in_workers(view)] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
+
+
+# Transitions in one call, from windows, slices and mixed datasets.
+
+
+NUM_STEPS = 12  # of an episode, boundary step included; rewards are 1
+
+
+def write(address: str, table: str, length: int | None) -> None:
+    """Write four episodes: windows of `length` steps, or whole episodes. Observations are numbers, 100 for each."""
+    observer: Any = (
+        rw.EpisodeObserver(address, table, 100)
+        if length is None
+        else rw.TrajectoryObserver(address, table, length, end_of_episode="tile")
+    )
+    with observer:
+        for episode in range(4):
+            for t in range(NUM_STEPS):
+                last = t == NUM_STEPS - 1
+                observer(
+                    {
+                        "observation": {"at": np.float32(100 * episode + t)},
+                        "action": np.int32(t),
+                        "reward": np.float32(not last),
+                        "is_first": np.bool_(t == 0),
+                        "is_last": np.bool_(last),
+                        "is_terminal": np.bool_(last),
+                        "name": f"step {t}",
+                    }
+                )
+
+
+@pytest.fixture
+def played(replay_server: StartServer) -> str:
+    server = replay_server(rw.TableConfig("windows", 1000, rw.Prioritized(1.0)), rw.TableConfig("episodes", 100))
+    write(server.address, "windows", 4)
+    write(server.address, "episodes", None)
+    return server.address
+
+
+def check(found: Any, n: int, gamma: float) -> None:
+    """See that transitions are those over n steps, or to the end of the episode."""
+    mask = np.asarray(found.mask)
+    at = np.asarray(found.observation["at"])[mask]
+    left = NUM_STEPS - 1 - at % 100
+    steps = np.minimum(left, n)
+    assert (steps >= 1).all()
+    np.testing.assert_array_equal(np.asarray(found.next_observation["at"])[mask], at + steps)
+    np.testing.assert_allclose(np.asarray(found.reward)[mask], [sum(gamma**k for k in range(int(m))) for m in steps])
+    ended = left <= n
+    np.testing.assert_allclose(np.asarray(found.discount)[mask], np.where(ended, 0.0, gamma ** (steps - 1)), rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(found.action)[mask], at % 100)
+
+
+@pytest.mark.parametrize(("n", "gamma"), [(1, 0.99), (3, 0.5)])
+def test_windows_give_their_first_transitions(played: str, n: int, gamma: float) -> None:
+    with rw.ReplayDataset(played, "windows", 64) as dataset:
+        view = dataset.transitions(n=n, gamma=gamma)
+        found = next(view)
+        assert isinstance(found, rw.NStepTransitions)
+        assert found.observation["at"].shape == found.reward.shape == found.mask.shape == (64,)
+        assert found.extras["name"].shape == (64,)
+        check(found, n, gamma)
+        # Windows that begin with the boundary step have no transition.
+        np.testing.assert_array_equal(found.mask, found.observation["at"] % 100 < NUM_STEPS - 1)
+        dataset.update_priorities(found.batch, np.full(64, 2.0))
+        dataset.flush_priorities()
+        assert view.stats().priority_updates > 0
+        assert found.batch.info.importance_weights().shape == (64,)
+        again = view.take(30.0)
+        assert again is not None
+        check(again, n, gamma)
+        for one in view:
+            check(one, n, gamma)
+            break
+        with pytest.raises(rw.errors.StructureError, match="overlap"):
+            rw.returns.gae(found, np.ones((64, 4)), gamma=0.5, lam=0.5)
+        with pytest.raises(rw.errors.StructureError, match="`first` is for"):
+            found.first()
+
+
+@pytest.mark.parametrize("with_next", [True, False])
+def test_slices_give_the_transitions_of_their_rows(played: str, with_next: bool) -> None:
+    with rw.SliceDataset(played, "episodes", 8, 5, with_next=with_next) as dataset:
+        found = next(dataset.transitions())
+        check(found, 1, 0.99)
+        assert len(found.mask) == len(found.batch.markers) - (not with_next)
+        dataset.update_priorities(found.batch, np.ones(8))
+
+
+def test_mixed_datasets_give_transitions_of_each(played: str) -> None:
+    with rw.ReplayDataset(played, "windows", 6) as one, rw.ReplayDataset(played, "windows", 2) as other:
+        mixed = rw.MixedDataset([one, other])
+        found = next(mixed.transitions(n=2, gamma=0.9))
+        check(found, 2, 0.9)
+        assert found.batch.info.members.tolist() == [0] * 6 + [1] * 2
+        mixed.update_priorities(found.batch, np.ones(8))
+
+
+def test_numbers_out_of_range_are_refused_at_once(played: str) -> None:
+    with rw.ReplayDataset(played, "windows", 6) as dataset:
+        with pytest.raises(rw.errors.SpecError, match="`n` must be >= 1"):
+            dataset.transitions(n=0)
+        with pytest.raises(rw.errors.SpecError, match="`gamma`"):
+            dataset.transitions(gamma=1.5)
+
+
+def test_unpickled_view_opens_a_dataset_of_its_own(played: str) -> None:
+    with (
+        rw.ReplayDataset(played, "windows", 6) as dataset,
+        pickle.loads(pickle.dumps(dataset.transitions(2, 0.5))) as view,  # noqa: S301  # our own bytes
+    ):
+        dataset.close()
+        check(next(view), 2, 0.5)
+
+
+def test_pytorch_gets_tensors(played: str) -> None:
+    torch = pytest.importorskip("torch")
+    with rw.ReplayDataset(played, "windows", 6) as dataset:
+        tensors = dataset.transitions(n=3, gamma=0.5).as_torch("cpu")
+        for found in (next(tensors), next(iter(tensors))):
+            assert isinstance(found.reward, torch.Tensor)
+            check(found, 3, 0.5)
+            dataset.update_priorities(found.batch, torch.ones(6))
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_frameworks_get_transitions_of_slices(played: str, framework: str) -> None:
+    pytest.importorskip(framework)
+    with rw.SliceDataset(played, "episodes", 8, 5, with_next=True) as dataset:
+        view = dataset.transitions(n=2, gamma=0.5)
+        found = next(view.as_torch() if framework == "torch" else view.as_jax())
+        assert type(found.mask).__module__.startswith(framework)
+        at = np.asarray(found.observation["at"])[np.asarray(found.mask)]
+        np.testing.assert_array_less(at, np.asarray(found.next_observation["at"])[np.asarray(found.mask)])
+        assert len(found.mask) == len(found.batch.markers)
+
+
+def test_tensorflow_gets_pairs(played: str) -> None:
+    tensorflow()
+    with rw.ReplayDataset(played, "windows", 6) as dataset:
+        for fields, info in dataset.transitions(n=3, gamma=0.5).as_tf().take(2):
+            assert info["keys"].shape == (6,)
+            assert fields["reward"].shape == (6,)
+            assert fields["observation"]["at"].shape == (6,)

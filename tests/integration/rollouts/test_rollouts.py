@@ -153,17 +153,8 @@ def test_ppo_learns_from_many_actor_processes(replay_server: StartServer) -> Non
     address = replay_server(rw.TableConfig.queue("rollouts", 16), rw.TableConfig.variables("weights")).address
     with rw.Variables(address, "weights") as earlier_run:
         earlier_run.finish()
-    command = [
-        sys.executable,
-        str(PPO),
-        "--server",
-        address,
-        "--goal",
-        "100",
-        "--seconds",
-        "500",
-    ]
-    ran = subprocess.run(command, capture_output=True, check=False, text=True)
+    line = [sys.executable, str(PPO), "--server", address, "--goal", "100", "--seconds", "500"]
+    ran = subprocess.run(line, capture_output=True, check=False, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.endswith("learnt\n")
 

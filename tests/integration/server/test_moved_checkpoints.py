@@ -1,14 +1,16 @@
-"""A local server's checkpoint on a real server, and back: every item, chunk, counter and rule is as it was."""
+"""Checkpoints on other servers, local or real, one or several: every item, chunk, counter and rule is as it was."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from reading import fifo, read
 
 import reverb_writer as rw
@@ -21,7 +23,9 @@ pytest.importorskip("reverb_writer_server", reason="the server is not installed 
 
 from reverb_writer_server import ReplayServer
 from reverb_writer_server.checkpoints.contents import Checkpoint, inspect
+from reverb_writer_server.checkpoints.convert import Target, convert
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, checkpoints_in
+from reverb_writer_server.cli import commands
 
 RATIO = rw.SampleToInsertRatio(2.0, 2, (-100.0, 500.0))
 SIGNATURE = {"n": ArraySpec((None,), np.dtype(np.int64)), "frame": ArraySpec((None, 5), np.dtype(np.uint8), "frame")}
@@ -56,8 +60,12 @@ def figures(address: str) -> Mapping[str, Any]:
         return {name: {**vars(table), "worker_time_ms": 0} for name, table in client.server_info().items()}
 
 
+def list_items(saved: SavedReplay) -> list[Any]:
+    return list(saved.parsed_items(messages.PrioritizedItem))
+
+
 def items_of(saved: SavedReplay) -> list[Any]:
-    return sorted(saved.parsed_items(messages.PrioritizedItem), key=lambda item: (item.table, item.key))
+    return sorted(list_items(saved), key=lambda item: (item.table, item.key))
 
 
 def rules_of(saved: SavedReplay) -> dict[str, Any]:
@@ -167,3 +175,247 @@ def test_rules_that_no_table_here_has_are_refused(tmp_path: Path) -> None:
     write_records(path, itertools.repeat(table.SerializeToString(), 1))
     with pytest.raises(rw.errors.FormatError, match="cannot be restored: table `t`: `error_buffer` must span"):
         rw.LocalServer.restore(tmp_path)
+
+
+# Checkpoints of M servers become those of N: every item is there once, with its data, its priority and its key.
+
+SOURCE = (
+    rw.TableConfig("replay", 1000, rw.Prioritized(0.6)),
+    rw.TableConfig("episodes", 1000),
+    rw.TableConfig("weights", 1),
+)
+FIFO = 'sampler = "fifo"\nmax_times_sampled = 1\n'
+
+
+def configuration(tmp_path: Path, num_shards: int, max_size: int = 1000, more: str = "") -> Path:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f"""
+        [cluster]
+        shards = {num_shards}
+        [checkpoints]
+        directory = "{tmp_path / "new"}"
+        [tables.replay]
+        max_size = {max_size}
+        {more or FIFO}
+        [tables.episodes]
+        {FIFO}
+        [tables.weights]
+        max_size = 1
+        """
+    )
+    return path
+
+
+def folders(tmp_path: Path, num_shards: int) -> list[Path]:
+    new = tmp_path / "new"
+    return [new] if num_shards == 1 else [new / f"shard-{shard}" for shard in range(num_shards)]
+
+
+def write_episode(address: str, first: int, num_steps: int) -> None:
+    """Write an episode of numbers: windows of three, each with the priority first + 0.5, and the whole of it."""
+    targets = {
+        "windows": rw.WindowTarget(rw.WindowSpec(3), ("replay",), lambda window: float(window["n"][0]) + 0.5),
+        "whole": rw.WindowTarget(rw.WindowSpec.whole_episode(), ("episodes",), 2.0),
+    }
+    with rw.TrajectoryObserver(address, windows=targets, chunk_length=4) as observer:
+        for number in range(first, first + num_steps):
+            observer(
+                {"n": np.int64(number), "frame": np.full(5, number)}, end_of_episode=number == first + num_steps - 1
+            )
+
+
+def windows(first: int, num_steps: int) -> list[tuple[list[int], float]]:
+    return [([n, n + 1, n + 2], n + 0.5) for n in range(first, first + num_steps - 2)]
+
+
+def saved_episode(folder: Path, num_steps: int = 20) -> Path:
+    with rw.LocalServer(SOURCE) as server:
+        write_episode(server.address, 0, num_steps)
+        return server.save(folder)
+
+
+def found(address: str, table: str) -> list[tuple[list[int], float]]:
+    """Take out all items of a server: a column and the priority; the other column must belong to it."""
+    with rw.Client(address) as client:
+        samples = read(client, table)
+    for sample in samples:
+        np.testing.assert_array_equal(sample.data[0], np.repeat(sample.data[1][:, None], 5, axis=1))
+    return [(sample.data[1].tolist(), sample.info.priority) for sample in samples]
+
+
+def run(saved: Sequence[Path], config: Path, *more: str) -> Result:
+    return CliRunner().invoke(commands, ["checkpoints", "reshard", *map(str, saved), "--config", str(config), *more])
+
+
+@pytest.mark.parametrize(("num_before", "num_after"), [(2, 3), (3, 1)])
+def test_every_item_is_there_once_with_its_data_and_priority(tmp_path: Path, num_before: int, num_after: int) -> None:
+    lengths = {0: 12, 100: 40, 200: 3, 300: 25, 400: 8}  # of episodes, by their first number
+    before = [rw.LocalServer(SOURCE) for _ in range(num_before)]
+    for turn, (first, num_steps) in enumerate(lengths.items()):
+        write_episode(before[turn % num_before].address, first, num_steps)
+    for version, server in enumerate(before, 1):
+        with rw.Variables(server, "weights") as learner:
+            learner.publish([np.array(version)])
+    with rw.Client(before[0]) as client:
+        key = next(client.sample("replay")).info.key
+    saved = [server.save(tmp_path / f"old-{number}") for number, server in enumerate(before)]
+    for server in before:
+        server.close()
+    times = {item.key: item.inserted_at.ToNanoseconds() for one in saved for item in list_items(open_saved(one))}
+    result = run(saved, configuration(tmp_path, num_after))
+    assert result.exit_code == 0, result.output
+    assert len(result.output.splitlines()) == num_after
+    items, episodes = [], []
+    for folder in folders(tmp_path, num_after):
+        kept = open_saved(folder)
+        Checkpoint(kept.path).check()  # by its checksums
+        order = [times[item.key] for item in list_items(kept) if item.table == "replay"]
+        assert order == sorted(order)
+        with rw.LocalServer.restore(folder) as after:
+            with rw.Client(after) as client:
+                client.mutate_priorities("replay", updates={key: 1e6})
+            with rw.Variables(after, "weights") as actor:
+                assert actor.latest() == [num_before]
+            items.append(found(after.address, "replay"))
+            episodes += found(after.address, "episodes")
+    assert max(map(len, items)) - min(map(len, items)) <= 1  # equal shares
+    changed = [item for item in itertools.chain(*items) if item[1] == 1e6]
+    assert len(changed) == 1  # by its key; it was sampled before, and comes out once more
+    unchanged = [item if item[1] != 1e6 else (item[0], item[0][0] + 0.5) for item in itertools.chain(*items)]
+    assert sorted(unchanged) == sorted(
+        item for first, num_steps in lengths.items() for item in windows(first, num_steps)
+    )
+    assert sorted(episodes) == [(list(range(first, first + n)), 2.0) for first, n in lengths.items()]
+
+
+def test_items_keep_the_nest_of_their_steps_and_how_often_they_were_sampled(tmp_path: Path) -> None:
+    with rw.LocalServer(SOURCE) as server, rw.Client(server) as client:
+        write_episode(server.address, 0, 5)
+        list(client.sample("replay", 30))
+        saved = server.save(tmp_path / "old")
+    result = run([saved], configuration(tmp_path, 2, more='sampler = "uniform"'))
+    assert result.exit_code == 0, result.output
+    after = [one for folder in folders(tmp_path, 2) for one in list_items(open_saved(folder))]
+    before = {item.key: item for item in list_items(open_saved(saved))}
+    assert {item.key: item for item in after if item.table == "replay"}.items() <= before.items()
+    with rw.LocalServer.restore(tmp_path / "new" / "shard-0") as server, rw.Client(server) as client:
+        data = next(client.sample("replay")).data
+    assert {name: leaf.shape for name, leaf in data.items()} == {"frame": (3, 5), "n": (3,)}
+
+
+def test_item_that_two_servers_have_is_taken_once(tmp_path: Path) -> None:
+    """As when unconfirmed items were sent again: here one checkpoint is given twice."""
+    saved = saved_episode(tmp_path / "old")
+    assert run([saved, saved.parents[1]], configuration(tmp_path, 2)).exit_code == 0
+    items = []
+    for folder in folders(tmp_path, 2):
+        with rw.LocalServer.restore(folder) as server:
+            items += found(server.address, "replay")
+    assert sorted(items) == windows(0, 20)
+
+
+def test_oldest_items_without_room_and_tables_that_are_not_configured_are_left_out(tmp_path: Path) -> None:
+    saved = saved_episode(tmp_path / "old")
+    config = configuration(tmp_path, 1, 16)
+    config.write_text(config.read_text().replace("[tables.episodes]", "[tables.others]"))
+    result = run([saved], config, "--shards", "2")
+    assert result.exit_code == 0, result.output
+    assert "table `replay`: 2 items left out" in result.output
+    assert "table `episodes`: 1 items left out" in result.output
+    items = []
+    for folder in folders(tmp_path, 2):
+        with rw.LocalServer.restore(folder) as server:
+            items.append(found(server.address, "replay"))
+            with rw.Client(server) as client:
+                assert "episodes" not in client.server_info()
+    assert [len(one) for one in items] == [8, 8]
+    assert sorted(itertools.chain(*items)) == windows(0, 20)[2:]
+
+
+def test_little_room_on_one_server_is_made_up_for_by_the_others(tmp_path: Path) -> None:
+    saved = open_saved(saved_episode(tmp_path / "old"))
+    targets = [Target(tmp_path / str(size), {"replay": rw.TableConfig("replay", size)}) for size in (1000, 2, 999)]
+    assert convert([saved], targets) == {"episodes": 1}
+    assert [len(target.items["replay"]) for target in targets] == [8, 2, 8]
+    assert sorted(key.key for target in targets for key in target.items["replay"]) == sorted(
+        item.key for item in list_items(saved) if item.table == "replay"
+    )
+
+
+def test_rate_limiters_begin_in_balance_on_a_real_server(tmp_path: Path) -> None:
+    saved = saved_episode(tmp_path / "old")
+    ratio = 'rate_limiter = "ratio"\nsamples_per_insert = 2.0\nmin_size = 4\nerror_buffer = [-20.0, 20.0]\n'
+    assert run([saved], configuration(tmp_path, 2, more=ratio)).exit_code == 0
+    limiter = rw.SampleToInsertRatio(2.0, 2, (-10.0, 10.0))
+    tables = [rw.TableConfig("replay", 500, rate_limiter=limiter), *SOURCE[1:]]
+    path = open_saved(folders(tmp_path, 2)[0]).path
+    with ReplayServer(tables, restore=path) as server, rw.Client(server) as client:
+        info = client.server_info()["replay"]
+        assert (info.current_size, info.max_size, info.rate_limiter.num_inserts) == (9, 500, 9)
+        assert (info.rate_limiter.min_diff, info.rate_limiter.max_diff, info.rate_limiter.diff) == (-10, 10, 4)
+        client.insert({"n": np.arange(3), "frame": np.zeros((3, 5))}, {"replay": 1.0})
+        assert len(list(client.sample("replay", 10))) == 10
+
+
+def test_all_items_of_queues_come_out_of_the_new_one(tmp_path: Path) -> None:
+    """A queue's rate limiter lets out as many as it has counted in: a balance at its centre would keep items back."""
+    saved = []
+    for shard, count in enumerate((3, 4)):
+        with rw.LocalServer([rw.TableConfig.queue("q", 5)]) as server, rw.Client(server) as client:
+            for number in range(count):
+                client.insert([np.array([shard, number])], {"q": 1.0})
+            next(client.sample("q"))
+            saved.append(open_saved(server.save(tmp_path / str(shard))))
+    target = Target(tmp_path / "new", {"q": rw.TableConfig.queue("q", 10)})
+    assert convert(saved, [target]) == {}
+    with rw.LocalServer.restore(target.path) as server, rw.Client(server) as client:
+        samples = [sample.data[0].tolist() for sample in client.sample("q", 5)]
+        assert samples == [[0, 1], [0, 2], [1, 1], [1, 2], [1, 3]]
+        limiter = client.server_info()["q"].rate_limiter
+        assert (limiter.diff, limiter.num_inserts) == (0, 7)
+
+
+def test_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    config = configuration(tmp_path, 1)
+    result = run([tmp_path], config)
+    assert "is no checkpoint, and has none in it" in str(result.exception)
+    saved = saved_episode(tmp_path / "old")
+    with CheckpointFolder(tmp_path / "new", keep=1):
+        assert "another server uses it" in str(run([saved], config).exception)
+    config.write_text("[tables.replay]\n")
+    assert "`checkpoints.directory`: got nothing" in str(run([saved], config).exception)
+
+
+def test_checkpoint_that_its_server_could_not_keep_any_more_is_not_passed_over(tmp_path: Path) -> None:
+    """A folder that gets items, too, is looked after as by its server; of another one it is an error."""
+    new = tmp_path / "new"
+    saved = saved_episode(new)
+    shutil.copytree(saved_episode(tmp_path / "newer", 30), new / "incoming" / "2026-01-01T00:00:00+00:00")
+    old = shutil.copytree(new, tmp_path / "old")
+    config = configuration(tmp_path, 1)
+    assert run([new], config).exit_code == 0
+    with rw.LocalServer.restore(new) as server:
+        assert found(server.address, "replay") == windows(0, 30)
+    refused = run([old], config)
+    assert "2026-01-01T00:00:00+00:00 is finished, but its server has ended" in str(refused.exception)
+    assert run([old / saved.relative_to(new)], config).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "records", "reason"),
+    [
+        (ITEMS, [b"\xff"], "items.tfrecord: record 19 is not a PrioritizedItem"),
+        (CHUNKS, [b"\xff"], "chunks.tfrecord: record [0-9]+ is not a ChunkData"),
+        (CHUNKS, [], "1 chunks that items refer to are in none of 1 checkpoints"),
+    ],
+)
+def test_damage_is_named_and_leaves_no_checkpoint(tmp_path: Path, name: str, records: list[bytes], reason: str) -> None:
+    path = saved_episode(tmp_path / "old") / name
+    before = list(read_records(path))
+    write_records(path, [*before, *records] if records else before[1:])
+    with pytest.raises(rw.errors.FormatError, match=reason):
+        raise run([path.parent], configuration(tmp_path, 2)).exception or AssertionError("it was accepted")
+    assert not list((tmp_path / "new").glob("shard-*/kept/*"))
+    with CheckpointFolder(tmp_path / "new" / "shard-0", keep=1) as folder:
+        assert folder.latest() is None

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from server_process import HAS_REVERB, SERVER_PYTHON, START_TIMEOUT_S, StartServer
+from service_process import run_command, service
 from threads import at_once
 
 import reverb_writer as rw
@@ -38,9 +42,6 @@ def server_package() -> Any:
 def server_info(address: str) -> dict[str, Any]:
     with rw.Client(address) as client:
         return client.server_info()
-
-
-# What is configured is what is served.
 
 
 @pytest.mark.parametrize("selector", ["fifo", "lifo", "uniform", "max_heap", "min_heap", rw.Prioritized(0.5)])
@@ -90,9 +91,6 @@ def test_queue_and_stack_give_each_item_once_in_their_order(
         with pytest.raises(rw.errors.ReplayTimeoutError, match="blocks inserts"):
             client.insert(np.array([3]), {"table": 1.0}, timeout_s=2.0)
         assert [int(np.squeeze(sample.data)) for sample in client.sample("table", 3)] == expected
-
-
-# Servers of this process.
 
 
 @pytest.mark.parametrize(
@@ -151,9 +149,6 @@ def test_checkpoints_of_a_stopped_server_are_gone(server_package: Any) -> None:
     assert not path.parent.exists()
 
 
-# A port has one server.
-
-
 @contextlib.contextmanager
 def listener(family: socket.AddressFamily, host: str) -> Iterator[int]:
     with socket.create_server((host, 0), family=family) as taken:
@@ -200,31 +195,19 @@ def test_of_many_servers_that_start_on_one_port_at_once_one_gets_it(server_packa
     assert (len(started), len(refused)) == (1, 7)
 
 
-# A process of its own: `python -m reverb_writer_server`.
-
-
-@contextlib.contextmanager
-def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    line = [SERVER_PYTHON, "-m", "reverb_writer_server", *arguments]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_command_serves_until_it_is_signalled(number: signal.Signals) -> None:
-    prioritized = ("--sampler", "prioritized", "--sampler-exponent", "0.6")
-    with command(
-        "--port", "0", "--table", "a", "--table", "b", "--max-size", "9", "--min-size", "2", *prioritized
-    ) as process:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        address = ready.removeprefix("reverb_writer_server: ready at ").partition(",")[0]
-        tables = server_info(address)
-        process.send_signal(number)
-        rest, log = process.communicate(timeout=START_TIMEOUT_S)
+    line = [SERVER_PYTHON, "-m", "reverb_writer_server", "--port", "0", "--table", "a", "--table", "b"]
+    line += ["--max-size", "9", "--min-size", "2", "--sampler", "prioritized", "--sampler-exponent", "0.6"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            tables = server_info(ready.removeprefix("reverb_writer_server: ready at ").partition(",")[0])
+            process.send_signal(number)
+            rest, log = process.communicate(timeout=START_TIMEOUT_S)
+        finally:
+            process.kill()
     assert process.returncode == 0
     assert ready.endswith("tables: a, b\n")
     assert rest == ""
@@ -238,30 +221,102 @@ def test_command_serves_until_it_is_signalled(number: signal.Signals) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--max-size", "0"],
-            "reverb_writer_server: command line: `tables.replay.max_size`: got 0 (integer), allowed:",
-        ),
+        (["--max-size", "0"], "command line: `tables.replay.max_size`: got 0 (integer), allowed:"),
         (
             ["--sampler-exponent", "0.6"],
-            "reverb_writer_server: command line: `tables.replay.sampler_exponent`: got 0.6, allowed: nothing here;",
+            "command line: `tables.replay.sampler_exponent`: got 0.6, allowed: nothing here;",
         ),
-        (
-            ["--table", "a", "--table", "a"],
-            "reverb_writer_server: `tables` must have unique names, got a more than once.\n",
-        ),
+        (["--table", "a", "--table", "a"], "`tables` must have unique names, got a more than once.\n"),
     ],
 )
 def test_command_that_cannot_work_says_so_in_a_line(arguments: list[str], message: str) -> None:
-    with command(*arguments) as process:
-        out, log = process.communicate(timeout=START_TIMEOUT_S)
-    assert (process.returncode, out, log.count("\n")) == (1, "", 1)
-    assert log.startswith(message)
+    done = run_command(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(f"reverb_writer_server: {message}")
 
 
 def test_command_refuses_a_port_that_is_taken() -> None:
-    with listener(socket.AF_INET, "127.0.0.1") as port, command("--port", str(port)) as process:
-        _, log = process.communicate(timeout=START_TIMEOUT_S)
-    assert process.returncode == 1
-    assert log.splitlines()[-1].startswith(f"reverb_writer_server: port {port} is in use. Stop the process ")
-    assert ".cc:" not in log
+    with listener(socket.AF_INET, "127.0.0.1") as port:
+        done = run_command("--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"reverb_writer_server: port {port} is in use. Stop the process ")
+    assert ".cc:" not in done.stderr
+
+
+# Who reaches a server: this machine, unless it is told otherwise. The other machine is a network namespace.
+
+IP = shutil.which("ip") or "/sbin/ip"
+_NETWORK = f"10.213.{os.getpid() >> 6 & 255}"  # several processes of tests may have a cable each
+OURS, OTHERS = (f"{_NETWORK}.{os.getpid() % 64 * 4 + number}" for number in (1, 2))
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).close()"
+TABLE = "[tables.replay]\nmax_size = 10\n"
+WARNING = "everyone who reaches port"
+
+
+def ip(*line: str, check: bool = True) -> bool:
+    return not subprocess.run([IP, *line], capture_output=True, check=check, timeout=30).returncode
+
+
+@pytest.fixture
+def other_machine() -> Iterator[str]:
+    """The name of a network namespace whose only way out is a cable to this machine."""
+    name = f"rw{os.getpid()}"
+    if not Path(IP).exists() or not ip("netns", "add", name, check=False):
+        pytest.skip("this user cannot make a network namespace")
+    try:
+        ip("link", "add", f"{name}a", "type", "veth", "peer", f"{name}b", "netns", name)
+        ip("addr", "add", f"{OURS}/30", "dev", f"{name}a")
+        ip("link", "set", f"{name}a", "up")
+        for line in (("addr", "add", f"{OTHERS}/30", "dev", f"{name}b"), ("link", "set", f"{name}b", "up")):
+            ip("-n", name, *line)
+        yield name
+    finally:
+        ip("link", "delete", f"{name}a", check=False)  # at once; with the namespace alone it would go some time later
+        ip("netns", "delete", name)
+
+
+def reaches(machine: str, port: int) -> bool:
+    line = [IP, "netns", "exec", machine, sys.executable, "-c", CONNECT, OURS, str(port)]
+    return not subprocess.run(line, capture_output=True, timeout=60, check=False).returncode
+
+
+def test_server_serves_this_machine_only(other_machine: str, tmp_path: Path) -> None:
+    with service(tmp_path, TABLE) as process:
+        assert not reaches(other_machine, process.port)
+        for address in (f"127.0.0.1:{process.port}", f"[::1]:{process.port}"):
+            with rw.Client(address) as client:
+                assert "replay" in client.server_info()
+        assert WARNING not in process.log()
+
+
+@pytest.mark.slow
+def test_server_told_to_serve_other_machines_does_and_says_what_that_means(other_machine: str, tmp_path: Path) -> None:
+    with service(tmp_path, TABLE, "--bind", "0.0.0.0") as process:  # noqa: S104
+        assert reaches(other_machine, process.port)
+        lines = [line for line in process.log().splitlines() if WARNING in line]
+        assert len(lines) == 1
+        assert f"{WARNING} {process.port} can read, change and delete all data" in lines[0]
+
+
+@pytest.mark.slow
+def test_server_behind_a_gateway_says_nothing_of_it(tmp_path: Path) -> None:
+    certificate = tmp_path / "server.crt"
+    certificate.touch()
+    behind = f'bind = "0.0.0.0"\ngateway.certificate = "{certificate}"\n'
+    with service(tmp_path, behind + TABLE) as process:
+        assert WARNING not in process.log()
+
+
+def test_server_of_this_process_serves_this_machine_only(server_package: Any, other_machine: str) -> None:
+    with server_package.ReplayServer([rw.TableConfig("a")]) as one:
+        assert not reaches(other_machine, one.port)
+        with rw.Client(one.address) as client:
+            assert "a" in client.server_info()
+    with server_package.ReplayServer([rw.TableConfig("a")], bind="0.0.0.0") as one:  # noqa: S104
+        assert reaches(other_machine, one.port)
+
+
+@pytest.mark.parametrize("bind", ["10.0.0.1", "", None])
+def test_address_that_reverb_cannot_listen_on_is_refused(server_package: Any, bind: Any) -> None:
+    with pytest.raises(rw.errors.SpecError, match="`bind` must be"):
+        server_package.ReplayServer([rw.TableConfig("a")], bind=bind)

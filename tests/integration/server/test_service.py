@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from service_process import ServiceProcess, run_command, service, sizes
+from server_process import SERVER_PYTHON
+from service_process import ServiceProcess, configuration, flip, insert, kept, run_command, service, sizes
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.ray.addresses import newest_claim
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 pytestmark = pytest.mark.timeout(300)  # several servers a test, and TensorFlow takes seconds to load
-
-
-def configuration(tmp_path: Path, more: str = "") -> str:
-    return f"""
-        [checkpoints]
-        directory = "{tmp_path / "checkpoints"}"
-        every_s = 0
-        keep = 2
-        [tables.replay]
-        max_size = 1000
-        {more}
-    """
-
-
-def insert(address: str, *numbers: int, table: str = "replay") -> None:
-    with rw.Client(address) as client:
-        for number in numbers:
-            client.insert(np.array([number]), {table: 1.0})
 
 
 def contents(address: str, count: int, table: str = "replay") -> set[int]:
@@ -154,13 +140,13 @@ def test_death_of_reverb_is_an_exit_code_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_are_written_by_the_clock_and_only_the_newest_are_kept(tmp_path: Path) -> None:
-    with service(tmp_path, configuration(tmp_path).replace("every_s = 0", "every_s = 0.2")) as server:
+    with service(tmp_path, configuration(tmp_path, every_s=0.2)) as server:
         insert(server.address, 1)
         first = eventually(lambda: server.status()["checkpoints"]["name"], "a first checkpoint")
-        eventually(lambda: _kept(tmp_path) and first not in _kept(tmp_path), "the first one has gone")
-        assert len(_kept(tmp_path)) <= 3  # two, and one that is just being kept
+        eventually(lambda: kept(tmp_path) and first not in kept(tmp_path), "the first one has gone")
+        assert len(kept(tmp_path)) <= 3  # two, and one that is just being kept
         assert server.end() == 0
-    assert len(_kept(tmp_path)) == 2
+    assert len(kept(tmp_path)) == 2
 
 
 @pytest.mark.slow
@@ -170,17 +156,14 @@ def test_named_checkpoint_is_restored(tmp_path: Path) -> None:
             insert(server.address, number)
             with rw.Client(server.address) as client:
                 client.checkpoint()
-            eventually(functools.partial(_are_kept, tmp_path, number + 1), "the checkpoint is kept")
+            eventually(lambda count=number + 1: len(kept(tmp_path)) == count, "the checkpoint is kept")  # type: ignore[misc]
         server.end(signal.SIGKILL)
-    older = min(_kept(tmp_path))
+    older, _ = kept(tmp_path)
     with service(tmp_path, configuration(tmp_path), "--restore", older) as server:
         assert sizes(server.address) == {"replay": 1}
         server.end(signal.SIGKILL)
     with service(tmp_path, configuration(tmp_path), "--restore", "none") as server:
         assert sizes(server.address) == {"replay": 0}
-
-
-# Tables that differ.
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +172,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("saved")
     text = configuration(tmp_path, 'sampler = "fifo"\n[tables.other]')
     with service(tmp_path, text) as server:
-        insert(server.address, *range(6))
+        with rw.TrajectoryObserver(server.address, "replay", sequence_length=1, chunk_length=1) as observer:
+            for number in range(6):
+                observer({"n": np.int64(number)})
         insert(server.address, 9, table="other")
         assert server.end() == 0
     return tmp_path / "checkpoints"
@@ -233,23 +218,10 @@ def test_tables_of_the_configuration_may_count(tmp_path: Path, saved: Path) -> N
             assert (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff) == (2, 0, 12)
             assert limiter.min_diff <= limiter.diff <= limiter.max_diff
             assert {name: table.current_size for name, table in info.items()} == {"replay": 4}
-            assert [int(np.squeeze(one.data)) for one in client.sample("replay", 1)] == [2]  # 0 and 1 were the oldest
+            (oldest,) = client.sample("replay", 1)
+            assert oldest.data["n"].tolist() == [2]  # with the structure that it had; 0 and 1 were older
         assert "table `replay`: 2 items of the checkpoint do not fit" in server.log()
         assert "table `other`: 1 items of the checkpoint do not fit" in server.log()
-
-
-def test_structure_of_the_items_comes_back_with_them(tmp_path: Path) -> None:
-    with service(tmp_path, configuration(tmp_path)) as server:
-        with rw.TrajectoryObserver(server.address, "replay", sequence_length=1) as observer:
-            observer({"obs": np.array([3]), "reward": np.float32(1)})
-        assert server.end() == 0
-    text = configuration(tmp_path).replace("max_size = 1000", "max_size = 4")
-    with service(tmp_path, text, "--on-mismatch", "config") as server, rw.Client(server.address) as client:
-        (sample,) = client.sample("replay", 1)
-        assert set(sample.data) == {"obs", "reward"}
-
-
-# Without a server.
 
 
 def test_checkpoints_are_listed_and_inspected_without_a_server(saved: Path) -> None:
@@ -266,22 +238,16 @@ def test_checkpoints_are_listed_and_inspected_without_a_server(saved: Path) -> N
 
 
 def _of_something_else(path: Path) -> None:
-    """Put a sound file of something else in the place of the chunks."""
-    shutil.copy(path / "tables.tfrecord", path / "chunks.tfrecord")
-
-
-def _of_something_else_and_unlisted(path: Path) -> None:
+    """Put a sound file of something else in the place of the chunks, without what tells it."""
     (path / "MANIFEST.json").unlink()
-    _of_something_else(path)
+    shutil.copy(path / "tables.tfrecord", path / "chunks.tfrecord")
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: os.truncate(path / "chunks.tfrecord", 30), "chunks.tfrecord has 30 bytes, expected"),
-        (lambda path: _flip(path / "chunks.tfrecord"), "chunks.tfrecord: is damaged"),
-        (_of_something_else, "bytes, expected"),
-        (_of_something_else_and_unlisted, "chunks that items refer to"),
+        (lambda path: flip(path / "chunks.tfrecord"), "chunks.tfrecord: is damaged"),
+        (_of_something_else, "chunks that items refer to"),
     ],
 )
 def test_damage_is_found(tmp_path: Path, saved: Path, damage: Any, message: str) -> None:
@@ -307,13 +273,12 @@ def test_reverb_deletes_its_own_checkpoint_beside_a_name_that_sorts_after_it(tmp
     assert [entry.name for entry in tmp_path.iterdir()] == ["lost+found"]  # and what else was there is gone
 
 
-# Its log.
-
-
 @pytest.mark.slow
-def test_json_log_is_one_object_a_line_and_has_none_of_the_noise(tmp_path: Path) -> None:
-    text = configuration(tmp_path) + '[log]\nformat = "json"\nfigures_every_s = 0.5'
-    with service(tmp_path, text) as server:
+def test_json_log_is_one_object_a_line_and_has_none_of_the_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REVERB_WRITER__LOG__FORMAT", "json")
+    with service(tmp_path, configuration(tmp_path)) as server:
         insert(server.address, 1)
         eventually(lambda: "replay 1/1,000" in server.log(), "a line of figures")
         assert server.end() == 0
@@ -333,21 +298,139 @@ def test_banner_tells_tables_and_memory(tmp_path: Path) -> None:
     assert "total memory: about 573.8 MiB (572.2 MiB for the processes, 684.5 KiB while a checkpoint is written)" in log
 
 
+FILE = """
+    [tables.replay]
+    max_size = 500
+    min_size = 7
+    [tables.q]
+    rate_limiter = "queue"
+    max_size = 20
+"""
+
+
+@pytest.mark.slow
+def test_table_of_the_file_and_one_that_only_an_option_names(tmp_path: Path) -> None:
+    with service(tmp_path, FILE, "--table", "q", "--table", "new") as server, rw.Client(server.address) as client:
+        tables = client.server_info()
+    assert {name: table.max_size for name, table in tables.items()} == {"replay": 500, "q": 20, "new": 1_000_000}
+
+
+@pytest.mark.slow
+def test_servers_of_a_cluster_serve_their_shares_of_one_file(tmp_path: Path) -> None:
+    file = f'cluster.shards = 2\ncheckpoints.directory = "{tmp_path}/checkpoints"\n{FILE}'
+    with (
+        service(tmp_path, file, "--shard", "0") as first,
+        service(tmp_path, file, "--shard", "1") as second,
+        rw.Client([first.address, second.address]) as client,
+    ):
+        tables = client.server_info()
+        assert [server.max_size for server in tables["replay"].servers] == [250, 250]
+        assert [server.rate_limiter.min_size_to_sample for server in tables["replay"].servers] == [4, 4]
+        assert (tables["replay"].max_size, tables["q"].max_size) == (500, 20)
+        assert len(client.checkpoint().splitlines()) == 2
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["shard-0", "shard-1"]
+
+
+# Servers on one folder of checkpoints, as after a partition: the newer one gets all that the older has confirmed.
+
+
+@contextlib.contextmanager
+def server_that_stands_still(tmp_path: Path) -> Iterator[tuple[ServiceProcess, int]]:
+    """Run a server whose folder `shard` has become `away`, until Reverb, whose process is the second value, stands."""
+    folder = tmp_path / "shard"
+    with service(tmp_path, configuration(folder), "--claim", "localhost") as server:
+        child = server.child()
+        folder.rename(tmp_path / "away")
+        eventually(lambda: _state(child) == "T", "Reverb stands still")
+        yield server, child
+
+
+@pytest.mark.slow
+def test_newer_server_has_all_that_the_older_one_has_confirmed(tmp_path: Path) -> None:
+    confirmed, may_end = [], threading.Event()
+
+    def write(address: str) -> None:
+        """Insert until the server refuses: an item counts as confirmed when `insert` returns."""
+        with rw.Client(address, timeout_s=5) as client, contextlib.suppress(rw.errors.ReverbWriterError):
+            for number in itertools.count():
+                client.insert({"number": np.array([number])}, {"replay": 1.0})
+                confirmed.append(number)
+                if may_end.is_set():
+                    return
+
+    text = configuration(tmp_path).replace("max_size = 1000", "max_size = 1_000_000")
+    with service(tmp_path, text, "--claim", "localhost") as old:
+        writer = threading.Thread(target=write, args=(old.address,))
+        writer.start()
+        eventually(lambda: len(confirmed) > 20, "items are confirmed")
+        first = newest_claim(tmp_path)
+        assert first is not None
+        assert (first.number, first.address, first.phase) == (1, old.address, "serving")
+        new = ServiceProcess(tmp_path, text, "--claim", "localhost")
+        with contextlib.closing(new):
+            new.wait_ready()
+            assert old.process.wait(60) == 7, old.log()
+            may_end.set()
+            writer.join()
+            assert sizes(new.address)["replay"] >= len(confirmed)
+            second = eventually(lambda: (one := newest_claim(tmp_path)) and one.phase == "serving" and one, "it serves")
+            assert (second.number, second.address) == (2, new.address)
+            assert new.end() == 0
+    third = newest_claim(tmp_path)
+    assert third is not None
+    assert (third.number, third.phase) == (2, "ended")
+
+
+@pytest.mark.slow
+def test_server_whose_reverb_dies_in_the_doubt_ends(tmp_path: Path) -> None:
+    """Its folder is away for longer than a newer server waits, and it was told to end meanwhile."""
+    with server_that_stands_still(tmp_path) as (server, child):
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.status()["phase"] == "draining", "it waits for the folder")
+        os.kill(child, signal.SIGKILL)
+        assert server.process.wait(60) == 4, server.log()
+
+
+@pytest.mark.slow
+def test_server_whose_folder_is_there_again_goes_on(tmp_path: Path) -> None:
+    with server_that_stands_still(tmp_path) as (server, child):
+        (tmp_path / "away").rename(tmp_path / "shard")
+        eventually(lambda: _state(child) != "T", "Reverb goes on")
+        assert sizes(server.address) == {"replay": 0}
+        assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_end_of_the_parent_and_signals_after_it_leave_time_for_the_last_checkpoint(tmp_path: Path) -> None:
+    """As of a node that leaves Ray: its actors end, and then its servers are told to write their last checkpoints."""
+    text = configuration(tmp_path)
+    with service(tmp_path, text, "--end-with-input") as server:
+        insert(server.address, 1)
+        os.kill(server.child(), signal.SIGSTOP)  # the service waits some seconds before it continues Reverb
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        server.process.stdin = None  # or the end of the test would flush it
+        eventually(lambda: "SIGHUP: taking no more work" in server.log(), "it has seen the end")
+        server.process.send_signal(signal.SIGTERM)
+        while server.process.poll() is None:  # the last ones come when the interpreter ends
+            server.process.send_signal(signal.SIGHUP)
+            time.sleep(0.001)
+        assert server.process.returncode == 0, server.log()
+    with service(tmp_path, text) as server:
+        assert sizes(server.address) == {"replay": 1}
+
+
+@pytest.mark.slow
+def test_server_whose_input_ends_before_it_serves_stops_at_once() -> None:
+    line = [SERVER_PYTHON, "-m", "reverb_writer_server", "serve", "--port", "0", "--end-with-input"]
+    assert subprocess.run(line, stdin=subprocess.DEVNULL, timeout=60, check=False).returncode == 128 + signal.SIGHUP
+
+
+def _state(process: int) -> str:
+    """Return the letter of a process's state; T if it is stopped."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) != 0
-
-
-def _kept(tmp_path: Path) -> list[str]:
-    kept = tmp_path / "checkpoints" / "kept"
-    return [path.name for path in kept.iterdir() if not path.name.startswith(".")] if kept.is_dir() else []
-
-
-def _are_kept(tmp_path: Path, count: int) -> bool:
-    return len(_kept(tmp_path)) == count
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_process import ServiceProcess, service
+from service_process import ServiceProcess, configuration, flip, service
 from waiting import eventually
 
 import reverb_writer as rw
@@ -124,9 +124,6 @@ def test_port_of_http_that_is_taken_is_refused(tmp_path: Path, served: ServicePr
         assert f"port {served.http_port} is in use" in server.log()
 
 
-# The page.
-
-
 @pytest.fixture
 def page(browser: Any, served: ServiceProcess) -> Iterator[Any]:
     """The status page on a phone; whatever it complains of or loads from elsewhere fails the test."""
@@ -161,7 +158,7 @@ def test_page_shows_the_tables_and_says_which_side_is_blocked(page: Any) -> None
     assert "1" in page.locator("#kept").inner_text()
 
 
-def test_page_begins_with_memory_and_the_newest_checkpoint(page: Any) -> None:
+def test_page_begins_with_memory_and_the_newest_checkpoint_and_shows_an_unused_table_small(page: Any) -> None:
     of_service, *tables = (section.get_attribute("id") for section in page.locator("section").all())
     assert (of_service, {*tables}) == ("service", {None})
     text = page.locator("#service").inner_text().splitlines()
@@ -169,9 +166,6 @@ def test_page_begins_with_memory_and_the_newest_checkpoint(page: Any) -> None:
     assert " of " in text[1]
     assert text[3] == "at least 951.8 KiB"  # three tables without a signature
     assert text[5].endswith(" ago")
-
-
-def test_page_tells_the_bytes_of_a_table_and_shows_an_unused_one_small(page: Any) -> None:
     unused, replay = page.locator("[data-table=unused]"), page.locator("[data-table=replay]")
     assert "0 of 1,000 items, about 0 B of 951.8 KiB, 0.0 %" in unused.inner_text()
     assert unused.locator("svg").count() == 0
@@ -247,19 +241,12 @@ def test_page_tells_that_reverb_does_not_answer_and_how_old_its_figures_are(brow
 
 
 def test_page_tells_of_damaged_checkpoints_and_of_jobs_that_fail(browser: Any, tmp_path: Path) -> None:
-    text = f"""
-        [checkpoints]
-        directory = "{tmp_path / "checkpoints"}"
-        every_s = 0
-        [tables.replay]
-    """
+    text = configuration(tmp_path)
     for _ in range(2):
         with service(tmp_path, text) as server:
             assert server.end() == 0
     newest = max((tmp_path / "checkpoints/kept").iterdir())
-    tables = bytearray((newest / "tables.tfrecord").read_bytes())
-    tables[20] ^= 0xFF
-    (newest / "tables.tfrecord").write_bytes(tables)
+    flip(newest / "tables.tfrecord")
     with service(tmp_path, text) as server:
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{server.http_port}/")

@@ -1,7 +1,8 @@
-"""What networks do to a connection: it is lost, it falls silent, it goes by other ways. Each item arrives once."""
+"""What networks do to a connection: it is lost, it falls silent, it goes by other ways, TLS and tokens among them."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import math
 import queue
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import tree
 from call_forwarder import CallForwarder
+from certificates import OPENSSL, Identity, make_identity, server_context
 from forwarder import Forwarder
 from kinds import by_socket, client_by_socket
-from reading import fifo, pairs, read_column
+from numbered import write_numbers
+from reading import column_at, fifo, pairs
 from server_process import HostedServer
 from waiting import eventually
 
@@ -45,44 +47,22 @@ def forwarder(server: HostedServer) -> Iterator[Forwarder]:
         yield forwarder
 
 
-def write(observer: rw.TrajectoryObserver, steps: range) -> None:
-    for number in steps:
-        observer({"n": np.int64(number)}, end_of_episode=False)
-
-
-def windows(server: HostedServer) -> list[list[int]]:
-    with rw.Client(server.address) as client:
-        return read_column(client, "replay")
-
-
-def test_connection_that_is_cut_while_idle_is_made_again(server: HostedServer, forwarder: Forwarder) -> None:
-    with rw.TrajectoryObserver(forwarder.address, "replay", 2) as observer:
-        for first in (0, 100, 200):
-            write(observer, range(first, first + 100))
-            observer.flush()
-            forwarder.cut()
-        write(observer, range(300, 400))
-        observer.flush()
-        stats = observer.stats()
-    assert windows(server) == pairs(range(400))
-    assert stats.reconnects >= 3
-    assert stats.server_restarts == 0
-
-
-def test_connection_that_is_cut_in_mid_stream_loses_and_doubles_nothing(
+def test_connection_that_is_cut_while_idle_or_in_mid_stream_loses_and_doubles_nothing(
     server: HostedServer, forwarder: Forwarder
 ) -> None:
     with rw.TrajectoryObserver(forwarder.address, "replay", 2, max_delay_s=0.01) as observer:
         for first in range(0, 5000, 500):
-            write(observer, range(first, first + 500))
-            time.sleep(0.05)
+            write_numbers(observer, range(first, first + 500))
+            observer.flush() if first < 1000 else time.sleep(0.05)  # it is idle at first
             forwarder.cut()
         observer.flush()
-        assert observer.stats().acknowledged_items == 4999
-        assert observer.stats().reconnects >= 1
-    assert sorted(windows(server)) == pairs(range(5000))
+        stats = observer.stats()
+        assert (stats.acknowledged_items, stats.server_restarts) == (4999, 0)
+        assert stats.reconnects >= 2
+    assert sorted(column_at(server.address)) == pairs(range(5000))
 
 
+@client_by_socket
 @pytest.mark.parametrize("max_delay_s", [0.5, 600.0, 1e300, math.inf])
 def test_connection_that_falls_silent_is_given_up_for_a_new_one(
     server: HostedServer, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, max_delay_s: float
@@ -90,13 +70,13 @@ def test_connection_that_falls_silent_is_given_up_for_a_new_one(
     monkeypatch.setattr(delivery, "_SILENCE_S", 1.0)
     monkeypatch.setattr(channel, "_ANSWER_WITHIN_S", 1.0)
     with rw.TrajectoryObserver(forwarder.address, "replay", 2, max_delay_s=max_delay_s) as observer:
-        write(observer, range(100))
+        write_numbers(observer, range(100))
         observer.flush()
         forwarder.mute()
-        write(observer, range(100, 200))
+        write_numbers(observer, range(100, 200))
         observer.flush()
         assert observer.stats().reconnects == 1
-    assert windows(server) == pairs(range(200))
+    assert column_at(server.address) == pairs(range(200))
 
 
 @client_by_socket
@@ -116,7 +96,7 @@ def test_calls_that_are_late_take_no_stream_with_them(server: HostedServer) -> N
             dataset = rw.ReplayDataset(client, "replay", 10, timeout_s=60)
             numbers = []
             for first in range(0, 2000, 10):
-                write(observer, range(first, first + 10))
+                write_numbers(observer, range(first, first + 10))
                 with contextlib.suppress(rw.errors.ReplayTimeoutError):
                     client.server_info(timeout_s=0.0003)
                 numbers += next(dataset).data["n"].ravel().tolist()
@@ -154,7 +134,7 @@ def test_connection_of_a_learner_that_falls_silent_is_given_up_after_a_late_call
         with pytest.raises(rw.errors.ReplayTimeoutError):
             client.server_info(timeout_s=0.5)
         with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
-            write(observer, range(1))
+            write_numbers(observer, range(1))
         assert next(dataset).data["n"].ravel().tolist() == [0]
         assert dataset.stats().reconnects == 1
 
@@ -169,7 +149,7 @@ def test_blocked_writer_stays_connected_over_many_heartbeats(
         rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.1) as observer,
         rw.Client(server.address) as c,
     ):
-        write(observer, range(20))
+        write_numbers(observer, range(20))
         time.sleep(3)
         assert [int(tree.flatten(sample.data)[0][0]) for sample in c.sample("replay", 20)] == list(range(20))
         observer.flush()
@@ -179,7 +159,7 @@ def test_blocked_writer_stays_connected_over_many_heartbeats(
 @client_by_socket
 def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(server: HostedServer) -> None:
     with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
-        write(observer, range(1))
+        write_numbers(observer, range(1))
     with CallForwarder(server.port) as gateway, Channel(gateway.address) as channel:
         info = channel.server_info(60.0)
         stream = SampleStream(channel, "replay", info, changed=lambda: None, removes_items=False)
@@ -222,19 +202,13 @@ def test_channel_that_is_redirected_or_closed_gives_its_connection_back(
 
 
 @client_by_socket
-@pytest.mark.parametrize("form", ["localhost:{}", "127.0.0.1:{}", "dns:localhost:{}", "dns:///localhost:{}"])
-def test_address_may_have_any_form_that_grpc_knows(server: HostedServer, form: str) -> None:
-    with rw.TrajectoryObserver(form.format(server.port), "replay", 2) as observer:
-        write(observer, range(3))
-    assert windows(server) == pairs(range(3))
-
-
-@client_by_socket
-def test_address_may_be_a_unix_socket(server: HostedServer, tmp_path: Path) -> None:
+def test_address_may_have_any_form_that_grpc_knows(server: HostedServer, tmp_path: Path) -> None:
     path = tmp_path / "replay.sock"
-    with Forwarder(server.port, path=path), rw.TrajectoryObserver(f"unix:{path}", "replay", 2) as observer:
-        write(observer, range(3))
-    assert windows(server) == pairs(range(3))
+    with Forwarder(server.port, path=path):
+        for form in ("localhost:{}", "127.0.0.1:{}", "dns:localhost:{}", "dns:///localhost:{}", f"unix:{path}"):
+            with rw.TrajectoryObserver(form.format(server.port), "replay", 2) as observer:
+                write_numbers(observer, range(3))
+            assert column_at(server.address) == pairs(range(3)), form
 
 
 def connect_tunnel(client: socket.socket) -> None:
@@ -258,3 +232,149 @@ def test_proxy_of_the_environment_is_used_only_if_asked(
         with rw.Client(server.address, use_proxy=use_proxy, timeout_s=60) as client:
             assert client.server_info().keys() == {"replay"}
         assert (proxy.accepted > 0) == use_proxy
+
+
+# TLS and tokens. Reverb speaks neither, so a forwarder in front of it does, as a gateway would.
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Identity]:
+    if OPENSSL is None:
+        pytest.skip("the openssl command, which makes the certificates, is missing")
+    folder = tmp_path_factory.mktemp("certificates")
+    hosts = {"gateway": "localhost", "actor": "localhost", "stranger": "localhost", "elsewhere": "replay.example"}
+    return {name: make_identity(folder, name, host) for name, host in hosts.items()}
+
+
+@client_by_socket
+def test_items_go_through_mutual_tls(server: HostedServer, identities: dict[str, Identity]) -> None:
+    gateway, actor = identities["gateway"], identities["actor"]
+    tls = rw.TLS(gateway.certificate, actor.certificate, actor.private_key)
+    with (
+        Forwarder(server.port, tls=server_context(gateway, actor)) as forwarder,
+        rw.Client(forwarder.address, tls=tls, timeout_s=60) as client,
+        rw.TrajectoryObserver(client, "replay", 2) as observer,
+    ):
+        write_numbers(observer, range(1000))
+    assert column_at(server.address) == pairs(range(1000))
+
+
+REFUSALS: dict[str, tuple[list[str], tuple[str, str], str]] = {
+    # The server's identity and that of its clients; the authority that a client knows, and its own identity.
+    "unknown authority": (["gateway"], ("stranger", ""), "CERTIFICATE_VERIFY_FAILED"),
+    "another name": (["elsewhere"], ("elsewhere", ""), r"(?i)host ?name|peer name"),
+    "no certificate": (["gateway", "actor"], ("gateway", ""), "may ask for one of the client"),
+    "unknown certificate": (["gateway", "actor"], ("gateway", "stranger"), "may ask for one of the client"),
+    "plain text to TLS": (["gateway"], ("", ""), r"check .* whether it expects `tls`"),
+    "TLS to plain text": ([], ("gateway", ""), r"(?i)ssl"),
+}
+
+
+@client_by_socket
+@pytest.mark.parametrize("case", REFUSALS)
+def test_connection_that_cannot_be_trusted_is_refused_by_name(
+    server: HostedServer, identities: dict[str, Identity], case: str
+) -> None:
+    of_server, of_client, message = REFUSALS[case]
+    context = server_context(*(identities[name] for name in of_server)) if of_server else None
+    root, own = map(identities.get, of_client)
+    files = (own.certificate, own.private_key) if own else (None, None)
+    tls = rw.TLS(root.certificate, *files) if root else None
+    with (
+        Forwarder(server.port, tls=context) as forwarder,
+        rw.Client(forwarder.address, tls=tls, timeout_s=2) as client,
+        pytest.raises(rw.errors.ServerUnavailableError, match=message),
+    ):
+        client.server_info()
+
+
+@client_by_socket
+def test_server_of_another_name_is_taken_if_that_name_is_expected(
+    server: HostedServer, identities: dict[str, Identity]
+) -> None:
+    tls = rw.TLS(root_certificates=identities["elsewhere"].certificate, server_name="replay.example")
+    with (
+        Forwarder(server.port, tls=server_context(identities["elsewhere"])) as forwarder,
+        rw.Client(forwarder.address, tls=tls, timeout_s=60) as client,
+    ):
+        assert client.server_info().keys() == {"replay"}
+
+
+def test_certificates_that_cannot_be_used_are_refused_at_once(identities: dict[str, Identity], tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no certificate")
+    mixed_up = rw.TLS(certificate=identities["actor"].certificate, private_key=identities["stranger"].private_key)
+    for tls in (rw.TLS(root_certificates=garbage), mixed_up):
+        with pytest.raises(rw.errors.SpecError, match="cannot use the PEM files"):
+            rw.Client("localhost:1", tls=tls)
+
+
+SESAME = "open"
+
+
+class TokenServer:
+    """A gRPC server that lets in who has the token, and has one table that is empty."""
+
+    def __init__(self, gateway: Identity, path: Path) -> None:
+        self.seen: list[str | None] = []
+        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+        handlers: dict[str, Any] = {"ServerInfo": grpc.unary_unary_rpc_method_handler(self._server_info)}
+        service = messages.SERVER_INFO.split("/")[1]
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
+        pair = (gateway.private_key.read_bytes(), gateway.certificate.read_bytes())
+        self.address = f"localhost:{self._server.add_secure_port('localhost:0', grpc.ssl_server_credentials([pair]))}"
+        self.path = f"unix:{path}"
+        self._server.add_insecure_port(self.path)
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(0).wait(10)
+
+    def _server_info(self, _: bytes, context: Any) -> bytes:
+        self.seen.append(dict(context.invocation_metadata()).get("authorization"))
+        if self.seen[-1] != f"Bearer {SESAME}":
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        return b""
+
+
+@pytest.fixture
+def token_server(identities: dict[str, Identity], tmp_path: Path) -> Iterator[TokenServer]:
+    server = TokenServer(identities["gateway"], tmp_path / "token.sock")
+    yield server
+    server.close()
+
+
+def test_token_goes_with_every_call(token_server: TokenServer, identities: dict[str, Identity]) -> None:
+    with rw.Client(
+        token_server.address, tls=rw.TLS(identities["gateway"].certificate), token=SESAME, timeout_s=60
+    ) as client:
+        assert client.server_info() == {}
+        assert client.server_info() == {}
+    with rw.Client(token_server.path, token=SESAME, timeout_s=60) as client:
+        assert client.server_info() == {}
+    assert token_server.seen == [f"Bearer {SESAME}"] * 3
+
+
+@pytest.mark.parametrize("token", [None, "guessed"])
+def test_wrong_token_is_refused_at_once_and_named(
+    token_server: TokenServer, identities: dict[str, Identity], token: str | None
+) -> None:
+    with (
+        rw.Client(
+            token_server.address, tls=rw.TLS(identities["gateway"].certificate), token=token, timeout_s=60
+        ) as client,
+        pytest.raises(rw.errors.ReverbWriterError, match="refused: UNAUTHENTICATED: wrong token"),
+    ):
+        rw.TrajectoryObserver(client, "replay", 2)
+    assert len(token_server.seen) == 1
+
+
+def test_token_never_goes_in_plain_text() -> None:
+    with pytest.raises(rw.errors.SpecError, match="`token` would travel to localhost:1 in plain text"):
+        rw.Client("localhost:1", token=SESAME)
+
+
+@pytest.mark.parametrize("token", ["", "two words", "secret\n", "sécret"])
+def test_token_that_no_header_can_hold_is_refused(token: str) -> None:
+    with pytest.raises(rw.errors.SpecError, match="`token` must be visible ASCII"):
+        rw.Client("localhost:1", tls=True, token=token)

@@ -6,6 +6,7 @@ Each test runs a program of its own, for a fork or an exit of the tests' process
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pathlib
 import signal
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 
 import pytest
 from kinds import by_socket, client_by_socket
-from reading import fifo, read_column
+from reading import column_at, fifo
 from server_process import HostedServer, StartServer
 
 import reverb_writer as rw
@@ -40,6 +41,19 @@ def write(observer, steps):
 def told():
     print("ready", flush=True)
     sys.stdin.readline()
+
+def refusal(call):
+    try:
+        call()
+    except rw.errors.ClosedError as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+def check_forked(*calls):
+    for call in calls:
+        told = refusal(call)
+        assert "forked" in told, told
+        assert "start the child with `spawn`" in told, told
 """
 
 
@@ -84,15 +98,12 @@ def ended(process: subprocess.Popen[str], status: int = 0) -> str:
 
 
 def run(server: HostedServer, text: str | pathlib.Path) -> None:
-    """Run a program to its end."""
     with program(server, text) as process:
         ended(process)
 
 
 def delivered(server: HostedServer) -> list[int]:
-    """Return the numbers of the items on the server, sorted."""
-    with rw.Client(server.address) as client:
-        return sorted(number for (number,) in read_column(client, "replay"))
+    return sorted(number for (number,) in column_at(server.address))
 
 
 # The end of a program that has not closed its observer.
@@ -162,13 +173,9 @@ if __name__ == "__main__":
     observer = rw.TrajectoryObserver(address, "replay", 1)
     write(observer, range(2))
     for made in (observer, rw.EpisodeObserver(address, "replay", 3)):
-        try:
-            multiprocessing.get_context("spawn").Process(target=act, args=[made]).start()
-        except rw.errors.ClosedError as error:
-            assert "cannot be sent to another process" in str(error), error
-            assert "`spawn`" in str(error), error
-        else:
-            raise AssertionError("not refused")
+        told = refusal(multiprocessing.get_context("spawn").Process(target=act, args=[made]).start)
+        assert "cannot be sent to another process" in told, told
+        assert "`spawn`" in told, told
     write(observer, range(2, 4))
     observer.close()
 """
@@ -178,24 +185,21 @@ if __name__ == "__main__":
 
 
 @client_by_socket
-@pytest.mark.parametrize(("fault", "ending"), [("killed", "exit"), *(("paused", ending) for ending in ENDINGS)])
+@pytest.mark.parametrize(
+    ("fault", "ending"), [("killed", "exit"), *itertools.product(("paused", "blocked by a rate limiter"), ENDINGS)]
+)
 def test_program_ends_although_its_server_does_not_answer(lone_server: StartServer, fault: str, ending: str) -> None:
-    server = lone_server(fifo("replay"))
-    with program(server, opened(100) + ENDINGS[ending]) as process:
+    blocks = fault == "blocked by a rate limiter"
+    server = lone_server(rw.TableConfig.queue("replay", 10) if blocks else fifo("replay"))
+    with program(server, opened(10 if blocks else 100) + ENDINGS[ending]) as process:
         ready(process)
-        server.process.kill() if fault == "killed" else server.process.pause()
+        if fault == "killed":
+            server.process.kill()
+        elif fault == "paused":
+            server.process.pause()
         log = ended(process)
-        assert "closed with 20 items undelivered" in log
+        assert f"closed with {110 if blocks else 20} items undelivered" in log
         assert "Call `close()` before the program ends" in log
-
-
-@client_by_socket
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_program_ends_although_a_rate_limiter_blocks(replay_server: StartServer, ending: str) -> None:
-    server = replay_server(rw.TableConfig.queue("replay", 10))
-    with program(server, opened(10) + ENDINGS[ending]) as process:
-        ready(process)
-        assert "closed with 110 items undelivered" in ended(process)
 
 
 @client_by_socket
@@ -218,7 +222,7 @@ class AtTheVeryEnd:
 sys.at_the_very_end = AtTheVeryEnd()
 """
     with contextlib.ExitStack() as programs:
-        for process in [programs.enter_context(program(server, text + ending)) for _ in range(4)]:
+        for process in [programs.enter_context(program(server, text + ending)) for _ in range(2)]:
             _, log = process.communicate("go\n", timeout=END_WITHIN_S)
             assert "gRPC" not in log
             assert "Fatal" not in log
@@ -239,9 +243,6 @@ write(observer, range(10_000_000))
         _, log = process.communicate("go\n", timeout=END_WITHIN_S)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in log
-
-
-# Forks.
 
 
 @client_by_socket
@@ -269,7 +270,7 @@ samples = client.sample("kept", 3)  # they came in one message, and are decoded
 next(samples)
 child = os.fork()
 if not child:
-    for number, call in enumerate((
+    check_forked(
         lambda: write(observer, range(1)),
         lambda: next(samples),
         lambda: other(step, end_of_episode=False),
@@ -290,14 +291,7 @@ if not child:
         lambda: next(client.sample("replay")),
         lambda: rw.TrajectoryObserver(client, "replay", 1),
         lambda: rw.Client(address),
-    )):
-        try:
-            call()
-        except rw.errors.ClosedError as error:
-            assert "forked" in str(error), error
-            assert "start the child with `spawn`" in str(error), error
-        else:
-            raise AssertionError(f"call {number} is not refused")
+    )
     for one in (observer, idle, vector, episodes, other):
         one.stats()
         one.close()
@@ -328,7 +322,7 @@ if {with_client}:
     made_before = [client.server_info, lambda: write(earlier, range(1))]
 child = os.fork()
 if not child:
-    for call in (
+    check_forked(
         lambda: rw.Client(local.address),
         lambda: rw.Client(address),
         lambda: rw.Client([address, local.address]),
@@ -337,14 +331,7 @@ if not child:
         lambda: rw.Variables(local.address, "replay"),
         lambda: rw.LocalServer([rw.TableConfig("replay")]),
         *made_before,
-    ):
-        try:
-            call()
-        except rw.errors.ClosedError as error:
-            assert "forked" in str(error), error
-            assert "start the child with `spawn`" in str(error), error
-        else:
-            raise AssertionError("not refused")
+    )
     local.close()
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -374,6 +361,7 @@ except ValueError:
 }
 
 
+@client_by_socket
 @pytest.mark.parametrize("ending", CHILD_ENDINGS)
 def test_forked_child_says_nothing_of_its_parents_items_and_leaves_its_session_open(
     replay_server: StartServer, ending: str
@@ -429,7 +417,7 @@ def act():
 actor = threading.Thread(target=act)
 actor.start()
 try:
-    for number in range(30):
+    for number in range(20):
         child = os.fork()
         if not child:
             if number % 2:
@@ -448,9 +436,7 @@ finally:
 """
 
 
-@client_by_socket
-def test_forked_children_end_at_their_exit_while_another_thread_writes(replay_server: StartServer) -> None:
-    text = """
+WRITES = """
 client = rw.Client(address)
 observer = rw.TrajectoryObserver(client, "replay", 8, max_delay_s=0.002)
 vector = rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=0.002)
@@ -466,12 +452,7 @@ def end():
             pass
     client.close()
 """
-    run(replay_server(fifo("replay")), text + ENDS_IN_A_CHILD)
-
-
-@client_by_socket
-def test_forked_children_end_at_their_exit_while_another_thread_learns(replay_server: StartServer) -> None:
-    text = """
+LEARNS = """
 client = rw.Client(address)
 client.insert(np.zeros((1, 1)), {"replay": 1.0})
 dataset = rw.ReplayDataset(client, "replay", 1)
@@ -482,23 +463,22 @@ def work():
     next(dataset)
 
 def end():
-    for call in (
+    check_forked(
         lambda: next(dataset),
         lambda: dataset.update_priorities(batch.info.keys, [1.0]),
         lambda: dataset.flush_priorities(1.0),
-    ):
-        try:
-            call()
-        except rw.errors.ClosedError:
-            pass
-        else:
-            raise AssertionError("not refused")
+    )
     dataset.stats()
     with dataset:
         pass
     client.close()
 """
-    run(replay_server(rw.TableConfig("replay", 10)), text + ENDS_IN_A_CHILD)
+
+
+@client_by_socket
+@pytest.mark.parametrize("work", [WRITES, LEARNS], ids=["writes", "learns"])
+def test_forked_children_end_at_their_exit_while_another_thread_works(replay_server: StartServer, work: str) -> None:
+    run(replay_server(rw.TableConfig("replay", 10)), work + ENDS_IN_A_CHILD)
 
 
 @client_by_socket

@@ -1,31 +1,40 @@
-"""A rate limiter that lets nothing in: who waits for how long, what is said, and what becomes of the steps."""
+"""A rate limiter that lets nothing in: how far an actor runs ahead, who waits, what is said, what becomes of the steps.
+
+`max_in_flight_items` bounds the items that are complete and unconfirmed, to the item. One call is never split, so the
+bound may be exceeded by the items that one call completes, minus one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from kinds import client_alone
-from server_process import HostedServer
+from kinds import client_alone, contents
+from server_process import HostedServer, StartServer
 from waiting import eventually
 
 import reverb_writer as rw
 
+ADMITTED = 10  # items that each queue of `server` takes
 LONG_S = 60.0  # a time-out that no test reaches
 FAR_TOO_LONG_S = 30.0
+NEVER_S = 10_000.0
 PATIENCE_S = 5.0
 PACE_S = 0.05
 WAITING = 130  # items that a slow learner takes longer for than PATIENCE_S, however fast the machine is
+REFUSED_S = 0.2  # for a refusal; who writes goes on until the server has confirmed what it takes
+CONFIRMED_S = 1.5  # for the first refusal: longer than the server needs to confirm the first items
 
 
 @pytest.fixture
-def server(replay_server: Callable[..., HostedServer]) -> HostedServer:
-    return replay_server(rw.TableConfig.queue("queue", 10))
+def server(replay_server: StartServer) -> HostedServer:
+    return replay_server(*(rw.TableConfig.queue(name, ADMITTED) for name in ("queue", "other")))
 
 
 @contextlib.contextmanager
@@ -49,11 +58,8 @@ def slow_learner(server: HostedServer) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def observed(server: HostedServer, **options: Any) -> Iterator[rw.TrajectoryObserver]:
-    """Observe single steps, at most 100 in flight; what cannot be delivered in the end does not matter."""
-    observer = rw.TrajectoryObserver(
-        server.address, "queue", 1, **{"max_in_flight_items": 100, "max_delay_s": 0.05, **options}
-    )
+def leaving(observer: Any) -> Iterator[Any]:
+    """Close the observer at the end; undelivered items do not matter."""
     try:
         yield observer
     finally:
@@ -61,13 +67,19 @@ def observed(server: HostedServer, **options: Any) -> Iterator[rw.TrajectoryObse
             observer.close(timeout_s=0.1)
 
 
-def write(observer: rw.TrajectoryObserver, number: int) -> None:
+def observed(server: HostedServer, **options: Any) -> contextlib.AbstractContextManager[rw.TrajectoryObserver]:
+    """Observe single steps, at most 100 in flight."""
+    options = {"max_in_flight_items": 100, "max_delay_s": 0.05, **options}
+    return leaving(rw.TrajectoryObserver(server.address, "queue", 1, **options))
+
+
+def write(observer: Any, number: int) -> None:
     observer({"n": np.int64(number)}, end_of_episode=False)
 
 
-def write_until_refused(observer: rw.TrajectoryObserver) -> tuple[int, rw.errors.ReplayTimeoutError, float]:
-    """Write steps 0, 1, 2 ... until one is refused; return its number, the error, and how long that took."""
-    for number in range(1_000_000):
+def write_until_refused(observer: Any, first: int = 0) -> tuple[int, rw.errors.ReplayTimeoutError, float]:
+    """Write steps until one is refused; return its number, the error, and how long that took."""
+    for number in range(first, 1_000_000):
         begin = time.monotonic()
         try:
             write(observer, number)
@@ -76,37 +88,80 @@ def write_until_refused(observer: rw.TrajectoryObserver) -> tuple[int, rw.errors
     pytest.fail("nothing blocked")
 
 
+def write_until_full(observer: Any, *, episode_length: Any = NEVER_S, admitted: int = ADMITTED) -> rw.ObserverStats:
+    """Write steps in a tight loop until one is refused after so many items were confirmed; return the counters."""
+    shape = () if observer.num_envs is None else (observer.num_envs,)
+    number, confirmed, give_up_at = 0, 0, time.monotonic() + LONG_S
+    while number < 100_000:
+        ends = np.broadcast_to((number + 1) % episode_length == 0, shape)
+        try:
+            observer({"n": np.full(shape, number)}, end_of_episode=ends)
+            number += 1
+        except rw.errors.ReplayTimeoutError:
+            stats: rw.ObserverStats = observer.stats()
+            assert stats.steps == number * (observer.num_envs or 1)  # no call was split
+            if confirmed >= admitted or time.monotonic() > give_up_at:
+                return stats
+            confirmed = stats.acknowledged_items
+    raise AssertionError
+
+
+def check_pending(stats: rw.ObserverStats, limit: int, *, per_call: int = 1, admitted: int = ADMITTED) -> None:
+    """Check that the last call was admitted with fewer items than the limit, and that the next one was refused."""
+    assert stats.acknowledged_items == admitted
+    assert limit <= stats.pending_items <= limit + per_call - 1
+    assert stats.items == stats.acknowledged_items + stats.pending_items
+    assert stats.dropped_items == 0
+
+
 def take(server: HostedServer, count: int) -> list[int]:
     """Take so many items out of the queue, as they come."""
     with rw.Client(server.address) as client:
         return [int(sample.data["n"][0]) for sample in client.sample("queue", count)]
 
 
-def test_full_window_makes_a_step_wait_and_then_says_why(server: HostedServer) -> None:
-    with observed(server, timeout_s=3) as observer:
+def limiter_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    infos = (record.getMessage() for record in caplog.records if record.levelno == logging.INFO)
+    return [line for line in infos if "rate limiter" in line]
+
+
+# Who waits, and what is said.
+
+
+@pytest.mark.parametrize("on_block", ["wait", "raise"])
+def test_refused_step_says_why_and_has_changed_nothing(
+    server: HostedServer, caplog: pytest.LogCaptureFixture, on_block: str
+) -> None:
+    caplog.set_level(logging.INFO, "reverb_writer")
+    waits = on_block == "wait"
+    with observed(server, timeout_s=3 if waits else LONG_S, on_block=on_block) as observer:
         refused, error, waited_s = write_until_refused(observer)
         assert waited_s < FAR_TOO_LONG_S
-        assert refused == 10 + 100  # to the item: those that the queue holds, and those in flight
-        for part in (
-            "table `queue`",
-            "items unconfirmed after ",  # more than 3.0 s, if the first items are confirmed after the wait has begun
-            "samples = 10, max_diff 10",
-            "nothing has sampled",
-        ):
-            assert part in str(error)
+        assert "table `queue`" in str(error)
+        if not waits:  # it was refused at once: the queue may take more
+            eventually(lambda: observer.stats().acknowledged_items == ADMITTED, "the queue is full")
+            refused, error, _ = write_until_refused(observer, refused)
+        assert refused == ADMITTED + 100  # to the item: those that the queue holds, and those in flight
         stats = observer.stats()
         assert (stats.steps, stats.items, stats.dropped_items) == (refused, refused, 0)
-        assert stats.acknowledged_items == 10
-        assert stats.pending_items == 100
-        assert stats.blocked_s > 1
-
-
-def test_refused_step_has_changed_nothing(server: HostedServer) -> None:
-    with observed(server, timeout_s=0.5) as observer:
-        refused, _, _ = write_until_refused(observer)
+        assert (stats.acknowledged_items, stats.pending_items) == (ADMITTED, 100)
+        if waits:
+            for part in (
+                "items unconfirmed after ",  # more than 3.0 s, if the first are confirmed after the wait has begun
+                "samples = 10, max_diff 10",
+                "nothing has sampled",
+            ):
+                assert part in str(error)
+            assert stats.blocked_s > 1
         with pytest.raises(rw.errors.ReplayTimeoutError):
             write(observer, refused)
+        if waits:  # the first wait is logged, and no other
+            (line,) = limiter_lines(caplog)
+            for part in ("rate limiter of table `queue` blocks inserts", "samples = 10, max_diff 10", server.address):
+                assert part in line
         assert take(server, refused - 10) == list(range(refused - 10))
+        if not waits:
+            observer.flush(timeout_s=LONG_S)
         write(observer, refused)
         assert take(server, 11) == list(range(refused - 10, refused + 1))
         observer.flush()
@@ -125,28 +180,30 @@ def test_waiting_step_goes_on_as_soon_as_there_is_room(server: HostedServer) -> 
 
 
 @pytest.mark.slow
+@contents
 def test_step_waits_longer_than_its_time_out_while_its_items_are_confirmed(server: HostedServer) -> None:
     options: Any = {"num_envs": WAITING, "timeout_s": PATIENCE_S, "max_in_flight_items": 1}
-    with rw.TrajectoryObserver(server.address, "queue", 1, **options) as observer:
+    with leaving(rw.TrajectoryObserver(server.address, "queue", 1, **options)) as observer:
         going_on = np.zeros(WAITING, bool)
         observer({"n": np.arange(WAITING)}, end_of_episode=going_on)  # one call is never split
         with pytest.raises(rw.errors.ReplayTimeoutError):  # sends them all
             observer.flush(timeout_s=0.1)
-        eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
+        eventually(lambda: observer.stats().acknowledged_items == ADMITTED, "the queue is full")
         with slow_learner(server) as taken:
             eventually(lambda: taken, "the learner learns")
             observer({"n": np.arange(WAITING, 2 * WAITING)}, end_of_episode=going_on)
             with contextlib.suppress(rw.errors.ReverbWriterError):  # undelivered items do not matter
                 observer.close(timeout_s=0.1)
         assert taken == list(range(len(taken)))
-        assert len(taken) >= WAITING - 10
+        assert len(taken) >= WAITING - ADMITTED
 
 
 @pytest.mark.slow
+@contents
 def test_step_waits_longer_than_its_time_out_while_items_of_others_are_before_its_own(server: HostedServer) -> None:
     with observed(server, chunk_length=WAITING, max_in_flight_items=WAITING + 1) as before:
         before.extend({"n": np.arange(WAITING)})
-        eventually(lambda: before.stats().acknowledged_items == 10, "the queue is full")
+        eventually(lambda: before.stats().acknowledged_items == ADMITTED, "the queue is full")
         with observed(server, timeout_s=PATIENCE_S, max_in_flight_items=1) as observer:
             observer({"n": np.int64(WAITING)}, end_of_episode=True)
             with slow_learner(server) as taken:
@@ -167,44 +224,11 @@ def test_time_out_of_a_flush_is_kept_although_items_are_confirmed(server: Hosted
                 observer.flush(timeout_s=2.5)
 
 
-def test_flush_says_why_it_did_not_come_to_an_end(server: HostedServer) -> None:
-    with observed(server, timeout_s=LONG_S) as observer:
-        for number in range(15):
-            write(observer, number)
-        eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
-        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"5 items unconfirmed after 1\.5 s.*max_diff 10"):
-            observer.flush(timeout_s=1.5)
-        assert take(server, 15) == list(range(15))
-        observer.flush()
-
-
-def test_ratio_without_a_learner_is_named_with_its_numbers(replay_server: Callable[..., HostedServer]) -> None:
-    # From 20 items on, each lets 8 samples be taken, and the balance may be 160 + 80: 30 items, 8 x 30 = 240.
-    limiter = rw.SampleToInsertRatio(samples_per_insert=8, min_size=20, error_buffer=80)
-    server = replay_server(rw.TableConfig("queue", 1000, rate_limiter=limiter))
-    with observed(server, timeout_s=3) as observer:
-        _, error, _ = write_until_refused(observer)
-        assert "inserts x 8 - samples = 240, max_diff 240, and nothing has sampled for" in str(error)
-        assert observer.stats().acknowledged_items == 30
-
-
-def test_raise_refuses_a_step_at_once(server: HostedServer) -> None:
-    with observed(server, timeout_s=LONG_S, on_block="raise") as observer:
-        refused, error, waited_s = write_until_refused(observer)
-        assert waited_s < FAR_TOO_LONG_S
-        assert "table `queue`" in str(error)
-        assert observer.stats().steps == refused
-        assert take(server, refused - 10) == list(range(refused - 10))
-        observer.flush(timeout_s=60)
-        write(observer, refused)
-        assert take(server, 11) == list(range(refused - 10, refused + 1))
-
-
 def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -> None:
     with observed(server, timeout_s=LONG_S, on_block="drop_oldest") as observer:
         for number in range(10):
             write(observer, number)
-        eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
+        eventually(lambda: observer.stats().acknowledged_items == ADMITTED, "the queue is full")
         for number in range(10, 5000):
             write(observer, number)
             if number % 50 == 0:
@@ -213,7 +237,7 @@ def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -
             observer.flush(timeout_s=0.5)
         stats = observer.stats()
         assert stats.items == 5000 == stats.acknowledged_items + stats.pending_items + stats.dropped_items
-        assert stats.acknowledged_items == 10
+        assert stats.acknowledged_items == ADMITTED
         assert stats.blocked_s < FAR_TOO_LONG_S
         delivered = take(server, 5000 - stats.dropped_items)
         observer.flush()
@@ -223,14 +247,15 @@ def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -
     assert delivered[-10:] == list(range(4990, 5000))
 
 
-def test_blocked_table_is_the_one_that_is_named(replay_server: Callable[..., HostedServer]) -> None:
+def test_blocked_table_is_the_one_that_is_named(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("free"), rw.TableConfig.queue("queue", 10))
     windows: dict[str, Any] = {"free": rw.WindowSpec(1), "queue": rw.WindowSpec(1)}
     with rw.TrajectoryObserver(server.address, windows=windows, max_delay_s=0.05) as observer:
         for number in range(12):
             write(observer, number)
         eventually(lambda: observer.stats().acknowledged_items >= 20, "the queue is full")
-        with pytest.raises(rw.errors.ReplayTimeoutError, match="The rate limiter of table `queue` blocks inserts"):
+        told = r"The rate limiter of table `queue` blocks inserts.*max_diff 10"
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=told):
             observer.flush(timeout_s=1)
         assert take(server, 12) == list(range(12))
 
@@ -242,10 +267,7 @@ def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer, call:
 
     def wait() -> None:
         try:
-            if call == "step":
-                write(observer, 20)
-            else:
-                observer.flush()
+            write(observer, 20) if call == "step" else observer.flush()
         except rw.errors.ClosedError as error:
             errors.append(error)
 
@@ -266,10 +288,9 @@ def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer, call:
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "soon"])
 def test_time_out_that_is_none_is_refused(server: HostedServer, timeout_s: Any) -> None:
     with observed(server) as observer:
-        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
-            observer.flush(timeout_s)
-        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
-            observer.close(timeout_s)
+        for call in (observer.flush, observer.close):
+            with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
+                call(timeout_s)
         write(observer, 0)  # it is open still
 
 
@@ -296,10 +317,10 @@ def test_block_that_is_left_by_an_error_does_not_wait_for_a_learner(
         write(observer, 0)
 
 
-def test_acting_and_learning_in_turns_does_not_wait_for_the_timer(replay_server: Callable[..., HostedServer]) -> None:
+def test_acting_and_learning_in_turns_does_not_wait_for_the_timer(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("queue", 10, "fifo", "fifo", rw.Queue(10), max_times_sampled=1))
     with (
-        rw.TrajectoryObserver(server.address, "queue", 2, chunk_length=100, max_delay_s=10_000) as observer,
+        rw.TrajectoryObserver(server.address, "queue", 2, chunk_length=100, max_delay_s=NEVER_S) as observer,
         rw.ReplayDataset(server.address, "queue", 4, timeout_s=LONG_S) as dataset,
     ):
         for number in range(5):
@@ -308,3 +329,128 @@ def test_acting_and_learning_in_turns_does_not_wait_for_the_timer(replay_server:
             assert next(dataset).data["n"].tolist() == [[n - 5, n - 4] for n in range(number, number + 4)]
             for step in range(number, number + 4):
                 write(observer, step)
+
+
+# How far an actor runs ahead.
+
+
+class Case(NamedTuple):
+    """How an observer is made, and what one call may complete."""
+
+    options: dict[str, Any]
+    kind: Any = rw.TrajectoryObserver
+    episode_length: Any = NEVER_S
+    per_call: int = 1
+    tables: Any = "queue"
+
+
+def windows(length: int, stride: int = 1, **options: Any) -> dict[str, Any]:
+    return {"sequence_length": length, "stride_length": stride, **options}
+
+
+CASES = {
+    "steps": Case(windows(1)),
+    "windows": Case(windows(6, 4)),
+    "windows across episodes": Case(windows(4, 2), rw.SequenceObserver, 7),
+    "episodes": Case({"max_sequence_length": 10}, rw.EpisodeObserver, 3),
+    "short episodes that tile": Case(windows(4, end_of_episode="tile"), episode_length=2, per_call=2),
+    "long episodes that tile": Case(windows(4, end_of_episode="tile"), episode_length=9, per_call=4),
+    "an item of each table": Case(windows(2), per_call=2, tables=["queue", "other"]),
+    "one environment": Case(windows(1, num_envs=1)),
+    "windows of one environment": Case(windows(5, 3, num_envs=1)),
+    "four environments": Case(windows(5, num_envs=4), per_call=4),
+    "environments whose episodes end at different calls": Case(
+        windows(4, 2, num_envs=4, end_of_episode="tile"), episode_length=np.array([3, 7, 8, 30]), per_call=2 * 4
+    ),
+}
+
+
+@contents
+@pytest.mark.parametrize("limit", [1, 20])  # the default of 400 has tests of its own
+@pytest.mark.parametrize("name", CASES)
+def test_tight_loop_is_stopped_at_the_limit(server: HostedServer, name: str, limit: int) -> None:
+    case = CASES[name]
+    admitted = ADMITTED * (1 if case.tables == "queue" else 2)
+    observer = case.kind(server.address, case.tables, **case.options, max_in_flight_items=limit, timeout_s=REFUSED_S)
+    with leaving(observer):
+        stats = write_until_full(observer, episode_length=case.episode_length, admitted=admitted)
+        check_pending(stats, limit, per_call=case.per_call, admitted=admitted)
+        if name in ("steps", "windows"):  # up to the step that completes the last window
+            length, stride = case.options["sequence_length"], case.options["stride_length"]
+            assert stats.steps == length + (ADMITTED + limit - 1) * stride
+        if name == "episodes":
+            assert stats.episodes == ADMITTED + limit
+
+
+@contents
+@pytest.mark.parametrize("limit", [20, 400])
+def test_windows_of_each_kind_count(server: HostedServer, limit: int) -> None:
+    windows: Any = {"queue": rw.WindowSpec(2, 1), "other": rw.WindowSpec(5, 3)}
+    options: Any = {"windows": windows, "max_in_flight_items": limit, "timeout_s": CONFIRMED_S, "chunk_length": 7}
+    with leaving(rw.TrajectoryObserver(server.address, **options)) as observer:
+        stats = write_until_full(observer)
+        # Reverb stops a stream at the first table that is full.
+        assert ADMITTED <= stats.acknowledged_items <= 2 * ADMITTED
+        assert limit <= stats.pending_items <= limit + 1
+
+
+@contents
+@pytest.mark.parametrize("limit", [1, 400])
+def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
+    options: Any = {"max_in_flight_items": limit, "timeout_s": CONFIRMED_S}
+    with leaving(rw.TrajectoryObserver(server.address, "queue", 3, **options)) as observer:
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            observer.extend({"n": np.arange(5_000)})
+        stats = observer.stats()
+        check_pending(stats, limit)
+        assert stats.steps == 3 + ADMITTED + limit - 1
+
+
+@contents
+def test_masked_environments_are_stopped_at_the_limit(server: HostedServer) -> None:
+    options: Any = {"num_envs": 4, "max_in_flight_items": 20, "timeout_s": CONFIRMED_S}
+    with leaving(rw.TrajectoryObserver(server.address, "queue", 2, **options)) as observer:
+        rng = np.random.default_rng(0)
+        with contextlib.suppress(rw.errors.ReplayTimeoutError):
+            for number in range(1_000):
+                mask = rng.random(4) < 0.5
+                observer({"n": np.full(4, number)}, end_of_episode=np.zeros(4, bool), env_mask=mask)
+        check_pending(observer.stats(), 20, per_call=4)
+
+
+@contents
+def test_actor_without_a_learner_stops_soon_by_default_and_is_told_the_ratio(replay_server: StartServer) -> None:
+    limiter = rw.SampleToInsertRatio(samples_per_insert=8, min_size=100, error_buffer=200)  # admits (800 + 200) / 8
+    server = replay_server(rw.TableConfig("replay", 10_000, rate_limiter=limiter))
+    observer = rw.TrajectoryObserver(server.address, "replay", 2, timeout_s=REFUSED_S)
+    with leaving(observer), rw.Client(server.address) as client:
+        stats = write_until_full(observer, admitted=125)
+        check_pending(stats, 400, admitted=125)
+        assert stats.steps == 125 + 400 + 1  # the first window takes two steps
+        assert client.server_info()["replay"].rate_limiter.num_inserts == 125
+        told = r"inserts x 8 - samples = 1000, max_diff 1000, and nothing has sampled for"
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=told):
+            observer.flush(timeout_s=3)
+
+
+@contents
+def test_default_is_32_calls_of_many_environments(server: HostedServer) -> None:
+    observer = rw.TrajectoryObserver(server.address, "queue", 1, num_envs=64, timeout_s=CONFIRMED_S)
+    with leaving(observer):
+        check_pending(write_until_full(observer), 32 * 64, per_call=64)
+
+
+@contents
+@pytest.mark.parametrize("num_envs", [None, 3])
+def test_complete_items_are_sent_before_a_step_waits_and_no_rate_limiter_is_named(
+    replay_server: StartServer, caplog: pytest.LogCaptureFixture, num_envs: int | None
+) -> None:
+    caplog.set_level(logging.INFO, "reverb_writer")
+    server = replay_server(rw.TableConfig("replay", 10_000))
+    options: Any = {"max_in_flight_items": 5, "max_delay_s": NEVER_S, "chunk_length": 1_000, "timeout_s": LONG_S}
+    with leaving(rw.TrajectoryObserver(server.address, "replay", 2, num_envs=num_envs, **options)) as observer:
+        for number in range(200):
+            shape = () if num_envs is None else (num_envs,)
+            observer({"n": np.full(shape, number)}, end_of_episode=np.zeros(shape, bool))
+        assert observer.stats().acknowledged_items >= (199 * (num_envs or 1)) - 5 - (num_envs or 1)
+    assert not limiter_lines(caplog)

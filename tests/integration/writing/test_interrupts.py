@@ -45,18 +45,15 @@ class Signals:
     """Interrupts calls by real signals at random moments."""
 
     def __init__(self, chance: random.Random, send: Callable[[float], object]) -> None:
-        """Send a signal by `send`, after so many seconds."""
         self.num_interrupted = 0
         self._chance, self._send, self._is_inside, self._typical_s = chance, send, False, 1e-4
 
     def raise_interrupt(self, *_: object) -> None:
-        """Handle the signal."""
         if self._is_inside:
             self._is_inside = False
             raise KeyboardInterrupt
 
     def __call__(self, call: Callable[[], object]) -> None:
-        """Make a call."""
         began_at = time.perf_counter()
         try:
             try:
@@ -101,48 +98,39 @@ def nest(numbers: Any) -> dict[str, Any]:
     return {**steps, "observation": np.asarray(numbers, np.int64)}
 
 
+def step_of(number: int) -> dict[str, Any]:
+    return {name: leaf[0] for name, leaf in nest([number]).items()}
+
+
 def sum_of_window(window: Any) -> float:
     return float(np.sum(window["observation"]))
 
 
-KINDS: dict[str, tuple[Callable[..., Any], rw.WindowSpec]] = {
-    "drop": (rw.TrajectoryObserver, rw.WindowSpec(2)),
-    "tile": (functools.partial(rw.TrajectoryObserver, chunk_length=2), rw.WindowSpec(2, 1, "tile")),
-    "align_end": (rw.TrajectoryObserver, rw.WindowSpec(3, 3, "align_end")),
-    "function": (functools.partial(rw.TrajectoryObserver, priority=sum_of_window), rw.WindowSpec(3, 2, "cover")),
-    "drop_oldest": (
-        functools.partial(rw.TrajectoryObserver, on_block="drop_oldest", max_in_flight_items=100_000),
-        rw.WindowSpec(2),
+def trajectories(length: int, stride: int = 1, mode: str = "drop", **options: Any) -> tuple[Any, rw.WindowSpec]:
+    """Return what observes windows, written to table `a`, and the windows."""
+    options = {"end_of_episode": mode, **options}
+    make = functools.partial(rw.TrajectoryObserver, table="a", sequence_length=length, stride_length=stride, **options)
+    return make, rw.WindowSpec(length, stride, mode)
+
+
+KINDS: dict[str, tuple[Any, rw.WindowSpec]] = {
+    "drop": trajectories(2),
+    "tile": trajectories(2, 1, "tile", chunk_length=2),
+    "align_end": trajectories(3, 3, "align_end"),
+    "function": trajectories(3, 2, "cover", priority=sum_of_window),
+    "drop_oldest": trajectories(2, on_block="drop_oldest", max_in_flight_items=100_000),
+    "sized": trajectories(2, max_item_bytes=1000),
+    "episode": (
+        functools.partial(rw.EpisodeObserver, table="a", max_sequence_length=20),
+        rw.WindowSpec.whole_episode(),
     ),
-    "sized": (functools.partial(rw.TrajectoryObserver, max_item_bytes=1000), rw.WindowSpec(2)),
-    "episode": (rw.EpisodeObserver, rw.WindowSpec.whole_episode()),
 }
-
-
-def observer_of(place: Place, kind: str, **options: Any) -> Any:
-    """Make an observer that writes to table `a`."""
-    make, spec = KINDS[kind]
-    if kind == "episode":
-        return make(place.client, "a", 20, **options)
-    return make(
-        place.client,
-        "a",
-        spec.sequence_length,
-        spec.stride_length,
-        end_of_episode=spec.end_of_episode,
-        **options,
-    )
-
-
-def first_of(steps: dict[str, Any]) -> dict[str, Any]:
-    return {name: leaf[0] for name, leaf in steps.items()}
 
 
 class Caller:
     """Gives numbered steps to an observer of one environment, and keeps the windows that it must write."""
 
     def __init__(self, observer: Any, spec: rw.WindowSpec, interrupt: Interrupt) -> None:
-        """Begin with step 1; `interrupt` makes the calls."""
         self.observer, self.spec, self.interrupt = observer, spec, interrupt
         self.windows: list[list[int]] = []
         self.num_episodes = 0
@@ -156,7 +144,6 @@ class Caller:
         return len(self._open)
 
     def numbers(self, count: int) -> list[int]:
-        """Return the next numbers."""
         self._next += count
         return list(range(self._next - count, self._next))
 
@@ -170,7 +157,7 @@ class Caller:
     def step(self, *, last: bool = False) -> None:
         """Give a step, again if it was not taken."""
         (number,) = self.numbers(1)
-        call = functools.partial(self.observer, first_of(nest([number])), end_of_episode=last)
+        call = functools.partial(self.observer, step_of(number), end_of_episode=last)
         taken = self.surely(call)
         assert taken in (0, 1)
         if not taken:
@@ -258,7 +245,6 @@ class Caller:
 
 
 def call_all(caller: Caller) -> None:
-    """Make each kind of call."""
     caller.step()
     caller.step()
     caller.extend(3)
@@ -274,7 +260,7 @@ def call_all(caller: Caller) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_interrupt_at_any_moment_of_a_call_loses_and_doubles_nothing(place: Place, kind: str) -> None:
     interrupt = EachMoment(40)
-    with observer_of(place, kind) as observer:
+    with KINDS[kind][0](place.client) as observer:
         caller = Caller(observer, KINDS[kind][1], interrupt)
         for _ in interrupt:
             call_all(caller)
@@ -285,7 +271,7 @@ def test_interrupt_at_any_moment_of_a_call_loses_and_doubles_nothing(place: Plac
 @pytest.mark.parametrize("kind", ["drop", "episode"])
 def test_interrupt_at_any_moment_of_a_close_loses_and_doubles_nothing(place: Place, kind: str) -> None:
     interrupt = EachMoment(40)
-    with observer_of(place, kind) as observer:
+    with KINDS[kind][0](place.client) as observer:
         caller = Caller(observer, KINDS[kind][1], interrupt)
         for moment in interrupt:
             caller.extend(3)
@@ -302,7 +288,7 @@ def test_interrupt_at_any_moment_of_a_close_loses_and_doubles_nothing(place: Pla
 @pytest.mark.parametrize("kind", KINDS)
 def test_signals_at_random_moments_lose_and_double_nothing(place: Place, kind: str, signals: Signals) -> None:
     chance = random.Random(kind)  # noqa: S311  # no secrets
-    with observer_of(place, kind, max_delay_s=0.01) as observer:
+    with KINDS[kind][0](place.client, max_delay_s=0.01) as observer:
         caller = Caller(observer, KINDS[kind][1], signals)
         while signals.num_interrupted < _NUM_SIGNALS:
             deed = chance.randrange(20)
@@ -325,25 +311,6 @@ def test_signals_at_random_moments_lose_and_double_nothing(place: Place, kind: s
     await_end_of_threads(_END_WITHIN_S)
 
 
-def write_some(observer: Any, interrupt: Interrupt, number: int, mask: Any, ends: Any) -> None:
-    """Give steps to some of three environments, again if they were not taken."""
-    before = observer.stats().steps
-    call = functools.partial(observer, {"n": number + np.arange(3) * 1_000_000}, ends, mask)
-    interrupt(call)
-    taken = observer.stats().steps - before
-    assert taken in (0, mask.sum())
-    if not taken:
-        call()
-
-
-def check_three(place: Place, observer: Any, windows: list[list[int]], num_steps: int) -> None:
-    observer.flush()
-    stats = observer.stats()
-    assert stats.steps == num_steps
-    assert stats.items == stats.acknowledged_items == len(windows)
-    assert sorted(place.column()) == sorted(windows)
-
-
 def write_three(place: Place, interrupt: Interrupt, go_on: Iterator[object], **options: Any) -> None:
     """Write random episodes of three environments, some of which have a step in each call."""
     chance = np.random.default_rng(1)
@@ -355,7 +322,12 @@ def write_three(place: Place, interrupt: Interrupt, go_on: Iterator[object], **o
             for _ in range(4):
                 number += 1
                 mask, ends = chance.random(3) < 2 / 3, chance.random(3) < 1 / 4
-                write_some(observer, interrupt, number, mask, ends)
+                before = observer.stats().steps
+                call = functools.partial(observer, {"n": number + np.arange(3) * 1_000_000}, ends, mask)
+                interrupt(call)
+                if (taken := observer.stats().steps - before) == 0:
+                    call()
+                assert taken in (0, mask.sum())
                 num_steps += int(mask.sum())
                 for env in np.flatnonzero(mask):
                     started[env].append(number + int(env) * 1_000_000)
@@ -369,7 +341,11 @@ def write_three(place: Place, interrupt: Interrupt, go_on: Iterator[object], **o
             if observer.stats().episodes == before:
                 reset()
             started[env] = []
-        check_three(place, observer, windows, num_steps)
+        observer.flush()
+        stats = observer.stats()
+        assert stats.steps == num_steps
+        assert stats.items == stats.acknowledged_items == len(windows)
+        assert sorted(place.column()) == sorted(windows)
 
 
 @pytest.mark.parametrize("priority", [1.0, lambda window: float(window["n"].sum())], ids=["number", "function"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +19,6 @@ from waiting import eventually
 import reverb_writer as rw
 from reverb_writer.background import LateThread
 from reverb_writer.transport import loop
-
-# When items are there.
 
 
 def test_window_is_there_although_its_chunk_is_not_full(place: Place) -> None:
@@ -48,9 +47,6 @@ def test_windows_are_there_after_a_flush(place: Place) -> None:
         assert place.column() == [[1, 2], [2, 3], [3, 4]]
 
 
-# Life and death.
-
-
 @pytest.mark.parametrize("kind", [rw.TrajectoryObserver, rw.SequenceObserver, rw.EpisodeObserver])
 def test_closed_observer_says_so_until_it_is_opened_again(place: Place, kind: Any) -> None:
     observer = kind(place.address, "a", 3)
@@ -72,23 +68,19 @@ def test_closed_observer_says_so_until_it_is_opened_again(place: Place, kind: An
     assert (observer.stats().steps, observer.stats().acknowledged_items) == (4, 1)
 
 
-def test_reopened_observer_asks_for_the_same_structure(place: Place) -> None:
-    observer = observed(place, rw.WindowSpec(1))
-    feed(observer, [1])
-    observer.close()
-    observer.open()
-    with pytest.raises(rw.errors.StructureError, match="step 1, leaf `n`: float64"):
-        observer({"n": np.float64(1)})
-    observer.close()
-
-
-def test_block_closes_the_observer_and_an_own_client_only(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 1) as observer:
+def test_block_closes_the_observer_and_not_its_client_and_a_reopened_one_asks_for_the_same_structure(
+    place: Place,
+) -> None:
+    with observed(place, rw.WindowSpec(1)) as observer:
         feed(observer, [1])
         assert observer.client is place.client
     with pytest.raises(rw.errors.ClosedError):
         observer.flush()
     assert place.column() == [[1]]  # the client is still usable
+    observer.open()
+    with pytest.raises(rw.errors.StructureError, match="step 1, leaf `n`: float64"):
+        observer({"n": np.float64(1)})
+    observer.close()
 
 
 def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
@@ -131,13 +123,21 @@ def test_anything_with_a_server_address_is_a_client(place: Place) -> None:
         ({"chunk_length": 2.5}, "`chunk_length` must be an integer"),
         ({"max_delay_s": 0}, "`max_delay_s` must be > 0 seconds, got 0"),
         ({"timeout_s": -1}, "`timeout_s` must be > 0 seconds, got -1"),
-        ({"timeout_s": float("nan")}, "`timeout_s` must be > 0 seconds, got nan"),
+        ({"timeout_s": math.nan}, "`timeout_s` must be > 0 seconds, got nan"),
         ({"max_in_flight_items": 0}, "`max_in_flight_items` must be >= 1, got 0"),
         ({"max_in_flight_bytes": 0}, "`max_in_flight_bytes` must be >= 1, got 0"),
         ({"on_block": "panic"}, "`on_block` must be 'wait', 'raise' or 'drop_oldest', got 'panic'"),
         ({"max_item_bytes": 0}, "`max_item_bytes` must be >= 1, got 0"),
         ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
+        ({"patience_s": 0}, "`patience_s` must be > 0 seconds, got 0"),
+        ({"actor_id": ""}, "`actor_id` must be a string that is not empty, or None, got ''"),
+        ({"connect_timeout_s": "soon"}, "`connect_timeout_s` must be > 0 seconds"),
+        ({"until": False}, "`until` must be a function without arguments, got False. Put `lambda:`"),
         *(({"num_envs": number}, "`num_envs` must be") for number in (0, -1, 2.0, True)),
+        *(
+            ({"priority": one}, "`priority` must be a finite number >= 0")
+            for one in (math.nan, math.inf, -0.1, "1", None)
+        ),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_construction(
@@ -151,14 +151,14 @@ def test_observer_that_waits_for_its_server_says_so_again_and_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("reverb_writer.client.server_set.LOG_EVERY_S", 0.05)
-    with pytest.raises(rw.errors.ServerUnavailableError):
+    begin = time.monotonic()
+    missing = r"no Reverb server at localhost:1 within 1\.5 s.*refused"
+    with pytest.raises(rw.errors.ServerUnavailableError, match=missing):
         rw.TrajectoryObserver("localhost:1", "a", 1, timeout_s=1.5)
+    assert time.monotonic() - begin < 20
     told = [record.getMessage() for record in caplog.records]
     assert len(told) >= 2
     assert all("an observer waits for the server at localhost:1 for " in each for each in told)
-
-
-# What cannot be told apart later.
 
 
 @pytest.mark.parametrize("num_envs", [None, 2])

@@ -1,16 +1,23 @@
-"""Observers on a real server: what is read back are the windows that `windowing` says, and nothing else."""
+"""Observers of one environment and of many on a real server: what is read back are the windows that `windowing` has."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
-from episodes import cut, expected, feed, observed, specs
+from episodes import SMALL_GRID, cut, expected, feed, observed, specs
 from kinds import contents
-from reading import Place, read
+from reading import Place, fifo, read
+from reading import spec as spec_of
+from server_process import HostedServer
+from waiting import eventually
 
 import reverb_writer as rw
 
@@ -18,8 +25,6 @@ MODES = tuple(rw.EndOfEpisode)
 
 pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
 
-
-# All windows of every mode.
 
 GRID = specs(range(1, 6), range(1, 7))
 EPISODES = range(1, 10)
@@ -57,41 +62,15 @@ def test_large_steps_are_sent_in_time(place: Place) -> None:
     assert all((item.data[0] == item.data[0][:, :1, :1]).all() for item in items)
 
 
-# Boundaries.
-
-
-def boundary_steps(kind: str, numbers: Sequence[int]) -> list[Any]:
-    last = [False] * (len(numbers) - 1) + [True]
-    if kind == "is_last":
-        return [{"n": np.int64(n), "is_last": end} for n, end in zip(numbers, last, strict=True)]
-    if kind == "dm_env":
-        types = [0, *[1] * (len(numbers) - 2), 2]
-        return [{"n": np.int64(n), "step_type": np.int32(kind)} for n, kind in zip(numbers, types, strict=True)]
-    return [
-        rw.Trajectory(np.int32(2 if end else 1), np.int64(n), (), (), np.int32(0), np.float32(0), np.float32(1))
-        for n, end in zip(numbers, last, strict=True)
-    ]
-
-
-@pytest.mark.parametrize(("kind", "column"), [("is_last", 1), ("dm_env", 0), ("trajectory", 1)])
-def test_steps_tell_the_end_of_their_episode(place: Place, kind: str, column: int) -> None:
+def test_steps_tell_the_end_of_their_episode_unless_the_caller_knows_better(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "a", 2) as observer:
-        for step in [*boundary_steps(kind, [1, 2, 3]), *boundary_steps(kind, [4, 5])]:
-            observer(step)
+        for number in range(1, 6):
+            observer({"n": np.int64(number), "is_last": number in (3, 5)})
         assert observer.stats().episodes == 2
-    assert place.column("a", column) == [[1, 2], [2, 3], [4, 5]]
-
-
-def test_caller_knows_better_than_the_step(place: Place) -> None:
-    steps = boundary_steps("is_last", [1, 2, 3])
-    with rw.TrajectoryObserver(place.client, "a", 2) as observer:
-        observer(steps[0], end_of_episode=True)
-        observer(steps[2], end_of_episode=False)
-        observer(steps[1])
-    assert place.column("a", 1) == [[3, 2]]
-
-
-# Reset in mid-episode.
+        observer({"n": np.int64(6), "is_last": False}, end_of_episode=True)
+        observer({"n": np.int64(7), "is_last": True}, end_of_episode=False)
+        observer({"n": np.int64(8), "is_last": False})
+    assert place.column("a", 1) == [[1, 2], [2, 3], [4, 5], [7, 8]]
 
 
 def test_refused_reset_lets_the_episode_go_on(place: Place) -> None:
@@ -104,22 +83,6 @@ def test_refused_reset_lets_the_episode_go_on(place: Place) -> None:
         observer({"n": np.int64(3)}, end_of_episode=True)
         assert observer.stats().dropped_steps == {}
     assert place.column() == [[1, 2, 3]]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_reset_without_writing_and_close_leave_the_complete_windows(place: Place, mode: rw.EndOfEpisode) -> None:
-    with observed(place, rw.WindowSpec(3, 2, mode)) as observer:
-        for n in (2, 3, 6):
-            for number in range(1, n + 1):
-                observer({"n": np.int64(number)})
-            if n < 6:
-                observer.reset(discard=True)
-    assert observer.stats().dropped_steps == {"reset": 2 + 0 + 1}
-    assert observer.stats().episodes == 3
-    assert place.column() == [[1, 2, 3], [1, 2, 3], [3, 4, 5]]
-
-
-# Several kinds of windows.
 
 
 def test_targets_have_tables_and_priorities_of_their_own(place: Place) -> None:
@@ -148,3 +111,358 @@ def test_episodes_that_are_too_short_for_any_window_are_a_warning_once_and_summe
     assert first[0] == last[0] == "WARNING"
     assert "An episode of 7 steps is shorter than a window (`sequence_length` 20): nothing of it is written" in first[1]
     assert last[1] == "Observer closed: of 210 steps some are in no window (short_episode 210)."
+
+
+def test_windows_are_sent_at_the_ends_of_episodes_of_a_spanning_stream(place: Place) -> None:
+    with rw.SequenceObserver(place.client, "a", 2, chunk_length=1000, max_delay_s=1000) as observer:
+        feed(observer, [3])
+        eventually(lambda: place.client.server_info()["a"].current_size == 2)
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_episode_is_counted_once_that_a_boundary_step_and_then_the_end_of_the_stream_ends(
+    place: Place, end: str
+) -> None:
+    with rw.SequenceObserver(place.client, "a", 2) as observer:
+        for number in range(6):
+            observer({"n": np.int64(number)}, end_of_episode=number in (2, 5))
+        getattr(observer, end)()
+        assert observer.stats().episodes == 2
+
+
+NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+
+
+def test_padding_has_dtype_and_shape_of_every_leaf(place: Place) -> None:
+    step = {name: np.ones((2, 1), name) for name in NUMBERS} | {"bytes": np.array([b"a\0", "ä"], object)}
+    with rw.TrajectoryObserver(place.client, "a", 3, end_of_episode="cover") as observer:
+        observer(step, end_of_episode=True)
+    (item,) = read(place.client, "a")
+    for name, column in zip(sorted(step), item.data, strict=True):
+        if name == "bytes":
+            assert column.tolist() == [[b"a\0", "ä".encode()], [b"", b""], [b"", b""]]
+        else:
+            assert (column.dtype, column.shape) == (np.dtype(name), (3, 2, 1))
+            np.testing.assert_array_equal(column, np.array([1, 0, 0], name)[:, None, None].repeat(2, 1))
+
+
+def good_step(number: int) -> dict[str, Any]:
+    return {"n": np.int64(number), "x": np.full(2, number, np.float32), "s": "text"}
+
+
+BAD_STEPS = [
+    {"n": np.int64(1), "x": np.zeros(2, np.float32)},
+    {**good_step(1), "extra": 1},
+    {**good_step(1), "x": np.zeros(2)},
+    {**good_step(1), "x": np.zeros(3, np.float32)},
+    {**good_step(1), "n": 0.5},
+    {**good_step(1), "s": "\ud800"},
+    {**good_step(1), "s": np.array({}, object)},
+    {**good_step(1), "x": [np.float32(1), np.float32(1)]},
+    None,
+    3,
+]
+
+
+@pytest.mark.parametrize("at", [0, 2, 3, 6])
+def test_refused_step_changes_nothing(place: Place, at: int) -> None:
+    spec = rw.WindowSpec(3, 2, "cover")
+    with observed(place, spec, spec=good_step(0)) as observer:
+        for i in range(7):
+            if i == at:
+                for bad in BAD_STEPS:
+                    with pytest.raises(rw.errors.StructureError, match=rf"^step {i}[:,]"):
+                        observer(bad, end_of_episode=True)
+                assert observer.stats().steps == i
+            observer(good_step(i + 1), end_of_episode=i == 6)
+    items = read(place.client, "a")
+    assert [item.data[0].tolist() for item in items] == expected(spec, [7])
+    assert [item.data[1].tolist() for item in items] == [
+        [b"text" if number else b"" for number in item.data[0].tolist()] for item in items
+    ]
+
+
+def test_leaves_are_copied(place: Place) -> None:
+    array = np.zeros(2)
+    strings = np.array(["", ""], object)
+    with rw.TrajectoryObserver(
+        place.client, "a", 2, end_of_episode="cover", priority=lambda w: w["x"].sum()
+    ) as observer:
+        for number in range(1, 4):
+            array[:] = number
+            strings[:] = str(number)
+            observer({"x": array, "s": strings}, end_of_episode=number == 3)
+            array[:] = -1
+            strings[:] = "spoilt"
+    items = read(place.client, "a")
+    assert [item.data[1].tolist() for item in items] == [[[1, 1], [2, 2]], [[2, 2], [3, 3]]]
+    assert [item.data[0].tolist() for item in items] == [[[b"1"] * 2, [b"2"] * 2], [[b"2"] * 2, [b"3"] * 2]]
+    assert [item.info.priority for item in items] == [6, 10]
+
+
+def test_leaf_that_reverb_cannot_store_is_refused_by_its_path(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 1) as observer:
+        with pytest.raises(rw.errors.StructureError, match="leaf `t/when`: dtype datetime64"):
+            observer({"t": {"when": np.datetime64("2026-01-01")}, "x": 1})
+        observer({"n": 1})  # nothing was learned of the refused one
+    assert place.column() == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        ({"table": "c", "sequence_length": 2}, "`c`"),
+        ({"table": ["a", "d", "c"], "sequence_length": 2}, "`c`, `d`"),
+        ({"windows": {"a": rw.WindowSpec(1), "c": rw.WindowSpec(2)}}, "`c`"),
+    ],
+)
+def test_unknown_table_is_found_at_once_with_the_tables_that_there_are(
+    place: Place, arguments: dict[str, Any], missing: str
+) -> None:
+    with pytest.raises(rw.errors.StructureError) as refusal:
+        rw.TrajectoryObserver(place.client, **arguments)
+    assert str(refusal.value) == f"table {missing} is not on the server at {place.address}; it has `a`, `b`."
+    with pytest.raises(rw.errors.StructureError, match="table `c` is not on the server"):
+        rw.SequenceObserver(place.address, "c", 2)
+    with pytest.raises(rw.errors.StructureError, match="table `c` is not on the server"):
+        rw.EpisodeObserver(place.address, "c", 2)
+
+
+SIGNATURE = {"x": spec_of((None, 2), np.float32), "y": {"z": spec_of((None,), np.int64)}}
+
+
+@pytest.fixture
+def signed(replay_server: Callable[..., HostedServer]) -> Iterator[rw.Client]:
+    server = replay_server(
+        fifo("signed", signature=SIGNATURE),
+        fifo("masked", signature=(spec_of((None,), np.int64), spec_of((None,), bool))),
+    )
+    with rw.Client(server.address, timeout_s=60) as client:
+        yield client
+
+
+def test_step_that_is_not_the_table_s_is_refused_by_leaf_path(signed: rw.Client) -> None:
+    another_dtype = {"x": np.zeros(2), "y": {"z": np.int64(1)}}
+    with rw.TrajectoryObserver(signed, "signed", 1) as observer:
+        for step, message in (
+            (another_dtype, "leaf `x`: float64 (2,), but table `signed` holds float32 (2,) in `x` (its signature)."),
+            ({"x": np.zeros(2, np.float32)}, "table `signed`: its signature has 2 leaves (x, y/z), got 1 (x)."),
+        ):
+            with pytest.raises(rw.errors.StructureError, match=f"^{re.escape(message)}"):
+                observer(step)
+        observer({"x": np.ones(2, np.float32), "y": {"z": 3}})
+    (item,) = signed.sample("signed")
+    assert item.data["x"].tolist() == [[1, 1]]
+    assert item.data["y"]["z"].tolist() == [3]
+
+
+def test_mask_is_part_of_what_the_signature_asks_for(signed: rw.Client) -> None:
+    with (
+        rw.TrajectoryObserver(signed, "masked", 2) as observer,
+        pytest.raises(rw.errors.StructureError, match="its signature has 2 leaves"),
+    ):
+        observer((np.int64(1),))
+    with rw.TrajectoryObserver(signed, "masked", 2, mask=True, end_of_episode="cover") as observer:
+        observer((np.int64(1),), end_of_episode=True)
+    (item,) = read(signed, "masked")
+    assert [column.tolist() for column in item.data] == [[1, 0], [True, False]]
+
+
+_MAX_CALLS = 6
+
+
+def python_calls(call: Any) -> list[str]:
+    """Return the names of the Python functions that a call runs in this thread, itself included."""
+    names: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            names.append(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names[1:]  # without the lambda
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("end_of_episode", [None, False])
+def test_step_that_fills_no_chunk_takes_at_most_six_calls(
+    place: Place, mask: bool, end_of_episode: bool | None
+) -> None:
+    step = {"is_last": np.bool_(False), "obs": {"a": np.zeros(4), "b": np.int64(1)}}
+    allowed = _MAX_CALLS + 2 * mask  # the mask is added to the leaves
+    with rw.TrajectoryObserver(place.client, "a", 20, mask=mask, chunk_length=20, max_delay_s=1000) as observer:
+        observer(step, end_of_episode=end_of_episode)
+        every = [python_calls(lambda: observer(step, end_of_episode=end_of_episode)) for _ in range(10)]
+        quiet = [calls for calls in every if not any(name.endswith("_wake") for name in calls)]
+        assert quiet  # on a busy machine some steps come so late that they wake the sender
+        assert all(len(calls) <= allowed for calls in quiet), quiet
+
+
+def test_calls_of_a_vector_step_do_not_grow_with_the_environments(place: Place) -> None:
+    counts = []
+    for num_envs in (2, 50):
+        step = {"obs": np.zeros((num_envs, 4)), "reward": np.zeros(num_envs)}
+        go_on = np.zeros(num_envs, bool)
+        with rw.TrajectoryObserver(
+            place.client, "a", 20, num_envs=num_envs, chunk_length=20, max_delay_s=1000
+        ) as observer:
+            observer(step, end_of_episode=go_on)
+            counts.append(len(python_calls(lambda step=step, go_on=go_on: observer(step, end_of_episode=go_on))))
+    assert counts[0] == counts[1]
+
+
+# Many environments: each is what an observer of its own would have written. Steps are (environment, number).
+
+# When the episodes of each environment end, by the number of the step.
+ENDS = [{3, 4, 10}, {10}, set[int](), {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {6, 9}]
+NUM_STEPS = 12
+
+
+def windows_by_env(place: Place, table: str = "a") -> dict[int, list[list[int]]]:
+    """Take out all items; return the numbers in the windows of each environment, in their order."""
+    found: dict[int, list[list[int]]] = {}
+    for item in read(place.client, table):
+        envs, numbers = (column.tolist() for column in item.data[:2])
+        assert set(envs) <= {envs[0], 0}
+        found.setdefault(envs[0], []).append(numbers)
+    return found
+
+
+def step_of(number: int, num_envs: int) -> dict[str, Any]:
+    return {"env": np.arange(1, num_envs + 1), "n": np.full(num_envs, number)}
+
+
+def test_environment_holds_the_windows_of_its_own_episodes(place: Place) -> None:
+    """The last episode of each has no end: it keeps the windows that are complete."""
+    for spec in SMALL_GRID:
+        with observed(place, spec, num_envs=len(ENDS)) as observer:
+            for number in range(1, NUM_STEPS + 1):
+                observer(step_of(number, len(ENDS)), end_of_episode=[number in ends for ends in ENDS])
+        windows: dict[int, list[list[int]]] = {}
+        dropped: Counter[str] = Counter()
+        for env, ends in enumerate(ENDS, 1):
+            stops = sorted({*ends, NUM_STEPS})
+            for start, stop in itertools.pairwise([0, *stops]):
+                of_end = spec if stop in ends else rw.WindowSpec(spec.sequence_length, spec.stride_length)
+                found = of_end.windows(stop - start)
+                windows.setdefault(env, []).extend(cut(range(start + 1, stop + 1), found))
+                covered = set(itertools.chain(*(range(*window) for window in found)))
+                unfinished = {"reset": stop - start - len(covered)}
+                dropped.update(spec.num_dropped(stop - start) if stop in ends else unfinished)
+        assert +Counter(observer.stats().dropped_steps) == +dropped
+        assert windows_by_env(place) == {env: numbers for env, numbers in windows.items() if numbers}, spec
+
+
+def test_frames_strings_and_numbers_are_copied_to_their_environments(place: Place) -> None:
+    rng = np.random.default_rng(0)
+    frames = rng.integers(256, size=(9, 4, 84, 84), dtype=np.uint8)
+    names = np.array([[f"{t}/{env}" for env in range(4)] for t in range(9)])
+    with rw.TrajectoryObserver(place.client, "a", 3, 3, num_envs=4) as observer:
+        for t in range(9):
+            step = {"frame": frames[t].copy(), "half": frames[t, :, 0, :2].astype(">f2"), "name": names[t].copy()}
+            observer(step)
+            for leaf in step.values():
+                leaf[:] = 0
+    items = read(place.client, "a")
+    assert len(items) == 12
+    for item in items:
+        frame, half, name = item.data
+        t, env = map(int, name[0].decode().split("/"))
+        assert name.tolist() == [f"{t + i}/{env}".encode() for i in range(3)]
+        np.testing.assert_array_equal(frame, frames[t : t + 3, env], strict=True)
+        assert half.dtype == np.float16
+        assert half.tolist() == frames[t : t + 3, env, 0, :2].astype(float).tolist()
+
+
+@pytest.mark.parametrize(
+    ("step", "end_of_episode", "message"),
+    [
+        ({"env": np.arange(3)}, None, "step 2: .* Missing: `n`"),
+        (step_of(9, 2), None, r"step 2, leaf `env`: int64 \(2,\), expected int64 \(3,\)"),
+        ({**step_of(9, 3), "n": 5}, None, r"step 2, leaf `n`: int64 \(\)"),
+        (step_of(9, 3), True, r"`end_of_episode` has shape \(\), expected \(3,\): one flag per environment"),
+        (step_of(9, 3), [True], r"`end_of_episode` has shape \(1,\)"),
+        (step_of(9, 3), [[True] * 3], r"`end_of_episode` has shape \(1, 3\)"),
+    ],
+)
+def test_refused_step_of_environments_changes_nothing(
+    place: Place, step: Any, end_of_episode: Any, message: str
+) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 3, num_envs=3) as observer:
+        for number in (1, 2, 3):
+            if number == 3:
+                with pytest.raises(rw.errors.StructureError, match=message):
+                    observer(step, end_of_episode=end_of_episode)
+            observer(step_of(number, 3))
+    assert windows_by_env(place) == {env: [[1, 2, 3]] for env in (1, 2, 3)}
+
+
+def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 1, num_envs=2) as observer:
+        with pytest.raises(rw.errors.StructureError, match="`end_of_episode` has shape"):
+            observer({"x": np.zeros(2)}, end_of_episode=True)
+        first_step = r"first step, leaf `x`: shape \(3,\), expected \(2, \.\.\.\)"
+        with pytest.raises(rw.errors.StructureError, match=first_step):
+            observer({"x": np.zeros(3)})
+        with pytest.raises(rw.errors.StructureError, match=r"`env_mask` has shape \(1,\), expected \(2,\)"):
+            observer(step_of(1, 2), env_mask=[True])
+        with pytest.raises(rw.errors.StructureError, match="leaf `x`: dtype datetime64"):
+            observer({"x": np.zeros(2, "M8[s]")})
+        observer(step_of(1, 2))
+    assert windows_by_env(place) == {1: [[1]], 2: [[1]]}
+
+
+@pytest.mark.parametrize("priority", [1.0, lambda _: 1.0], ids=["together", "one by one"])
+def test_reset_ends_the_episodes_of_some_environments(place: Place, priority: Any) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 3, 2, priority, num_envs=4) as observer:
+        observer.reset()  # before the first step
+        for number in range(1, 8):
+            observer(step_of(number, 4))
+            if number == 4:
+                observer.reset(env_ids=[0])
+                observer.reset(discard=True, env_ids=(1,))
+                observer.reset(env_ids=np.array([], int))
+                observer.reset(env_ids=np.array([0]))  # of nothing
+        observer.reset(env_ids=[3, 2])
+        assert observer.stats().dropped_steps == {"reset": 1}
+        assert observer.stats().episodes == 4
+    assert windows_by_env(place) == {
+        1: [[1, 2, 3], [2, 3, 4], [5, 6, 7]],
+        2: [[1, 2, 3], [5, 6, 7]],
+        3: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
+        4: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
+    }
+
+
+def test_end_of_an_episode_cuts_no_chunk_of_other_environments(place: Place) -> None:
+    """Their complete windows wait for the chunk to be full: many environments would send twice as many chunks else."""
+    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=3, max_delay_s=float("inf")) as observer:
+        observer(step_of(1, 3))
+        observer(step_of(2, 3), end_of_episode=[True, False, False])
+        eventually(lambda: observer.stats().acknowledged_items > 0)
+        assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (1, 2)
+    assert windows_by_env(place) == {env: [[1, 2]] for env in (1, 2, 3)}
+
+
+def test_reset_of_all_environments_drops_and_counts_those_that_are_too_short(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 3, num_envs=2) as observer:
+        observer(step_of(1, 2), end_of_episode=[True, False])
+        observer(step_of(2, 2))
+        observer(step_of(3, 2))
+        observer.reset()
+        assert observer.stats().dropped_steps == {"short_episode": 1 + 2}
+    assert windows_by_env(place) == {2: [[1, 2, 3]]}
+
+
+@pytest.mark.parametrize("env_ids", [[2], [-1], [0, 5], [True, False], [0.0], np.array([True, False])])
+def test_environment_numbers_out_of_range_are_refused(place: Place, env_ids: Any) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 2, end_of_episode="pad", num_envs=2) as observer:
+        observer(step_of(1, 2))
+        with pytest.raises(rw.errors.SpecError, match="`env_ids` must be"):
+            observer.reset(env_ids=env_ids)
+        observer(step_of(2, 2))
+    assert windows_by_env(place) == {1: [[1, 2]], 2: [[1, 2]]}

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading import fifo, read_column
+from kinds import contents
+from reading import column_at, fifo
 from server_process import HostedServer, StartServer
+from shard_files import ShardFile, shard_lines
 from waiting import eventually
 
 import reverb_writer as rw
@@ -39,9 +41,8 @@ def episode(observer: Any, first: int, num_steps: int = 3) -> None:
         observer({"n": np.int64(number)}, end_of_episode=number == first + num_steps - 1)
 
 
-def numbers(server: HostedServer, table: str = "replay") -> list[list[int]]:
-    with rw.Client(server.address, timeout_s=60) as client:
-        return read_column(client, table)
+def numbers(server: HostedServer) -> list[list[int]]:
+    return column_at(server.address)
 
 
 def pairs(*firsts: int) -> list[list[int]]:
@@ -74,9 +75,6 @@ def test_each_episode_goes_to_the_shard_of_its_number(replay_server: StartServer
         assert firsts
         assert numbers(server) == pairs(*firsts)
     assert observer.stats().lost_shards == 0
-
-
-# Shards that a rate limiter blocks.
 
 
 def test_shards_that_their_rate_limiters_block_are_not_lost(replay_server: StartServer) -> None:
@@ -118,9 +116,6 @@ def test_episodes_go_past_a_shard_that_its_rate_limiter_blocks(replay_server: St
             found += numbers(blocked) + numbers(free)
         observer.flush()
     assert sorted(found) == pairs(*range(0, 1000, 10))
-
-
-# Shards that are lost.
 
 
 def test_episodes_go_elsewhere_when_a_shard_is_lost(lone_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -270,9 +265,6 @@ def test_episode_observer_loses_no_episode_that_it_has_not_sent(lone_server: Sta
     assert numbers(second) == [[10, 11, 12]]
 
 
-# Windows that cross episodes.
-
-
 def test_windows_that_cross_episodes_stay_at_a_shard_for_so_many_items(
     replay_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,17 +287,6 @@ def test_windows_that_cross_episodes_stay_at_a_shard_for_so_many_items(
     covered = set(itertools.chain.from_iterable(windows))
     assert stats.steps == 1200 == len(covered) + sum(stats.dropped_steps.values())
     assert stats.items == stats.acknowledged_items == len(windows)
-
-
-# The target.
-
-
-def test_bad_options_are_refused(replay_server: StartServer) -> None:
-    address = replay_server(fifo("replay")).address
-    with pytest.raises(rw.errors.SpecError, match="`patience_s` must be > 0 seconds, got 0"):
-        rw.TrajectoryObserver(address, "replay", 2, patience_s=0)
-    with pytest.raises(rw.errors.SpecError, match="`actor_id` must be a string that is not empty, or None, got ''"):
-        rw.TrajectoryObserver(address, "replay", 2, actor_id="")
 
 
 def test_no_shard_at_all_is_said_by_name(lone_server: StartServer) -> None:
@@ -333,25 +314,14 @@ def test_shard_that_is_drained_gets_no_new_episode_and_one_that_is_added_does(
 ) -> None:
     """And nothing is dropped by either."""
     servers = [replay_server(fifo("replay")) for _ in range(2)]
-    path = tmp_path / "shards"
-
-    def tell(*lines: str) -> None:
-        path.write_text("\n".join(lines))
-        client.connections.refresh()
-
-    path.write_text(f"a {servers[0].address}")
-    with rw.Client(f"file:{path}") as client, observed(client, timeout_s=60) as observer:
-        for number in range(20):
-            episode(observer, 10 * number)
-        observer.flush()
-        tell(f"a {servers[0].address}", f"b {servers[1].address}")
-        for number in range(20, 40):
-            episode(observer, 10 * number)
-        observer.flush()
-        tell(f"a {servers[0].address} draining", f"b {servers[1].address}")
-        for number in range(40, 60):
-            episode(observer, 10 * number)
-        observer.flush()
+    a, b = shard_lines(servers)
+    file = ShardFile(tmp_path, a)
+    with rw.Client(file.target) as client, observed(client, timeout_s=60) as observer:
+        for first, lines in ((0, [a]), (200, [a, b]), (400, [f"{a} draining", b])):
+            file.tell(client, *lines)
+            for number in range(first, first + 200, 10):
+                episode(observer, number)
+            observer.flush()
         stats = observer.stats()
     assert (stats.lost_shards, stats.dropped_items, stats.unconfirmed_items) == (0, 0, 0)
     at_a, at_b = map(numbers, servers)
@@ -366,17 +336,15 @@ def test_shard_that_the_target_calls_lost_or_has_no_more_is_given_up_at_once(
     lone_server: StartServer, tmp_path: Path, how: str
 ) -> None:
     servers = dict(zip("ab", [lone_server(fifo("replay")) for _ in range(2)], strict=True))
+    lines = dict(zip("ab", shard_lines([*servers.values()]), strict=True))
     first, second = rank_shards("actor/1", servers)
-    path = tmp_path / "shards"
-    lines = {name: f"{name} {server.address}" for name, server in servers.items()}
-    path.write_text("\n".join(lines.values()))
-    with rw.Client(f"file:{path}") as client, observed(client, patience_s=600, timeout_s=60) as observer:
+    file = ShardFile(tmp_path, *lines.values())
+    with rw.Client(file.target) as client, observed(client, patience_s=600, timeout_s=60) as observer:
         servers[first].process.pause()
         episode(observer, 0)
         with pytest.raises(rw.errors.ReverbWriterError):
             observer.flush(timeout_s=1)
-        path.write_text("\n".join([lines[second], *([f"{lines[first]} lost"] if how == "lost" else [])]))
-        client.connections.refresh()
+        file.tell(client, lines[second], *([f"{lines[first]} lost"] if how == "lost" else []))
         eventually(lambda: observer.stats().lost_shards == 1)
         episode(observer, 10)
         observer.flush()
@@ -386,18 +354,17 @@ def test_shard_that_the_target_calls_lost_or_has_no_more_is_given_up_at_once(
     assert numbers(servers[second]) == pairs(10)
 
 
+@contents
 def test_shard_that_the_target_calls_lost_although_it_answers_is_given_up_once(
     replay_server: StartServer, tmp_path: Path
 ) -> None:
-    servers = dict(zip("ab", [replay_server(fifo("replay")) for _ in range(2)], strict=True))
-    path = tmp_path / "shards"
-    path.write_text("\n".join(f"{name} {server.address}" for name, server in servers.items()))
-    with rw.Client(f"file:{path}") as client, observed(client, timeout_s=60) as observer:
+    a, b = shard_lines([replay_server(fifo("replay")) for _ in range(2)])
+    file = ShardFile(tmp_path, a, b)
+    with rw.Client(file.target) as client, observed(client, timeout_s=60) as observer:
         episode(observer, 0)
-        path.write_text(f"a {servers['a'].address} lost\nb {servers['b'].address}")
-        client.connections.refresh()
+        file.tell(client, f"{a} lost", b)
         eventually(lambda: observer.stats().lost_shards == 1)
-        until, first = time.monotonic() + 4 * PATIENCE_S, 10
+        until, first = time.monotonic() + 2.5 * PATIENCE_S, 10
         while time.monotonic() < until:  # it is asked twice in `patience_s`, and answers
             episode(observer, first)
             observer.flush()

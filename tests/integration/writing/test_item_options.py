@@ -1,14 +1,15 @@
-"""Priorities on a real server: constants, functions of the window, and functions that fail."""
+"""Priorities and sizes of items on a real server: constants, functions of the window that fail, `max_item_bytes`."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from episodes import SMALL_EPISODES, expected, feed, observed
+from episodes import expected, feed, observed
 from kinds import contents
 from reading import Place, read
 from waiting import eventually
@@ -16,20 +17,7 @@ from waiting import eventually
 import reverb_writer as rw
 from reverb_writer.writing import sender
 
-MODES = tuple(rw.EndOfEpisode)
-
 pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("chunk_length", [None, 1, 7])
-def test_function_gives_each_window_its_priority(place: Place, mode: rw.EndOfEpisode, chunk_length: int | None) -> None:
-    spec = rw.WindowSpec(4, 3, mode)
-    with observed(place, spec, priority=lambda window: window["n"].sum() / 4, chunk_length=chunk_length) as observer:
-        feed(observer, SMALL_EPISODES)
-    items = read(place.client, "a")
-    assert [item.data[0].tolist() for item in items] == expected(spec, SMALL_EPISODES)
-    assert [item.info.priority for item in items] == [sum(item.data[0].tolist()) / 4 for item in items]
 
 
 def test_function_sees_the_nest_of_the_window_without_the_mask(place: Place) -> None:
@@ -147,26 +135,11 @@ def test_sender_that_did_not_hear_of_close_counts_no_more(place: Place, monkeypa
     assert (stats.steps, stats.items, stats.acknowledged_items) == (3, 2, 1)
 
 
-@pytest.mark.parametrize("priority", [float("nan"), float("inf"), -0.1, "1", None])
-def test_constant_that_is_no_priority_is_refused_at_construction(place: Place, priority: Any) -> None:
-    with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
-        rw.TrajectoryObserver(place.client, "a", 2, priority=priority)
-
-
-def test_priority_zero_is_one(place: Place) -> None:
-    with observed(place, rw.WindowSpec(1), priority=0) as observer:
-        feed(observer, [1])
-    assert [item.info.priority for item in read(place.client, "a")] == [0]
-
-
-# The largest priority that this process has set.
-
-
 def priorities_of(place: Place) -> list[float]:
     return [item.info.priority for item in read(place.client, "a")]
 
 
-def test_new_items_get_the_largest_priority_that_a_learner_has_set(place: Place) -> None:
+def test_new_items_get_the_largest_priority_that_a_learner_has_set_or_a_constant(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "a", 1, priority="max") as observer:
         feed(observer, [1, 1])
         observer.flush()
@@ -182,6 +155,9 @@ def test_new_items_get_the_largest_priority_that_a_learner_has_set(place: Place)
     with rw.TrajectoryObserver(place.client, "a", 1, num_envs=2, priority="max") as vector:
         vector({"n": np.arange(2)}, end_of_episode=[True, True])
     assert priorities_of(place) == [1.0, 1.0]
+    with observed(place, rw.WindowSpec(1), priority=0) as observer:
+        feed(observer, [1])
+    assert priorities_of(place) == [0]
 
 
 def test_dataset_raises_the_largest_priority(place: Place) -> None:
@@ -193,3 +169,102 @@ def test_dataset_raises_the_largest_priority(place: Place) -> None:
             dataset.flush_priorities()
         feed(observer, [1])
     assert priorities_of(place) == [3.5]
+
+
+LIMIT = 100
+STEP = {"frame": np.zeros(4, np.uint8), "reward": np.float32(0)}  # 8 bytes, so that 12 steps fit
+
+
+def size(place: Place) -> int:
+    return place.client.server_info()["a"].current_size
+
+
+def test_windows_that_are_too_large_are_refused_at_the_first_step(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 12, max_item_bytes=LIMIT) as observer:
+        for _ in range(13):
+            observer(STEP)
+    assert size(place) == 2  # 96 bytes each
+    with rw.TrajectoryObserver(place.client, "a", 13, max_item_bytes=LIMIT) as observer:
+        expected = (
+            r"an item of 13 steps takes 104 bytes uncompressed, expected at most 100, the observer's "
+            r"`max_item_bytes`\. Its largest leaf is `reward` with 4 bytes per step"
+        )
+        with pytest.raises(rw.errors.StructureError, match=expected):
+            observer(STEP)
+        assert observer.stats().steps == 0
+    masked: dict[str, Any] = {"end_of_episode": "pad", "mask": True, "max_item_bytes": LIMIT}
+    with (
+        rw.TrajectoryObserver(place.client, "a", 12, **masked) as observer,
+        pytest.raises(rw.errors.StructureError, match="an item of 12 steps takes 108 bytes"),
+    ):
+        observer(STEP)
+    assert size(place) == 2
+
+
+def test_episode_that_becomes_too_large_is_refused_at_that_step(place: Place) -> None:
+    with rw.EpisodeObserver(place.client, "a", 1000, max_item_bytes=LIMIT) as observer:
+        for _ in range(12):
+            observer(STEP)
+        for _ in range(2):  # it stays so
+            with pytest.raises(rw.errors.StructureError, match="an item of 13 steps takes 104 bytes"):
+                observer(STEP)
+        assert observer.stats().steps == 12
+        observer.reset()  # the 12 steps are an item
+        for t in range(12):
+            observer(STEP, end_of_episode=t == 11)
+    assert size(place) == 2
+
+
+def test_strings_count_by_their_length(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 2, chunk_length=3, max_item_bytes=LIMIT) as observer:
+        for length in (60, 32, 60, 32, 60):  # with a number of 4 bytes each: 100 for any two that follow each other
+            observer({"text": "x" * length, "number": np.int32(0)})
+        told = r"an item of 2 steps takes 101 bytes .*leaf is `text` with 33 bytes"
+        with pytest.raises(rw.errors.StructureError, match=told):
+            observer({"text": "x" * 33, "number": np.int32(0)})
+        observer({"text": "é" * 16, "number": np.int32(0)})
+    assert size(place) == 5
+
+
+def test_refused_step_of_one_environment_is_a_step_of_none(place: Place) -> None:
+    def step(*texts: str) -> dict[str, Any]:
+        return {"text": np.array(texts, object)}
+
+    going_on = np.zeros(2, bool)
+    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=2, max_item_bytes=LIMIT) as observer:
+        for _ in range(2):
+            observer(step("a" * 50, "b"), end_of_episode=going_on)
+        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
+            observer(step("a" * 51, "b"), end_of_episode=going_on)
+        assert observer.stats().steps == 4
+        observer(step("a" * 50, "c"), end_of_episode=going_on)
+    assert sorted(place.column()) == [*[[b"a" * 50] * 2] * 2, [b"b", b"b"], [b"b", b"c"]]
+
+
+def test_windows_over_episodes_count_their_own_steps_only(place: Place) -> None:
+    with rw.SequenceObserver(place.client, "a", 2, max_item_bytes=LIMIT) as observer:
+        for number in range(30):
+            observer({"text": "x" * 50}, end_of_episode=number % 7 == 6)
+        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
+            observer({"text": "x" * 51})
+    assert size(place) == 29
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_local_server_refuses_larger_items_from_anyone(tmp_path: Path, restored: bool) -> None:
+    server = rw.LocalServer([rw.TableConfig("replay")], max_item_bytes=LIMIT)
+    if restored:
+        with server:
+            server.save(tmp_path)
+        server = rw.LocalServer.restore(tmp_path, max_item_bytes=LIMIT)
+    rows = np.zeros((8, 10), np.uint8)
+    with server, rw.Client(server.address) as client:
+        client.insert([rows, np.array([b"x" * 20], object)], {"replay": 1.0})
+        with pytest.raises(
+            rw.errors.ReverbWriterError,
+            match=r"takes 101 bytes, expected at most 100, the server's `max_item_bytes`; .* column, 0, takes 80",
+        ):
+            client.insert([rows, np.array([b"x" * 20, b"y"], object)], {"replay": 1.0})
+        assert client.server_info()["replay"].current_size == 1
+    with pytest.raises(rw.errors.SpecError, match="`max_item_bytes` must be >= 1, got 0"):
+        rw.LocalServer([rw.TableConfig("replay")], max_item_bytes=0)

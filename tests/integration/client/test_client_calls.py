@@ -1,25 +1,30 @@
-"""What a call of `Client` does when it has to wait: one deadline for all, no other call waits, nothing goes on."""
+"""Calls that wait have one deadline and hold up no other; connections are shared by all, and leave nothing behind."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import pathlib
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from call_forwarder import CallForwarder
+from forwarder import Forwarder
 from kinds import client_alone, client_by_socket, contents
 from reading import fifo, read_column
 from server_process import StartServer
+from threads import at_once, our_threads
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.client.client import as_client
 from reverb_writer.protocol.signatures import ArraySpec
 
-DELAY_S = 2.5
+DELAY_S = 2.0
 LONG_S = 60.0
 ROUNDED_S = 1.5  # gRPC sends so long a deadline in whole seconds, rounded up
 
@@ -33,9 +38,6 @@ def fill(client: rw.Client, table: str) -> None:
     insert(client, 0, table)
     with pytest.raises(rw.errors.ReplayTimeoutError, match=f"The rate limiter of table `{table}` blocks inserts"):
         insert(client, 1, table, 1.0)
-
-
-# An insert that has failed.
 
 
 def test_insert_goes_on_although_one_into_another_table_has_timed_out(replay_server: StartServer) -> None:
@@ -105,41 +107,20 @@ def test_insert_under_way_when_the_client_is_closed_says_so(replay_server: Start
     assert [type(error) for error in errors] == [rw.errors.ClosedError]
 
 
-# Few calls.
-
-
-class Counted(NamedTuple):
-    """A server whose calls are counted, and a client that has its connection: one that connects may ask twice."""
-
-    calls: CallForwarder
-    client: rw.Client
-
-
-@pytest.fixture
-def counted(replay_server: StartServer) -> Iterator[Counted]:
-    server = replay_server(*map(rw.TableConfig, ("a", "b", "c")))
+@client_by_socket
+def test_insert_takes_two_calls_and_an_observer_asks_once_and_its_stream_once_more(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("a"))
     with CallForwarder(server.port) as forwarder, rw.Client(forwarder.address) as client:
-        client.server_info()
+        client.server_info()  # a client that connects may ask twice
         del forwarder.calls[:]
-        yield Counted(forwarder, client)
-
-
-@client_by_socket
-def test_observer_asks_once_when_it_is_opened_and_the_stream_once_more(counted: Counted) -> None:
-    with rw.TrajectoryObserver(counted.client, "a", 1) as observer:
-        assert counted.calls.verbs == ["ServerInfo"]
-        observer({"n": np.int64(1)}, end_of_episode=True)
-        observer.flush()
-    assert counted.calls.verbs == ["ServerInfo", "ServerInfo", "InsertStream"]
-
-
-@client_by_socket
-def test_insert_takes_two_calls(counted: Counted) -> None:
-    insert(counted.client, 1, "a")
-    assert counted.calls.verbs == ["ServerInfo", "InsertStream"]
-
-
-# One deadline.
+        insert(client, 1, "a")
+        assert forwarder.verbs == ["ServerInfo", "InsertStream"]
+        del forwarder.calls[:]
+        with rw.TrajectoryObserver(client, "a", 1) as observer:
+            assert forwarder.verbs == ["ServerInfo"]
+            observer({"n": np.int64(1)}, end_of_episode=True)
+            observer.flush()
+        assert forwarder.verbs == ["ServerInfo", "ServerInfo", "InsertStream"]
 
 
 @pytest.fixture
@@ -207,34 +188,18 @@ def test_time_out_is_told_by_one_traceback(replay_server: StartServer) -> None:
         assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
-def test_waiting_for_weights_says_that_nobody_has_published_any(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("weights", 1))
-    with (
-        rw.Variables(server.address, "weights") as actor,
-        pytest.raises(
-            rw.errors.ReplayTimeoutError, match=r"is empty.*Nothing was published yet: start the learner"
-        ) as caught,
-    ):
-        actor.latest(timeout_s=2)
-    assert "actors" not in str(caught.value)
-    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
-
-
-# The consumer's own time.
-
-
 @contents
 @pytest.mark.slow
 @pytest.mark.parametrize("num_servers", [1, 2])
 def test_time_between_two_samples_is_not_the_servers(replay_server: StartServer, num_servers: int) -> None:
     servers = [replay_server(rw.TableConfig("a")) for _ in range(num_servers)]
-    with rw.Client([server.address for server in servers], timeout_s=8.0) as client:
+    with rw.Client([server.address for server in servers], timeout_s=5.0) as client:
         for number in range(num_servers):
             insert(client, number, "a", LONG_S)
         samples = client.sample("a", 5000)  # more than are requested at once
-        time.sleep(8.5)
+        time.sleep(5.5)
         next(samples)
-        time.sleep(8.5)
+        time.sleep(5.5)
         assert len(list(samples)) == 4999
 
 
@@ -248,3 +213,163 @@ def test_arguments_of_sample_are_checked_by_the_call(replay_server: StartServer)
             client.sample("a", timeout_s=-1.0)
     with pytest.raises(rw.errors.ClosedError):
         client.sample("a")
+
+
+MANY = 20
+NOISE = np.random.default_rng(0).integers(256, size=1 << 20, dtype=np.uint8)
+
+
+@pytest.fixture
+def forwarder(replay_server: StartServer) -> Iterator[Forwarder]:
+    server = replay_server(fifo("free"), rw.TableConfig.queue("full", 1), rw.TableConfig("weights", 1))
+    with Forwarder(server.port) as forwarder:
+        yield forwarder
+
+
+def test_observers_and_clients_of_an_address_share_a_connection(forwarder: Forwarder) -> None:
+    observers = [rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(MANY)]
+    with rw.Client(forwarder.address) as client:
+        for number, observer in enumerate(observers):
+            observer({"n": np.int64(number)})
+        client.server_info()
+        for observer in observers:
+            observer.close()
+        assert forwarder.accepted == 1
+        assert sorted(read_column(client, "free")) == [[number] for number in range(MANY)]
+
+
+def test_each_further_observer_costs_three_threads_at_most(forwarder: Forwarder) -> None:
+    def observe(number: int) -> list[rw.TrajectoryObserver]:
+        observers = [rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(number)]
+        for observer in observers:
+            observer({"n": np.int64(0)})
+            observer.flush()
+        return observers
+
+    first = observe(1)
+    before = threading.active_count()
+    others = observe(MANY)
+    # There are also threads that carry out the calls of all. They end when they are idle.
+    eventually(lambda: threading.active_count() - before <= 3 * MANY)
+    for observer in (*first, *others):
+        observer.close()
+
+
+def test_the_others_go_on_when_one_is_closed_or_forgotten(forwarder: Forwarder) -> None:
+    closed, forgotten, kept = (rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(3))
+    closed.close()
+    closed.close()
+    del forgotten
+    gc.collect()
+    kept({"n": np.int64(1)})
+    kept.close()
+    with rw.Client(forwarder.address) as client:
+        assert read_column(client, "free") == [[1]]
+
+
+def test_observer_that_is_forgotten_before_its_first_step_closes_its_own_client(forwarder: Forwarder) -> None:
+    observer = rw.TrajectoryObserver(forwarder.address, "free", 1, spec={"n": np.int64(0)})
+    assert forwarder.is_connected
+    gc.disable()  # the collector would close it, some time later
+    try:
+        del observer
+        eventually(lambda: not forwarder.is_connected)
+    finally:
+        gc.enable()
+
+
+def test_connection_is_closed_with_its_last_user_and_made_again(forwarder: Forwarder) -> None:
+    for number in (1, 2):
+        with rw.TrajectoryObserver(forwarder.address, "free", 1) as observer:
+            observer({"n": np.int64(0)})
+        assert forwarder.accepted == number
+        eventually(lambda: not forwarder.is_connected)
+
+
+def test_who_has_closed_may_not_use_what_others_hold_open(forwarder: Forwarder) -> None:
+    with rw.Variables(forwarder.address, "weights") as learner:
+        actor = rw.Variables(forwarder.address, "weights")
+        actor.close()
+        calls: list[Callable[[], object]] = [actor.latest, actor.poll, lambda: actor.publish([np.zeros(1)])]
+        for call in calls:
+            with pytest.raises(rw.errors.ClosedError, match=r"is closed. Make a new one"):
+                call()
+        learner.publish([np.zeros(1)])
+
+
+def test_address_can_be_had_by_the_name_that_reverb_has_for_it() -> None:
+    with rw.Client("localhost:1") as client:
+        assert client.server_address == client.address == "localhost:1"
+
+
+def test_stream_that_is_blocked_by_megabytes_blocks_no_other(forwarder: Forwarder) -> None:
+    blocked = rw.TrajectoryObserver(forwarder.address, "full", 1, chunk_length=1, max_in_flight_bytes=64 << 20)
+    with rw.TrajectoryObserver(forwarder.address, "free", 1, chunk_length=1) as free:
+        for _ in range(32):
+            blocked({"frame": NOISE})
+        eventually(lambda: blocked.stats().acknowledged_items == 1)
+        for _ in range(8):
+            free({"frame": NOISE})
+            free.flush()
+        assert free.stats().acknowledged_items == 8
+        assert blocked.stats().acknowledged_items == 1
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            blocked.close(timeout_s=0.5)
+
+
+def test_many_threads_come_and_go(forwarder: Forwarder) -> None:
+    def come_and_go() -> None:
+        for _ in range(50):
+            client, owned = as_client(forwarder.address)
+            assert owned
+            client.server_info()
+            client.close()
+
+    at_once(*[come_and_go] * 8)
+
+
+def num_sockets() -> int:
+    """Return how many sockets are open; gRPC keeps other files for up to a minute after its last channel."""
+    count = 0
+    for path in pathlib.Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            count += path.readlink().name.startswith("socket:")
+    return count
+
+
+def test_closed_observers_leave_no_thread_and_no_file(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+
+    def cycle() -> None:
+        with rw.TrajectoryObserver(server.address, "replay", 1) as observer, rw.Client(server.address) as client:
+            observer({"n": np.int64(0)}, end_of_episode=True)
+            observer.flush()
+            client.insert(np.zeros((1, 1)), {"replay": 1.0})
+            assert len(list(client.sample("replay", 2))) == 2
+
+    cycle()
+    eventually(lambda: not our_threads())
+    sockets, threads = num_sockets(), threading.active_count()
+    for _ in range(30):
+        cycle()
+    eventually(lambda: not our_threads())
+    eventually(lambda: threading.active_count() <= threads)
+    eventually(lambda: num_sockets() <= sockets)
+
+
+def test_observers_that_are_closed_without_a_server_leave_nothing_either(lone_server: StartServer) -> None:
+    server = lone_server(fifo("replay"))
+    with rw.Client(server.address) as client:
+        client.server_info()  # the process's loop lasts
+    sockets = num_sockets()
+    observers = [rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.05) for _ in range(5)]
+    for observer in observers:
+        observer({"n": np.int64(0)}, end_of_episode=True)
+        observer.flush()
+    server.process.kill()
+    for observer in observers:
+        observer({"n": np.int64(1)}, end_of_episode=True)
+        with pytest.raises(rw.errors.ServerUnavailableError):
+            observer.close(timeout_s=0.5)
+    eventually(lambda: not our_threads())
+    eventually(lambda: num_sockets() <= sockets)

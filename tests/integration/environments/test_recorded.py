@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a recorded environment's call: each transition that is written has happened."""
+"""Environments that record themselves: what an actor saw is what a learner gets, also when Ctrl-C comes at any time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,48 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupting import interrupted
-from kinds import client_alone
-from reading import Place
+from kinds import client_alone, contents
+from reading import Place, read
 
 import reverb_writer as rw
 
 gymnasium = pytest.importorskip("gymnasium")
 
-from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402  # as the next one: only where gymnasium is
+from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 from worlds import Counting  # noqa: E402
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
-pytestmark = [client_alone, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+# The columns of a step, in the order of dm-tree.
+COLUMNS = ["action", "discount", "is_first", "is_last", "observation", "reward", "terminated", "truncated"]
+
+
+@contents
+def test_windows_of_an_environment_hold_its_terminal_observations(place: Place) -> None:
+    with rw.TrajectoryObserver(
+        place.client, "a", sequence_length=3, stride_length=3, end_of_episode="cover"
+    ) as observer:
+        env = rw.environments.record(Counting([(3, "terminated"), (1, "truncated")]), observer)
+        for _ in range(2):
+            env.reset()
+            over = False
+            while not over:
+                _, _, terminated, truncated, _ = env.step(7)
+                over = terminated or truncated
+        env.close()
+        assert observer.stats().steps == 4 + 2
+        assert observer.stats().episodes == 2
+    windows = [dict(zip(COLUMNS, sample.data, strict=True)) for sample in read(place.client, "a")]
+    assert [window["observation"][:, 0].tolist() for window in windows] == [[0, 1, 2], [3, 0, 0], [100, 101, 0]]
+    assert [window["terminated"].tolist() for window in windows] == [[False] * 3, [True, False, False], [False] * 3]
+    assert [window["truncated"].tolist() for window in windows] == [[False] * 3, [False] * 3, [False, True, False]]
+    assert [window["discount"].tolist() for window in windows] == [[1, 1, 0], [0, 0, 0], [1, 0, 0]]
+    assert [window["action"].tolist() for window in windows] == [[7, 7, 7], [0, 0, 0], [7, 0, 0]]
+    assert [window["reward"].tolist() for window in windows] == [[1, 2, 3], [0, 0, 0], [1, 0, 0]]
+
+
+# Ctrl-C at any moment of a call: each transition that is written has happened.
 
 EPISODES = [(3, "terminated"), (2, "truncated"), (9, "both")]
 _NUM_STEPS = 4
@@ -30,8 +60,6 @@ Transition = tuple[float, int, float, float]
 
 
 class Logged(Counting):
-    """Keeps each transition that happens."""
-
     def __init__(self, happened: set[Transition], offset: int = 0) -> None:
         super().__init__(EPISODES, offset, reuse=False)
         self._happened = happened
@@ -43,18 +71,13 @@ class Logged(Counting):
         return result
 
 
-def written(place: Place) -> list[Transition]:
-    """Return the transitions of all windows of two steps."""
+def check_happened(place: Place, happened: set[Transition]) -> None:
+    """Check that the windows of two steps have many transitions, each of which has happened, and none twice."""
     size = place.client.server_info()["a"].current_size
     with rw.ReplayDataset(place.client, "a", size, max_in_flight_batches=1, timeout_s=60) as dataset:
-        found = rw.to_transitions(next(dataset))
-    columns = found.observation[..., 0], found.action, found.reward, found.next_observation[..., 0]
-    return [tuple(values) for values in zip(*(column[found.mask].tolist() for column in columns), strict=True)]
-
-
-def check_happened(place: Place, happened: set[Transition]) -> None:
-    """Check that there are many transitions, each of which has happened, and none is there twice."""
-    found = written(place)
+        batch = rw.to_transitions(next(dataset))
+    columns = batch.observation[..., 0], batch.action, batch.reward, batch.next_observation[..., 0]
+    found = [tuple(values) for values in zip(*(column[batch.mask].tolist() for column in columns), strict=True)]
     assert len(found) > 30
     assert set(found) - happened == set()
     assert len(set(found)) == len(found)
@@ -82,6 +105,7 @@ def play(env: Any, num_envs: int | None = None) -> int:
     return moment
 
 
+@client_alone
 @pytest.mark.parametrize("kind", ["trajectory", "episode"])
 def test_each_recorded_transition_has_happened(place: Place, kind: str) -> None:
     happened: set[Transition] = set()
@@ -103,6 +127,7 @@ def test_each_recorded_transition_has_happened(place: Place, kind: str) -> None:
                 assert sample.data["is_last"].tolist() == [False] * (len(observations) - 1) + [True]
 
 
+@client_alone
 @pytest.mark.parametrize("mode", [*AutoresetMode])
 def test_each_recorded_transition_of_a_vector_has_happened(place: Place, mode: AutoresetMode) -> None:
     happened: set[Transition] = set()
@@ -115,6 +140,7 @@ def test_each_recorded_transition_of_a_vector_has_happened(place: Place, mode: A
         check_happened(place, happened)
 
 
+@client_alone
 def test_each_recorded_transition_of_dm_env_has_happened(place: Place) -> None:
     dm_env = pytest.importorskip("dm_env")
     happened: set[Transition] = set()
