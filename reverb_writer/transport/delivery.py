@@ -60,12 +60,10 @@ class Delivery:
     """The way of items to one server.
 
     Attributes:
-        channel: the connection; not closed by this.
         flight: items that are not confirmed, and counters.
         fault: kind and text of the error with which the server refuses; None if it does not.
         loss: why there is no connection; None while there is one, or none was needed yet.
         heard_at: `time.monotonic()` of the server's last word.
-        has_asked: whether a question was asked since the wait began.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Delivery:
         max_sent_items: float = math.inf,
         is_checked: bool = False,
     ) -> None:
-        """Prepare the delivery; it connects when there is something to send.
+        """Prepare the delivery; it connects when there is something to send, and does not close the channel.
 
         Args:
             channel: the connection to the server.
@@ -94,18 +92,16 @@ class Delivery:
         self._post, self._counts, self._max_sent_items, self._is_checked = post, counts, max_sent_items, is_checked
         self._pipe: Pipe | LocalPipe | None = None
         self._attempt = 0  # of a question or a pipe; answers to an earlier one are ignored
-        self._is_connecting = self._is_closed = self._is_orphaned = False
+        self._is_connecting = self._is_closed = False
         self._retry_at, self._failures = 0.0, 0
         self._state_id: int | None = None
-        self._first_answer: ServerInfo | None = None
-        self._last_answer: ServerInfo | None = None
-        self.has_asked, self._refusal = False, ""
+        self._forget_answers()
 
     # --------------------------------------------------------------------------------------------------- what to send
 
     def proceed(self) -> float:
         """Connect and send, without waiting; return in how many seconds something else is due, infinity for never."""
-        if self._is_closed or self._is_orphaned:
+        if self._is_closed:
             return math.inf
         if self._pipe is not None:
             return self._send(self._pipe)
@@ -212,7 +208,7 @@ class Delivery:
     def _lost(self, error: Exception, reason: str, *, is_gone: bool = False) -> None:
         if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):
             self.fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
-        self._is_orphaned = isinstance(error, ClosedError)
+        self._is_closed = self._is_closed or isinstance(error, ClosedError)
         if self.loss is None:
             self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
@@ -225,14 +221,16 @@ class Delivery:
 
     # --------------------------------------------------------------------------------------------- why nothing moves
 
-    def begin_questions(self) -> None:
-        """Forget earlier answers: a wait has begun."""
-        self._first_answer = self._last_answer = None
-        self.has_asked, self._refusal = False, ""
+    def _forget_answers(self) -> None:
+        self._first_answer: ServerInfo | None = None
+        self._last_answer: ServerInfo | None = None
+        self._has_asked, self._refusal = False, ""
 
-    def ask(self) -> None:
-        """Ask the server for the state of its tables; the answer counts when it has come."""
-        self.has_asked = True
+    def ask(self, *, anew: bool = False) -> None:
+        """Ask the server for the state of its tables; `anew` if a wait begins, to which earlier answers are nothing."""
+        if anew:
+            self._forget_answers()
+        self._has_asked = True
         self._question(_QUESTION_TIMEOUT_S, self._on_reply)
 
     def _on_reply(self, reply: ServerInfo | Exception) -> None:
@@ -257,7 +255,7 @@ class Delivery:
         address, silence_s = self.channel.address, time.monotonic() - self.heard_at
         if self.loss is not None:
             return self.loss.explain()
-        if not self.has_asked:
+        if not self._has_asked:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
         if self._last_answer is None and self._refusal:
             return f"The server at {address} does not say what its tables do: {self._refusal}"
@@ -315,10 +313,8 @@ class Wait:
             return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
         now = time.monotonic()
         if self._ask_at and now >= self._ask_at[0]:
-            if len(self._ask_at) > 1:
-                delivery.begin_questions()
+            delivery.ask(anew=len(self._ask_at) > 1)
             del self._ask_at[0]
-            delivery.ask()
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             delivery.ask()
@@ -365,15 +361,7 @@ def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, *, 
 
     A server inserts what comes by one stream in its order, so an item that waits keeps all behind it waiting: items
     that have nothing to do with each other do not share a stream. After an error, the server may still insert what it
-    has got.
-
-    `is_checked` is that of `Delivery`.
-
-    Raises:
-        ReplayTimeoutError, ServerUnavailableError: not in time; says why.
-        StructureError: the server has one of the tables no more.
-        ReverbWriterError: it refuses.
-        ClosedError: another thread has closed the client.
+    has got. `is_checked` is that of `Delivery`.
     """
     inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     with contextlib.closing(Delivery(channel, inbox.put, collections.Counter(), is_checked=is_checked)) as delivery:

@@ -43,13 +43,6 @@ def translate_error(
 
     A lost connection may end a stream with any state. A stream has no time-out: if that is its state, a gateway has
     ended it.
-
-    Returns:
-        StructureError: the server has no such table.
-        PermissionDeniedError: a gateway does not permit the call.
-        ReplayTimeoutError: it did not answer in time, or not before the call was cancelled.
-        ServerUnavailableError: the connection is lost, or there is none.
-        ReverbWriterError: it refused.
     """
     code = error.code()
     reason = reason or describe_error(error)

@@ -36,14 +36,8 @@ _MAX_UNREAD_BYTES = 16 << 20  # the rest stays at the server, but for one messag
 def open_pipe(channel: Channel, method: str, deliver: Callable[[Event], object]) -> Pipe | LocalPipe:
     """Open a stream over the channel, or without it if the server is in this process; never waits.
 
-    Args:
-        channel: the connection; not closed by this.
-        method: of the server.
-        deliver: gets each message, and once the error that has ended the stream, unless `close` came first. It is
-            called by any thread, one at a time, and must not wait.
-
-    Raises:
-        ClosedError: the channel is closed, or belongs to a parent process; or the interpreter ends.
+    `deliver` gets each message, and once the error that has ended the stream, unless `close` came first. It is called
+    by any thread, one at a time, and must not wait. Raises ClosedError as the channel does.
     """
     channel.check_usable()
     endpoint = channel.endpoint
@@ -233,10 +227,7 @@ class LocalPipe:
 
 
 class ByteStream:
-    """A stream that is read by one thread: `send`, and iterate for messages.
-
-    `send` and `cancel` may be called from any thread, `read` from one at a time.
-    """
+    """A stream that is read by one thread at a time; others may call `send` and `cancel`."""
 
     def __init__(self, channel: Channel, method: str, changed: Callable[[], object] = lambda: None) -> None:
         """Open the stream. `changed` is called in any thread whenever something has come; it must not wait."""
@@ -258,11 +249,7 @@ class ByteStream:
         return not self._events.empty()
 
     def read(self) -> bytes | UnencodedSamples:
-        """Wait for the next message; a server of this process gives samples as they are.
-
-        Raises:
-            ReverbWriterError: the stream has ended; see `translate_error`.
-        """
+        """Wait for the next message, or raise what has ended the stream."""
         event = self._error or self._events.get()
         if self._error is not None:  # cancelled; what came before is left out
             raise self._error

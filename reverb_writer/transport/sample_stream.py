@@ -85,17 +85,13 @@ class SampleStream:
         single_pass: Limit | None = None,
         needs_table: bool = False,
     ) -> None:
-        """Set what to request; the first `proceed` begins.
+        """Set what to request; the first `proceed` begins. The channel is not closed by this.
 
-        Args:
-            channel: the connection; not closed by this.
-            table: its name.
-            info: the server's tables; None if it has not answered yet.
-            changed: called in any thread when `read` or `proceed` has something to do; must not wait.
-            removes_items: whether sampling removes items from the table.
-            limits: of samples to request; each is lowered by every request.
-            single_pass: a further limit, lowered to the number of items in the table when nothing is in flight.
-            needs_table: whether a server without the table counts as lost; if not, that is an error.
+        `info` has the server's tables, None if it has not answered yet. `changed` is called in any thread when `read`
+        or `proceed` has something to do; it must not wait. `removes_items` says whether sampling removes items. Every
+        request lowers each of the `limits`, and the limit of a `single_pass`, which is also lowered to the number of
+        items in the table when nothing is in flight. If it `needs_table`, a server without it counts as lost; if not,
+        that is an error.
         """
         self.info = self.answer = info
         self.loss: ConnectionLoss | None = None
@@ -148,16 +144,9 @@ class SampleStream:
     def proceed(self, now: float, num_held: int, max_samples: int) -> float:
         """Connect if there is no connection, and request as many samples as there is room for. Never waits.
 
-        Args:
-            now: of `time.monotonic()`.
-            num_held: samples that `read` has returned and the caller still has.
-            max_samples: limit of the samples in flight or held.
-
-        Returns:
-            When to call this again, if `changed` is not called before.
-
-        Raises:
-            ClosedError, StructureError, PermissionDeniedError: the server will give no samples.
+        The caller still has `num_held` samples; with those in flight they are `max_samples` at most. Returns when to
+        call this again, if `changed` is not called before. Raises ClosedError, StructureError or PermissionDeniedError
+        if the server will give no samples.
         """
         self._read_answers(now)
         if self.is_closed:
@@ -182,11 +171,9 @@ class SampleStream:
         return self._ask_when_due(now) if may_have_more else math.inf
 
     def read(self) -> Samples:
-        """Return the samples that the next message completes, maybe none.
+        """Return the samples that the next message completes, maybe none; raises as `proceed`.
 
-        Raises:
-            ClosedError, StructureError, PermissionDeniedError: the server will give no samples.
-            FormatError: a message is damaged, or has more than was requested. The stream is opened again soon.
+        FormatError: a message is damaged, or has more than was requested. The stream is opened again soon.
         """
         stream = self._stream
         if stream is None or not stream.has_unread:

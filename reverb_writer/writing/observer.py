@@ -21,6 +21,7 @@ from reverb_writer.episodes import Episode
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length, rows
+from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import NewPriority, Reset
@@ -238,7 +239,7 @@ class Observer(ObserverLife):
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
             self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
         except BaseException:
-            if self._sender is not None and not self._sender.is_forked and self._sender.ring.head[0] != written:
+            if self._sender is not None and not process_hooks.is_forked() and self._sender.ring.head[0] != written:
                 self._mark(self._sender, Reset([0], discard=True))
             raise
 

@@ -19,6 +19,7 @@ from reverb_writer.client.server_set import answering, logged
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
 from reverb_writer.tables.table_info import check_tables_exist
+from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.step_layout import ItemSizes, StepLayout
@@ -144,7 +145,7 @@ class ObserverLife:
         if client is None:
             return
         try:
-            if sender is not None and not sender.is_forked:
+            if sender is not None and not process_hooks.is_forked():
                 self._wait(sender, Wait("close", self._timeout_s if timeout_s is None else timeout_s))
         except Exception:
             self._leave(client, sender)
@@ -157,7 +158,7 @@ class ObserverLife:
             sender.end_soon()  # if it did not hear of the end
             stats = self._last_stats = self._stats_now()
             self._finalizer.detach()
-            if stats.dropped_steps and not sender.is_forked:  # those of a forked child are its parent's
+            if stats.dropped_steps and not process_hooks.is_forked():  # those of a forked child are its parent's
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
                 level = logging.INFO if stats.items else logging.WARNING
                 _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", stats.steps, reasons)
