@@ -120,13 +120,10 @@ class DecodedItems(NamedTuple):
 
 
 def decode_items(items: Sequence[bytes], table: str, num_slices: int, num_columns: int) -> DecodedItems | None:
-    """Decode items of one size that `encode_items` has made; None if another writer has made one.
+    """Decode PrioritizedItems of one size that `encode_items` has made; None if another writer has made one.
 
-    Args:
-        items: PrioritizedItems, each without the tag and the length of the request's field.
-        table: table of the first item.
-        num_slices: chunks that the first item touches.
-        num_columns: columns of the first item.
+    `table`, `num_slices` and `num_columns` are the first item's. The items are without the tag and the length of the
+    request's field.
     """
     template = _item_template(table, num_slices, num_columns)
     begin = template.key_at - len(_ITEM_KEY)
