@@ -235,10 +235,7 @@ def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, Server
 
 
 def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
-    """Return the first server that answers; if none does, or there is one, the first.
-
-    Each is given two seconds, or half of the time that is left until `deadline`.
-    """
+    """Return the first server that answers within two seconds, or half of the time that is left; else the first one."""
     for shard in shards if len(shards) > 1 else ():
         left_s = deadline.timeout_s - deadline.spent_s
         with contextlib.suppress(ServerUnavailableError, ReplayTimeoutError):

@@ -157,15 +157,11 @@ def encode_chunk(
     encoders: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
     spec: bytes = b"",
 ) -> bytes:
-    """Encode a chunk of the same steps of every column, as one `chunks` field of an InsertStreamRequest.
+    """Encode a chunk of the same steps of every column [length, ...], as one `chunks` field of an InsertStreamRequest.
 
-    Args:
-        key: the chunk's key, below `KEY_LIMIT`.
-        episode_id: unsigned 64-bit; readers of a table count episodes by it.
-        start: index of the first step in its episode, < 2**31.
-        columns: arrays [length, ...], one for each leaf; not referenced after the call returns.
-        encoders: `tensors.encoder` of each column, if the caller keeps them for many chunks; None to look them up.
-        spec: a `specs.spec_tensor`, which becomes the last tensor and is not counted as data; empty for none.
+    `key` is below `KEY_LIMIT`; `episode_id` is unsigned 64-bit, and readers of a table count episodes by it; `start` is
+    the index of the first step in its episode, < 2**31. `encoders` has `tensors.encoder` of each column, None to look
+    them up. The `spec`, a `spec_tensor` or empty, becomes the last tensor and is not counted as data.
     """
     parts: list[bytes] = []
     size = 0

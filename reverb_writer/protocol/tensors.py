@@ -106,12 +106,9 @@ def dtype_of(number: int) -> np.dtype[Any]:
 def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callable[[Array], Any]]:
     """Return the first bytes of a TensorProto of this dtype and shape, and a function that encodes an array's content.
 
-    The first bytes, the length of the content as a varint, and the content together are a TensorProto, which Reverb's
-    own client decodes to an array of equal dtype, shape and values.
-
-    The function only reads the array, which may have any memory layout. It encodes `str` as UTF-8, and raises a
-    StructureError if an element of an object array is neither `str` nor `bytes`. NumPy drops trailing zero bytes of `S`
-    and `U` elements: use an object array to keep them. Any thread may call it; compression releases the GIL.
+    The first bytes, the length of the content as a varint, and the content together are a TensorProto. The function
+    takes an array of any memory layout. It encodes `str` as UTF-8, and raises a StructureError if an element of an
+    object array is neither `str` nor `bytes`. Any thread may call it; compression releases the GIL.
     """
     number = dtype_number(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize

@@ -63,19 +63,10 @@ class Channel:
         use_proxy: bool = False,
         permanent: bool = False,
     ) -> None:
-        """Prepare the connection; nothing is sent yet.
+        """Prepare the connection; nothing is sent yet. The arguments are those of `Client`.
 
-        Args:
-            address: `host:port`, `unix:path` or `dns:host:port`.
-            tls: certificates; True for the system's; None or False for plain text.
-            token: sent with every call as `authorization: Bearer ...`; an error if it would travel in plain text.
-            use_proxy: whether `http_proxy` and the like in the environment are used.
-            permanent: whether the connection is kept however long it or the server is silent: by default gRPC's pings
-                end it, or half an hour without a call.
-
-        Raises:
-            SpecError: the address cannot be one, a PEM file cannot be used, or a token would travel in plain text.
-            ClosedError: a parent process used gRPC before the fork. Both would read from the same sockets.
+        But for `permanent`, which keeps the connection however long it or the server is silent: by default gRPC's pings
+        end it, or half an hour without a call. Raises ClosedError if a parent process used gRPC before the fork.
         """
         check_address(address)
         if token is not None and not _TOKEN.fullmatch(token):

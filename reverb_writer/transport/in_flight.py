@@ -59,29 +59,23 @@ class InsertRequest:
 
 
 class InFlight:
-    """Requests in flight, and counters of their outcomes.
+    """Requests in flight.
 
     Attributes:
-        items: items added.
         acknowledged: items that the server has confirmed.
-        dropped: items that were given up.
-        pending_bytes: memory of those that are neither.
+        pending: items that it has not, and that were not given up.
+        pending_bytes: their memory.
         progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending then, of the next `add`.
     """
 
     def __init__(self) -> None:
         """Start with nothing in flight."""
-        self.items = self.acknowledged = self.dropped = self.pending_bytes = 0
+        self.acknowledged = self.pending = self.pending_bytes = 0
         self.progress_at = 0.0
         self._queued: collections.deque[InsertRequest] = collections.deque()
         self._sent: collections.deque[InsertRequest] = collections.deque()
         self._owners: dict[int, set[InsertRequest | None]] = {}  # of references to a chunk; None is its writer
         self._on_server: set[int] = set()
-
-    @property
-    def pending(self) -> int:
-        """Items neither acknowledged nor dropped."""
-        return self.items - self.acknowledged - self.dropped
 
     @property
     def has_queued(self) -> bool:
@@ -117,7 +111,7 @@ class InFlight:
             self.hold(request.chunks, request)
             if not self.pending:
                 self.progress_at = time.monotonic()
-            self.items += request.num_items
+            self.pending += request.num_items
             self.pending_bytes += request.num_bytes
             self._queued.append(request)
         self.release(release)
@@ -151,6 +145,7 @@ class InFlight:
             found = request.acknowledge(keys)
             expected -= found
             self.acknowledged += found
+            self.pending -= found
             if found:
                 self.progress_at = time.monotonic()
             if not request.num_pending:
@@ -174,15 +169,14 @@ class InFlight:
             return False
         request = self._queued.popleft()
         self.release(request.chunks, request)
-        self.dropped += request.num_pending
+        self.pending -= request.num_pending
         self.pending_bytes -= request.num_bytes
         return True
 
     def drop_all(self) -> int:
         """Give up everything pending; return how many items that is."""
         undelivered = self.pending
-        self.dropped += undelivered
-        self.pending_bytes = 0
+        self.pending = self.pending_bytes = 0
         self._queued.clear()
         self._sent.clear()
         return undelivered

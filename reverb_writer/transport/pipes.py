@@ -47,8 +47,7 @@ def open_pipe(channel: Channel, method: str, deliver: Callable[[Event], object])
 class Pipe:
     """A stream of bytes, in both directions. Thread-safe.
 
-    Attributes:
-        reason: cause of the end in a line: gRPC's status and text, or why the connection was given up. None until then.
+    Its `reason` says in a line what has ended it: gRPC's status and text, or why the connection was given up.
     """
 
     def __init__(self, channel: Channel, method: str, deliver: Callable[[Event], object]) -> None:

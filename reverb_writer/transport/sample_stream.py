@@ -69,6 +69,7 @@ class SampleStream:
         answer: its tables as it has told them last; None before that.
         loss: loss of the connection; None while there is one.
         unanswered_since: since when a question is not answered, and no sample has come; None if all are.
+        num_in_flight: samples that were requested and `read` has not returned.
         num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples not requested.
         is_closed: whether no more samples will come, because it was closed.
     """
@@ -98,14 +99,15 @@ class SampleStream:
         if info is None:
             self.loss = ConnectionLoss(channel, ServerUnavailableError(""), "no answer yet", time.monotonic())
         self.unanswered_since: float | None = None
-        self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = self.server_restarts = 0
+        self.num_in_flight = self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = (
+            self.server_restarts
+        ) = 0
         self._channel, self._name, self._changed = channel, table, changed
         self._removes_items = removes_items
         self._limits = [*limits] if single_pass is None else [*limits, single_pass]
         self._single_pass, self._needs_table = single_pass, needs_table
         self._stream: ByteStream | None = None
         self._reassembler = SampleReassembler()
-        self._num_requested = self._num_come = 0  # over the connection
         self._question: PendingCall[ServerInfo] | None = None
         self._answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
         self._earlier = collections.deque([info] if info else [])  # answers of the last seconds, one per second
@@ -123,11 +125,6 @@ class SampleStream:
     def table(self) -> TableInfo | None:
         """The table as the server has told it last; None before that."""
         return None if self.answer is None else self.answer.tables.get(self._name)
-
-    @property
-    def num_in_flight(self) -> int:
-        """Samples that were requested and `read` has not returned."""
-        return self._num_requested - self._num_come
 
     @property
     def has_unread(self) -> bool:
@@ -204,7 +201,7 @@ class SampleStream:
             self._end_stream()
             self._open_at = time.monotonic() + _RETRY_S  # endless damage costs little
             raise
-        self._num_come += len(samples)
+        self.num_in_flight -= len(samples)
         return samples
 
     def ask(self, now: float) -> None:
@@ -273,7 +270,7 @@ class SampleStream:
             return
         for limit in self._limits:
             limit.remaining -= num_samples
-        self._num_requested += num_samples
+        self.num_in_flight += num_samples
         request = messages.SampleStreamRequest(table=self._name, num_samples=num_samples)
         self._stream.send(request.SerializeToString())
 
@@ -281,12 +278,11 @@ class SampleStream:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.cancel()
-        num_lost = self.num_in_flight
-        self.num_lost += num_lost
+        self.num_lost += self.num_in_flight
         if not self._is_ending:
             for limit in self._limits:
-                limit.remaining += num_lost
-        self._num_requested = self._num_come = self._num_ready = 0
+                limit.remaining += self.num_in_flight
+        self.num_in_flight = self._num_ready = 0
         self._reassembler = SampleReassembler()
 
     def _refuse(self, error: StructureError) -> None:

@@ -44,14 +44,11 @@ class Cutter:
         ring: StepRing,
         kinds: WindowKinds,
         encoder: ChunkEncoder,
-        chunk_size: Callable[[int], int],
+        chunk_size: Callable[[int], int],  # of `chunk_grid`
         books: Books,
         max_steps: float = math.inf,
     ) -> None:
-        """Begin an episode in each environment; nothing is written of one that is longer than `max_steps`.
-
-        `chunk_size` gives the steps of the chunk that begins at a step count, see `chunk_grid`.
-        """
+        """Begin an episode in each environment; nothing is written of one that is longer than `max_steps`."""
         self._ring, self._kinds, self._encoder, self._chunk_size, self._books = ring, kinds, encoder, chunk_size, books
         self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = 0
         self.has_new = False

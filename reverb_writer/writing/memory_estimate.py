@@ -75,11 +75,7 @@ def estimate(
 ) -> Estimate:
     """Return the estimated memory of a table when it is full.
 
-    Args:
-        config: the table.
-        sequence_length: number of steps of an item; None for that of the signature.
-        stride_length: number of steps between the starts of two items.
-        episode_length: number of steps of an episode; None for long ones.
+    `sequence_length` is None for that of the signature, `episode_length` for long episodes.
     """
     specs = tree.flatten(config.signature) if config.signature is not None else []
     sizes = [_leaf_bytes(spec) for spec in specs]

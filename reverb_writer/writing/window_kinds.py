@@ -91,12 +91,9 @@ def window_targets(
 def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
     """Return the chunk length that suits windows of these kinds; `step_bytes` is the size of a step, uncompressed.
 
-    A sampler gets whole chunks, so chunks should begin and end where windows do; but each chunk that a window touches
-    costs bytes in every item, and short ones compress worse. So: windows that do not overlap are a chunk each; others
-    get the common grid of all starts and ends, unless one would touch more than four chunks of it; then the shortest
-    window's length (twice as many steps sent as used, at most three chunks touched). Chunks that would be tiny are
-    twice as long, and have 16 steps if these are small: their headers outweigh the steps that are sent for nothing.
-    The figures are in `docs/decisions.md#chunk-length`.
+    Windows that do not overlap are a chunk each. Others get the common grid of all starts and ends, unless one would
+    touch more than four chunks of it; then the shortest window's length. Chunks that would be tiny are twice as long,
+    and have 16 steps if these are small. The reasons and figures are in `docs/decisions.md#chunk-length`.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]

@@ -86,4 +86,4 @@ def test_oldest_request_that_was_not_sent_is_dropped_and_the_newest_never() -> N
     assert flight.drop_oldest()
     assert not flight.drop_oldest()
     assert sent(flight) == ([30], [9], [])
-    assert (flight.dropped, flight.pending) == (2, 2)
+    assert (flight.acknowledged, flight.pending) == (0, 2)
