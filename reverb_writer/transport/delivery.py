@@ -20,7 +20,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -72,6 +72,7 @@ class Delivery:
         post: Post,
         counts: collections.Counter[str],
         *,
+        needed: Callable[[], Iterable[int]] = lambda: (),
         max_sent_items: float = math.inf,
         is_checked: bool = False,
     ) -> None:
@@ -81,11 +82,12 @@ class Delivery:
             channel: the connection to the server.
             post: has the owner's thread call a function soon; callable from any thread, never waits.
             counts: counters to raise.
+            needed: that of `InFlight`.
             max_sent_items: items that may be sent and unconfirmed; sent items cannot be dropped.
             is_checked: whether the caller has just asked for the tables: the first connection does not ask again.
         """
         self.channel = channel
-        self.flight = InFlight()
+        self.flight = InFlight(needed)
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: ConnectionLoss | None = None
         self.heard_at = time.monotonic()

@@ -233,7 +233,7 @@ class Cutter:
         self._num_ended_items += end.num_items
         encoded = int(self._encoded[env])
         num_items = end.num_items - self._kinds.num_items(encoded)
-        if num_items or any(chunk.held for chunk in episode.chunks):
+        if num_items:
             self._ended.append(Ready(self._kinds, episode, encoded, num_steps, end, num_items))
         self._books.counts["episodes"] += num_steps > episode.boundary
         self._note_dropped(end.dropped)
@@ -293,6 +293,11 @@ class Cutter:
             ready.append(Ready(self._kinds, self.episodes[env], after, num_steps, None, count))
         self._encoded[env_ids] = sealed[env_ids]
         return ready
+
+    def needed_chunks(self) -> list[int]:
+        """Return the keys of the chunks that windows to come may name."""
+        episodes = [*self.episodes, *[ready.episode for ready in self._ended]]
+        return [chunk.key for episode in episodes for chunk in episode.chunks]
 
     def cut_long_streams(self, max_items: int) -> None:
         """End each stream of episodes that has as many items or more, so that another shard gets the next windows."""

@@ -70,9 +70,9 @@ class ItemLimit:
 class Destination(Delivery):
     """One server, and what is under way to it; for the sender alone."""
 
-    def __init__(self, server: Server, limit: ItemLimit, post: Post, books: Books, max_sent_items: float) -> None:
-        """Prepare the delivery."""
-        super().__init__(server.channel, post, books.counts, max_sent_items=max_sent_items)
+    def __init__(self, server: Server, limit: ItemLimit, post: Post, books: Books, cutter: Cutter, most: float) -> None:
+        """Prepare the delivery of the cutter's windows; at `most` so many items may be sent and unconfirmed."""
+        super().__init__(server.channel, post, books.counts, needed=cutter.needed_chunks, max_sent_items=most)
         self.server, self.limit = server, limit
         self.is_lost = False  # whether it is out of use until it answers again
         self.asked_at = 0.0  # when a silent server was asked last
@@ -145,9 +145,9 @@ class Outbox:
             while stop < len(group) and num_items < _REQUEST_ITEMS:
                 num_items += group[stop].num_items
                 stop += 1
-            request, hold, release = self._items.encode(group[start:stop])
-            if request is not None or release:
-                flight.add(request, hold=hold, release=release)
+            request = self._items.encode(group[start:stop])
+            if request is not None:
+                flight.add(request)
             self._cutter.num_unencoded -= num_items
             start = stop
         while self._drops_oldest and self._room_of(destination) == 0 and flight.drop_oldest():
@@ -236,7 +236,7 @@ class Outbox:
     def _new_destination(self, server: Server) -> Destination:
         limit = ItemLimit(self._options.max_in_flight_items, self._kinds.items_per_step * self._ring.num_envs)
         max_sent = limit.items / 2 if self._drops_oldest else math.inf  # what is sent cannot be dropped
-        return Destination(server, limit, self._post, self._books, max_sent)
+        return Destination(server, limit, self._post, self._books, self._cutter, max_sent)
 
     def check_shards(self) -> None:
         """Ask silent servers if it is time; give up those that are lost, and cut the episodes under way there."""
