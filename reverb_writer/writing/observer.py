@@ -34,19 +34,7 @@ _UNMARKED_STEPS = 10_000
 
 
 class TooFewStepsError(SpecError):
-    """A reset should write the steps of an episode that is shorter than a window.
-
-    Attributes:
-        sequence_length: steps of the shortest kind of window.
-    """
-
-    def __init__(self, num_steps: int, sequence_length: int) -> None:
-        """Say how many steps there are."""
-        super().__init__(
-            f"the episode has {num_steps} steps, expected at least `sequence_length`={sequence_length} to write it. "
-            'Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
-        )
-        self.sequence_length = sequence_length
+    """A reset should write the steps of an episode that is shorter than a window."""
 
 
 class Observer(ObserverLife):
@@ -276,7 +264,10 @@ class Observer(ObserverLife):
         is_overflow = self._max_steps is not None and np.any(num_steps > self._max_steps)
         if self._num_envs is None and not (discard or is_overflow or can_align(self._targets, num_steps)):
             length = min(target.spec.sequence_length or 1 for target in self._targets)
-            raise TooFewStepsError(num_steps, length)
+            raise TooFewStepsError(
+                f"the episode has {num_steps} steps, expected at least `sequence_length`={length} to write it. "
+                'Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
+            )
         self._mark(sender, Reset(envs, discard))
 
     def _mark(self, sender: Sender, mark: Reset | NewPriority) -> None:
