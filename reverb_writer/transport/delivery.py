@@ -293,10 +293,9 @@ class Wait:
         self.kind, self.timeout_s, self.extends, self.row = kind, timeout_s, extends, row
         self.answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self.is_abandoned = False
-        self._began_at = time.monotonic()
         self._restart()
+        self._began_at = self._logged_at = self._since
         self._look_at = math.inf
-        self._logged_at = self._began_at
         self._acknowledged = -1  # items, at the last progress
 
     def proceed(self, delivery: Delivery, acknowledged: int, num_pending: int) -> Exception | None:
