@@ -70,9 +70,9 @@ class ItemLimit:
 class Destination(Delivery):
     """One server, and what is under way to it; for the sender alone."""
 
-    def __init__(self, server: Server, limit: ItemLimit, post: Post, books: Books, cutter: Cutter, most: float) -> None:
-        """Prepare the delivery of the cutter's windows; at `most` so many items may be sent and unconfirmed."""
-        super().__init__(server.channel, post, books.counts, needed=cutter.needed_chunks, max_sent_items=most)
+    def __init__(self, server: Server, limit: ItemLimit, post: Post, books: Books, cutter: Cutter, sent: float) -> None:
+        """Prepare the delivery of the cutter's windows; `sent` is the largest number of sent and unconfirmed items."""
+        super().__init__(server.channel, post, books.counts, needed=cutter.needed_chunks, max_sent_items=sent)
         self.server, self.limit = server, limit
         self.is_lost = False  # whether it is out of use until it answers again
         self.asked_at = 0.0  # when a silent server was asked last
@@ -184,7 +184,8 @@ class Outbox:
         in_use = {episode.destination for episode in self._cutter.episodes}
         rooms = [self._room_of(destination) for destination in in_use if destination is not None]
         if None in in_use:
-            rooms.append(max(map(self._room_of, self._usable())))
+            usable = [destination for destination in self._all if not destination.is_lost] or self._all
+            rooms.append(max(map(self._room_of, usable)))
         return min(rooms) - self._cutter.num_unencoded
 
     def _room_of(self, destination: Destination) -> int:
@@ -200,10 +201,6 @@ class Outbox:
     def _has_choice(self) -> bool:
         """Whether there are several servers, or may be."""
         return len(self._destinations) > 1 or self._client.connections.may_have_several
-
-    def _usable(self) -> list[Destination]:
-        """Return the destinations that are not lost, or all if each is."""
-        return [destination for destination in self._all if not destination.is_lost] or self._all
 
     def _choose(self, num_items: int) -> Destination:
         """Return where the next episode goes: to the first in its order that answers and has room for its items."""
