@@ -73,9 +73,13 @@ def is_silence(reason: str) -> bool:
 
 
 def is_refusal(reason: str) -> bool:
-    """Return whether gRPC's text says that nothing listens at the address, and does not speak of silence, too."""
+    """Return whether gRPC's text says that nothing listens at the address, and does not speak of silence, too.
+
+    A server or a gateway that refuses a call is there.
+    """
     text = reason.lower()
-    return ("refused" in text or "no such file" in text) and not is_silence(reason)
+    texts = "connection refused", "actively refused", "no such file"  # the second one is of Windows
+    return any(one in text for one in texts) and not is_silence(reason)
 
 
 def is_listening(address: str) -> bool:
