@@ -326,7 +326,6 @@ class ConnectionLoss:
 
     channel: Channel
     error: Exception  # what ended the last connection, or what the last attempt to make one met
-    reason: str  # the same in words
     since: float  # `time.monotonic()` of the server's last word, or of the loss
 
     @property
@@ -347,4 +346,4 @@ class ConnectionLoss:
 
     @property
     def _seen(self) -> str:
-        return "; ".join([self.reason.rstrip("."), *self.channel.recent_connect_errors()])
+        return "; ".join([str(self.error).rstrip("."), *self.channel.recent_connect_errors()])

@@ -158,7 +158,7 @@ class Delivery:
             return
         self._is_connecting = False
         if isinstance(info, Exception):
-            self._lost(info, str(info))
+            self._lost(info)
             return
         try:
             self.heard_at = info.at
@@ -172,7 +172,7 @@ class Delivery:
             self._state_id = info.state_id
             check_tables_exist(self.flight.tables(), info, self.channel.address)
         except Exception as error:  # noqa: BLE001  # whatever it is, the callers must hear of it
-            self._lost(error, str(error))
+            self._lost(error)
             return
         self._open()
 
@@ -183,7 +183,7 @@ class Delivery:
         try:
             self._pipe = open_pipe(self.channel, messages.INSERT_STREAM, deliver)
         except ClosedError as error:
-            self._lost(error, str(error))
+            self._lost(error)
             return
         self.loss = self.fault = None
         self.proceed()
@@ -192,29 +192,28 @@ class Delivery:
         pipe = self._pipe
         if attempt != self._attempt or pipe is None:
             return
-        reason = pipe.reason
         if isinstance(event, bytes):
             try:
                 keys = parse("InsertStreamResponse", messages.InsertStreamResponse, event).keys
             except FormatError as error:
                 pipe.close()
-                event, reason = error, str(error)
+                event = error
         if isinstance(event, ReverbWriterError):
             self._pipe = None
             # A table that a stream does not find may exist when the server is asked for its tables.
-            self._lost(event, reason or str(event), is_gone=isinstance(event, StructureError))
+            self._lost(event, is_gone=isinstance(event, StructureError))
             return
         self.heard_at, self._failures = time.monotonic(), 0
         self._counts["acknowledged_items"] += self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
 
-    def _lost(self, error: Exception, reason: str, *, is_gone: bool = False) -> None:
+    def _lost(self, error: Exception, *, is_gone: bool = False) -> None:
         if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):
             self.fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
         self._is_closed = self._is_closed or isinstance(error, ClosedError)
         if self.loss is None:
             self._counts["reconnects"] += 1
-            _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
-        self.loss = ConnectionLoss(self.channel, error, reason, self.heard_at)
+            _LOG.warning("%s: insert stream lost: %s It connects again.", self.channel.address, error)
+        self.loss = ConnectionLoss(self.channel, error, self.heard_at)
         self._counts["resent_items"] += self.flight.requeue()
         # Twice as late with each failure in a row, and at random, so that clients come back one by one.
         longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))

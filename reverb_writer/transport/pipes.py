@@ -23,7 +23,7 @@ from reverb_writer.protocol.responses import UnencodedSamples
 from reverb_writer.transport import loop
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.endpoints import Answer, Endpoint
-from reverb_writer.transport.grpc_errors import describe_error, translate_error
+from reverb_writer.transport.grpc_errors import translate_error
 from reverb_writer.transport.wire import WireClosedError
 
 _LOG = logging.getLogger(__package__)
@@ -45,14 +45,10 @@ def open_pipe(channel: Channel, method: str, deliver: Callable[[Event], object])
 
 
 class Pipe:
-    """A stream of bytes, in both directions. Thread-safe.
-
-    Its `reason` says in a line what has ended it: gRPC's status and text, or why the connection was given up.
-    """
+    """A stream of bytes, in both directions. Thread-safe."""
 
     def __init__(self, channel: Channel, method: str, deliver: Callable[[Event], object]) -> None:
         """Open the stream; see `open_pipe`. `deliver` is called in the loop's thread."""
-        self.reason: str | None = None
         self._channel, self._method = channel, method
         self._deliver: Callable[[Event], object] = deliver
         self._outgoing: collections.deque[bytes] = collections.deque()
@@ -119,22 +115,17 @@ class Pipe:
             await self._read(self._call)
         except grpc.RpcError as met:
             error = next((end for end in ends if end.code() is not None), met)
-            self.reason = wire.fault if wire is not None and wire.fault else describe_error(error)
-            return translate_error(error, address, is_stream=True, reason=self.reason)
+            return translate_error(error, address, is_stream=True, reason=wire.fault if wire is not None else None)
         except (asyncio.CancelledError, WireClosedError):
-            self.reason = wire.fault if wire is not None and wire.fault else "the stream was cancelled"
-            return self._channel.loss(self.reason)
+            return self._channel.loss((wire.fault if wire is not None else None) or "the stream was cancelled")
         except ReverbWriterError as error:
-            self.reason = str(error)
             return error
         except Exception as error:  # noqa: BLE001  # whatever it is, the owner of the stream must hear of it
             _LOG.exception("A stream to %s has failed.", address)
-            self.reason = repr(error)
             return ReverbWriterError(f"the stream to the server at {address} failed: {error!r}.")
         finally:
             if writer is not None:
                 writer.cancel()
-        self.reason = "the server ended the stream"
         return ServerUnavailableError(f"the server at {address} ended the stream.")
 
     async def _read(self, call: Any) -> None:
@@ -166,7 +157,6 @@ class LocalPipe:
 
     def __init__(self, channel: Channel, endpoint: Endpoint, method: str, deliver: Callable[[Event], object]) -> None:
         """Open the stream; see `open_pipe`."""
-        self.reason: str | None = None
         self._channel, self._deliver = channel, deliver
         self._has_ended = False
         self._stream = endpoint.stream(method, self._put)
@@ -197,7 +187,7 @@ class LocalPipe:
     def lose(self, fault: str) -> None:
         """End the stream as if its connection were lost; for the loop's thread only."""
         self._stream.end()
-        self._end(fault, self._channel.loss(fault))
+        self._end(self._channel.loss(fault))
 
     def _run(self, work: Callable[[], None]) -> None:
         """Have a function of the server called, which the main thread never does: it takes locks."""
@@ -210,14 +200,12 @@ class LocalPipe:
         if self._has_ended:
             return
         if isinstance(answer, grpc.RpcError):
-            reason = describe_error(answer)
-            self._end(reason, translate_error(answer, self._channel.address, is_stream=True, reason=reason))
+            self._end(translate_error(answer, self._channel.address, is_stream=True))
         else:
             self._channel.note_response()
             self._deliver(answer)
 
-    def _end(self, reason: str, error: ReverbWriterError) -> None:
-        self.reason = reason
+    def _end(self, error: ReverbWriterError) -> None:
         self._channel.local_pipes.discard(self)
         if not self._has_ended:
             self._has_ended = True

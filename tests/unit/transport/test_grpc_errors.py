@@ -46,7 +46,7 @@ def test_server_that_refuses_a_call_is_neither_gone_nor_silent() -> None:
     assert is_refusal("failed to connect to all addresses; last error: UNKNOWN: connect: Connection refused (111)")
     refused = translate_error(Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many"), "localhost:1", is_stream=True)
     with Channel("localhost:1") as channel:
-        loss = ConnectionLoss(channel, refused, str(refused), time.monotonic())
+        loss = ConnectionLoss(channel, refused, time.monotonic())
         assert not loss.is_silent
         assert loss.explain() == (
             "There is no connection to the server at localhost:1, last heard of 0.0 s ago (the server at localhost:1 "
