@@ -109,7 +109,7 @@ class WindowSpec:
         return cls(sequence_length=None)
 
     def num_windows(self, num_steps: Any) -> Any:
-        """Return how many regular windows are complete at a step count; elementwise of an array, unchecked, O(1).
+        """Return how many regular windows are complete after `num_steps` steps; elementwise of an array; unchecked.
 
         >>> [WindowSpec(3, stride_length=2).num_windows(count) for count in (2, 3, 4, 5)]
         [0, 1, 1, 2]

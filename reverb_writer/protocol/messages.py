@@ -268,8 +268,8 @@ _SCHEMA: Final = {
 
 # The messages of Reverb and TensorFlow once more, with `bytes` for fields of some types.
 _VIEWS: Final = {
-    # What is parsed later or not at all: a trajectory (see `trajectory_parsing`), the shape of a tensor, and a chunk,
-    # which is parsed only if it is not in the cache.
+    # A trajectory (see `trajectory_parsing`) and the shape of a tensor are parsed later; so is a chunk, if it is not in
+    # the cache.
     "reverb_writer.sampled": {"ChunkData", "FlatTrajectory", "TensorShapeProto"},
     # For `reverb_writer.local`, which keeps chunks and trajectories as the bytes in which they came.
     "reverb_writer.stored": {"ChunkData", "FlatTrajectory", "PrioritizedItem"},

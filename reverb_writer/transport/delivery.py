@@ -227,9 +227,9 @@ class Delivery:
         self._last_answer: ServerInfo | None = None
         self._has_asked, self._refusal = False, ""
 
-    def ask(self, *, anew: bool = False) -> None:
-        """Ask the server for the state of its tables; `anew` if a wait begins, to which earlier answers are nothing."""
-        if anew:
+    def ask(self, *, is_first: bool = False) -> None:
+        """Ask the server for the state of its tables; the first question of a wait makes it forget earlier answers."""
+        if is_first:
             self._forget_answers()
         self._has_asked = True
         self._question(_QUESTION_TIMEOUT_S, self._on_reply)
@@ -313,7 +313,7 @@ class Wait:
             return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
         now = time.monotonic()
         if self._ask_at and now >= self._ask_at[0]:
-            delivery.ask(anew=len(self._ask_at) > 1)
+            delivery.ask(is_first=len(self._ask_at) > 1)
             del self._ask_at[0]
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now

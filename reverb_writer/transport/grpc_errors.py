@@ -75,7 +75,7 @@ def is_silence(reason: str) -> bool:
 def is_refusal(reason: str) -> bool:
     """Return whether gRPC's text says that nothing listens at the address, and does not speak of silence, too.
 
-    A server or a gateway that refuses a call is there.
+    A server or a gateway that refuses a call does listen.
     """
     text = reason.lower()
     texts = "connection refused", "actively refused", "no such file"  # the second one is of Windows

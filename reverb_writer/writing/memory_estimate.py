@@ -62,8 +62,8 @@ class _PerItem(NamedTuple):
 def need(estimates: Sequence[Estimate], *, saves: bool) -> tuple[int, int, list[str]]:
     """Return the estimated memory of a server with these tables, which `saves` checkpoints or does not.
 
-    That is all bytes, those of them that are needed only while a checkpoint is written, and the names of the tables of
-    unknown size.
+    The numbers are the bytes in all, and the bytes that are needed only while a checkpoint is written; the names are
+    those of the tables of unknown size.
     """
     save_bytes = sum(one.save_bytes or 0 for one in estimates) if saves else 0
     total = PROCESS_BYTES + save_bytes + sum(one.total_bytes or 0 for one in estimates)
