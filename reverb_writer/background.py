@@ -101,10 +101,7 @@ def may_be_interrupted() -> bool:
 
 
 def in_background(work: Callable[[], _T]) -> Outcome[_T]:
-    """Have another thread do something; if the caller is interrupted, the work still finishes.
-
-    Does it here if there is no thread to be had, as when the interpreter ends.
-    """
+    """Have another thread do something, or do it here if the interpreter ends; an interrupt does not end the work."""
     outcome: Outcome[_T] = Outcome()
     try:
         if not sys.is_finalizing():

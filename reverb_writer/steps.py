@@ -124,14 +124,8 @@ class StepStructure:
     def __init__(self, example: Any, *, batch_size: int | None = None, is_spec: bool = False) -> None:
         """Take the structure from the first step, or from a nest of array specs: anything with `dtype` and `shape`.
 
-        Args:
-            example: a step, or its spec.
-            batch_size: N if the leaves of steps are [N, ...]; `shapes` do not contain N.
-            is_spec: whether the shapes of `example` do not contain N either.
-
-        Raises:
-            StructureError: there is no leaf; a leaf is not an array, number or string, or its first dimension is not
-                `batch_size`; or `step_type` or `is_last` is not an integer or boolean.
+        `batch_size` is N if the leaves of steps are [N, ...]; `shapes` do not contain it, nor do those of an example
+        that `is_spec`. An example that cannot be a step raises StructureError.
         """
         self.paths, leaves = named_leaves(example, "first step")
         if not leaves:
@@ -161,9 +155,6 @@ class StepStructure:
         """Return the leaves of a step, checked, in the order of `paths`: the arrays of the step, if they fit.
 
         Else arrays, or scalars that NumPy assigns to one, with the expected dtypes and shapes. Strings are `bytes`.
-
-        Raises:
-            StructureError: a leaf differs from the first step; names it, what it is and what is expected.
         """
         try:
             leaves = self._flatten(step)

@@ -7,7 +7,7 @@ episode. One rule makes the windows:
 
 So the regular windows start at 0, S, 2S, ... The modes of `EndOfEpisode` differ only in what follows the boundary step
 of an episode of `n` steps: some padding steps, to which the same rule applies, or one closing window off that rule.
-`windows` puts together what `ends`, `num_padding` and `closing_window` return.
+`windows` puts together what `num_windows`, `num_padding` and `closing_window` return.
 
 A window is a pair (start, stop) of step numbers, as in `steps[start:stop]`; a stop beyond n means padding.
 """
@@ -18,7 +18,7 @@ import enum
 import functools
 import warnings
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
@@ -108,18 +108,14 @@ class WindowSpec:
         """Make one window of every episode, from its first step to its boundary step."""
         return cls(sequence_length=None)
 
-    def ends(self, after: int, upto: int) -> range:
-        """Return the step counts c, `after` < c <= `upto`, at which the last L steps are a window.
+    def num_windows(self, num_steps: Any) -> Any:
+        """Return how many regular windows are complete after `num_steps` steps; elementwise of an array; unchecked.
 
-        O(1), and unchecked: it runs on every step. A whole episode has no such counts.
-
-        >>> list(WindowSpec(3, stride_length=2).ends(3, 9))
-        [5, 7, 9]
+        >>> [WindowSpec(3, stride_length=2).num_windows(count) for count in (2, 3, 4, 5)]
+        [0, 1, 1, 2]
         """
-        if self.sequence_length is None:
-            return range(0)
-        first = after + 1 + (self.sequence_length - after - 1) % self.stride_length
-        return range(max(self.sequence_length, first), upto + 1, self.stride_length)
+        length, stride = self.sequence_length, self.stride_length
+        return num_steps * 0 if length is None else (num_steps - length + stride) // stride * (num_steps >= length)
 
     def num_padding(self, n: int) -> int:
         """Return k(n), the padding steps that follow the boundary step of an `n`-step episode.
@@ -178,8 +174,9 @@ class WindowSpec:
         >>> WindowSpec(4, stride_length=4).spanning_windows(8)
         [(0, 4), (4, 8)]
         """
-        num_steps, length = integer("num_steps", num_steps, minimum=0), self.sequence_length or 0
-        return [(end - length, end) for end in self.ends(0, num_steps)]
+        num_steps = integer("num_steps", num_steps, minimum=0)
+        length, stride = self.sequence_length or 0, self.stride_length
+        return [(start, start + length) for start in range(0, self.num_windows(num_steps) * stride, stride)]
 
     def num_dropped(self, n: int) -> dict[str, int]:
         """Return how many steps of an `n`-step episode no window holds, by reason; empty if none is dropped.
@@ -192,11 +189,12 @@ class WindowSpec:
         n = integer("n", n, minimum=0)
         if n == 0 or self.sequence_length is None or self.closing_window(n):
             return {}
-        ends = self.ends(0, n + self.num_padding(n))
-        if not ends:
+        num_windows = self.num_windows(n + self.num_padding(n))
+        if not num_windows:
             return {SHORT_EPISODE: n}
+        last_stop = (num_windows - 1) * self.stride_length + self.sequence_length
         gap = max(0, self.stride_length - self.sequence_length)
-        dropped = {STRIDE_GAP: gap * (len(ends) - 1), UNALIGNED_TAIL: max(0, n - ends[-1])}
+        dropped = {STRIDE_GAP: gap * (num_windows - 1), UNALIGNED_TAIL: max(0, n - last_stop)}
         return {reason: count for reason, count in dropped.items() if count}
 
     def preview(self, n: int) -> str:

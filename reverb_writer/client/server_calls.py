@@ -220,10 +220,9 @@ def one_item(
     spec: bytes = b"",
     key: int | None = None,
 ) -> InsertRequest:
-    """Encode one item a table over one chunk, the columns of which may differ in length; scalar ones have one row.
+    """Encode one item a table over one chunk of columns [T_i, ...]; scalar ones have one row.
 
-    Columns are [T_i, ...]. `spec` is a `specs.spec_tensor`, or empty. `key` is of the item in the first table, the
-    others have those that follow; None to draw it.
+    `spec` is a `spec_tensor`, or empty. The items' keys follow the `key` of the first one; None to draw it.
     """
     chunk_key, first_key, episode_id = (secrets.randbits(KEY_BITS) for _ in range(3))
     first_key = first_key if key is None else key
@@ -258,12 +257,7 @@ def _column(path: str, leaf: Any) -> Any:
 
 
 def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, began_at: float) -> Samples:
-    """Return the samples of the next message, which was waited for since `began_at`.
-
-    Raises:
-        ReplayTimeoutError: none came in the time that is left.
-        ReverbWriterError: the connection is lost, or a message cannot be read.
-    """
+    """Return the samples of the next message, which was waited for since `began_at`; or raise why none came."""
     pause_s = min(_LOOK_EVERY_S, left_s() / 4)
     while True:
         changed.clear()

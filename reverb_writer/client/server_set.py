@@ -216,11 +216,8 @@ def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
 def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, ServerInfo]:
     """Return the tables of the shards that answer; of several, those that do within two seconds of a question to all.
 
-    All are asked again until one answers.
-
-    Raises:
-        ServerUnavailableError: none does within `timeout_s` seconds; of several, whatever keeps them from it.
-        ReplayTimeoutError: the only server is reached, and does not answer in time.
+    All are asked again until one answers. Raises ServerUnavailableError if none does within `timeout_s` seconds, or
+    ReplayTimeoutError if there is only one, which is reached and does not answer.
     """
     if len(shards) == 1:
         return {shards[0]: shards[0].request_info(timeout_s)}
@@ -238,10 +235,7 @@ def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, Server
 
 
 def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
-    """Return the first server that answers; if none does, or there is one, the first.
-
-    Each is given two seconds, or half of the time that is left until `deadline`.
-    """
+    """Return the first server that answers within two seconds, or half of the time that is left; else the first one."""
     for shard in shards if len(shards) > 1 else ():
         left_s = deadline.timeout_s - deadline.spent_s
         with contextlib.suppress(ServerUnavailableError, ReplayTimeoutError):

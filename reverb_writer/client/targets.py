@@ -159,13 +159,8 @@ class TargetFile:
 def source_of(address: Any) -> TargetSource:
     """Return the source that a `replay` argument stands for.
 
-    Args:
-        address: an address or several; `file:PATH`, as `TargetFile`; a `Target` or another source; or an object with a
-            `target()`, as a `ReplayCluster`, an `address`, as a `LocalServer`, or a `server_address`, as a
-            `reverb.Client`.
-
-    Raises:
-        SpecError: it cannot be one.
+    That is an address or several; `file:PATH`; a `Target` or another source; or an object with a `target()`, as a
+    `ReplayCluster`, an `address`, as a `LocalServer`, or a `server_address`, as a `reverb.Client`.
 
     >>> source_of("file:/etc/replay/shards")
     TargetFile(path='/etc/replay/shards')

@@ -29,16 +29,10 @@ _MAX_WEIGHT = 1e150  # the sum over all items of all shards is finite
 
 
 def mean_weight(exponent: float | None, priority: float, probability: float, table_size: int) -> float:
-    """Return the mean of p ** C over the items of a shard, as one of its samples tells it.
+    """Return the mean of p ** C, >= 0, over the items of a shard, as one of its samples tells it.
 
-    Args:
-        exponent: C; None for a uniform table.
-        priority: p of the sampled item.
-        probability: with which it was sampled from its shard.
-        table_size: items of the shard.
-
-    Returns:
-        The mean, >= 0. It is 0 if all priorities are, while which items are sampled uniformly.
+    `exponent` is C, None for a uniform table; `probability`, with which the item was sampled from its shard. The mean
+    is 0 if all priorities are, while which items are sampled uniformly.
 
     >>> mean_weight(2.0, 3.0, 0.5, 4)  # 9 is half of the mass, which is 18
     4.5
@@ -55,14 +49,9 @@ def mean_weight(exponent: float | None, priority: float, probability: float, tab
 
 
 def shares(sizes: Sequence[int], means: Sequence[float]) -> list[float]:
-    """Return with which probability each shard is to be sampled next.
+    """Return with which probability each shard is to be sampled next, by its items and their mean weights.
 
-    Args:
-        sizes: items of each shard, >= 0.
-        means: mean weight of its items, see `mean_weight`.
-
-    Returns:
-        Numbers >= 0 whose sum is 1; all 0 if no shard has an item.
+    The sum is 1; all are 0 if no shard has an item.
 
     >>> shares([1, 10, 100], [1.0, 1.0, 1.0]) == [1 / 111, 10 / 111, 100 / 111]
     True

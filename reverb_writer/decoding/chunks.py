@@ -75,7 +75,7 @@ class EncodedChunk:
     __slots__ = ("_contents", "_delta_encoded", "_strings", "length", "num_bytes", "schema")
 
     def __init__(self, chunk: Any, indices: Sequence[int], max_bytes: int) -> None:
-        """Take tensors of a `reverb_writer.sampled.Chunk`; `max_bytes` limits each tensor, decoded."""
+        """Take tensors of a `messages.SampledChunk`; `max_bytes` limits each tensor, decoded."""
         stored = chunk.data.tensors
         if max(indices) >= len(stored):
             raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(stored)}.")

@@ -120,13 +120,10 @@ class DecodedItems(NamedTuple):
 
 
 def decode_items(items: Sequence[bytes], table: str, num_slices: int, num_columns: int) -> DecodedItems | None:
-    """Decode items of one size that `encode_items` has made; None if another writer has made one.
+    """Decode PrioritizedItems of one size that `encode_items` has made; None if another writer has made one.
 
-    Args:
-        items: PrioritizedItems, each without the tag and the length of the request's field.
-        table: table of the first item.
-        num_slices: chunks that the first item touches.
-        num_columns: columns of the first item.
+    `table`, `num_slices` and `num_columns` are the first item's. The items are without the tag and the length of the
+    request's field.
     """
     template = _item_template(table, num_slices, num_columns)
     begin = template.key_at - len(_ITEM_KEY)
@@ -160,15 +157,11 @@ def encode_chunk(
     encoders: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
     spec: bytes = b"",
 ) -> bytes:
-    """Encode a chunk of the same steps of every column, as one `chunks` field of an InsertStreamRequest.
+    """Encode a chunk of the same steps of every column [length, ...], as one `chunks` field of an InsertStreamRequest.
 
-    Args:
-        key: the chunk's key, below `KEY_LIMIT`.
-        episode_id: unsigned 64-bit; readers of a table count episodes by it.
-        start: index of the first step in its episode, < 2**31.
-        columns: arrays [length, ...], one for each leaf; not referenced after the call returns.
-        encoders: `tensors.encoder` of each column, if the caller keeps them for many chunks; None to look them up.
-        spec: a `specs.spec_tensor`, which becomes the last tensor and is not counted as data; empty for none.
+    `key` is below `KEY_LIMIT`; `episode_id` is unsigned 64-bit, and readers of a table count episodes by it; `start` is
+    the index of the first step in its episode, < 2**31. `encoders` has `tensors.encoder` of each column, None to look
+    them up. The `spec`, a `spec_tensor` or empty, becomes the last tensor and is not counted as data.
     """
     parts: list[bytes] = []
     size = 0

@@ -12,8 +12,8 @@ How to read it:
       name: repeated type = 4     any number of fields
       kind/name: type = 5         at most one of the fields that start with `kind/` is set
 
-A class has its message's name, without the package. The classes are typed as `Any`: their fields exist at run time
-only, so no type checker can know them.
+A class has its message's name, without the package; classes of views have names of their own. They are typed as `Any`:
+their fields exist at run time only, so no type checker can know them.
 
 Source: Reverb 0.14 (`schema.proto`, `reverb_service.proto`); TensorFlow 2.15 (`tensor.proto`, `tensor_shape.proto`,
 `types.proto`, `struct.proto`); protobuf (`timestamp.proto`).
@@ -94,9 +94,9 @@ _SCHEMA: Final = {
         StructuredValue                     # the signature of a table: a nest of tensor specs
           kind/none_value: NoneValue = 1
           kind/tensor_spec_value: TensorSpecProto = 33
-          kind/bounded_tensor_spec_value: BoundedTensorSpecProto = 35
+          kind/bounded_tensor_spec_value: TensorSpecProto = 35  # Reverb does not check the bounds: they are not read
           kind/list_value: ListValue = 51
-          kind/tuple_value: TupleValue = 52
+          kind/tuple_value: ListValue = 52
           kind/dict_value: DictValue = 53
           kind/named_tuple_value: NamedTupleValue = 54
         NoneValue
@@ -104,13 +104,7 @@ _SCHEMA: Final = {
           name: string = 1
           shape: TensorShapeProto = 2
           dtype: int32 = 3
-        BoundedTensorSpecProto              # the bounds, fields 4 and 5, are not read: Reverb does not check them
-          name: string = 1
-          shape: TensorShapeProto = 2
-          dtype: int32 = 3
         ListValue
-          values: repeated StructuredValue = 1
-        TupleValue
           values: repeated StructuredValue = 1
         DictValue
           fields: repeated PairValue = 1    # declared as a map by TensorFlow; a map is these bytes
@@ -270,51 +264,21 @@ _SCHEMA: Final = {
           insert_count: int64 = 7
           delete_count: int64 = 8
     """,
-    # SampleStreamResponse once more, with `bytes` for those messages that are parsed later or not at all: a trajectory
-    # (see `trajectory_parsing`) and a chunk, which is parsed only if it is not in the cache.
-    "reverb_writer.sampled": """
-        Response
-          entries: repeated Entry = 1
-        Entry
-          info: Info = 1
-          data: repeated bytes = 2          # a ChunkData
-          end_of_sequence: bool = 3
-        Info
-          item: Item = 1
-          probability: double = 2
-          table_size: int64 = 3
-        Item
-          key: uint64 = 1
-          priority: double = 5
-          times_sampled: int32 = 6
-          flat_trajectory: bytes = 8        # a FlatTrajectory
-        Chunk                               # a ChunkData
-          chunk_key: uint64 = 1
-          delta_encoded: bool = 4
-          data: Data = 5
-        Data
-          tensors: repeated Tensor = 1
-        Tensor
-          dtype: int32 = 1
-          tensor_shape: bytes = 2           # a TensorShapeProto
-          tensor_content: bytes = 4
-          string_val: repeated bytes = 8
-    """,
-    # A view of InsertStreamRequest for `reverb_writer.local`, which keeps chunks and trajectories as the bytes in which
-    # they came.
-    "reverb_writer.stored": """
-        Request
-          chunks: repeated bytes = 1        # a ChunkData
-          items: repeated bytes = 2         # a PrioritizedItem
-          keep_chunk_keys: repeated uint64 = 3
-        Item
-          key: uint64 = 1
-          table: string = 2
-          priority: double = 5
-          times_sampled: int32 = 6
-          inserted_at: google.protobuf.Timestamp = 7
-          flat_trajectory: bytes = 8
-    """,
+}
+
+# The messages of Reverb and TensorFlow once more, with `bytes` for fields of some types.
+_VIEWS: Final = {
+    # A trajectory (see `trajectory_parsing`) and the shape of a tensor are parsed later; so is a chunk, if it is not in
+    # the cache.
+    "reverb_writer.sampled": {"ChunkData", "FlatTrajectory", "TensorShapeProto"},
+    # For `reverb_writer.local`, which keeps chunks and trajectories as the bytes in which they came.
+    "reverb_writer.stored": {"ChunkData", "FlatTrajectory", "PrioritizedItem"},
+}
+_OF_VIEWS: Final = {
+    "SampledResponse": "reverb_writer.sampled.SampleStreamResponse",
+    "SampledChunk": "reverb_writer.sampled.ChunkData",
+    "StoredRequest": "reverb_writer.stored.InsertStreamRequest",
+    "StoredItem": "reverb_writer.stored.PrioritizedItem",
 }
 
 _LINE = re.compile(r"(?:(?P<oneof>\w+)/)?(?P<name>\w+): (?P<repeated>repeated )?(?P<type>[\w.]+) = (?P<number>\d+)")
@@ -330,11 +294,15 @@ def _describe(message: Any, line: str, package: str) -> None:
         raise SyntaxError(f"a field is `name: type = number`, got `{line}`.")
     field = message.field.add(name=match["name"], number=int(match["number"]))
     field.label = _Field.LABEL_REPEATED if match["repeated"] else _Field.LABEL_OPTIONAL
-    if match["type"] in _SCALARS:
-        field.type = _SCALARS[match["type"]]
+    kind = match["type"]
+    if package in _VIEWS:
+        kind = kind.removeprefix("tensorflow.")
+        kind = "bytes" if kind in _VIEWS[package] else kind
+    if kind in _SCALARS:
+        field.type = _SCALARS[kind]
     else:
         field.type = _Field.TYPE_MESSAGE
-        field.type_name = match["type"] if match["type"].startswith(tuple(_SCHEMA)) else f"{package}.{match['type']}"
+        field.type_name = kind if kind.startswith(tuple(_SCHEMA)) else f"{package}.{kind}"
     if match["oneof"]:
         if match["oneof"] not in (oneof.name for oneof in message.oneof_decl):
             message.oneof_decl.add(name=match["oneof"])
@@ -342,11 +310,12 @@ def _describe(message: Any, line: str, package: str) -> None:
 
 
 def _build() -> dict[str, Any]:
-    """Return the message classes of the table, by full name."""
+    """Return the message classes of the tables, by full name."""
     pool = descriptor_pool.DescriptorPool()
     descriptors: dict[str, Any] = {}
     files: list[str] = []
-    for package, table in _SCHEMA.items():
+    both = _SCHEMA["tensorflow"] + _SCHEMA["deepmind.reverb"]
+    for package, table in {**_SCHEMA, **dict.fromkeys(_VIEWS, both)}.items():
         file = descriptor_pb2.FileDescriptorProto(name=package, package=package, syntax="proto3", dependency=files)
         message: Any = None
         for line in (line.partition("#")[0].strip() for line in table.splitlines()):
@@ -358,7 +327,12 @@ def _build() -> dict[str, Any]:
                 message = descriptors[f"{package}.{line}"] = siblings.add(name=name)
         pool.AddSerializedFile(file.SerializeToString())
         files.append(package)
-    classes = {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in descriptors}
+    # Classes take longer to make than descriptors, and of the views few are used.
+    names = [name for name in descriptors if not name.startswith(tuple(_VIEWS))]
+    classes = {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+        for name in (*names, *_OF_VIEWS.values())
+    }
     for full_name, nested in classes.items():
         outer, _, name = full_name.rpartition(".")
         if outer in classes and not hasattr(classes[outer], name):  # protobuf in pure Python does not set them
@@ -367,14 +341,11 @@ def _build() -> dict[str, Any]:
 
 
 _CLASSES: Final = _build()
-
-# `messages.ChunkData` and the like. The views of Reverb's messages have names of their own.
 for _name, _class in _CLASSES.items():
     _package, _, _own_name = _name.rpartition(".")
-    if _package in ("google.protobuf", "tensorflow", "deepmind.reverb"):
+    if _package in _SCHEMA:
         globals()[_own_name] = _class
-SampledResponse, SampledChunk = _CLASSES["reverb_writer.sampled.Response"], _CLASSES["reverb_writer.sampled.Chunk"]
-StoredRequest, StoredItem = _CLASSES["reverb_writer.stored.Request"], _CLASSES["reverb_writer.stored.Item"]
+globals().update({name: _CLASSES[full_name] for name, full_name in _OF_VIEWS.items()})
 
 if TYPE_CHECKING:
 

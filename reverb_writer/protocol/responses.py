@@ -35,7 +35,7 @@ def parse(name: str, message_class: Any, reply: bytes) -> Any:
 class Samples:
     """Whole samples in the server's order: their numbers, each kind in an array [n] as in `BatchInfo`, and `entries`.
 
-    Entries are `reverb_writer.sampled.Entry`; of a server of this process its items, which have these attributes.
+    Entries are of a `messages.SampledResponse`; of a server of this process its items, which have the same attributes.
     """
 
     __slots__ = ("entries", "keys", "priorities", "probabilities", "table_sizes", "times_sampled")

@@ -127,19 +127,12 @@ def _decode_leaf(spec: Any, path: tuple[object, ...]) -> ArraySpec:
 
 
 def encode(nest: Any) -> Any:
-    """Return the signature that describes a nest.
+    """Return the `messages.StructuredValue` that dm-reverb reads as the same nest of `tf.TensorSpec`.
+
+    Raises StructureError if Reverb cannot store the nest, or one of its dtypes.
 
     >>> decode(encode({"reward": ArraySpec((None,), np.float32)}))
     {'reward': ArraySpec(shape=(None,), dtype=dtype('float32'), name='')}
-
-    Args:
-        nest: of `ArraySpec` and None, in lists, tuples, named tuples, and mappings with keys of type `str`.
-
-    Returns:
-        A `messages.StructuredValue` that dm-reverb reads as the same nest of `tf.TensorSpec`.
-
-    Raises:
-        StructureError: Reverb cannot store such a nest, or one of its dtypes.
     """
     value = StructuredValue()
     _encode(nest, value, ())
@@ -198,11 +191,7 @@ def _at(path: tuple[object, ...]) -> str:
 
 
 def encode_spec(nest: Any) -> bytes:
-    """Return the bytes of a spec.
-
-    >>> decode_spec(encode_spec({"reward": ArraySpec((), "float32")}))
-    {'reward': ArraySpec(shape=(), dtype=dtype('float32'), name='')}
-    """
+    """Return the bytes of a spec."""
     encoded: bytes = encode(nest).SerializeToString(deterministic=True)
     return encoded
 

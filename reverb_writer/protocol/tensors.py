@@ -66,11 +66,7 @@ _ALLOWED: Final = ", ".join([dtype.name for dtype in _NUMBERS if dtype.kind != "
 
 
 def dtype_number(dtype: np.dtype[Any]) -> int:
-    """Return the number of a dtype of any byte order; `S`, `U`, `StringDType` and object all mean strings.
-
-    >>> int(dtype_number(np.dtype(">f4")))
-    1
-    """
+    """Return the number of a dtype of any byte order; `S`, `U`, `StringDType` and object all mean strings."""
     if dtype.kind in _STRING_KINDS:
         return DataType.DT_STRING
     number = _NUMBERS.get(dtype.newbyteorder("="))
@@ -84,12 +80,7 @@ def dtype_number(dtype: np.dtype[Any]) -> int:
 def dtype_of(number: int) -> np.dtype[Any]:
     """Return the dtype, of native byte order, that has this number; strings are object, to be filled with `bytes`.
 
-    >>> dtype_of(19)
-    dtype('float16')
-
-    Raises:
-        UnsafeDataError: the dtype is not on the allow-list.
-        FormatError: it is bfloat16, and ml_dtypes is not installed.
+    Raises UnsafeDataError if it is not on the allow-list, FormatError if it is bfloat16 and ml_dtypes is not installed.
     """
     dtype = _DTYPES.get(number)
     if dtype is not None:
@@ -115,12 +106,9 @@ def dtype_of(number: int) -> np.dtype[Any]:
 def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callable[[Array], Any]]:
     """Return the first bytes of a TensorProto of this dtype and shape, and a function that encodes an array's content.
 
-    The first bytes, the length of the content as a varint, and the content together are a TensorProto, which Reverb's
-    own client decodes to an array of equal dtype, shape and values.
-
-    The function only reads the array, which may have any memory layout. It encodes `str` as UTF-8, and raises a
-    StructureError if an element of an object array is neither `str` nor `bytes`. NumPy drops trailing zero bytes of `S`
-    and `U` elements: use an object array to keep them. Any thread may call it; compression releases the GIL.
+    The first bytes, the length of the content as a varint, and the content together are a TensorProto. The function
+    takes an array of any memory layout. It encodes `str` as UTF-8, and raises a StructureError if an element of an
+    object array is neither `str` nor `bytes`. Any thread may call it; compression releases the GIL.
     """
     number = dtype_number(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -248,10 +236,8 @@ class EncodedTensor(NamedTuple):
         """Decode into an array of this dtype and shape, in C order; decompression releases the GIL.
 
         Strings become `bytes` in an object array. Booleans become 0 or 1, whatever byte is stored. If `delta_encoded`,
-        integers of two or more dimensions are stored as differences along axis 0.
-
-        Raises:
-            FormatError: the content is damaged. The values of the array are undefined then.
+        integers of two or more dimensions are stored as differences along axis 0. Damaged content raises FormatError,
+        and leaves undefined values in the array.
         """
         kind = self.header.dtype.kind
         if kind == "O":
@@ -280,10 +266,7 @@ def decompress_into(content: bytes | memoryview, array: Array) -> None:
 
 
 def decode_strings(content: bytes, strings: Sequence[bytes], count: int) -> Array:
-    """Return `count` strings as an object array of `bytes`, [count].
-
-    They are lengths and bytes in `content`; if it is empty, the fields `strings`.
-    """
+    """Return strings, [count] `bytes`: lengths and bytes in `content`, or the fields `strings` if that is empty."""
     found = _split_strings(content, count) if content else list(strings)
     if len(found) != count:
         raise damaged(f"{len(found)} strings, expected {count} from their shape")

@@ -16,7 +16,7 @@ import time
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -31,16 +31,15 @@ from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refu
 from reverb_writer.transport.loop import PendingCall
 from reverb_writer.transport.wire import OPTIONS, PERMANENT, TLS, Wire, WireClosedError, credentials_of
 
+if TYPE_CHECKING:
+    from reverb_writer.transport.pipes import LocalPipe
+
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
 _RECENT_S, _MAX_CONNECT_ERRORS = 10.0, 200  # at the pace of `_PAUSE_S`
 _ANSWER_WITHIN_S, _AGAIN_WITHIN_S = 2.0, 3.0
 _CLOSE_S = 1.0  # how long `close` waits until the connection is closed
 _NOT_BEFORE_S = 10.0  # from an examination without a finding to the next one
-
-
-class _LocalPipe(Protocol):
-    def lose(self, fault: str) -> None: ...
 
 
 class Channel:
@@ -64,19 +63,10 @@ class Channel:
         use_proxy: bool = False,
         permanent: bool = False,
     ) -> None:
-        """Prepare the connection; nothing is sent yet.
+        """Prepare the connection; nothing is sent yet. The arguments are those of `Client`.
 
-        Args:
-            address: `host:port`, `unix:path` or `dns:host:port`.
-            tls: certificates; True for the system's; None or False for plain text.
-            token: sent with every call as `authorization: Bearer ...`; an error if it would travel in plain text.
-            use_proxy: whether `http_proxy` and the like in the environment are used.
-            permanent: whether the connection is kept however long it or the server is silent: by default gRPC's pings
-                end it, or half an hour without a call.
-
-        Raises:
-            SpecError: the address cannot be one, a PEM file cannot be used, or a token would travel in plain text.
-            ClosedError: a parent process used gRPC before the fork. Both would read from the same sockets.
+        But for `permanent`, which keeps the connection however long it or the server is silent: by default gRPC's pings
+        end it, or half an hour without a call. Raises ClosedError if a parent process used gRPC before the fork.
         """
         check_address(address)
         if token is not None and not _TOKEN.fullmatch(token):
@@ -99,7 +89,7 @@ class Channel:
             self._dial = functools.partial(grpc.aio.secure_channel, credentials=credentials_of(tls))
             self._advice = "the certificates; the server may ask for one of the client, too"
         self._is_direct = not tls and not use_proxy
-        self.local_pipes: set[_LocalPipe] = set()
+        self.local_pipes: set[LocalPipe] = set()
         self._connect_errors: list[tuple[str, float]] = []
         self._closed = False
         # The rest belongs to the loop's thread.
@@ -116,7 +106,7 @@ class Channel:
     @property
     def is_forked(self) -> bool:
         """Whether this process is a forked child of the one that made the channel."""
-        return not process_hooks.is_first()
+        return process_hooks.is_forked()
 
     @property
     def endpoint(self) -> endpoints.Endpoint | None:
@@ -161,13 +151,8 @@ class Channel:
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a unary call; wait for the server to come up meanwhile.
 
-        A call that is lost with its connection is made again. Of Reverb's, only a checkpoint does harm then.
-
-        Raises:
-            ServerUnavailableError: nothing answers at the address within the time.
-            ReplayTimeoutError: the server does not answer in time.
-            ClosedError: the channel is or was closed, or belongs to a parent process.
-            ReverbWriterError: the server refuses; StructureError if it has no such table.
+        A call that is lost with its connection is made again. Of Reverb's, only a checkpoint does harm then. Raises
+        ServerUnavailableError if nothing answers at the address within the time, else as `translate_error` says.
         """
         self.check_usable()
         started = time.monotonic()
@@ -341,7 +326,6 @@ class ConnectionLoss:
 
     channel: Channel
     error: Exception  # what ended the last connection, or what the last attempt to make one met
-    reason: str  # the same in words
     since: float  # `time.monotonic()` of the server's last word, or of the loss
 
     @property
@@ -362,4 +346,4 @@ class ConnectionLoss:
 
     @property
     def _seen(self) -> str:
-        return "; ".join([self.reason.rstrip("."), *self.channel.recent_connect_errors()])
+        return "; ".join([str(self.error).rstrip("."), *self.channel.recent_connect_errors()])

@@ -20,7 +20,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -60,12 +60,10 @@ class Delivery:
     """The way of items to one server.
 
     Attributes:
-        channel: the connection; not closed by this.
         flight: items that are not confirmed, and counters.
         fault: kind and text of the error with which the server refuses; None if it does not.
         loss: why there is no connection; None while there is one, or none was needed yet.
         heard_at: `time.monotonic()` of the server's last word.
-        has_asked: whether a question was asked since the wait began.
     """
 
     def __init__(
@@ -74,38 +72,38 @@ class Delivery:
         post: Post,
         counts: collections.Counter[str],
         *,
+        needed: Callable[[], Iterable[int]] = lambda: (),
         max_sent_items: float = math.inf,
         is_checked: bool = False,
     ) -> None:
-        """Prepare the delivery; it connects when there is something to send.
+        """Prepare the delivery; it connects when there is something to send, and does not close the channel.
 
         Args:
             channel: the connection to the server.
             post: has the owner's thread call a function soon; callable from any thread, never waits.
             counts: counters to raise.
+            needed: that of `InFlight`.
             max_sent_items: items that may be sent and unconfirmed; sent items cannot be dropped.
             is_checked: whether the caller has just asked for the tables: the first connection does not ask again.
         """
         self.channel = channel
-        self.flight = InFlight()
+        self.flight = InFlight(needed)
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: ConnectionLoss | None = None
         self.heard_at = time.monotonic()
         self._post, self._counts, self._max_sent_items, self._is_checked = post, counts, max_sent_items, is_checked
         self._pipe: Pipe | LocalPipe | None = None
         self._attempt = 0  # of a question or a pipe; answers to an earlier one are ignored
-        self._is_connecting = self._is_closed = self._is_orphaned = False
+        self._is_connecting = self._is_closed = False
         self._retry_at, self._failures = 0.0, 0
         self._state_id: int | None = None
-        self._first_answer: ServerInfo | None = None
-        self._last_answer: ServerInfo | None = None
-        self.has_asked, self._refusal = False, ""
+        self._forget_answers()
 
     # --------------------------------------------------------------------------------------------------- what to send
 
     def proceed(self) -> float:
         """Connect and send, without waiting; return in how many seconds something else is due, infinity for never."""
-        if self._is_closed or self._is_orphaned:
+        if self._is_closed:
             return math.inf
         if self._pipe is not None:
             return self._send(self._pipe)
@@ -160,7 +158,7 @@ class Delivery:
             return
         self._is_connecting = False
         if isinstance(info, Exception):
-            self._lost(info, str(info))
+            self._lost(info)
             return
         try:
             self.heard_at = info.at
@@ -174,7 +172,7 @@ class Delivery:
             self._state_id = info.state_id
             check_tables_exist(self.flight.tables(), info, self.channel.address)
         except Exception as error:  # noqa: BLE001  # whatever it is, the callers must hear of it
-            self._lost(error, str(error))
+            self._lost(error)
             return
         self._open()
 
@@ -185,7 +183,7 @@ class Delivery:
         try:
             self._pipe = open_pipe(self.channel, messages.INSERT_STREAM, deliver)
         except ClosedError as error:
-            self._lost(error, str(error))
+            self._lost(error)
             return
         self.loss = self.fault = None
         self.proceed()
@@ -194,29 +192,28 @@ class Delivery:
         pipe = self._pipe
         if attempt != self._attempt or pipe is None:
             return
-        reason = pipe.reason
         if isinstance(event, bytes):
             try:
                 keys = parse("InsertStreamResponse", messages.InsertStreamResponse, event).keys
             except FormatError as error:
                 pipe.close()
-                event, reason = error, str(error)
+                event = error
         if isinstance(event, ReverbWriterError):
             self._pipe = None
             # A table that a stream does not find may exist when the server is asked for its tables.
-            self._lost(event, reason or str(event), is_gone=isinstance(event, StructureError))
+            self._lost(event, is_gone=isinstance(event, StructureError))
             return
         self.heard_at, self._failures = time.monotonic(), 0
         self._counts["acknowledged_items"] += self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
 
-    def _lost(self, error: Exception, reason: str, *, is_gone: bool = False) -> None:
+    def _lost(self, error: Exception, *, is_gone: bool = False) -> None:
         if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):
             self.fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
-        self._is_orphaned = isinstance(error, ClosedError)
+        self._is_closed = self._is_closed or isinstance(error, ClosedError)
         if self.loss is None:
             self._counts["reconnects"] += 1
-            _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
-        self.loss = ConnectionLoss(self.channel, error, reason, self.heard_at)
+            _LOG.warning("%s: insert stream lost: %s It connects again.", self.channel.address, error)
+        self.loss = ConnectionLoss(self.channel, error, self.heard_at)
         self._counts["resent_items"] += self.flight.requeue()
         # Twice as late with each failure in a row, and at random, so that clients come back one by one.
         longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
@@ -225,14 +222,16 @@ class Delivery:
 
     # --------------------------------------------------------------------------------------------- why nothing moves
 
-    def begin_questions(self) -> None:
-        """Forget earlier answers: a wait has begun."""
-        self._first_answer = self._last_answer = None
-        self.has_asked, self._refusal = False, ""
+    def _forget_answers(self) -> None:
+        self._first_answer: ServerInfo | None = None
+        self._last_answer: ServerInfo | None = None
+        self._has_asked, self._refusal = False, ""
 
-    def ask(self) -> None:
-        """Ask the server for the state of its tables; the answer counts when it has come."""
-        self.has_asked = True
+    def ask(self, *, is_first: bool = False) -> None:
+        """Ask the server for the state of its tables; the first question of a wait makes it forget earlier answers."""
+        if is_first:
+            self._forget_answers()
+        self._has_asked = True
         self._question(_QUESTION_TIMEOUT_S, self._on_reply)
 
     def _on_reply(self, reply: ServerInfo | Exception) -> None:
@@ -257,7 +256,7 @@ class Delivery:
         address, silence_s = self.channel.address, time.monotonic() - self.heard_at
         if self.loss is not None:
             return self.loss.explain()
-        if not self.has_asked:
+        if not self._has_asked:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
         if self._last_answer is None and self._refusal:
             return f"The server at {address} does not say what its tables do: {self._refusal}"
@@ -293,10 +292,9 @@ class Wait:
         self.kind, self.timeout_s, self.extends, self.row = kind, timeout_s, extends, row
         self.answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self.is_abandoned = False
-        self._began_at = time.monotonic()
         self._restart()
+        self._began_at = self._logged_at = self._since
         self._look_at = math.inf
-        self._logged_at = self._began_at
         self._acknowledged = -1  # items, at the last progress
 
     def proceed(self, delivery: Delivery, acknowledged: int, num_pending: int) -> Exception | None:
@@ -315,10 +313,8 @@ class Wait:
             return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
         now = time.monotonic()
         if self._ask_at and now >= self._ask_at[0]:
-            if len(self._ask_at) > 1:
-                delivery.begin_questions()
+            delivery.ask(is_first=len(self._ask_at) > 1)
             del self._ask_at[0]
-            delivery.ask()
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             delivery.ask()
@@ -365,15 +361,7 @@ def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, *, 
 
     A server inserts what comes by one stream in its order, so an item that waits keeps all behind it waiting: items
     that have nothing to do with each other do not share a stream. After an error, the server may still insert what it
-    has got.
-
-    `is_checked` is that of `Delivery`.
-
-    Raises:
-        ReplayTimeoutError, ServerUnavailableError: not in time; says why.
-        StructureError: the server has one of the tables no more.
-        ReverbWriterError: it refuses.
-        ClosedError: another thread has closed the client.
+    has got. `is_checked` is that of `Delivery`.
     """
     inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     with contextlib.closing(Delivery(channel, inbox.put, collections.Counter(), is_checked=is_checked)) as delivery:

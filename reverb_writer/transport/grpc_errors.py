@@ -43,13 +43,6 @@ def translate_error(
 
     A lost connection may end a stream with any state. A stream has no time-out: if that is its state, a gateway has
     ended it.
-
-    Returns:
-        StructureError: the server has no such table.
-        PermissionDeniedError: a gateway does not permit the call.
-        ReplayTimeoutError: it did not answer in time, or not before the call was cancelled.
-        ServerUnavailableError: the connection is lost, or there is none.
-        ReverbWriterError: it refused.
     """
     code = error.code()
     reason = reason or describe_error(error)
@@ -80,9 +73,13 @@ def is_silence(reason: str) -> bool:
 
 
 def is_refusal(reason: str) -> bool:
-    """Return whether gRPC's text says that nothing listens at the address, and does not speak of silence, too."""
+    """Return whether gRPC's text says that nothing listens at the address, and does not speak of silence, too.
+
+    A server or a gateway that refuses a call does listen.
+    """
     text = reason.lower()
-    return ("refused" in text or "no such file" in text) and not is_silence(reason)
+    texts = "connection refused", "actively refused", "no such file"  # the second one is of Windows
+    return any(one in text for one in texts) and not is_silence(reason)
 
 
 def is_listening(address: str) -> bool:

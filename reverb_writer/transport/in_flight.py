@@ -5,8 +5,8 @@
              +-------- requeue -------+   (the connection was lost)
 
 The server forgets a chunk unless each request that brings items names it among those to keep, and refuses a request
-that names one it does not have. So chunks are reference-counted by requests in the queue and by writers that hold them
-for windows to come. A chunk without references is not kept.
+that names one it does not have. A message keeps the chunks that the server has and that requests in the queue, or
+windows to come, may name.
 
 Not thread-safe: its owner calls it from one thread.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,29 +59,23 @@ class InsertRequest:
 
 
 class InFlight:
-    """Requests in flight, and counters of their outcomes.
+    """Requests in flight.
 
     Attributes:
-        items: items added.
         acknowledged: items that the server has confirmed.
-        dropped: items that were given up.
-        pending_bytes: memory of those that are neither.
+        pending: items that it has not, and that were not given up.
+        pending_bytes: their memory.
         progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending then, of the next `add`.
     """
 
-    def __init__(self) -> None:
-        """Start with nothing in flight."""
-        self.items = self.acknowledged = self.dropped = self.pending_bytes = 0
+    def __init__(self, needed: Callable[[], Iterable[int]] = lambda: ()) -> None:
+        """Start with nothing in flight; `needed` returns the keys of the chunks that windows to come may name."""
+        self._needed = needed
+        self.acknowledged = self.pending = self.pending_bytes = 0
         self.progress_at = 0.0
         self._queued: collections.deque[InsertRequest] = collections.deque()
         self._sent: collections.deque[InsertRequest] = collections.deque()
-        self._owners: dict[int, set[InsertRequest | None]] = {}  # of references to a chunk; None is its writer
         self._on_server: set[int] = set()
-
-    @property
-    def pending(self) -> int:
-        """Items neither acknowledged nor dropped."""
-        return self.items - self.acknowledged - self.dropped
 
     @property
     def has_queued(self) -> bool:
@@ -97,30 +91,13 @@ class InFlight:
         """Return the tables that pending items go to."""
         return {table for request in (*self._sent, *self._queued) for table in request.tables}
 
-    def hold(self, chunk_keys: Iterable[int], owner: InsertRequest | None = None) -> None:
-        """Have the server keep these chunks, once it has them, until `release`."""
-        for key in chunk_keys:
-            self._owners.setdefault(key, set()).add(owner)
-
-    def release(self, chunk_keys: Iterable[int], owner: InsertRequest | None = None) -> None:
-        """Take back `hold`."""
-        for key in chunk_keys:
-            owners = self._owners.get(key, set())
-            owners.discard(owner)
-            if not owners:
-                self._owners.pop(key, None)
-
-    def add(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
-        """Queue a request, or None to change holds only; `hold` and `release` are keys of chunks."""
-        self.hold(hold)
-        if request is not None:
-            self.hold(request.chunks, request)
-            if not self.pending:
-                self.progress_at = time.monotonic()
-            self.items += request.num_items
-            self.pending_bytes += request.num_bytes
-            self._queued.append(request)
-        self.release(release)
+    def add(self, request: InsertRequest) -> None:
+        """Queue a request."""
+        if not self.pending:
+            self.progress_at = time.monotonic()
+        self.pending += request.num_items
+        self.pending_bytes += request.num_bytes
+        self._queued.append(request)
 
     def take_message(self, num_bytes: int) -> bytes:
         """Take requests of about `num_bytes` from the queue, as one message without the chunks that the server has."""
@@ -136,9 +113,8 @@ class InFlight:
             for rows in request.remaining_rows():
                 parts.append(rows.data)
                 size += rows.nbytes
-            self.release(request.chunks, request)
             self._sent.append(request)
-        self._on_server.intersection_update(self._owners)
+        self._on_server.intersection_update(itertools.chain(self._needed(), *[each.chunks for each in self._queued]))
         parts.append(encode_keep_keys(list(self._on_server)))
         return b"".join(parts)
 
@@ -151,6 +127,7 @@ class InFlight:
             found = request.acknowledge(keys)
             expected -= found
             self.acknowledged += found
+            self.pending -= found
             if found:
                 self.progress_at = time.monotonic()
             if not request.num_pending:
@@ -161,9 +138,7 @@ class InFlight:
     def requeue(self) -> int:
         """Put what is not acknowledged back at the head of the queue, in order; return how many items that is."""
         num_items = self.sent_items
-        for request in reversed(self._sent):
-            self.hold(request.chunks, request)
-            self._queued.appendleft(request)
+        self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
         self._on_server.clear()
         return num_items
@@ -173,16 +148,14 @@ class InFlight:
         if len(self._queued) <= 1:
             return False
         request = self._queued.popleft()
-        self.release(request.chunks, request)
-        self.dropped += request.num_pending
+        self.pending -= request.num_pending
         self.pending_bytes -= request.num_bytes
         return True
 
     def drop_all(self) -> int:
         """Give up everything pending; return how many items that is."""
         undelivered = self.pending
-        self.dropped += undelivered
-        self.pending_bytes = 0
+        self.pending = self.pending_bytes = 0
         self._queued.clear()
         self._sent.clear()
         return undelivered

@@ -110,16 +110,10 @@ class PendingCall(Outcome[_T]):
         timeout_s: float,
         deliver: Callable[[_T | ReverbWriterError], object] = lambda _: None,
     ) -> None:
-        """Have the loop do the work.
+        """Have the loop do the work, which returns the reply or raises ReverbWriterError; raises as `submit`.
 
-        Args:
-            work: returns the reply, or raises ReverbWriterError; ends after `timeout_s` seconds by itself.
-            address: of the server, for errors.
-            timeout_s: time-out.
-            deliver: gets the reply, or the error, in the loop's thread; must not wait.
-
-        Raises:
-            ClosedError: the interpreter ends, or a parent process has used gRPC.
+        The work ends after `timeout_s` seconds by itself. `deliver` gets the reply, or the error, in the loop's thread;
+        it must not wait.
         """
         super().__init__()
         self._address, self._timeout_s, self._deliver = address, timeout_s, deliver
@@ -195,7 +189,7 @@ def _end() -> None:
     loop = _loops.get("")
     if loop is None:
         return
-    if process_hooks.is_first():
+    if not process_hooks.is_forked():
         loop.asyncio.call_soon_threadsafe(lambda: spawn(loop.end()))
         loop.has_ended.wait(_END_S)
     process_hooks.keep_for_ever(loop)

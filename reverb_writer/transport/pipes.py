@@ -23,7 +23,7 @@ from reverb_writer.protocol.responses import UnencodedSamples
 from reverb_writer.transport import loop
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.endpoints import Answer, Endpoint
-from reverb_writer.transport.grpc_errors import describe_error, translate_error
+from reverb_writer.transport.grpc_errors import translate_error
 from reverb_writer.transport.wire import WireClosedError
 
 _LOG = logging.getLogger(__package__)
@@ -36,14 +36,8 @@ _MAX_UNREAD_BYTES = 16 << 20  # the rest stays at the server, but for one messag
 def open_pipe(channel: Channel, method: str, deliver: Callable[[Event], object]) -> Pipe | LocalPipe:
     """Open a stream over the channel, or without it if the server is in this process; never waits.
 
-    Args:
-        channel: the connection; not closed by this.
-        method: of the server.
-        deliver: gets each message, and once the error that has ended the stream, unless `close` came first. It is
-            called by any thread, one at a time, and must not wait.
-
-    Raises:
-        ClosedError: the channel is closed, or belongs to a parent process; or the interpreter ends.
+    `deliver` gets each message, and once the error that has ended the stream, unless `close` came first. It is called
+    by any thread, one at a time, and must not wait. Raises ClosedError as the channel does.
     """
     channel.check_usable()
     endpoint = channel.endpoint
@@ -51,15 +45,10 @@ def open_pipe(channel: Channel, method: str, deliver: Callable[[Event], object])
 
 
 class Pipe:
-    """A stream of bytes, in both directions. Thread-safe.
-
-    Attributes:
-        reason: cause of the end in a line: gRPC's status and text, or why the connection was given up. None until then.
-    """
+    """A stream of bytes, in both directions. Thread-safe."""
 
     def __init__(self, channel: Channel, method: str, deliver: Callable[[Event], object]) -> None:
         """Open the stream; see `open_pipe`. `deliver` is called in the loop's thread."""
-        self.reason: str | None = None
         self._channel, self._method = channel, method
         self._deliver: Callable[[Event], object] = deliver
         self._outgoing: collections.deque[bytes] = collections.deque()
@@ -126,22 +115,17 @@ class Pipe:
             await self._read(self._call)
         except grpc.RpcError as met:
             error = next((end for end in ends if end.code() is not None), met)
-            self.reason = wire.fault if wire is not None and wire.fault else describe_error(error)
-            return translate_error(error, address, is_stream=True, reason=self.reason)
+            return translate_error(error, address, is_stream=True, reason=wire.fault if wire is not None else None)
         except (asyncio.CancelledError, WireClosedError):
-            self.reason = wire.fault if wire is not None and wire.fault else "the stream was cancelled"
-            return self._channel.loss(self.reason)
+            return self._channel.loss((wire.fault if wire is not None else None) or "the stream was cancelled")
         except ReverbWriterError as error:
-            self.reason = str(error)
             return error
         except Exception as error:  # noqa: BLE001  # whatever it is, the owner of the stream must hear of it
             _LOG.exception("A stream to %s has failed.", address)
-            self.reason = repr(error)
             return ReverbWriterError(f"the stream to the server at {address} failed: {error!r}.")
         finally:
             if writer is not None:
                 writer.cancel()
-        self.reason = "the server ended the stream"
         return ServerUnavailableError(f"the server at {address} ended the stream.")
 
     async def _read(self, call: Any) -> None:
@@ -173,7 +157,6 @@ class LocalPipe:
 
     def __init__(self, channel: Channel, endpoint: Endpoint, method: str, deliver: Callable[[Event], object]) -> None:
         """Open the stream; see `open_pipe`."""
-        self.reason: str | None = None
         self._channel, self._deliver = channel, deliver
         self._has_ended = False
         self._stream = endpoint.stream(method, self._put)
@@ -204,7 +187,7 @@ class LocalPipe:
     def lose(self, fault: str) -> None:
         """End the stream as if its connection were lost; for the loop's thread only."""
         self._stream.end()
-        self._end(fault, self._channel.loss(fault))
+        self._end(self._channel.loss(fault))
 
     def _run(self, work: Callable[[], None]) -> None:
         """Have a function of the server called, which the main thread never does: it takes locks."""
@@ -217,14 +200,12 @@ class LocalPipe:
         if self._has_ended:
             return
         if isinstance(answer, grpc.RpcError):
-            reason = describe_error(answer)
-            self._end(reason, translate_error(answer, self._channel.address, is_stream=True, reason=reason))
+            self._end(translate_error(answer, self._channel.address, is_stream=True))
         else:
             self._channel.note_response()
             self._deliver(answer)
 
-    def _end(self, reason: str, error: ReverbWriterError) -> None:
-        self.reason = reason
+    def _end(self, error: ReverbWriterError) -> None:
         self._channel.local_pipes.discard(self)
         if not self._has_ended:
             self._has_ended = True
@@ -233,10 +214,7 @@ class LocalPipe:
 
 
 class ByteStream:
-    """A stream that is read by one thread: `send`, and iterate for messages.
-
-    `send` and `cancel` may be called from any thread, `read` from one at a time.
-    """
+    """A stream that is read by one thread at a time; others may call `send` and `cancel`."""
 
     def __init__(self, channel: Channel, method: str, changed: Callable[[], object] = lambda: None) -> None:
         """Open the stream. `changed` is called in any thread whenever something has come; it must not wait."""
@@ -258,11 +236,7 @@ class ByteStream:
         return not self._events.empty()
 
     def read(self) -> bytes | UnencodedSamples:
-        """Wait for the next message; a server of this process gives samples as they are.
-
-        Raises:
-            ReverbWriterError: the stream has ended; see `translate_error`.
-        """
+        """Wait for the next message, or raise what has ended the stream."""
         event = self._error or self._events.get()
         if self._error is not None:  # cancelled; what came before is left out
             raise self._error

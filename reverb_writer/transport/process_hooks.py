@@ -30,9 +30,9 @@ def claim() -> None:
     _pid = own
 
 
-def is_first() -> bool:
-    """Return whether no parent process has used gRPC."""
-    return _pid in (None, os.getpid())
+def is_forked() -> bool:
+    """Return whether a parent process has used gRPC."""
+    return _pid not in (None, os.getpid())
 
 
 def keep_for_ever(thing: object) -> None:

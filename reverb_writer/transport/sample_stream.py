@@ -69,6 +69,7 @@ class SampleStream:
         answer: its tables as it has told them last; None before that.
         loss: loss of the connection; None while there is one.
         unanswered_since: since when a question is not answered, and no sample has come; None if all are.
+        num_in_flight: samples that were requested and `read` has not returned.
         num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples not requested.
         is_closed: whether no more samples will come, because it was closed.
     """
@@ -85,31 +86,28 @@ class SampleStream:
         single_pass: Limit | None = None,
         needs_table: bool = False,
     ) -> None:
-        """Set what to request; the first `proceed` begins.
+        """Set what to request; the first `proceed` begins. The channel is not closed by this.
 
-        Args:
-            channel: the connection; not closed by this.
-            table: its name.
-            info: the server's tables; None if it has not answered yet.
-            changed: called in any thread when `read` or `proceed` has something to do; must not wait.
-            removes_items: whether sampling removes items from the table.
-            limits: of samples to request; each is lowered by every request.
-            single_pass: a further limit, lowered to the number of items in the table when nothing is in flight.
-            needs_table: whether a server without the table counts as lost; if not, that is an error.
+        `info` has the server's tables, None if it has not answered yet. `changed` is called in any thread when `read`
+        or `proceed` has something to do; it must not wait. `removes_items` says whether sampling removes items. Every
+        request lowers each of the `limits`, and the limit of a `single_pass`, which is also lowered to the number of
+        items in the table when nothing is in flight. If it `needs_table`, a server without it counts as lost; if not,
+        that is an error.
         """
         self.info = self.answer = info
         self.loss: ConnectionLoss | None = None
         if info is None:
-            self.loss = ConnectionLoss(channel, ServerUnavailableError(""), "no answer yet", time.monotonic())
+            self.loss = ConnectionLoss(channel, ServerUnavailableError("no answer yet"), time.monotonic())
         self.unanswered_since: float | None = None
-        self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = self.server_restarts = 0
+        self.num_in_flight = self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = (
+            self.server_restarts
+        ) = 0
         self._channel, self._name, self._changed = channel, table, changed
         self._removes_items = removes_items
         self._limits = [*limits] if single_pass is None else [*limits, single_pass]
         self._single_pass, self._needs_table = single_pass, needs_table
         self._stream: ByteStream | None = None
         self._reassembler = SampleReassembler()
-        self._num_requested = self._num_come = 0  # over the connection
         self._question: PendingCall[ServerInfo] | None = None
         self._answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
         self._earlier = collections.deque([info] if info else [])  # answers of the last seconds, one per second
@@ -129,11 +127,6 @@ class SampleStream:
         return None if self.answer is None else self.answer.tables.get(self._name)
 
     @property
-    def num_in_flight(self) -> int:
-        """Samples that were requested and `read` has not returned."""
-        return self._num_requested - self._num_come
-
-    @property
     def has_unread(self) -> bool:
         """Whether something has come that was not read."""
         return self._stream is not None and self._stream.has_unread
@@ -148,16 +141,9 @@ class SampleStream:
     def proceed(self, now: float, num_held: int, max_samples: int) -> float:
         """Connect if there is no connection, and request as many samples as there is room for. Never waits.
 
-        Args:
-            now: of `time.monotonic()`.
-            num_held: samples that `read` has returned and the caller still has.
-            max_samples: limit of the samples in flight or held.
-
-        Returns:
-            When to call this again, if `changed` is not called before.
-
-        Raises:
-            ClosedError, StructureError, PermissionDeniedError: the server will give no samples.
+        The caller still has `num_held` samples; with those in flight they are `max_samples` at most. Returns when to
+        call this again, if `changed` is not called before. Raises ClosedError, StructureError or PermissionDeniedError
+        if the server will give no samples.
         """
         self._read_answers(now)
         if self.is_closed:
@@ -182,11 +168,9 @@ class SampleStream:
         return self._ask_when_due(now) if may_have_more else math.inf
 
     def read(self) -> Samples:
-        """Return the samples that the next message completes, maybe none.
+        """Return the samples that the next message completes, maybe none; raises as `proceed`.
 
-        Raises:
-            ClosedError, StructureError, PermissionDeniedError: the server will give no samples.
-            FormatError: a message is damaged, or has more than was requested. The stream is opened again soon.
+        FormatError: a message is damaged, or has more than was requested. The stream is opened again soon.
         """
         stream = self._stream
         if stream is None or not stream.has_unread:
@@ -217,7 +201,7 @@ class SampleStream:
             self._end_stream()
             self._open_at = time.monotonic() + _RETRY_S  # endless damage costs little
             raise
-        self._num_come += len(samples)
+        self.num_in_flight -= len(samples)
         return samples
 
     def ask(self, now: float) -> None:
@@ -258,7 +242,7 @@ class SampleStream:
             _LOG.warning("Samples of `%s`: %s Looking for it.", self._name, error)
         self._end_stream()
         since = time.monotonic() if self.loss is None else self.loss.since
-        self.loss = ConnectionLoss(self._channel, error, str(error), since)
+        self.loss = ConnectionLoss(self._channel, error, since)
         self._ask_at = time.monotonic() + _RETRY_S
 
     def stop_requests(self) -> None:
@@ -286,7 +270,7 @@ class SampleStream:
             return
         for limit in self._limits:
             limit.remaining -= num_samples
-        self._num_requested += num_samples
+        self.num_in_flight += num_samples
         request = messages.SampleStreamRequest(table=self._name, num_samples=num_samples)
         self._stream.send(request.SerializeToString())
 
@@ -294,12 +278,11 @@ class SampleStream:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.cancel()
-        num_lost = self.num_in_flight
-        self.num_lost += num_lost
+        self.num_lost += self.num_in_flight
         if not self._is_ending:
             for limit in self._limits:
-                limit.remaining += num_lost
-        self._num_requested = self._num_come = self._num_ready = 0
+                limit.remaining += self.num_in_flight
+        self.num_in_flight = self._num_ready = 0
         self._reassembler = SampleReassembler()
 
     def _refuse(self, error: StructureError) -> None:

@@ -44,14 +44,11 @@ class Cutter:
         ring: StepRing,
         kinds: WindowKinds,
         encoder: ChunkEncoder,
-        chunk_size: Callable[[int], int],
+        chunk_size: Callable[[int], int],  # of `chunk_grid`
         books: Books,
         max_steps: float = math.inf,
     ) -> None:
-        """Begin an episode in each environment; nothing is written of one that is longer than `max_steps`.
-
-        `chunk_size` gives the steps of the chunk that begins at a step count, see `chunk_grid`.
-        """
+        """Begin an episode in each environment; nothing is written of one that is longer than `max_steps`."""
         self._ring, self._kinds, self._encoder, self._chunk_size, self._books = ring, kinds, encoder, chunk_size, books
         self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = 0
         self.has_new = False
@@ -236,7 +233,7 @@ class Cutter:
         self._num_ended_items += end.num_items
         encoded = int(self._encoded[env])
         num_items = end.num_items - self._kinds.num_items(encoded)
-        if num_items or any(chunk.held for chunk in episode.chunks):
+        if num_items:
             self._ended.append(Ready(self._kinds, episode, encoded, num_steps, end, num_items))
         self._books.counts["episodes"] += num_steps > episode.boundary
         self._note_dropped(end.dropped)
@@ -296,6 +293,11 @@ class Cutter:
             ready.append(Ready(self._kinds, self.episodes[env], after, num_steps, None, count))
         self._encoded[env_ids] = sealed[env_ids]
         return ready
+
+    def needed_chunks(self) -> list[int]:
+        """Return the keys of the chunks that windows to come may name."""
+        episodes = [*self.episodes, *[ready.episode for ready in self._ended]]
+        return [chunk.key for episode in episodes for chunk in episode.chunks]
 
     def cut_long_streams(self, max_items: int) -> None:
         """End each stream of episodes that has as many items or more, so that another shard gets the next windows."""

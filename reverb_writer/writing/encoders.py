@@ -1,7 +1,7 @@
 """Rows of steps become encoded chunks, and complete windows items: with priorities, and slices of chunks.
 
     rows of the ring -> chunks
-    Ready windows of many episodes -> priorities -> slices of chunks -> one request, and which chunks the server keeps
+    Ready windows of many episodes -> priorities -> slices of chunks -> one request
 
 A function of priority is asked here, in the sender's thread, under no lock, and never two at a time.
 """
@@ -47,7 +47,6 @@ class Chunk:
     data: bytes  # as `encode_chunk` makes it
     # the columns themselves, if a priority is a function; they are owned by the chunk
     columns: Sequence[npt.NDArray[Any]] | None = None
-    held: bool = False  # whether the server has been told to keep it for later items
     counted: bool = False  # whether a request in flight already counts its bytes
 
 
@@ -124,11 +123,10 @@ class ItemEncoder:
         """Prepare; `largest` returns the largest priority set in some tables, `counts` gets the functions' failures."""
         self._chunks, self._largest, self._counts = chunks, largest, counts
 
-    def encode(self, group: Sequence[Ready]) -> tuple[InsertRequest | None, list[int], list[int]]:
-        """Put the windows of several episodes of the same kinds into one request; take them out of the episodes.
+    def encode(self, group: Sequence[Ready]) -> InsertRequest | None:
+        """Put the windows of several episodes of the same kinds into one request, None if there is none.
 
-        Returns the request, and the keys of chunks that the server is to hold and to release. The chunks that the
-        request and later windows need are marked as counted and held from here on.
+        The episodes keep the chunks that later windows need.
         """
         kinds = group[0].kinds
         chunks = [chunk for ready in group for chunk in ready.episode.chunks]
@@ -165,19 +163,11 @@ class ItemEncoder:
             needed[chunk.key] = chunk.data
             num_bytes += 0 if chunk.counted else len(chunk.data)
             chunk.counted = True
-        hold, release = [], []
         for ready in group:
-            episode = ready.episode
             # Chunks that end before are in no later window. A closing window may end where the last regular one did.
-            needed_from = NEVER if ready.end is not None else episode.num_sealed - kinds.longest
-            release += [chunk.key for chunk in episode.chunks if chunk.held and chunk.stop <= needed_from]
-            episode.chunks = [chunk for chunk in episode.chunks if chunk.stop > needed_from]
-            if rows:
-                hold += [chunk.key for chunk in episode.chunks if not chunk.held]
-                for chunk in episode.chunks:
-                    chunk.held = True
-        request = InsertRequest(kinds.tables, first_key, rows, needed, num_bytes) if rows else None
-        return request, hold, release
+            needed_from = NEVER if ready.end is not None else ready.episode.num_sealed - kinds.longest
+            ready.episode.chunks = [chunk for chunk in ready.episode.chunks if chunk.stop > needed_from]
+        return InsertRequest(kinds.tables, first_key, rows, needed, num_bytes) if rows else None
 
     def _priorities(
         self, target: WindowTarget, of: Integers, starts: Integers, ends: Integers, group: Sequence[Ready]

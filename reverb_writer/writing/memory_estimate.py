@@ -62,8 +62,8 @@ class _PerItem(NamedTuple):
 def need(estimates: Sequence[Estimate], *, saves: bool) -> tuple[int, int, list[str]]:
     """Return the estimated memory of a server with these tables, which `saves` checkpoints or does not.
 
-    It consists of the bytes of all tables of known size, the bytes that are needed only while a checkpoint is
-    written, and the names of the tables of unknown size.
+    The numbers are the bytes in all, and the bytes that are needed only while a checkpoint is written; the names are
+    those of the tables of unknown size.
     """
     save_bytes = sum(one.save_bytes or 0 for one in estimates) if saves else 0
     total = PROCESS_BYTES + save_bytes + sum(one.total_bytes or 0 for one in estimates)
@@ -75,11 +75,7 @@ def estimate(
 ) -> Estimate:
     """Return the estimated memory of a table when it is full.
 
-    Args:
-        config: the table.
-        sequence_length: number of steps of an item; None for that of the signature.
-        stride_length: number of steps between the starts of two items.
-        episode_length: number of steps of an episode; None for long ones.
+    `sequence_length` is None for that of the signature, `episode_length` for long episodes.
     """
     specs = tree.flatten(config.signature) if config.signature is not None else []
     sizes = [_leaf_bytes(spec) for spec in specs]

@@ -21,6 +21,7 @@ from reverb_writer.episodes import Episode
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length, rows
+from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import NewPriority, Reset
@@ -33,19 +34,7 @@ _UNMARKED_STEPS = 10_000
 
 
 class TooFewStepsError(SpecError):
-    """A reset should write the steps of an episode that is shorter than a window.
-
-    Attributes:
-        sequence_length: steps of the shortest kind of window.
-    """
-
-    def __init__(self, num_steps: int, sequence_length: int) -> None:
-        """Say how many steps there are."""
-        super().__init__(
-            f"the episode has {num_steps} steps, expected at least `sequence_length`={sequence_length} to write it. "
-            'Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
-        )
-        self.sequence_length = sequence_length
+    """A reset should write the steps of an episode that is shorter than a window."""
 
 
 class Observer(ObserverLife):
@@ -238,7 +227,7 @@ class Observer(ObserverLife):
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
             self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
         except BaseException:
-            if self._sender is not None and not self._sender.is_forked and self._sender.ring.head[0] != written:
+            if self._sender is not None and not process_hooks.is_forked() and self._sender.ring.head[0] != written:
                 self._mark(self._sender, Reset([0], discard=True))
             raise
 
@@ -275,7 +264,10 @@ class Observer(ObserverLife):
         is_overflow = self._max_steps is not None and np.any(num_steps > self._max_steps)
         if self._num_envs is None and not (discard or is_overflow or can_align(self._targets, num_steps)):
             length = min(target.spec.sequence_length or 1 for target in self._targets)
-            raise TooFewStepsError(num_steps, length)
+            raise TooFewStepsError(
+                f"the episode has {num_steps} steps, expected at least `sequence_length`={length} to write it. "
+                'Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
+            )
         self._mark(sender, Reset(envs, discard))
 
     def _mark(self, sender: Sender, mark: Reset | NewPriority) -> None:

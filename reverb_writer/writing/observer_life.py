@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.arguments import check_timeout, integer, options_of
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.server_set import answering, logged
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
 from reverb_writer.tables.table_info import check_tables_exist
+from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.step_layout import ItemSizes, StepLayout
-from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
+from reverb_writer.writing.stream_options import Books, ObserverStats, StreamKeywords, StreamOptions
 from reverb_writer.writing.window_kinds import WindowTarget
 
 _LOG = logging.getLogger(__package__)
@@ -46,10 +47,12 @@ class ObserverLife:
         spec: Any,
         mask: bool,
         num_envs: int | None,
-        options: StreamOptions,
+        options: StreamKeywords,
     ) -> None:
         """Find the tables; see the observers for the arguments."""
-        self._replay, self._targets, self._mask, self._options = replay, tuple(targets), mask, options
+        self._options = options_of(StreamOptions, options, self)
+        self._replay, self._targets, self._mask = replay, tuple(targets), mask
+        self._tables = list(dict.fromkeys(table for target in targets for table in target.tables))
         self._num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
         self._all_envs = np.arange(1 if self._num_envs is None else self._num_envs)
         self._structure: StepStructure | None = None
@@ -97,18 +100,17 @@ class ObserverLife:
         options = self._options
         client, owns_client = as_client(self._replay, options.timeout_s)
         timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
-        tables = list(dict.fromkeys(table for target in self._targets for table in target.tables))
         try:
             wait_s = timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
             with logged(lambda: f"an observer waits for the server at {client.address}"):
                 found = answering(client.connections.in_state("up"), wait_s)
             server, info = next(iter(found.items()))
-            check_tables_exist(tables, info, server.address)
+            check_tables_exist(self._tables, info, server.address)
         except BaseException:
             if owns_client:
                 client.close()
             raise
-        self._signatures = {table: info.tables[table].signature for table in tables}
+        self._signatures = {table: info.tables[table].signature for table in self._tables}
         self._timeout_s, self._owns_client, self._client = timeout_s, owns_client, client
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -144,7 +146,7 @@ class ObserverLife:
         if client is None:
             return
         try:
-            if sender is not None and not sender.is_forked:
+            if sender is not None and not process_hooks.is_forked():
                 self._wait(sender, Wait("close", self._timeout_s if timeout_s is None else timeout_s))
         except Exception:
             self._leave(client, sender)
@@ -157,7 +159,7 @@ class ObserverLife:
             sender.end_soon()  # if it did not hear of the end
             stats = self._last_stats = self._stats_now()
             self._finalizer.detach()
-            if stats.dropped_steps and not sender.is_forked:  # those of a forked child are its parent's
+            if stats.dropped_steps and not process_hooks.is_forked():  # those of a forked child are its parent's
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
                 level = logging.INFO if stats.items else logging.WARNING
                 _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", stats.steps, reasons)
@@ -176,10 +178,9 @@ class ObserverLife:
         return replace(sender.stats(_STATS_S), steps=self._num_before + sender.ring.head[0])
 
     def __repr__(self) -> str:
-        tables = ", ".join(dict.fromkeys(table for target in self._targets for table in target.tables))
         stats, address = self.stats(), "" if self._client is None else f" at {self._client.address}"
         counts = f"{stats.steps} steps, {stats.items} items, {stats.pending_items} pending"
-        return f"<{type(self).__name__} of {tables}{address}: {counts}>"
+        return f"<{type(self).__name__} of {', '.join(self._tables)}{address}: {counts}>"
 
     def __enter__(self) -> Any:
         return self

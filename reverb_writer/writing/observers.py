@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from reverb_writer.arguments import check_priority, integer, options_of
+from reverb_writer.arguments import check_priority, integer
 from reverb_writer.errors import SpecError
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.observer import Observer
 from reverb_writer.writing.ring import NewPriority
-from reverb_writer.writing.stream_options import StreamKeywords, StreamOptions
+from reverb_writer.writing.stream_options import StreamKeywords
 from reverb_writer.writing.window_kinds import Priority, WindowTarget, window_targets
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ class WindowObserver(Observer):
             )
         window = None if sequence_length is None else WindowSpec(sequence_length, stride_length, end_of_episode)
         targets = window_targets(table, window, priority, windows)
-        super().__init__(
-            replay, targets, spec=spec, mask=mask, num_envs=num_envs, options=options_of(StreamOptions, options, self)
-        )
+        super().__init__(replay, targets, spec=spec, mask=mask, num_envs=num_envs, options=options)
 
 
 class TrajectoryObserver(WindowObserver):
@@ -145,9 +143,7 @@ class EpisodeObserver(Observer):
         self._max_steps = integer("max_sequence_length", max_sequence_length, minimum=1)
         self._bypass = bypass_partial_episodes
         targets = window_targets(table, WindowSpec.whole_episode(), priority)
-        super().__init__(
-            replay, targets, spec=spec, mask=False, num_envs=num_envs, options=options_of(StreamOptions, options, self)
-        )
+        super().__init__(replay, targets, spec=spec, mask=False, num_envs=num_envs, options=options)
 
     def update_priority(self, priority: float) -> None:
         """Set the priority of the episodes that have not ended yet.

@@ -13,7 +13,6 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
@@ -68,16 +67,16 @@ class ItemLimit:
         self._since, self._before = now, acknowledged
 
 
-@dataclass(eq=False, slots=True)
-class Destination:
+class Destination(Delivery):
     """One server, and what is under way to it; for the sender alone."""
 
-    server: Server
-    delivery: Delivery
-    limit: ItemLimit
-    is_lost: bool = False  # whether it is out of use until it answers again
-    asked_at: float = 0.0  # when a silent server was asked last
-    num_reserved: int = 0  # items that it gets with the request that is under construction
+    def __init__(self, server: Server, limit: ItemLimit, post: Post, books: Books, cutter: Cutter, sent: float) -> None:
+        """Prepare the delivery of the cutter's windows; `sent` is the largest number of sent and unconfirmed items."""
+        super().__init__(server.channel, post, books.counts, needed=cutter.needed_chunks, max_sent_items=sent)
+        self.server, self.limit = server, limit
+        self.is_lost = False  # whether it is out of use until it answers again
+        self.asked_at = 0.0  # when a silent server was asked last
+        self.num_reserved = 0  # items that it gets with the request that is under construction
 
 
 class Outbox:
@@ -139,16 +138,16 @@ class Outbox:
             self._cutter.cut_long_streams(_SPANNING_ITEMS)
 
     def _write(self, destination: Destination, group: list[Ready]) -> None:
-        flight = destination.delivery.flight
+        flight = destination.flight
         start = 0
         while start < len(group):
             stop, num_items = start, 0
             while stop < len(group) and num_items < _REQUEST_ITEMS:
                 num_items += group[stop].num_items
                 stop += 1
-            request, hold, release = self._items.encode(group[start:stop])
-            if request is not None or release:
-                flight.add(request, hold=hold, release=release)
+            request = self._items.encode(group[start:stop])
+            if request is not None:
+                flight.add(request)
             self._cutter.num_unencoded -= num_items
             start = stop
         while self._drops_oldest and self._room_of(destination) == 0 and flight.drop_oldest():
@@ -160,13 +159,13 @@ class Outbox:
 
     @property
     def _least_limit(self) -> int:
-        return min(destination.limit.items for destination in self._destinations.values())
+        return min(destination.limit.items for destination in self._all)
 
     def num_rows_granted(self) -> int:
         """Return below which row steps may be written: there is room for them in the ring, and in flight."""
         num_envs = self._ring.num_envs
-        for destination in self._destinations.values():
-            destination.limit.update(destination.delivery.flight.acknowledged)
+        for destination in self._all:
+            destination.limit.update(destination.flight.acknowledged)
         limit = self._cutter.first_needed + self._ring.size - num_envs + 1
         if self._drops_oldest:
             return limit
@@ -185,12 +184,13 @@ class Outbox:
         in_use = {episode.destination for episode in self._cutter.episodes}
         rooms = [self._room_of(destination) for destination in in_use if destination is not None]
         if None in in_use:
-            rooms.append(max(map(self._room_of, self._usable())))
+            usable = [destination for destination in self._all if not destination.is_lost] or self._all
+            rooms.append(max(map(self._room_of, usable)))
         return min(rooms) - self._cutter.num_unencoded
 
     def _room_of(self, destination: Destination) -> int:
         """Return how many further items may be unconfirmed there; 0 also if too many bytes are."""
-        flight = destination.delivery.flight
+        flight = destination.flight
         if flight.pending_bytes >= self._options.max_in_flight_bytes:
             return 0
         return max(destination.limit.items - flight.pending - destination.num_reserved, 0)
@@ -201,11 +201,6 @@ class Outbox:
     def _has_choice(self) -> bool:
         """Whether there are several servers, or may be."""
         return len(self._destinations) > 1 or self._client.connections.may_have_several
-
-    def _usable(self) -> list[Destination]:
-        """Return the destinations that are not lost, or all if each is."""
-        every = [*self._destinations.values()]
-        return [destination for destination in every if not destination.is_lost] or every
 
     def _choose(self, num_items: int) -> Destination:
         """Return where the next episode goes: to the first in its order that answers and has room for its items."""
@@ -238,8 +233,7 @@ class Outbox:
     def _new_destination(self, server: Server) -> Destination:
         limit = ItemLimit(self._options.max_in_flight_items, self._kinds.items_per_step * self._ring.num_envs)
         max_sent = limit.items / 2 if self._drops_oldest else math.inf  # what is sent cannot be dropped
-        delivery = Delivery(server.channel, self._post, self._books.counts, max_sent_items=max_sent)
-        return Destination(server, delivery, limit)
+        return Destination(server, limit, self._post, self._books, self._cutter, max_sent)
 
     def check_shards(self) -> None:
         """Ask silent servers if it is time; give up those that are lost, and cut the episodes under way there."""
@@ -248,15 +242,15 @@ class Outbox:
             return
         lost, again_s = self._follow_target(), min(patience_s, _LONGEST_PAUSE_S)
         for name, destination in [*self._destinations.items()]:
-            delivery, is_told = destination.delivery, destination.server.shard.state == "lost"
+            flight, is_told = destination.flight, destination.server.shard.state == "lost"
             # Silence begins with the server's last word, or when a word became due.
-            heard_at = max(delivery.heard_at, delivery.flight.progress_at)
-            silent_s = now - heard_at if delivery.flight.pending else 0.0
+            heard_at = max(destination.heard_at, flight.progress_at)
+            silent_s = now - heard_at if flight.pending else 0.0
             # It must be silent to a question, too, because this process may have been the slow one.
             is_silent = silent_s >= patience_s and heard_at < destination.asked_at <= now - patience_s / 2
             # Without another one that can take the next episodes, nothing is given up.
-            has_other = any(not each.is_lost for each in self._destinations.values() if each is not destination)
-            if destination.is_lost and not is_told and delivery.heard_at > destination.asked_at:
+            has_other = any(not each.is_lost for each in self._all if each is not destination)
+            if destination.is_lost and not is_told and destination.heard_at > destination.asked_at:
                 destination.is_lost = False
                 _LOG.info("Shard %s answers again.", destination.server.address)
             elif not destination.is_lost and has_other and (is_told or is_silent):
@@ -267,14 +261,14 @@ class Outbox:
                 another.is_lost, another.asked_at = True, time.monotonic()  # later than its delivery began
             elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
                 destination.asked_at = now
-                delivery.ask()
+                destination.ask()
             again_s = min(again_s, max(patience_s / 2 - silent_s, patience_s / 8))
         self._check_at = time.monotonic() + again_s
         if lost:
             self._cutter.leave(lost, LOST_SHARD)
 
     def _give_up(self, destination: Destination, why: str) -> None:
-        num_items = destination.delivery.close()
+        num_items = destination.close()
         self._books.counts["lost_shards"] += 1
         self._books.counts["unconfirmed_items"] += num_items
         text = "Shard %s %s: %d unconfirmed items are given up, and may be stored there nevertheless."
@@ -283,54 +277,49 @@ class Outbox:
 
     def proceed(self) -> float:
         """Do what is due at the destinations; return in how many seconds something else is."""
-        times = [delivery.proceed() for delivery in self._deliveries]
-        if self._has_choice and (self.num_written or any(each.is_lost for each in self._destinations.values())):
+        times = [destination.proceed() for destination in self._all]
+        if self._has_choice and (self.num_written or any(destination.is_lost for destination in self._all)):
             times.append(self._check_at - time.monotonic())  # of silent servers
         return min(times)
 
     @property
-    def _deliveries(self) -> list[Delivery]:
-        return [destination.delivery for destination in self._destinations.values()]
+    def _all(self) -> list[Destination]:
+        return [*self._destinations.values()]
 
     @property
     def fault(self) -> tuple[type[Exception], str] | None:
         """Kind and text of the error with which a server refuses; None if none does."""
-        return next((delivery.fault for delivery in self._deliveries if delivery.fault is not None), None)
+        return next((destination.fault for destination in self._all if destination.fault is not None), None)
 
     @property
     def slowest(self) -> Delivery:
         """The delivery that has most to deliver."""
-        return max(self._deliveries, key=lambda delivery: delivery.flight.pending)
+        return max(self._all, key=lambda destination: destination.flight.pending)
 
     @property
     def addresses(self) -> str:
         """The servers' addresses, with commas between them."""
-        return ", ".join(delivery.channel.address for delivery in self._deliveries)
+        return ", ".join(destination.channel.address for destination in self._all)
 
     # ------------------------------------------------------------------------------------------------- the counters
 
     @property
     def num_written(self) -> int:
         """Items written to destinations and not confirmed."""
-        return sum(delivery.flight.pending for delivery in self._deliveries)
+        return sum(destination.flight.pending for destination in self._all)
 
     @property
     def num_pending(self) -> int:
         """Items that are complete and not confirmed."""
         return self._cutter.num_unencoded + self.num_written
 
-    @property
-    def num_acknowledged(self) -> int:
-        """Items confirmed so far."""
-        return self._books.counts["acknowledged_items"]
-
     def close(self) -> int:
         """Give up what is left; return how many items that is."""
-        num_left = self._cutter.num_unencoded + sum(delivery.close() for delivery in self._deliveries)
+        num_left = self._cutter.num_unencoded + sum(destination.close() for destination in self._all)
         self._cutter.num_unencoded = 0
         return num_left
 
     def stats(self) -> ObserverStats:
         """Return the counters."""
-        num_bytes = sum(delivery.flight.pending_bytes for delivery in self._deliveries)
+        num_bytes = sum(destination.flight.pending_bytes for destination in self._all)
         return self._books.stats(pending_items=self.num_pending, pending_bytes=num_bytes)

@@ -66,7 +66,7 @@ class Sender:
     ) -> None:
         """Make the ring, what follows it, and the thread, which begins with the first work; it counts in `books`."""
         self.is_ended = False
-        self._options = options
+        self._options, self._books = options, books
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waits: list[Wait] = []
         self._look_at = math.inf  # when rows are looked at that do not wake the thread
@@ -104,11 +104,6 @@ class Sender:
 
     # ------------------------------------------------------------------------------------------ from other threads
 
-    @property
-    def is_forked(self) -> bool:
-        """Whether this process is a forked child of the one that made the observer."""
-        return not process_hooks.is_first()
-
     def post(self, work: Callable[[], None] = lambda: None) -> None:
         """Have the thread call a function, or only wake it; never waits."""
         self._inbox.put(work)
@@ -144,7 +139,7 @@ class Sender:
 
     def stats(self, timeout_s: float) -> ObserverStats:
         """Return the counters so far, without the steps; those of the last call if the thread is not in time."""
-        if not (self.is_ended or self.is_forked or threading.get_ident() == self._ident):
+        if not (self.is_ended or process_hooks.is_forked() or threading.get_ident() == self._ident):
             counted = Flag()
             self.post(self._count)
             self.post(counted.set)
@@ -155,7 +150,7 @@ class Sender:
     def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
         """Begin to deliver for two seconds, and end; None if it has nothing to do. `then` is called at its end."""
         # A thread that was started may not have begun yet: its work is in the inbox.
-        if self.is_ended or self.is_forked or not (self._thread.has_begun or not self._inbox.empty()):
+        if self.is_ended or process_hooks.is_forked() or not (self._thread.has_begun or not self._inbox.empty()):
             then()
             return None
         self._at_end = then
@@ -266,7 +261,7 @@ class Sender:
         """Answer the calls whose waiting is over."""
         if not self._waits:
             return
-        delivery, acknowledged = self._outbox.slowest, self._outbox.num_acknowledged
+        delivery, acknowledged = self._outbox.slowest, self._books.counts["acknowledged_items"]
         for wait in list(self._waits):
             if self.is_ended:
                 return

@@ -21,13 +21,10 @@ from reverb_writer.writing.window_kinds import WindowTarget
 
 
 class StepLayout:
-    """The columns of a step structure, with or without a mask: True for real steps, False for padding.
-
-    Immutable; safe to share between threads.
+    """The columns of a step structure, with or without a mask: True for real steps, False for padding. Immutable.
 
     Attributes:
         structure: of the steps that are given, without the mask.
-        mask: whether there is a mask.
         paths, dtypes, shapes: of each column, without time and without the environments.
         pack: a function that makes the nest of a step, or of a window, from its columns; without the mask.
         encoded_spec: the spec of a step, or of a pair of the step and the mask, as the tensor that each chunk carries.
@@ -116,11 +113,7 @@ class ItemSizes:
 
 
 def _column_bytes(column: Any) -> int:
-    """Return the bytes of an array, uncompressed; of strings those of their text.
-
-    >>> _column_bytes(np.zeros((2, 3), np.float32)), _column_bytes(np.array(["ab", b"c"], object))
-    (24, 3)
-    """
+    """Return the bytes of an array, uncompressed; of strings those of their text."""
     if isinstance(column, str | bytes):
         return len(column.encode() if isinstance(column, str) else column)
     array = np.asarray(column)

@@ -91,12 +91,9 @@ def window_targets(
 def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
     """Return the chunk length that suits windows of these kinds; `step_bytes` is the size of a step, uncompressed.
 
-    A sampler gets whole chunks, so chunks should begin and end where windows do; but each chunk that a window touches
-    costs bytes in every item, and short ones compress worse. So: windows that do not overlap are a chunk each; others
-    get the common grid of all starts and ends, unless one would touch more than four chunks of it; then the shortest
-    window's length (twice as many steps sent as used, at most three chunks touched). Chunks that would be tiny are
-    twice as long, and have 16 steps if these are small: their headers outweigh the steps that are sent for nothing.
-    The figures are in `docs/decisions.md#chunk-length`.
+    Windows that do not overlap are a chunk each. Others get the common grid of all starts and ends, unless one would
+    touch more than four chunks of it; then the shortest window's length. Chunks that would be tiny are twice as long,
+    and have 16 steps if these are small. The reasons and figures are in `docs/decisions.md#chunk-length`.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]
@@ -196,7 +193,7 @@ class WindowKinds:
         """
         count: Any = num_steps * 0
         for target in self.targets:
-            count = count + len(target.tables) * _num_windows(target.spec, num_steps)
+            count = count + len(target.tables) * target.spec.num_windows(num_steps)
         return count
 
     def windows(
@@ -207,7 +204,7 @@ class WindowKinds:
         An episode's windows end at step counts above its `after` and up to its limit; its closing window follows them.
         """
         spec = self.targets[index].spec
-        before, upto = _num_windows(spec, after), _num_windows(spec, limits)
+        before, upto = spec.num_windows(after), spec.num_windows(limits)
         counts = upto - before
         of = np.repeat(np.arange(len(counts)), counts)
         # Those of an episode are numbered from `before` on, and all others come before or after them.
@@ -260,7 +257,7 @@ class WindowKinds:
                 if between > 0:
                     reasons[STRIDE_GAP] = reasons.get(STRIDE_GAP, 0) + between
             limit = n + spec.num_padding(n)
-            num_windows = _num_windows(spec, limit)
+            num_windows = spec.num_windows(limit)
             if num_windows:
                 last = max(last, (length or 0) + (num_windows - 1) * stride)
             if closing is not None:
@@ -270,12 +267,6 @@ class WindowKinds:
             all_closing.append(closing)
             dropped.update({discard: sum(reasons.values())} if discard and reasons else reasons)
         return EpisodeEnd(limits, all_closing, dropped, num_items, last)
-
-
-def _num_windows(spec: WindowSpec, num_steps: Any) -> Any:
-    """Return how many regular windows so many steps have; elementwise of an array."""
-    length, stride = spec.sequence_length or NEVER, spec.stride_length
-    return (num_steps - length + stride) // stride * (num_steps >= length)
 
 
 def can_align(targets: Sequence[WindowTarget], n: int) -> bool:

@@ -6,8 +6,9 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reverb_writer.windows import EndOfEpisode, WindowSpec
@@ -44,9 +45,10 @@ def streamed(spec: WindowSpec, n: int, counts: Iterable[int]) -> list[Window]:
     length, total = spec.sequence_length, n + spec.num_padding(n)
     assert length is not None
     looks = sorted({0, n, total, *(count for count in counts if count < total)})
-    ends = [end for after, upto in pairwise(looks) for end in spec.ends(after, upto)]
+    numbers = [number for after, upto in pairwise(map(spec.num_windows, looks)) for number in range(after, upto)]
+    starts = [number * spec.stride_length for number in numbers]
     closing = spec.closing_window(n)
-    return [(end - length, end) for end in ends] + ([closing] if closing else [])
+    return [(start, start + length) for start in starts] + ([closing] if closing else [])
 
 
 def small_cases(mode: EndOfEpisode) -> Iterator[tuple[WindowSpec, int, list[Window]]]:
@@ -87,12 +89,11 @@ def test_streaming_in_any_portions_equals_closed_form_equals_oracle(
 
 
 @no_deadline
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 120), st.integers(0, 120))
-@example(length=3, stride=2, after=5, upto=5)
-@example(length=3, stride=2, after=9, upto=4)
-def test_ends_are_the_counts_at_which_the_rule_holds(length: int, stride: int, after: int, upto: int) -> None:
-    expected = [c for c in range(after + 1, upto + 1) if c >= length and (c - length) % stride == 0]
-    assert list(WindowSpec(length, stride).ends(after, upto)) == expected
+@given(st.integers(1, 40), st.integers(1, 40), st.lists(st.integers(0, 120)))
+def test_windows_are_counted_by_the_rule(length: int, stride: int, counts: list[int]) -> None:
+    expected = [sum(c >= length and (c - length) % stride == 0 for c in range(1, count + 1)) for count in counts]
+    spec = WindowSpec(length, stride)
+    assert list(map(spec.num_windows, counts)) == spec.num_windows(np.array(counts, np.int64)).tolist() == expected
 
 
 @pytest.mark.parametrize("mode", EndOfEpisode)

@@ -180,7 +180,7 @@ class Writer:
 
     def __init__(self, config: Config) -> None:
         self.config, self.num_envs = config, config.num_envs or 1
-        self.oracle, self.server, self.flight = Oracle(config), Server(), InFlight()
+        self.oracle, self.server = Oracle(config), Server()
         self.books = Books()
         shape = () if config.num_envs is None else (config.num_envs,)
         example = {"n": np.zeros(shape, np.int64), "pair": np.zeros((*shape, 2), np.float64)}
@@ -207,6 +207,7 @@ class Writer:
             self.books,
             math.inf if config.max_steps is None else config.max_steps,
         )
+        self.flight = InFlight(self.cutter.needed_chunks)
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
         self._budget: tuple[int, int, int] | None = None
 
@@ -282,9 +283,10 @@ class Writer:
     def encode(self) -> None:
         for _, group in itertools.groupby(self.cutter.take_ready(), lambda ready: ready.kinds):
             ready = list(group)
-            request, hold, release = self.items.encode(ready)
+            request = self.items.encode(ready)
             self.cutter.num_unencoded -= sum(each.num_items for each in ready)
-            self.flight.add(request, hold=hold, release=release)
+            if request is not None:
+                self.flight.add(request)
         while self.flight.has_queued:
             keys = self.server.receive(self.flight.take_message(1 << 10), mask=self.config.mask)
             self.flight.acknowledge(np.array(keys, np.uint64))

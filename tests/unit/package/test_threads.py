@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from waiting import eventually
@@ -76,6 +78,18 @@ def test_room_that_is_gone_again_is_not_looked_for(monkeypatch: pytest.MonkeyPat
     assert not wait.had_room_for(0.002, has_room=True)
     now += 0.01
     assert wait.had_room_for(0.002, has_room=True)
+
+
+def test_wait_that_nothing_has_extended_names_its_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.count(100.0, 0.25)  # no two looks at the clock are the same
+    monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    flight = SimpleNamespace(tables=lambda: {"a"})
+    to: Any = SimpleNamespace(flight=flight, loss=None, explain=lambda: "It is slow.", ask=lambda **_: None)
+    wait = delivery.Wait("flush", 0.5)
+    error = None
+    while error is None:
+        error = wait.proceed(to, 0, 5)
+    assert str(error) == "table `a`: 5 items unconfirmed after 0.5 s. It is slow."
 
 
 class Holder:

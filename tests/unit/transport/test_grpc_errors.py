@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 import pytest
 
 from reverb_writer.errors import ReverbWriterError, ServerUnavailableError, StructureError
-from reverb_writer.transport.grpc_errors import translate_error
+from reverb_writer.transport.channel import Channel, ConnectionLoss
+from reverb_writer.transport.grpc_errors import is_refusal, translate_error
 
 
 class Ended(grpc.RpcError):
@@ -37,3 +40,15 @@ class Ended(grpc.RpcError):
 def test_stream_that_ends_with_its_connection_is_not_a_refusal(code: str, details: str, kind: type[Exception]) -> None:
     error = translate_error(Ended(grpc.StatusCode[code], details), "localhost:1", is_stream=True)
     assert type(error) is kind
+
+
+def test_server_that_refuses_a_call_is_neither_gone_nor_silent() -> None:
+    assert is_refusal("failed to connect to all addresses; last error: UNKNOWN: connect: Connection refused (111)")
+    refused = translate_error(Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many"), "localhost:1", is_stream=True)
+    with Channel("localhost:1") as channel:
+        loss = ConnectionLoss(channel, refused, time.monotonic())
+        assert not loss.is_silent
+        assert loss.explain() == (
+            "There is no connection to the server at localhost:1, last heard of 0.0 s ago (the server at localhost:1 "
+            "refused: RESOURCE_EXHAUSTED: too many). It is tried again and again."
+        )

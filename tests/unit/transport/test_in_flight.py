@@ -36,12 +36,12 @@ def sent(flight: InFlight) -> tuple[list[int], list[int], list[int]]:
 
 
 def test_chunk_is_sent_once_and_kept_while_a_request_or_a_writer_may_name_it() -> None:
-    flight = InFlight()
-    flight.hold([7])
+    needed = [7, 9]
+    flight = InFlight(lambda: needed)
     flight.add(request(10, 2, 7, 8))
     assert sent(flight) == ([10, 11], [7, 8], [7])
     flight.add(request(20, 1, 7))
-    flight.release([7])
+    needed.clear()
     assert sent(flight) == ([20], [], [])
 
 
@@ -77,4 +77,4 @@ def test_oldest_request_that_was_not_sent_is_dropped_and_the_newest_never() -> N
     assert flight.drop_oldest()
     assert not flight.drop_oldest()
     assert sent(flight) == ([30], [9], [])
-    assert (flight.dropped, flight.pending) == (2, 2)
+    assert (flight.acknowledged, flight.pending) == (0, 2)

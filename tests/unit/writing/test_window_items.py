@@ -19,8 +19,8 @@ Slices = list[tuple[int, int, int]]
 LAYOUT = StepLayout(StepStructure({"a": 0.0, "b": 0.0}), mask=False)
 
 
-def chunk(key: int, start: int, stop: int, *, held: bool = False, counted: bool = False) -> Chunk:
-    return Chunk(key, start, stop, b"c" * key, None, held, counted)
+def chunk(key: int, start: int, stop: int, *, counted: bool = False) -> Chunk:
+    return Chunk(key, start, stop, b"c" * key, None, counted)
 
 
 def kinds(*targets: tuple[str, int, float]) -> WindowKinds:
@@ -39,7 +39,7 @@ def end_at(num_steps: int) -> EpisodeEnd:
     return EpisodeEnd([num_steps], [None], {}, 0, num_steps)
 
 
-def encode(group: Sequence[Ready]) -> tuple[InsertRequest | None, list[int], list[int]]:
+def encode(group: Sequence[Ready]) -> InsertRequest | None:
     ring = StepRing(LAYOUT.dtypes, LAYOUT.shapes, None, 4, spans_episodes=False)
     chunks = ChunkEncoder(ring, LAYOUT, keeps_columns=False)
     return ItemEncoder(chunks, lambda _: 1.0, collections.Counter()).encode(group)
@@ -69,14 +69,14 @@ def three_episodes() -> list[Ready]:
     """Return windows of two episodes, the second of which has ended, and an episode between them that has none."""
     of = kinds(("a", 3, 0.5))
     return [
-        ready(of, 2, 5, chunk(10, 0, 2, held=True), chunk(11, 2, 4), chunk(12, 4, 8, held=True)),
+        ready(of, 2, 5, chunk(10, 0, 2), chunk(11, 2, 4), chunk(12, 4, 8)),
         ready(of, 2, 2, chunk(31, 0, 4)),
-        ready(of, 4, 5, chunk(21, 0, 4, held=True), chunk(22, 4, 5), end=end_at(5)),
+        ready(of, 4, 5, chunk(21, 0, 4), chunk(22, 4, 5), end=end_at(5)),
     ]
 
 
 def test_windows_of_several_episodes_are_one_request_that_names_their_own_chunks() -> None:
-    request, _, _ = encode(three_episodes())
+    request = encode(three_episodes())
     assert items(request) == [
         ("a", 0, 0.5, [(10, 0, 2), (11, 0, 1)]),
         ("a", 1, 0.5, [(10, 1, 1), (11, 0, 2)]),
@@ -88,25 +88,23 @@ def test_windows_of_several_episodes_are_one_request_that_names_their_own_chunks
     assert request.num_bytes == 10 + 11 + 12 + 21 + 22 + sum(row.nbytes for row in request.rows)
 
 
-def test_each_episode_keeps_and_releases_its_own_chunks() -> None:
+def test_each_episode_keeps_the_chunks_of_later_windows() -> None:
     group = three_episodes()
-    _, hold, release = encode(group)
+    encode(group)
     # A window of 3 steps that ends later than step 8 begins in the last chunk of the first episode.
-    assert group[0].episode.chunks == [chunk(12, 4, 8, held=True, counted=True)]
-    assert group[1].episode.chunks == [chunk(31, 0, 4, held=True)]
+    assert group[0].episode.chunks == [chunk(12, 4, 8, counted=True)]
+    assert group[1].episode.chunks == [chunk(31, 0, 4)]
     assert group[2].episode.chunks == []
-    assert hold == [31]
-    assert release == [10, 21]
 
 
 def test_request_counts_only_chunks_that_no_request_in_flight_has() -> None:
-    request, _, _ = encode([ready(kinds(("a", 6, 1.0)), 5, 6, chunk(5, 0, 4, counted=True), chunk(6, 4, 8))])
+    request = encode([ready(kinds(("a", 6, 1.0)), 5, 6, chunk(5, 0, 4, counted=True), chunk(6, 4, 8))])
     assert request is not None
     assert request.num_bytes == 6 + sum(row.nbytes for row in request.rows)
 
 
 def test_items_of_several_kinds_and_tables_have_keys_that_follow_each_other() -> None:
-    request, _, _ = encode([ready(kinds(("ab", 2, 1.0), ("c", 3, 2.0)), 0, 3, chunk(9, 0, 4))])
+    request = encode([ready(kinds(("ab", 2, 1.0), ("c", 3, 2.0)), 0, 3, chunk(9, 0, 4))])
     assert [(table, key) for table, key, _, _ in items(request)] == [
         ("a", 0), ("a", 1), ("b", 2), ("b", 3), ("c", 4),
     ]  # fmt: skip
@@ -116,9 +114,8 @@ def test_items_of_several_kinds_and_tables_have_keys_that_follow_each_other() ->
     assert flight.pending == 5
 
 
-def test_without_windows_only_held_chunks_are_released() -> None:
+def test_without_windows_there_is_no_request() -> None:
     of = kinds(("a", 3, 1.0))
-    group = [ready(of, 2, 2, chunk(31, 0, 4)), ready(of, 4, 4, chunk(21, 0, 4, held=True), end=end_at(4))]
-    update = encode(group)
+    group = [ready(of, 2, 2, chunk(31, 0, 4)), ready(of, 4, 4, chunk(21, 0, 4), end=end_at(4))]
+    assert encode(group) is None
     assert [each.episode.chunks for each in group] == [[chunk(31, 0, 4)], []]
-    assert update == (None, [], [21])
