@@ -22,10 +22,10 @@ TABLES = [rw.TableConfig("replay", 100_000)]
 
 
 class ReplayEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]  # RLlib is not installed where mypy runs
-    """An env runner of RLlib that writes what it collects."""
+    """An env runner of RLlib that writes its episodes."""
 
     def write_episodes(self, source: Any, num_episodes: int) -> tuple[int, float]:
-        """Play whole episodes and write them; return how many steps they have, and their mean return."""
+        """Play whole episodes and write them; return their number of steps and their mean return."""
         episodes = self.sample(num_episodes=num_episodes)
         with rw.TrajectoryObserver(source, "replay", sequence_length=8, end_of_episode="align_end") as observer:
             for episode in episodes:
@@ -47,7 +47,7 @@ def ours(episode: Any) -> rw.Episode:
 
 
 def collect(source: Any, num_runners: int, num_episodes: int) -> list[tuple[int, float]]:
-    """Have so many runners play so many episodes each; return each one's steps and mean return."""
+    """Let `num_runners` runners play `num_episodes` episodes each; return the steps and the mean return of each."""
     config = PPOConfig().environment("CartPole-v1")
     runners = [ray.remote(num_cpus=0)(ReplayEnvRunner).remote(config=config) for _ in range(num_runners)]
     try:
@@ -59,8 +59,8 @@ def collect(source: Any, num_runners: int, num_episodes: int) -> list[tuple[int,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Collect CartPole by RLlib into shards on Ray.")
-    parser.add_argument("--name", default="rllib", help="of the cluster of shards")
+    parser = argparse.ArgumentParser(description="Collect CartPole with RLlib into shards on Ray.")
+    parser.add_argument("--name", default="rllib", help="name of the cluster of shards")
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--python", default=sys.executable, help="interpreter of the servers, on every node")
     parser.add_argument("--runners", type=int, default=2)

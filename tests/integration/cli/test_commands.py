@@ -59,5 +59,5 @@ def test_taken_port_is_told_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("local", "--port", str(port))
-    expected = f"Error: cannot listen on 127.0.0.1:{port}: Address already in use. Give another --port.\n"
+    expected = f"Error: cannot listen on 127.0.0.1:{port}: Address already in use. Pass another --port.\n"
     assert (done.exit_code, done.stdout, done.stderr) == (1, "", expected)

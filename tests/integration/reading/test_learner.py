@@ -197,7 +197,7 @@ def test_a_batch_that_is_ready_is_handed_out_while_another_is_made(place: Place)
             assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
             dataset.timeout_s = 0.5
             with pytest.raises(
-                rw.errors.ReplayTimeoutError, match="its samples have come, and are still made to a batch"
+                rw.errors.ReplayTimeoutError, match="its samples have arrived, and the batch is being made"
             ):
                 next(dataset)
         finally:
@@ -363,7 +363,7 @@ def test_mixture_routes_priorities_back(replay_server: StartServer) -> None:
         dataset.flush_priorities()
         with pytest.raises(rw.errors.SpecError, match=r"has shape \(3,\), expected \(8,\)"):
             dataset.update_priorities(batch, np.ones(3))
-        with pytest.raises(rw.errors.SpecError, match="one of this dataset"):
+        with pytest.raises(rw.errors.SpecError, match="must come from this dataset"):
             dataset.update_priorities(next(dataset.datasets[0]), np.ones(6))
     with rw.Client(server.address) as client:
         assert next(client.sample("online", 1)).info.priority == 10.0

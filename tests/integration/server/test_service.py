@@ -106,7 +106,7 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
         insert(server.address, 1)
         os.kill(server.child(), signal.SIGSTOP)  # so that no last checkpoint can be written
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: "taking no more work" in server.log(), "the first signal is heard")
+        eventually(lambda: "refusing new work" in server.log(), "the first signal is heard")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 128 + signal.SIGTERM
 

@@ -157,7 +157,7 @@ def test_page_shows_the_tables_and_says_which_side_is_blocked(page: Any) -> None
     assert page.locator("#age").inner_text().startswith("figures of ")
     sentence = queue.locator(".blocked").inner_text()
     assert sentence.startswith("inserts have stood still for ")
-    assert sentence.endswith("1 sample lets the next insert in; so does a larger `max_size`.")
+    assert sentence.endswith("1 sample unblocks the next insert; so does a larger `max_size`.")
     assert page.locator("#phase").inner_text() == "serving, a side is blocked"
     assert "1" in page.locator("#kept").inner_text()
 
