@@ -4,8 +4,8 @@
                                                    |
                                    remover, `max_times_sampled`, delete
 
-Both queues are first in, first out. No method waits: after each change, `advance` inserts and samples as far as the limiter allows, and
-calls the functions of finished inserts and requests. Not thread-safe: `Store` has the lock.
+Both queues are first in, first out. No method waits: after each change, `advance` inserts and samples as far as the
+limiter allows, and calls the functions of finished inserts and requests. Not thread-safe: `Store` has the lock.
 
 Source: Reverb 0.14 (behaviour of `table.cc` and `rate_limiter.cc`, measured side by side).
 """
