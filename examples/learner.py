@@ -24,7 +24,7 @@ DISCOUNT = 0.99
 TRACE_DECAY = 0.95  # lambda: 0 for one-step targets, 1 for returns up to the end of the window
 TARGET_RATE = 0.01  # step of the target network towards the online network
 LEARNING_RATE = 1e-3
-LINE_S = 10.0  # how often a line says how it goes
+LINE_S = 10.0  # time between lines of progress
 
 
 def learn(client: rw.Client, seed: int | None) -> None:

@@ -79,7 +79,7 @@ def command(
 ) -> None:
     """Show the tables of the server at ADDRESS (host:port), and the blocked inserts or samples.
 
-    With several servers that are one replay, all are shown, and the end names blocked and unreachable servers. An
+    With several servers that are one replay, all are shown; the last lines name blocked and unreachable servers. An
     ADDRESS may also be a file of addresses, `file:PATH`.
 
     With --watch a missing answer is shown, and the server is asked again; the exit code is that of the last state.
@@ -166,7 +166,7 @@ def _report(states: _States, *, why: bool) -> RenderableType:
 
 
 def _summary(states: _States) -> Iterator[Text]:
-    """Return the names of the blocked and the unreachable ones of several servers."""
+    """Yield lines that name the blocked and the unreachable servers, if there are several."""
     if len(states) == 1:
         return
     yield Text()

@@ -244,7 +244,7 @@ class ChunkRing:
         return self._next_row if start + length <= self._capacity else self._next_row - start + self._capacity
 
     def _must_evict(self, stop_row: int, num_bytes: int) -> bool:
-        """Return whether the oldest chunk occupies rows before `stop_row`, or `num_bytes` more exceed the limit."""
+        """Return whether the oldest chunk occupies rows before `stop_row`, or `num_bytes` more have no room."""
         return bool(self._chunks) and (
             stop_row > self._chunks[0][1] + self._capacity or self.num_bytes + num_bytes > self._capacity_bytes
         )

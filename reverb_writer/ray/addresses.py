@@ -32,7 +32,7 @@ def path_of(folder: Path, number: int) -> Path:
 
 
 def numbers_in(folder: Path) -> list[int]:
-    """Return the numbers that servers have taken, in order; OSError if the folder cannot be read."""
+    """Return the numbers that servers have taken, in order; raise OSError if the folder cannot be read."""
     return sorted(int(path.stem) for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 

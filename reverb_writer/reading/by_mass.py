@@ -28,7 +28,7 @@ from reverb_writer.tables.table_info import TableInfo
 from reverb_writer.transport.sample_stream import SampleStream
 
 _ASK_AFTER_S = 0.5  # ask a server for its size if its last sample is this old
-_LOOK_S = 0.05  # interval of decisions to leave an awaited server out
+_LOOK_S = 0.05  # interval of tests whether to leave an awaited server out
 _SLOW_S, _PATIENCE_S, _SILENCE_S = 0.1, 1.0, 2.0
 _AHEAD = 2  # samples in flight or waiting, as a multiple of the samples that the caller holds
 _STALE_S = 1.0  # age at which a waiting sample is dropped for a newer one, which has the mass

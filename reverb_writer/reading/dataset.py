@@ -92,7 +92,7 @@ class Dataset(Views):
             raise
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin to fetch, and return the dataset itself. A new iteration continues after the last one."""
+        """Begin to fetch, and return the dataset itself. A later iteration continues where the last one stopped."""
         self._prefetcher.start()
         return self
 

@@ -306,7 +306,7 @@ class Mixer:
         return None
 
     def _is_awaited(self, source: Source, waits_since: float | None, now: float) -> bool:
-        """Whether to wait longer for the server whose turn it is, since `waits_since`, while another has a batch."""
+        """Whether to keep waiting for the server whose turn it is; the wait began at `waits_since`."""
         if source.is_late or source.is_lost or source.stream.is_done:
             return False
         waits_since = now if waits_since is None else waits_since

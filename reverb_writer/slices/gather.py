@@ -147,7 +147,7 @@ def sample_members(
     rng: np.random.Generator,
     weights: Sequence[float] | None = None,
 ) -> Batch:
-    """Draw a batch from several storages (members); the number of slices of each is its share by weight.
+    """Draw a batch from several storages (members); each gives a share of the slices by its weight.
 
     Args:
         members: steps and trajectories of each member. All steps have the same structure.
