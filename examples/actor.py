@@ -2,7 +2,7 @@
 
     python examples/actor.py --server localhost:8000
 
-Start as many as you like, on any machine. They end when the learner does.
+Start any number of actors, on any machine. They end when the learner ends.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dqn_split import QNetwork
 
 import reverb_writer as rw
 
-EXPLORING_STEPS = 1_500  # until then, ever fewer actions are random
-EXPLORATION = 0.02  # the share of random actions from then on
-LINE_S = 10.0  # how often a line says how it goes
-NUM_LAST = 20  # episodes that the mean return is taken over
+EXPLORING_STEPS = 1_500  # steps over which the share of random actions falls
+EXPLORATION = 0.02  # the final share of random actions
+LINE_S = 10.0  # time between lines of progress
+NUM_LAST = 20  # number of episodes in the mean return
 
 
 def play(client: rw.Client, seed: int | None) -> None:
@@ -33,9 +33,8 @@ def play(client: rw.Client, seed: int | None) -> None:
     returns: collections.deque[float] = collections.deque(maxlen=NUM_LAST)
     next_line_at = time.monotonic()
 
-    # Windows share one step, so that each transition is in one window, the terminal one too. `align_end` lets the last
-    # window reach back, so that the end of an episode is never lost. Few windows in flight keep the actor in step with
-    # the table's rate limiter.
+    # Windows share one step, so that each transition, also the terminal one, is in a window. `align_end` moves the last
+    # window back, so that no end of an episode is lost. With few windows in flight, the actor's weights stay fresh.
     with (
         contextlib.suppress(rw.errors.FinishedError),  # the run has ended while a step waited for the rate limiter
         rw.Variables(client, "variables") as variables,
@@ -72,15 +71,15 @@ def play(client: rw.Client, seed: int | None) -> None:
             if time.monotonic() >= next_line_at:
                 next_line_at = time.monotonic() + LINE_S
                 mean = sum(returns) / len(returns)
-                print(f"{num_episodes:,} episodes, {num_steps:,} steps; mean return of late {mean:.1f}", flush=True)
+                print(f"{num_episodes:,} episodes, {num_steps:,} steps; recent mean return {mean:.1f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Play CartPole for a learner, until it ends.")
+    parser = argparse.ArgumentParser(description="Play CartPole for a learner until the learner ends.")
     parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS", help="of the replay server")
     parser.add_argument("--seed", type=int, help="without it, each run is different")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; the first process of a container needs it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; the first process of a container needs it
     with contextlib.suppress(KeyboardInterrupt), rw.Client(arguments.server) as client:
         play(client, arguments.seed)
 

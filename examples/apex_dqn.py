@@ -1,6 +1,6 @@
 """DQN in the style of Ape-X (Horgan et al., 2018) on CartPole: a learner, and actors that explore more or less.
 
-    python examples/apex_dqn.py                                        # processes and a server of this machine
+    python examples/apex_dqn.py                                        # processes and a server on this machine
     python examples/apex_dqn.py --ray apex --shards 4 --python /opt/replay/bin/python --checkpoints /shared/replay
 
 The second line is the same program on a Ray cluster: `on_ray` differs from `on_laptop` by ten lines. In plain NumPy.
@@ -27,11 +27,11 @@ Array = npt.NDArray[Any]
 
 N_STEP, GAMMA, BATCH_SIZE, LEARNING_RATE, TARGET_RATE = 3, 0.99, 64, 1e-3, 0.01
 PUBLISH_EVERY, EVALUATE_EVERY = 20, 100
-SIZES = (4, 128, 128, 2)  # of the network: an observation, two hidden layers, the value of each action
+SIZES = (4, 128, 128, 2)  # layers of the network: an observation, two hidden layers, the values of the actions
 TABLES = [
-    # Actors and learner keep in step: a window is sampled eight times on average.
+    # Actors and learner wait for each other: a window is sampled eight times on average.
     rw.TableConfig("replay", 50_000, rw.Prioritized(0.6), rate_limiter=rw.SampleToInsertRatio(8, 500, 3_000)),
-    rw.TableConfig.variables("variables"),  # of all shards each has the weights
+    rw.TableConfig.variables("variables"),  # each shard has a table of weights
 ]
 
 
@@ -49,7 +49,7 @@ def act(source: Any, number: int, num_actors: int) -> None:
             "replay",
             N_STEP + 1,
             end_of_episode="tile",
-            # A new window gets the learner's largest priority: it is sampled soon, and the learner corrects it.
+            # A new window gets the largest priority, so the learner soon samples it and corrects its priority.
             priority=lambda _: float(newest["priority"]),
             actor_id=f"actor-{number}",
             until=lambda: variables.finished,
@@ -69,7 +69,7 @@ def act(source: Any, number: int, num_actors: int) -> None:
 
 
 def learn(source: Any, num_updates: int, seed: int = 0) -> Generator[tuple[int, float], None, None]:
-    """Yield the updates so far, and the length of an episode without exploration."""
+    """Yield the number of updates, and the length of an episode without exploration."""
     online = QNetwork(np.random.default_rng(seed))
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
@@ -78,7 +78,7 @@ def learn(source: Any, num_updates: int, seed: int = 0) -> Generator[tuple[int, 
         rw.ReplayDataset(source, "replay", BATCH_SIZE, timeout_s=120.0) as batches,  # a cluster may start actors late
         contextlib.ExitStack() as end,
     ):
-        end.callback(variables.finish)  # the actors end, also if the goal is reached before the last update
+        end.callback(variables.finish)  # the actors end even if the goal is reached before the last update
         largest = 1.0
         variables.publish({"weights": online.weights, "priority": np.array(largest)})
         transitions = batches.transitions(N_STEP, GAMMA)
@@ -116,13 +116,13 @@ def evaluate(network: QNetwork) -> float:
 
 
 class QNetwork:
-    """The value of every action, [..., actions], given observations [..., features].
+    """The values of all actions, [..., actions], given observations [..., features].
 
-    `weights` is all it knows: matrix and bias of each layer. Assign another network's and it is that network.
+    `weights` has the matrix and the bias of each layer. To copy a network, assign its weights.
     """
 
     def __init__(self, rng: np.random.Generator, sizes: Sequence[int] = SIZES) -> None:
-        """Draw weights with which the signal keeps its variance from layer to layer (He et al., 2015)."""
+        """Draw weights that keep the variance of the signal from layer to layer (He et al., 2015)."""
         self.weights: list[Array] = []
         for rows, columns in pairwise(sizes):
             matrix = rng.normal(0.0, np.sqrt(2.0 / rows), (rows, columns))
@@ -137,8 +137,8 @@ class QNetwork:
 
         Args:
             observations: [N, features].
-            actions: [N], those that were taken.
-            targets: [N], what they turned out to be worth.
+            actions: [N], the actions that were taken.
+            targets: [N], the targets of their values.
         """
         *inputs, values = self._layers(observations)
         taken = np.arange(len(actions)), actions
@@ -161,10 +161,10 @@ class QNetwork:
 
 
 class Adam:
-    """Gradient descent that finds a step size for each weight (Kingma and Ba, 2015)."""
+    """Gradient descent with a step size per weight (Kingma and Ba, 2015)."""
 
     def __init__(self, weights: Sequence[Array], learning_rate: float) -> None:
-        """Begin without memory of gradients."""
+        """Begin without earlier gradients."""
         self._learning_rate = learning_rate
         self._num_steps = 0
         self._means = [np.zeros_like(weight) for weight in weights]
@@ -182,7 +182,7 @@ class Adam:
 
 @contextlib.contextmanager
 def on_laptop(num_actors: int) -> Generator[str, None, None]:
-    """Have a server in this process, and actors in processes of their own, within the block."""
+    """Run a server in this process, and actors in separate processes, within the block."""
     with rw.LocalServer(TABLES) as server:
         source = server.address
         context = multiprocessing.get_context("spawn")
@@ -198,14 +198,14 @@ def on_laptop(num_actors: int) -> Generator[str, None, None]:
 
 @contextlib.contextmanager
 def on_ray(num_actors: int, name: str, shards: int, **options: Any) -> Generator[Any, None, None]:
-    """Have shards and actors on a Ray cluster within the block."""
+    """Run shards and actors on a Ray cluster within the block."""
     import ray
 
     from reverb_writer.ray import ReplayCluster
 
     with ReplayCluster.start(name, TABLES, shards, **options) as cluster:
         source = cluster.target()
-        task = ray.remote(num_cpus=0, max_retries=-1)(act)  # Ray starts an actor again whose node is lost
+        task = ray.remote(num_cpus=0, max_retries=-1)(act)  # Ray restarts an actor if its node is lost
         actors = [task.remote(source, number, num_actors) for number in range(num_actors)]
         try:
             yield source
@@ -218,11 +218,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Learn CartPole by DQN with many actors.")
     parser.add_argument("--actors", type=int, default=4)
     parser.add_argument("--updates", type=int, default=20_000)
-    parser.add_argument("--goal", type=float, default=300.0, help="length of an episode at which to stop")
-    parser.add_argument("--ray", metavar="NAME", help="of a cluster on Ray; without it, all is on this machine")
+    parser.add_argument("--goal", type=float, default=300.0, help="stop at this length of an episode")
+    parser.add_argument("--ray", metavar="NAME", help="name of a cluster on Ray; by default all is on this machine")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--python", default=sys.executable, help="interpreter of the servers, on every node")
-    parser.add_argument("--checkpoints", metavar="DIR", help="folder that every node reaches")
+    parser.add_argument("--checkpoints", metavar="DIR", help="folder of checkpoints that every node reaches")
     given = parser.parse_args()
     options = {"python": given.python, "checkpoints": given.checkpoints}
     where = on_ray(given.actors, given.ray, given.shards, **options) if given.ray else on_laptop(given.actors)

@@ -33,7 +33,7 @@ def q_network() -> Any:
 
 
 def td_errors(network: Any, target: Any, batch: rw.Batch) -> Any:
-    """Return [B] errors of the first transition of each window, over n steps or as many as the episode had."""
+    """Return [B] errors of the first transition of each window, over n steps or up to the episode's end."""
     first = rw.n_step(rw.to_transitions(batch), N_STEP, GAMMA).first()
     values = network(first.observation).gather(1, first.action[:, None])[:, 0]
     with torch.no_grad():
@@ -44,7 +44,7 @@ def td_errors(network: Any, target: Any, batch: rw.Batch) -> Any:
 
 
 def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, float], None, None]:
-    """Yield after each episode the environment steps so far, and the mean length of the last twenty episodes."""
+    """Yield after each episode the number of environment steps, and the mean length of the last twenty episodes."""
     torch.set_num_threads(1)  # small networks
     torch.manual_seed(seed)
     rng = random.Random(seed)  # noqa: S311  # exploration
@@ -53,7 +53,7 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
     lengths: collections.deque[int] = collections.deque(maxlen=20)
     with (
-        # "tile": every step of an episode begins a window, those near its end with padding.
+        # "tile": every step of an episode begins a window; windows at the end have padding.
         rw.TrajectoryObserver(address, "replay", N_STEP + 1, end_of_episode="tile", priority="max") as observer,
         rw.ReplayDataset(address, "replay", BATCH_SIZE, max_in_flight_batches=1) as dataset,
     ):

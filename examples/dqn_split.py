@@ -1,4 +1,4 @@
-"""DQN on CartPole with an actor and a learner in two processes, kept in step by the table's rate limiter.
+"""DQN on CartPole with an actor and a learner in two processes; the table's rate limiter keeps their ratio.
 
     python examples/dqn_split.py
 
@@ -6,7 +6,7 @@
 
 Each transition is sampled eight times on average. If the learner is late, the actor waits; if the actor is late, the
 learner waits. So the actor plays with weights that are only a few hundred steps old. After its last update the learner
-says that the run has ended, and the actor ends, too. In plain NumPy.
+ends the run, and the actor ends. In plain NumPy.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Array = npt.NDArray[Any]
 N_STEP, GAMMA, BATCH_SIZE, LEARNING_RATE, TARGET_RATE = 3, 0.99, 64, 1e-3, 0.01
 SAMPLES_PER_STEP = 8
 PUBLISH_EVERY = 10  # updates
-EXPLORING_STEPS, EXPLORATION = 5_000, 0.05  # steps until the share of random actions has fallen to its last value
-NUM_MEANS = 8  # that are printed of a run
-SIZES = (4, 128, 128, 2)  # of the network: an observation, two hidden layers, the value of each action
+EXPLORING_STEPS, EXPLORATION = 5_000, 0.05  # the share of random actions falls over these steps to this share
+NUM_MEANS = 8  # number of printed means of a run
+SIZES = (4, 128, 128, 2)  # layers of the network: an observation, two hidden layers, the values of the actions
 RATIO = rw.SampleToInsertRatio(SAMPLES_PER_STEP, min_size=500, error_buffer=800)
 TABLES = [rw.TableConfig("replay", 50_000, rate_limiter=RATIO), rw.TableConfig.variables("variables")]
 
@@ -73,9 +73,9 @@ def learn(address: str, num_updates: int, seed: int) -> None:
     with rw.Variables(address, "variables") as variables, rw.ReplayDataset(address, "replay", BATCH_SIZE) as dataset:
         variables.publish(online.weights)
         for update, found in enumerate(islice(dataset.transitions(N_STEP, GAMMA), num_updates), start=1):
-            real = found.mask  # a window's first transition counts, unless its episode ended before
+            real = found.mask  # a window's first transition counts, unless the window begins at a boundary step
             following = found.next_observation[real]
-            best = online(following).argmax(axis=-1)  # double Q-learning: one chooses, one judges
+            best = online(following).argmax(axis=-1)  # double Q-learning: `online` chooses, `target` evaluates
             values = target(following)[np.arange(len(best)), best]
             targets = found.reward[real] + GAMMA * found.discount[real] * values
             gradient = online.gradient(found.observation[real], found.action[real], targets)
@@ -88,32 +88,32 @@ def learn(address: str, num_updates: int, seed: int) -> None:
 
 
 def run(num_steps: int, seed: int = 0) -> list[float]:
-    """Learn while an actor plays about so many steps in a process of its own; return the return of each episode."""
+    """Learn while an actor plays about `num_steps` steps in another process; return the return of each episode."""
     context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
     results = context.Queue()
     with rw.LocalServer(TABLES) as server:
         actor = context.Process(target=act, args=(server.address, seed, results), daemon=True)
         actor.start()
         learn(server.address, num_steps * SAMPLES_PER_STEP // BATCH_SIZE, seed)
-        returns: list[float] = results.get(timeout=60)  # it may fail on its way out
+        returns: list[float] = results.get(timeout=60)  # the actor may fail at its end
         actor.join()
     return returns
 
 
 def means(returns: Sequence[float]) -> list[float]:
-    """Return the mean return in each part of the run, all with as many steps."""
+    """Return the mean return in each part of the run; all parts have equally many steps."""
     parts = np.minimum(np.cumsum(returns) * NUM_MEANS // (sum(returns) + 1), NUM_MEANS - 1).astype(int)
     return [float(np.mean(np.asarray(returns)[parts == part])) for part in np.unique(parts)]
 
 
 class QNetwork:
-    """The value of every action, [..., actions], given observations [..., features].
+    """The values of all actions, [..., actions], given observations [..., features].
 
-    `weights` is all it knows: matrix and bias of each layer. Assign another network's and it is that network.
+    `weights` has the matrix and the bias of each layer. To copy a network, assign its weights.
     """
 
     def __init__(self, rng: np.random.Generator, sizes: Sequence[int] = SIZES) -> None:
-        """Draw weights with which the signal keeps its variance from layer to layer (He et al., 2015)."""
+        """Draw weights that keep the variance of the signal from layer to layer (He et al., 2015)."""
         self.weights: list[Array] = []
         for rows, columns in pairwise(sizes):
             matrix = rng.normal(0.0, np.sqrt(2.0 / rows), (rows, columns))
@@ -128,8 +128,8 @@ class QNetwork:
 
         Args:
             observations: [N, features].
-            actions: [N], those that were taken.
-            targets: [N], what they turned out to be worth.
+            actions: [N], the actions that were taken.
+            targets: [N], the targets of their values.
         """
         *inputs, values = self._layers(observations)
         taken = np.arange(len(actions)), actions
@@ -152,10 +152,10 @@ class QNetwork:
 
 
 class Adam:
-    """Gradient descent that finds a step size for each weight (Kingma and Ba, 2015)."""
+    """Gradient descent with a step size per weight (Kingma and Ba, 2015)."""
 
     def __init__(self, weights: Sequence[Array], learning_rate: float) -> None:
-        """Begin without memory of gradients."""
+        """Begin without earlier gradients."""
         self._learning_rate = learning_rate
         self._num_steps = 0
         self._means = [np.zeros_like(weight) for weight in weights]

@@ -2,9 +2,9 @@
 
     python examples/imitate_rollouts.py
 
-Eight carts on a line are pushed to the middle by an expert that knows how: with the force -1.0 x position - 1.5 x
-velocity. Their episodes are written to a folder, each when it ends. The learner reads them as if sixteen environments
-stepped through them, and finds the two numbers.
+An expert pushes eight carts on a line to the middle, with the force -1.0 x position - 1.5 x velocity. Each episode is
+written to a folder when it ends. The learner reads the episodes as if sixteen environments stepped through them, and
+finds the two numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def record(folder: str, num_episodes: int, seed: int = 0) -> None:
                 forces = carts @ EXPERT
                 following = push(carts, forces)
                 step = {"observation": carts, "action": forces, "reward": -(following**2).sum(1)}
-                is_over = np.full(NUM_CARTS, t == EPISODE - 1)  # by a limit: the state after it has a value
+                is_over = np.full(NUM_CARTS, t == EPISODE - 1)  # by a time limit, so the final state has a value
                 writer(step, truncated=is_over, final_observation=following if is_over.all() else None)
                 carts = following
 
@@ -48,15 +48,15 @@ def imitate(folder: str, num_epochs: int) -> Iterator[tuple[float, Any]]:
     dataset = RolloutDataset(folder, num_envs=16, seed=0)
     for _ in range(num_epochs):
         errors = []
-        for batch in dataset:  # from the beginning: leaves [16, ...], one transition of each environment
-            error = (batch.observation @ policy - batch.action) * batch.mask[:, None]  # 0 where no trajectory is left
+        for batch in dataset:  # leaves [16, ...], one transition per environment
+            error = (batch.observation @ policy - batch.action) * batch.mask[:, None]  # 0 without a trajectory
             policy -= LEARNING_RATE * batch.observation.T @ error / max(batch.mask.sum(), 1)
             errors.append(float((error**2).mean()))
         yield sum(errors) / len(errors), policy
 
 
 def main(folder: str) -> None:
-    """Record, imitate, and say how far from the middle the learned policy leaves a cart."""
+    """Record, imitate, and print the final distance of a cart from the middle with the learned policy."""
     record(folder, num_episodes=6)
     for epoch, (error, policy) in enumerate(imitate(folder, num_epochs=10), 1):
         print(f"epoch {epoch:2}: error {error:.2e}, policy {policy.ravel().round(3).tolist()}")

@@ -2,7 +2,7 @@
 
     python examples/learner.py --server localhost:8000
 
-Start one: each side waits for the other, and the actors end when the learner does.
+Start one learner. Actors and learner wait for each other, and the actors end when the learner ends.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dqn_split import Adam, QNetwork
 import reverb_writer as rw
 
 BATCH_SIZE = 16  # windows
-PUBLISH_UPDATES = 25  # how often the actors get the weights
+PUBLISH_UPDATES = 25  # updates between two versions of the weights
 DISCOUNT = 0.99
-TRACE_DECAY = 0.95  # lambda: 0 looks one step ahead, 1 to the end of the window
-TARGET_RATE = 0.01  # how fast the target network follows
+TRACE_DECAY = 0.95  # lambda: 0 for one-step targets, 1 for returns up to the end of the window
+TARGET_RATE = 0.01  # step of the target network towards the online network
 LEARNING_RATE = 1e-3
-LINE_S = 10.0  # how often a line says how it goes
+LINE_S = 10.0  # time between lines of progress
 
 
 def learn(client: rw.Client, seed: int | None) -> None:
@@ -42,7 +42,7 @@ def learn(client: rw.Client, seed: int | None) -> None:
         next_line_at = time.monotonic()
         for update, batch in enumerate(batches, start=1):
             observations, transitions = batch.data["observation"], rw.to_transitions(batch)
-            best = online(observations).argmax(axis=-1, keepdims=True)  # double Q: one chooses, one judges
+            best = online(observations).argmax(axis=-1, keepdims=True)  # double Q: `online` chooses, `target` evaluates
             values = np.take_along_axis(target(observations), best, axis=-1)[..., 0]
             returns = rw.returns.lambda_returns(transitions, values, gamma=DISCOUNT, lam=TRACE_DECAY)
             real = transitions.mask
@@ -61,10 +61,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Train a Q-network for the actors of a replay server, until Ctrl-C or SIGTERM."
     )
-    parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS", help="of the replay server")
+    parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS", help="address of the replay server")
     parser.add_argument("--seed", type=int, help="without it, each run is different")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; the first process of a container needs it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C; the first process of a container needs it
     with contextlib.suppress(KeyboardInterrupt), rw.Client(arguments.server) as client:
         learn(client, arguments.seed)
 

@@ -2,8 +2,8 @@
 
     python examples/offline_minari.py PATH    # a data set on disk whose actions are discrete
 
-Minari -> trajectories on disk -> windows in a table -> batches -> transitions. The episodes could as well have been
-written to a server that online actors write to, another table of which `rw.MixedDataset` mixes in.
+Minari -> trajectories on disk -> windows in a table -> batches -> transitions. On a server with online actors, an
+`rw.MixedDataset` can mix this table with theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TABLE = rw.TableConfig("offline")
 
 
 def fill(address: str, data: Any) -> int:
-    """Write windows of all episodes of a data set to the table; return how many steps they have."""
+    """Write windows of all episodes of a data set to the table; return the number of steps."""
     with (
         tempfile.TemporaryDirectory() as folder,
         RolloutWriter(Path(folder)) as writer,
@@ -37,7 +37,7 @@ def fill(address: str, data: Any) -> int:
 
 
 def imitate(address: str, num_batches: int, num_features: int, num_actions: int, seed: int = 0) -> tuple[Any, float]:
-    """Return a policy learned from batches, and the part of the last ten batches' actions that it would have chosen."""
+    """Return a policy learned from batches, and the share of the last ten batches' actions that it also chooses."""
     torch.set_num_threads(1)  # a small network
     torch.manual_seed(seed)
     policy = nn.Sequential(nn.Linear(num_features, 64), nn.ReLU(), nn.Linear(64, num_actions))
@@ -69,7 +69,7 @@ def evaluate(env: Any, policy: Any, num_episodes: int = 10) -> float:
 
 
 def main(path: Path, num_batches: int = 1500) -> None:
-    """Learn from a data set, and print what the policy earns in its environment."""
+    """Learn from a data set, and print the policy's return in its environment."""
     data = minari.MinariDataset(str(path / "data" if (path / "data").is_dir() else path))
     env = data.recover_environment()
     with rw.LocalServer([TABLE]) as server:

@@ -9,7 +9,7 @@
       └─────────────────── table `weights`, the newest only <────────────────────────────────────────────┘
 
 Each actor writes its share of a rollout and then waits for newer weights. So every step of a rollout was played by the
-weights that the learner published last. `TABLES` is what a server of one's own (`--server`) needs.
+weights that the learner published last. Another server (`--server`) needs the tables `TABLES`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torch import nn
 import reverb_writer as rw
 from reverb_writer.rollouts import RolloutStorage
 
-NUM_STEPS = 64  # T, of a window
-NUM_WINDOWS = 16  # B, of a rollout
+NUM_STEPS = 64  # T, steps in a window
+NUM_WINDOWS = 16  # B, windows in a rollout
 BATCH_SIZE = 4  # windows that are fetched together
 GAMMA, LAM, CLIP = 0.99, 0.95, 0.2
 NUM_EPOCHS, NUM_MINI_BATCHES = 6, 4
@@ -58,7 +58,7 @@ def actions_of(network: Any, observations: Any) -> Any:
 
 
 def act(address: str, seed: int, num_windows: int) -> None:
-    """Play `num_windows` windows by each version of the weights, until the learner finishes."""
+    """Play `num_windows` windows with each version of the weights, until the learner ends the run."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     network, env = actor_critic(), gymnasium.make("CartPole-v1")
@@ -75,7 +75,7 @@ def act(address: str, seed: int, num_windows: int) -> None:
                     step, observation = play(network, env, observation)
                     observer(step)
                 value = network["critic"](torch.as_tensor(observation))[0].numpy()
-                observer({**step, "observations": observation, "values": value})  # only these two are used of it
+                observer({**step, "observations": observation, "values": value})  # the learner uses only these two
             observer.flush()
 
 
@@ -113,7 +113,7 @@ def learn(address: str, seed: int, actors: Sequence[Any]) -> Generator[float, No
     ):
         end.callback(weights.finish)
         weights.publish(network)
-        for actor in actors:  # not before: the table may tell the end of an earlier run
+        for actor in actors:  # started now, because the table may hold the end of an earlier run
             actor.start()
         while True:
             following = storage.fill_from(dataset)
@@ -140,7 +140,7 @@ def loss(network: Any, batch: Any) -> Any:
 
 
 def run(address: str, num_actors: int, seed: int, seconds: float, goal: float) -> bool:
-    """Learn by so many actors, and return whether the goal was reached in time."""
+    """Learn with `num_actors` actors, and return whether the goal was reached in time."""
     processes, share = multiprocessing.get_context("spawn"), NUM_WINDOWS // num_actors
     actors = [processes.Process(target=act, args=(address, seed + i, share), daemon=True) for i in range(num_actors)]
     deadline, mean = time.monotonic() + seconds, 0.0
@@ -153,14 +153,14 @@ def run(address: str, num_actors: int, seed: int, seconds: float, goal: float) -
             if mean >= goal or time.monotonic() > deadline:
                 break
     for actor in actors:
-        actor.join()  # the learner has said that the run ends
+        actor.join()  # the learner has ended the run
     return mean >= goal
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Learn CartPole-v1 by PPO, with many actor processes.")
     parser.add_argument(
-        "--server", metavar="ADDRESS", help="of a server with the tables; without it, one in this process"
+        "--server", metavar="ADDRESS", help="address of a server with the tables; by default a server in this process"
     )
     parser.add_argument("--actors", type=int, default=2, choices=[1, 2, 4, 8, 16])
     parser.add_argument("--seed", type=int, default=0)

@@ -4,7 +4,7 @@
     python examples/ppo_vector.py --server HOST:PORT    # a queue `rollouts` of eight items
 
 The environments write windows that span episodes, with the policy's log-probabilities beside the actions. The learner
-makes transitions of them, so it need not know how the environments reset.
+makes transitions of the windows, so it need not know how the environments reset.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLE = rw.TableConfig.queue("rollouts", NUM_ENVS)
 
 
 class ActorCritic(nn.Module):  # type: ignore[misc]  # PyTorch is not installed where mypy runs
-    """A policy and its critic; `log_prob` is that of the last actions."""
+    """A policy and its critic; `log_prob` belongs to the last actions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ActorCritic(nn.Module):  # type: ignore[misc]  # PyTorch is not installed 
 
 
 def train(agent: ActorCritic, optimizer: Any, batch: rw.Batch) -> None:
-    """Learn from windows [B, T + 1] by PPO's clipped ratio (Schulman et al., 2017)."""
+    """Learn from windows [B, T + 1] with PPO's clipped ratio (Schulman et al., 2017)."""
     found = rw.to_transitions(batch)
     with torch.no_grad():
         advantages, returns = rw.returns.gae(found, agent.values(batch.data["observation"]), gamma=GAMMA, lam=LAM)
@@ -80,7 +80,7 @@ def train(agent: ActorCritic, optimizer: Any, batch: rw.Batch) -> None:
 
 
 def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, float], None, None]:
-    """Yield after each rollout the environment steps so far, and the mean length of the last forty episodes."""
+    """Yield after each rollout the number of environment steps, and the mean length of the last forty episodes."""
     torch.set_num_threads(1)  # small networks
     torch.manual_seed(seed)
     agent = ActorCritic()
@@ -101,8 +101,8 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
             length += 1
             over = terminated | truncated
             lengths.extend(length[over].tolist())
-            length[over] = -1  # the next call resets these, and does nothing else
-            if step > 1 and step % NUM_STEPS == 1:  # the step after the last is there
+            length[over] = -1  # the next call only resets these environments
+            if step > 1 and step % NUM_STEPS == 1:  # the observation after the window has arrived
                 train(agent, optimizer, next(batches))
                 yield step * NUM_ENVS, sum(lengths) / len(lengths)
         envs.close()
@@ -111,13 +111,13 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
 def main() -> None:
     parser = argparse.ArgumentParser(description="Learn CartPole-v1 by PPO, with vector environments.")
     parser.add_argument(
-        "--server", metavar="ADDRESS", help="of a server with the table; without it, one in this process"
+        "--server", metavar="ADDRESS", help="address of a server with the table; by default a server in this process"
     )
-    parser.add_argument("--ray", metavar="NAME", help="of a cluster on Ray, which is started if it is not there")
+    parser.add_argument("--ray", metavar="NAME", help="name of a cluster on Ray, which is started if it does not exist")
     parser.add_argument("--shards", type=int, default=1, help="of that cluster")
     parser.add_argument("--python", default=sys.executable, help="interpreter of its servers, on every node")
     parser.add_argument("--steps", type=int, default=200_000)
-    parser.add_argument("--goal", type=float, default=300.0, help="mean length of episodes at which to stop")
+    parser.add_argument("--goal", type=float, default=300.0, help="stop at this mean length of episodes")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:

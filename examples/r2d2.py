@@ -3,9 +3,9 @@
     python examples/r2d2.py                       # on a server in this process
     python examples/r2d2.py --server HOST:PORT    # table `replay`, sampler "prioritized"
 
-The agent sees position and angle only, so it must remember. Each window of the replay holds the state that its network
-had before each step. The learner starts from the state at the window's start, runs the newest network over the first
-`BURN_IN` steps to refresh it, and trains on the rest.
+The agent sees only position and angle, so it needs a memory. Each step of the replay holds the state of the actor's
+network before that step. The learner takes the state at the window's start, runs the newest network over the first
+`BURN_IN` steps to refresh it, and trains on the other steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import nn
 
 import reverb_writer as rw
 
-BURN_IN, NUM_STEPS, STRIDE = 2, 12, 6  # a window has one step more, for its observation
+BURN_IN, NUM_STEPS, STRIDE = 2, 12, 6  # a window has one more step, whose observation is used
 N_STEP, GAMMA, HIDDEN = 3, 0.97, 64
 BATCH_SIZE, LEARNING_RATE, TARGET_EVERY = 32, 1e-3, 400
 WARM_UP, UPDATE_EVERY, EXPLORE_STEPS = 1000, 2, 6000
@@ -57,12 +57,12 @@ class Masked(gymnasium.ObservationWrapper):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
     def observation(self, observation: Any) -> Any:
-        """Return what the agent sees."""
+        """Return the observation of the agent."""
         return (observation[[0, 2]] * np.array([0.4, 5.0])).astype(np.float32)
 
 
 def td_errors(network: Any, target: Any, batch: rw.Batch) -> Any:
-    """Return [B, T] errors of the steps after the burn-in, and which of them are transitions."""
+    """Return [B, T] errors of the steps after the burn-in, and the mask of transitions."""
     state = batch.data["extras"]["state"][:, 0]
     before, after = rw.burn_in(batch, BURN_IN)
     observations = after.data["observation"]
@@ -72,7 +72,7 @@ def td_errors(network: Any, target: Any, batch: rw.Batch) -> Any:
         all_targets, _ = target(observations, target_state)
     values, _ = network(observations, own_state)
     pairs = rw.to_transitions(after)
-    # In place of the next observation its row: the state there is that of the run over the window.
+    # Row numbers take the place of next observations, because the network has already run over the window.
     rows = torch.arange(1, observations.shape[1]).expand(pairs.mask.shape)
     found = rw.n_step(pairs._replace(next_observation=rows), N_STEP, GAMMA)
     best = values.detach().argmax(2, keepdim=True)
@@ -83,7 +83,7 @@ def td_errors(network: Any, target: Any, batch: rw.Batch) -> Any:
 
 
 def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, float], None, None]:
-    """Yield after each episode the environment steps so far, and the mean length of the last twenty episodes."""
+    """Yield after each episode the number of environment steps, and the mean length of the last twenty episodes."""
     torch.set_num_threads(1)  # small networks
     torch.manual_seed(seed)
     rng = random.Random(seed)  # noqa: S311  # exploration
@@ -134,10 +134,10 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
 def main() -> None:
     parser = argparse.ArgumentParser(description="Learn CartPole-v1 without velocities by recurrent Q-learning.")
     parser.add_argument(
-        "--server", metavar="ADDRESS", help="of a server with the table; without it, one in this process"
+        "--server", metavar="ADDRESS", help="address of a server with the table; by default a server in this process"
     )
     parser.add_argument("--steps", type=int, default=60_000)
-    parser.add_argument("--goal", type=float, default=150.0, help="mean length of episodes at which to stop")
+    parser.add_argument("--goal", type=float, default=150.0, help="stop at this mean length of episodes")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:

@@ -2,9 +2,9 @@
 
     python examples/recurrent_rollouts.py
 
-The first observation of an episode is the cue, -1 or 1; all others are 0. An action is right if it is the cue. Guessing
-is right in half of the steps, a policy without memory in 5 of 8. Rollouts are longer than episodes, so that each column
-of the storage has several trajectories; the minibatches have them apart, each with the state that the network was in.
+The first observation of an episode is the cue, -1 or 1; all others are 0. An action is right if it is the cue. Random
+actions are right in half of the steps, a policy without memory in 5 of 8. Rollouts are longer than episodes, so each
+column of the storage has several trajectories. Minibatches separate the trajectories, each with its initial state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GAMMA, LAM, CLIP, LEARNING_RATE = 0.5, 0.9, 0.2, 0.5
 
 
 class Policy:
-    """A recurrent network: h' = tanh(A x + B h), and the action is 1 with the probability sigmoid(c h')."""
+    """A recurrent network: h' = tanh(A x + B h). The action is 1 with the probability sigmoid(c h')."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.weights = [rng.normal(0, 0.5, shape) for shape in ((1, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, 1))]
@@ -35,7 +35,7 @@ class Policy:
         return 1 / (1 + np.exp(-np.stack(found[1:]) @ c)), np.stack(found)
 
     def ascend(self, observations: Any, states: Any, slopes: Any) -> None:
-        """Change the weights, given the slopes [T, n, 1] of the objective in c h': backwards through time."""
+        """Change the weights by backpropagation through time, given the slopes [T, n, 1] of the objective in c h'."""
         _, b, c = self.weights
         gradients, later = [np.zeros_like(weight) for weight in self.weights], np.zeros_like(states[0])
         for t in reversed(range(len(slopes))):
@@ -75,7 +75,7 @@ def learn(num_rollouts: int, seed: int = 0) -> Iterator[float]:
             ratio = np.where(batch.actions, ones, 1 - ones) / np.exp(batch.old_actions_log_prob)
             is_clipped = np.where(batch.advantages > 0, ratio > 1 + CLIP, ratio < 1 - CLIP)
             slopes = np.where(is_clipped, 0, ratio * batch.advantages * (batch.actions - ones)) / ratio.size
-            padded = np.zeros_like(probabilities)  # PyTorch's gradients would come back through `unpad_trajectories`
+            padded = np.zeros_like(probabilities)  # in PyTorch, gradients would flow through `unpad_trajectories`
             padded.swapaxes(0, 1)[batch.masks.T] = slopes.swapaxes(0, 1).reshape(-1, 1)
             policy.ascend(batch.obs, found, padded)
 

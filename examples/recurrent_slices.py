@@ -1,12 +1,12 @@
-"""A recurrent network runs over flat slices as they are, in NumPy: it learns to remember a cue.
+"""A recurrent network runs over flat slices, in NumPy: it learns to remember a cue.
 
     python examples/recurrent_slices.py
 
 The first observation of an episode is the cue, -1 or 1; all others are 0. An action is right, and rewarded, if it is
-the cue. One in five is drawn at random, so at best 0.9 are right; without memory about a half are. Episodes have 4 to
-10 steps, slices at most 5, so most slices begin in the middle of an episode, where only the state knows the cue. The
-actor stores the state before each step; the learner runs over the rows of all slices in one go, and takes the stored
-state wherever `is_init` is set.
+the cue. One action in five is random, so at best 0.9 of the actions are right; without memory about half are. Episodes
+have 4 to 10 steps and slices at most 5, so most slices begin in the middle of an episode, where only the state contains
+the cue. The actor stores the state before each step. The learner runs over the rows of all slices at once, and takes
+the stored state wherever `is_init` is set.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def play(observer: rw.EpisodeObserver, network: Network, rng: np.random.Generato
 
 
 def learn(address: str, num_updates: int, seed: int = 0) -> Iterator[float]:
-    """Yield after each update the share of right actions in the episodes before it."""
+    """Yield after each update the share of right actions in the last episodes."""
     rng = np.random.default_rng(seed)
     network = Network(rng)
     with (

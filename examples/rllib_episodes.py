@@ -20,10 +20,10 @@ import reverb_writer.ray as rwr
 
 
 class ReplayEnvRunner(SingleAgentEnvRunner):  # type: ignore[misc]  # RLlib is not installed where mypy runs
-    """An env runner of RLlib that writes what it collects."""
+    """An env runner of RLlib that writes its episodes."""
 
     def write_episodes(self, source: Any, num_episodes: int) -> int:
-        """Play whole episodes and write them; return how many steps they have."""
+        """Play whole episodes and write them; return their number of steps."""
         episodes = self.sample(num_episodes=num_episodes)
         with rw.TrajectoryObserver(source, "replay", sequence_length=8, end_of_episode="align_end") as observer:
             for episode in episodes:
@@ -45,7 +45,7 @@ def ours(episode: Any) -> rw.Episode:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Collect CartPole by RLlib into a shard on Ray.")
+    parser = argparse.ArgumentParser(description="Collect CartPole with RLlib into a shard on Ray.")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the server, on every node")
     parser.add_argument("--runners", type=int, default=2)
     given = parser.parse_args()

@@ -21,7 +21,7 @@ from torch import nn
 import reverb_writer as rw
 
 GAMMA, TAU, LEARNING_RATE, BATCH_SIZE, WARM_UP = 0.98, 0.02, 2e-3, 128, 600
-LIMIT = 2.0  # of Pendulum's torque
+LIMIT = 2.0  # limit of Pendulum's torque
 TABLE = rw.TableConfig("replay", 100_000)
 
 
@@ -53,7 +53,7 @@ class Agent:
         return LIMIT * torch.tanh(drawn), normal.log_prob(drawn) - squashed - np.log(LIMIT)
 
     def train(self, batch: rw.Batch) -> None:
-        """Take one step of all networks."""
+        """Update all networks once."""
         step = rw.to_transitions(batch)
         observations, actions, following = (x[:, 0] for x in (step.observation, step.action, step.next_observation))
         rewards, discounts = step.reward[:, :1] / 10, step.discount[:, :1]
@@ -66,7 +66,7 @@ class Agent:
         self._descend(0, sum(((critic(both) - targets) ** 2).mean() for critic in self.critics))
         drawn, log_prob = self.act(observations)
         self._descend(1, (alpha * log_prob - self.values(self.critics, observations, drawn)).mean())
-        self._descend(2, -(self.log_alpha.exp() * (log_prob.detach() - 1.0)).mean())  # entropy as large as -1
+        self._descend(2, -(self.log_alpha.exp() * (log_prob.detach() - 1.0)).mean())  # the target entropy is -1
         with torch.no_grad():
             for target, critic in zip(self.targets, self.critics, strict=True):
                 for old, new in zip(target.parameters(), critic.parameters(), strict=True):
@@ -84,7 +84,7 @@ class Agent:
 
 
 def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, float], None, None]:
-    """Yield after each episode the environment steps so far, and the mean return of the last five episodes."""
+    """Yield after each episode the number of environment steps, and the mean return of the last five episodes."""
     torch.set_num_threads(1)  # small networks
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -118,10 +118,10 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
 def main() -> None:
     parser = argparse.ArgumentParser(description="Learn Pendulum-v1 by SAC.")
     parser.add_argument(
-        "--server", metavar="ADDRESS", help="of a server with the table; without it, one in this process"
+        "--server", metavar="ADDRESS", help="address of a server with the table; by default a server in this process"
     )
     parser.add_argument("--steps", type=int, default=15_000)
-    parser.add_argument("--goal", type=float, default=-200.0, help="mean return of episodes at which to stop")
+    parser.add_argument("--goal", type=float, default=-200.0, help="stop at this mean return of episodes")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:

@@ -1,11 +1,11 @@
-"""The replay server of the demo, dm-reverb's or `LocalServer`: the tables that actors and learner share.
+"""The replay server of the demo (dm-reverb's server or `LocalServer`), with the tables of actors and learner.
 
     python examples/server.py --port 8000
 
 | table       | written by | read by | an item                                              |
 | ----------- | ---------- | ------- | ---------------------------------------------------- |
 | `cartpole`  | actors     | learner | a window of steps                                    |
-| `variables` | learner    | actors  | the weights of the Q-network; only the newest stay   |
+| `variables` | learner    | actors  | the newest weights of the Q-network                  |
 | `episodes`  | actors     | demo    | return and length of an episode; each is read once   |
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 
 from reverb_writer import LocalServer, SampleToInsertRatio, TableConfig
 
-# The learner sees each window about 48 times. Neither side gets further ahead than 480 samples, or 10 windows: actors
-# that could would fill the table with what an old policy did, a learner that could would learn a few windows by heart.
+# The learner samples each window about 48 times. No side runs ahead by more than 480 samples, or 10 windows. Otherwise
+# actors would fill the table with data of an old policy, or the learner would overfit to a few windows.
 RATIO = SampleToInsertRatio(samples_per_insert=48, min_size=50, error_buffer=480)
 
 TABLES = [
@@ -32,12 +32,12 @@ TABLES = [
 
 
 def has_reverb() -> bool:
-    """Return whether dm-reverb and the package that serves with it are installed."""
+    """Return whether dm-reverb and `reverb_writer_server` are installed."""
     return all(importlib.util.find_spec(package) for package in ("reverb", "reverb_writer_server"))
 
 
 def start(port: int) -> AbstractContextManager[Any]:
-    """Start dm-reverb's server where it can be installed, our own in pure Python elsewhere."""
+    """Start dm-reverb's server if it is installed, otherwise a `LocalServer`."""
     if has_reverb():
         from reverb_writer_server import ReplayServer
 
@@ -55,7 +55,7 @@ def main() -> None:
         signal.signal(number, lambda *_: stopping.set())
     with start(arguments.port) as server:
         print(f"serving at {server.address}", flush=True)
-        while not stopping.wait(0.5):  # Windows tells of Ctrl-C only between two waits
+        while not stopping.wait(0.5):  # on Windows, Ctrl-C arrives only between two waits
             pass
 
 

@@ -2,7 +2,7 @@
 
     python examples/watch_in_tensorboard.py runs/first      # then: tensorboard --logdir runs
 
-`as_scalars` gives a flat dict of numbers, so other loggers need one line as well: `wandb.log(scalars, step)`,
+`as_scalars` returns a flat dict of numbers, so other loggers need one line: `wandb.log(scalars, step)`,
 `trackio.log(scalars)`, `mlflow.log_metrics(scalars, step)`.
 """
 
@@ -21,7 +21,7 @@ LOG_STEPS = 1_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Send counters of actor, learner and tables to TensorBoard.")
-    parser.add_argument("folder", help="of the run, for `tensorboard --logdir`")
+    parser.add_argument("folder", help="folder of the run, for `tensorboard --logdir`")
     writer = Writer(parser.parse_args().folder)
     with (
         rw.LocalServer([rw.TableConfig("replay", max_size=10_000)]) as server,

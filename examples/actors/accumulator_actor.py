@@ -3,8 +3,8 @@
     reverb-writer local --port 8000 --table replay
     python examples/actors/accumulator_actor.py --server localhost:8000
 
-That is what on-policy learners want: a fixed number of steps, across the ends of episodes, and the observation to
-bootstrap from, once.
+On-policy learners need such items: a fixed number of steps, across the ends of episodes, and one observation to
+bootstrap from.
 """
 
 from __future__ import annotations

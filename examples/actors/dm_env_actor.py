@@ -1,10 +1,10 @@
-"""Plays catch, an environment of dm_env's kind, and records what its agent sees and does.
+"""Plays Catch, a dm_env environment, and records observations and actions of its agent.
 
     reverb-writer local --port 8000 --table replay
     python examples/actors/dm_env_actor.py --server localhost:8000
 
-An item is a whole episode. The actor passes the log-probability of its action along; an actor without such extras can
-do with `env = rw.environments.record(env, observer)`.
+An item is a whole episode. The actor also records the log-probability of its action; without such extras,
+`env = rw.environments.record(env, observer)` is enough.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACTIONS = 3  # left, stay, right
 
 
 class Catch(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
-    """A ball falls, a row a step; the paddle at the bottom should be where it lands."""
+    """A ball falls by one row per step; the paddle at the bottom must catch it."""
 
     def __init__(self, seed: int | None) -> None:
         self._rng = np.random.default_rng(seed)

@@ -1,11 +1,11 @@
-"""Plays a Gymnasium environment at random and records it, classic control, Atari or MuJoCo.
+"""Plays a Gymnasium environment (classic control, Atari or MuJoCo) at random, and records it.
 
     reverb-writer local --port 8000 --table replay
     python examples/actors/gymnasium_actor.py --server localhost:8000 --env CartPole-v1
     python examples/actors/gymnasium_actor.py --server localhost:8000 --env ALE/Breakout-v5
     python examples/actors/gymnasium_actor.py --server localhost:8000 --env HalfCheetah-v5 --n-step 3
 
-An item is a window of 16 steps, or with `--n-step` one transition.
+An item is a window of 16 steps or, with `--n-step`, one transition.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     arguments = parser.parse_args()
 
-    # `align_end`: the last window of an episode reaches back, so that its terminal observation is in one.
+    # `align_end`: the last window of an episode moves back, so that the terminal observation is in a window.
     length, end = (1, "drop") if arguments.n_step else (16, "align_end")
     with rw.TrajectoryObserver(arguments.server, "replay", length, length, end_of_episode=end) as observer:
         sink = rw.environments.NStepTransform(observer, arguments.n_step, 0.99) if arguments.n_step else observer

@@ -1,4 +1,4 @@
-"""Plays CartPole by TF-Agents' own driver, which calls an observer of this package directly.
+"""Plays CartPole with TF-Agents' own driver, which calls an observer of this package directly.
 
 reverb-writer local --port 8000 --table replay
 python examples/actors/tf_agents_actor.py --server localhost:8000

@@ -1,4 +1,4 @@
-"""The `reverb-writer` command: one group, each command in a module that loads when it is called."""
+"""The `reverb-writer` command: a group whose commands are modules, which load when they are called."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`reverb-writer demo`: a server, actors and a learner on CartPole, each in its own process, live in this terminal.
 
-The processes are scripts of `examples/`, started as by hand. All end with the demo.
+The processes run the scripts of `examples/`. All processes end with the demo.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "demo", _PACKAGE.parent / "examples")
 _NUM_LAST = 20  # episodes of the mean return
 _TICK_S = 0.25
-_LINE_S = 5.0  # time between lines where there is no terminal
+_LINE_S = 5.0  # time between lines without a terminal
 _STOP_S = 5.0  # time for a process to end
 _PR_SET_PDEATHSIG = 1
 
@@ -63,7 +63,7 @@ def command(actors: int, seed: int | None, seconds: float, goal: float) -> None:
             while not signals and progress.seconds < seconds and not progress.mean_return > goal:
                 _check(processes)
                 with contextlib.suppress(rw.errors.ServerUnavailableError, rw.errors.ReplayTimeoutError):
-                    progress.update(client)  # while the server starts or is busy, there are no figures
+                    progress.update(client)  # has no figures while the server starts or is busy
                 if console.is_terminal:
                     live.update(progress.table(), refresh=True)
                 elif progress.seconds >= next_line_s:
@@ -94,7 +94,7 @@ class _Progress:
 
     @property
     def mean_return(self) -> float:
-        """Mean return of the last 20 episodes; NaN while there are fewer."""
+        """Mean return of the last 20 episodes; NaN before 20 episodes have ended."""
         return sum(self._returns) / _NUM_LAST if len(self._returns) == _NUM_LAST else float("nan")
 
     def update(self, client: rw.Client) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-_WHOLE = 1000  # characters: click cuts what is longer
+_WHOLE = 1000  # characters: click cuts longer lines
 
 
 class Group(click.Group):

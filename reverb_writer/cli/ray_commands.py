@@ -1,4 +1,4 @@
-"""`reverb-writer ray`: start, look at and stop a cluster of shards on Ray."""
+"""`reverb-writer ray`: start, show and stop a cluster of shards on Ray."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ray = click.option("--address", default="auto", show_default=True, envvar="RAY_
 @click.option("--checkpoints", metavar="DIR", help="Folder for checkpoints that every node reaches by this path.")
 @click.option("--every", type=float, default=600.0, show_default=True, help="Seconds between checkpoints.")
 @click.option("--cpus", type=float, default=1.0, show_default=True, help="Processors that Ray reserves for a shard.")
-@click.option("--memory", type=click.IntRange(min=1), metavar="BYTES", help="Memory of a shard, if not as estimated.")
+@click.option("--memory", type=click.IntRange(min=1), metavar="BYTES", help="Memory of a shard; else an estimate.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port of the first shard; free ones by default.")
 @timeout_option(300.0, "Seconds that the start may take.")
 @_ray
@@ -58,7 +58,7 @@ def up(
     timeout: float,
     address: str,
 ) -> None:
-    """Start the cluster NAME, unless it exists already, and print its shards."""
+    """Start the cluster NAME, unless it already exists, and print its shards."""
     with report_errors():
         connect_ray(address)
         cluster = ReplayCluster.start(
@@ -100,7 +100,7 @@ def status(name: str | None, address: str) -> None:
 @timeout_option(600.0, "Seconds that the last checkpoints may take.")
 @_ray
 def down(name: str, timeout: float, address: str) -> None:
-    """Write the last checkpoints of the cluster NAME, and stop it; also if its actors do not answer."""
+    """Write the last checkpoints of the cluster NAME, and stop it, even if its actors do not answer."""
     with report_errors():
         connect_ray(address)
         unsaved = ReplayCluster.remove(name, timeout)

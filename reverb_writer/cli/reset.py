@@ -1,4 +1,4 @@
-"""`reverb-writer reset`: empty tables of a server or several."""
+"""`reverb-writer reset`: empty tables of one server or of several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reverb_writer.cli.server_options import new_client, report_errors, security
 def command(addresses: tuple[str, ...], tables: tuple[str, ...], timeout: float, **security: Any) -> None:
     """Remove all items of tables of the server at ADDRESS (host:port), and set their rate limiters to zero.
 
-    Of several servers that are one replay, each is emptied. An ADDRESS may also be a file of addresses, `file:PATH`.
+    With several servers that are one replay, all are emptied. An ADDRESS may also be a file of addresses, `file:PATH`.
     """
     address = addresses[0] if len(addresses) == 1 else list(addresses)
     with report_errors(), new_client(address, timeout, **security) as client:

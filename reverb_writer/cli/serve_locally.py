@@ -12,7 +12,7 @@ import click
 from reverb_writer.cli.server_options import report_errors, sampler_options, table_configs
 from reverb_writer.local import LocalServer
 
-_TICK_S = 0.5  # Windows tells the main thread of Ctrl-C only between two waits
+_TICK_S = 0.5  # on Windows, the main thread notices Ctrl-C only between two waits
 
 
 @click.command("local")
@@ -31,14 +31,14 @@ def command(
     sampler: Any,
     sampler_exponent: float | None,
 ) -> None:
-    """Serve tables that drop the oldest item when they are full; for trying out and tests."""
-    with socket.socket() as trial:  # gRPC would write a line of its own before the error
+    """Run a small in-memory server for trials and tests; a full table drops its oldest item."""
+    with socket.socket() as trial:  # checked first, because gRPC would print its own line
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(("127.0.0.1", port))
         except OSError as error:
             raise click.ClickException(
-                f"cannot listen on 127.0.0.1:{port}: {error.strerror}. Give another --port."
+                f"cannot listen on 127.0.0.1:{port}: {error.strerror}. Pass another --port."
             ) from error
     stopping = threading.Event()
     with (
@@ -47,6 +47,6 @@ def command(
     ):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
-        click.echo(f"serving {', '.join(tables)} at {server.address}; Ctrl-C ends it, and the data with it")
+        click.echo(f"serving {', '.join(tables)} at {server.address}; Ctrl-C ends it and deletes the data")
         while not stopping.wait(_TICK_S):
             pass

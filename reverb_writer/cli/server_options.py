@@ -23,7 +23,7 @@ def timeout_option(default_s: float, meaning: str = "Time-out of a call, in seco
 
 
 def _joined(*options: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a decorator that gives a command all of these options."""
+    """Return a decorator that gives a command all these options."""
 
     def give(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -71,7 +71,7 @@ sampler_options = _joined(
 
 
 def table_configs(names: Sequence[str], max_size: int, sampler: Any, exponent: float | None) -> list[TableConfig]:
-    """Return the tables that options name, each of that size; `sampler_options` gives the sampler and its exponent."""
+    """Return tables with these names and this size; `sampler_options` has the sampler and its exponent."""
     if sampler == "prioritized":
         sampler = Prioritized(1.0 if exponent is None else exponent)
     elif exponent is not None:

@@ -1,4 +1,4 @@
-"""`reverb-writer status`: the tables of a server or several, and which inserts or samples are blocked."""
+"""`reverb-writer status`: the tables of one server or of several, and the blocked inserts and samples."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class ServerState:
 class NoAnswer:
     """A request that the server did not answer."""
 
-    reason: str  # why, a sentence
+    reason: str  # a sentence
 
     def __str__(self) -> str:
         return f"unreachable: {self.reason}"
 
 
-_States: TypeAlias = dict[str, ServerState | NoAnswer]  # of each server, by address
+_States: TypeAlias = dict[str, ServerState | NoAnswer]  # states of the servers by address
 
 
 class _Status(click.Command):
@@ -77,12 +77,12 @@ class _Status(click.Command):
 def command(
     addresses: tuple[str, ...], watch: bool, as_json: bool, why: bool, interval: float, timeout: float, **security: Any
 ) -> None:
-    """Show the tables of the server at ADDRESS (host:port), and which inserts or samples are blocked.
+    """Show the tables of the server at ADDRESS (host:port), and the blocked inserts or samples.
 
-    Of several servers that are one replay each is shown, and those that are blocked or unreachable are named at the
-    end. An ADDRESS may also be a file of addresses, `file:PATH`.
+    With several servers that are one replay, all are shown; the last lines name blocked and unreachable servers. An
+    ADDRESS may also be a file of addresses, `file:PATH`.
 
-    With --watch a missing answer is shown and the server is asked again; the exit code is that of the last state.
+    With --watch a missing answer is shown, and the server is asked again; the exit code is that of the last state.
 
     \b
     Exit codes:
@@ -109,12 +109,12 @@ def _code(state: ServerState | NoAnswer) -> int:
 
 
 def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[_States]:
-    """Yield the states after each interval: once, or if `endless` until an interrupt; at once if no server answers."""
+    """Yield states after each interval: once, or until an interrupt if `endless`; at once if no server answers."""
     watches: dict[str, StandstillDetector] = {}
     before: dict[str, ServerInfo] = {}
     while True:
         states: _States = {}
-        shards = client.shards  # once: a client that follows its target may have others meanwhile
+        shards = client.shards  # read once, because the client's target may change
         answers, failed = on_each(shards, lambda shard: shard.request_info())
         for shard in shards:
             if shard in failed:
@@ -166,7 +166,7 @@ def _report(states: _States, *, why: bool) -> RenderableType:
 
 
 def _summary(states: _States) -> Iterator[Text]:
-    """Name those of several servers that are blocked, or do not answer."""
+    """Yield lines that name the blocked and the unreachable servers, if there are several."""
     if len(states) == 1:
         return
     yield Text()
@@ -196,7 +196,7 @@ def _page(address: str, state: ServerState | NoAnswer, *, why: bool) -> Renderab
 
 
 def _figures(table: TableInfo, inserts: float, samples: float) -> Table:
-    """Return the figures of a table, one below the other: so they fit into any terminal."""
+    """Return the figures of a table, one per line, so that they fit into any terminal."""
     shown = figures(table)
     grid = Table(box=None, pad_edge=False, show_header=False)
     grid.add_column(style="dim")
@@ -218,11 +218,11 @@ def _rooms(table: TableInfo) -> str:
     sentences = []
     for side, room, other in (("inserts", inserts, "sampled"), ("samples", samples, "inserted")):
         if room == 0:
-            sentences.append(f"{side} would have to wait. {' '.join(explain_side(table, side))}")  # type: ignore[arg-type]  # a Side
+            sentences.append(f"{side} would wait now. {' '.join(explain_side(table, side))}")  # type: ignore[arg-type]  # a Side
         elif room is None:
             sentences.append(f"{side} never wait.")
         else:
-            sentences.append(f"{side} may go on for {room:,.0f} more before something must be {other}.")
+            sentences.append(f"{side} may continue for {room:,.0f} more before something must be {other}.")
     return " ".join(sentences)
 
 

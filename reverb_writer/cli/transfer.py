@@ -1,4 +1,4 @@
-"""`reverb-writer import` and `export`: trajectories on disk to a server's tables, and items of a table to disk."""
+"""`reverb-writer import` and `export`: send trajectories on disk to a server, and write a table's items to disk."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _WHOLE = (1 << 31) - 1
     type=click.Choice([mode.value for mode in EndOfEpisode]),
     default="drop",
     show_default=True,
-    help="How the last steps of an episode are written.",
+    help="Treatment of the last steps of an episode.",
 )
 @click.option("--whole-episodes", is_flag=True, help="Write each trajectory as one item, instead of windows.")
 @click.option("--mask", is_flag=True, help="Write a column that marks real steps, in contrast to padding.")
@@ -61,7 +61,7 @@ _WHOLE = (1 << 31) - 1
     "--priority",
     default="1.0",
     show_default=True,
-    help="Priority of all items; `stored`, with --whole-episodes: the exported ones.",
+    help="Priority of all items, or `stored` with --whole-episodes for the exported priorities.",
 )
 @click.option("--again", is_flag=True, help="Send everything again, without a journal.")
 @connection_options
@@ -84,17 +84,17 @@ def import_command(
     reverb-writer import rollouts --table episodes --whole-episodes
 
     Ctrl-C ends the import after the current trajectory; the same command continues it. A hidden journal in DIR records
-    what was delivered, for each server process, table and kind of window; after a restart of the server everything is
-    sent again.
+    the delivered trajectories, for each server process, table and kind of window; after a restart of the server all
+    trajectories are sent again.
 
     Damaged and incomplete trajectories are skipped and named.
 
     \b
     Exit codes:
-      0    everything is on the server
+      0    all trajectories are on the server
       1    server or disk failed; the same command continues
       2    wrong arguments
-      3    everything except the damaged trajectories, which are named
+      3    all trajectories except the damaged ones, which are named
       130  stopped by Ctrl-C or SIGTERM; the same command continues
     """  # noqa: D301  # \b is click's mark for lines to keep
     if whole_episodes == (sequence_length is not None):
@@ -172,11 +172,11 @@ def export_command(table: str, saved: Path | None, directory: Path, **connection
     reverb-writer export --table replay --address localhost:8000 backup
     reverb-writer import backup --table replay --whole-episodes --priority stored
 
-    With --saved, each item of a checkpoint is read once; of a folder of checkpoints, that of the newest.
+    With --saved, each item of a checkpoint is read once. In a folder of checkpoints, the newest one is read.
 
-    A server cannot list a table, so its items are sampled until each one was sampled at least once. It takes several
-    times as many samples as there are items, and these count for the rate limiter. The table keeps its items. So it
-    must have a uniform or prioritized sampler, and no max_times_sampled; of other tables export a checkpoint.
+    A server cannot list a table, so the export samples until it has each item at least once. This takes several times
+    as many samples as the table has items, and the rate limiter counts them. The table keeps its items. The table must
+    have a uniform or prioritized sampler, and no max_times_sampled; export other tables from a checkpoint.
 
     Ctrl-C ends the export after the current item. The same command continues it: it skips the items that DIR has.
 
@@ -195,7 +195,7 @@ def export_command(table: str, saved: Path | None, directory: Path, **connection
             items = export_items(stack.enter_context(new_client(**connection)), table, writer)
         try:
             result = run_transfer(items, "exporting", None)
-        except SpecError as error:  # a table that cannot be read
+        except SpecError as error:  # the table cannot be read
             raise click.UsageError(str(error)) from error
         click.echo(
             f"{result.num_done} items, {result.num_steps} steps in {result.seconds:.1f} s "
@@ -211,7 +211,7 @@ class TransferResult:
 
     num_done: int = 0  # number of trajectories or items transferred
     num_steps: int = 0  # number of their steps
-    num_left_out: int = 0  # number of those that could not be read
+    num_left_out: int = 0  # number of unreadable ones
     exit_code: int = _DONE
     seconds: float = 0.0  # its duration
 
@@ -219,8 +219,8 @@ class TransferResult:
 def run_transfer(transfer: Generator[Transferred, None, None], description: str, total: int | None) -> TransferResult:
     """Run a transfer to its end, or until Ctrl-C or SIGTERM, which end it after the current outcome.
 
-    It is always closed at the end, which waits until everything sent is acknowledged. `total` is how many outcomes
-    there will be, None if that is not known. A second signal interrupts.
+    At the end it is always closed, which waits until all sent items are acknowledged. `total` is the number of
+    outcomes; None if it is unknown. A second signal interrupts.
     """
     result, start = TransferResult(), time.monotonic()
     with _signals() as received, progress(description, total) as advance, contextlib.closing(transfer):

@@ -1,10 +1,10 @@
-"""Assembles batches from samples: decodes each chunk once, and copies the rows of many samples at a time.
+"""Assemble batches from samples: decode each chunk once, and copy the rows of many samples at a time.
 
     add(samples)   trajectory -> slices -> chunks that are not cached are decoded -> row ranges of the item
-    take()         all samples added so far: one array for each column, with their rows concatenated
+    take()         all samples added so far: one array per column, with the rows of all samples
 
-Row ranges are cached while the chunks are, so an item that is sampled again costs one look-up. A sample that is damaged
-or unsafe is left out, and changes nothing.
+Row ranges are cached together with the chunks, so an item that is sampled again needs one look-up. A damaged or unsafe
+sample is left out, and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,47 +26,48 @@ from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Parsed, Slice, parse_trajectory
 
 MAX_SAMPLE_BYTES = 1 << 30
-"""Default of the largest decoded size of a sample."""
+"""Default limit of the decoded size of a sample, in bytes."""
 
 _MAX_ITEM_CACHES = 4
-_ITEMS_SHARE = 4  # memory limit of the row ranges of items: this part of the limit of decoded chunks
+_ITEMS_SHARE = 4  # the memory limit of row ranges is the limit of decoded chunks divided by this
 
 
 class _OtherFormError(Exception):
-    """An item has other columns than those of the batch."""
+    """The columns of an item differ from the columns of the batch."""
 
 
 class BatchAssembler:
     """Assembles samples to batches. Not thread-safe, except for the counters and `cache_bytes`.
 
     Attributes:
-        num_decoded_chunks: chunks decoded so far; one whose columns are in several groups counts for each.
-        num_foreign: samples that were left out because their spec is not the table's.
-        num_samples: that were added since the last `take`.
-        held_back: without a `structure`, samples that the last `add` has not added, from the first one of another form.
+        num_decoded_chunks: chunks decoded so far; a chunk counts once for each group of columns that has a part of it.
+        num_foreign: samples that were left out because their spec differs from the table's.
+        num_samples: samples that were added since the last `take`.
+        held_back: without a `structure`, samples that the last `add` did not add, from the first one of another form.
     """
 
     def __init__(self, max_cache_bytes: int, max_sample_bytes: int, *, structure: TableStructure | None = None) -> None:
         """Create an assembler without samples.
 
-        `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; a quarter more
-        is for row ranges of items. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
-        needs. `structure` says which specs are the table's, others are left out; None to have batches of any one form.
+        `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; row ranges of
+        items take a quarter more. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
+        needs. `structure` admits the specs of the table, and other samples are left out. With None, the first sample
+        decides the form of each batch.
         """
         self._memory = ArrayMemory()
         self.num_decoded_chunks = self.num_foreign = 0
         self.held_back = NO_SAMPLES
         self.structure = structure
-        self._received_at = 0.0  # the first sample of the batch
+        self._received_at = 0.0  # arrival of the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
         self._caches: dict[tuple[ItemLayout, bytes], ItemCache] = {}  # by layout and spec
-        self._current: ItemCache | None = None  # of the last sample
-        self._known: Mapping[int, int] = {}  # its items
+        self._current: ItemCache | None = None  # the cache of the last sample
+        self._known: Mapping[int, int] = {}  # items of the current cache
         self.begin_next()
 
     @property
     def spec(self) -> bytes:
-        """The encoded spec of the last sample; empty if it has none."""
+        """The encoded spec of the last sample; empty if the sample has no spec."""
         return self._current.spec if self._current else b""
 
     @property
@@ -86,16 +87,16 @@ class BatchAssembler:
             self.num_samples += len(samples)
         else:
             samples, errors = self._add_new(samples)
-        # Numbers, not messages: one that is kept would keep the whole response.
+        # Keep numbers, not messages: a kept message would keep the whole response in memory.
         self._numbers.append(samples.numbers)
         return errors
 
     def _add_new(self, samples: Samples) -> tuple[Samples, list[ReverbWriterError]]:
-        """Add samples, some of new items; return those that are added, and errors of others."""
+        """Add samples, also of new items; return the added samples, and the errors of the others."""
         errors: list[ReverbWriterError] = []
         added: list[int] = []
         for number, (key, entry) in enumerate(zip(samples.keys.tolist(), samples, strict=True)):
-            item = self._known.get(key)  # a new item may have had others evicted
+            item = self._known.get(key)  # a new item may have evicted this one
             if item is None:
                 try:
                     item = self._find_or_load(key, entry)
@@ -127,9 +128,9 @@ class BatchAssembler:
         return columns, info
 
     def rows(self) -> SampleRows:
-        """Return the rows of all samples added since the last `take`, without copying them if that can be.
+        """Return the rows of all samples added since the last `take`, without a copy where possible.
 
-        They are valid until samples are added. Call `begin_next` when they are not needed any more.
+        They are valid until samples are added. Call `begin_next` when they are no longer needed.
         """
         sources: list[tuple[Any, Any]]
         if self._current and not self._parts:
@@ -152,18 +153,18 @@ class BatchAssembler:
         return BatchInfo(keys, priorities, probabilities, table_sizes, times_sampled, lengths, self._received_at)
 
     def pack(self, columns: Sequence[Any]) -> Any:
-        """Return the nest of some columns; a tuple of columns where the table's structure is not known."""
+        """Return the nest of some columns; a tuple of columns if the table's structure is unknown."""
         return self.structure.pack(columns) if self.structure else tuple(columns)
 
     def begin_next(self) -> None:
         """Begin the next batch, without samples."""
-        self._items: list[int] = []  # numbers of items in the current cache, whose rows were not copied yet
-        self._parts: list[list[Column]] = []  # copies of the rows of the samples before these
-        self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # of the samples, see `Samples.numbers`
+        self._items: list[int] = []  # numbers of items in the current cache whose rows are not copied yet
+        self._parts: list[list[Column]] = []  # copies of the rows of earlier samples
+        self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # numbers of the samples, see `Samples.numbers`
         self.num_samples = 0
 
     def _set_aside(self) -> None:
-        """Copy the rows that are only in the rings: a ring is about to evict chunks, or all samples have come."""
+        """Copy the rows that are only in the rings, before a ring evicts chunks or when all samples have arrived."""
         cache, items, self._items = self._current, self._items, []
         if not cache or not items:
             return
@@ -175,9 +176,9 @@ class BatchAssembler:
         self._parts.append(columns)
 
     def _find_or_load(self, key: int, entry: Any) -> int | None:
-        """Return the number of an item that is not in the current cache, and make its cache the current one.
+        """Return the number of an item that is not in the current cache, and make the item's cache the current one.
 
-        None if the item's spec is not the table's.
+        Return None if the item's spec differs from the table's.
         """
         trajectory: bytes | Parsed = entry.info.item.flat_trajectory
         layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
@@ -188,7 +189,7 @@ class BatchAssembler:
             spec = cache.spec
         else:
             first, chunks = slices_of[0][0][0], EncodedChunks(entry.data, self._max_sample_bytes)
-            # Its spec, and no reference to the cache that knows it: a larger one that takes its place needs the memory.
+            # Keep no reference to the old cache: a larger one, which may replace it, needs the memory.
             known = next((one.spec for one in caches for part in one.partitions if first in part.ring.rows_of), None)
             spec = chunks.spec(first) if known is None else known
         if self.structure and not self.structure.admits(spec):
@@ -210,8 +211,8 @@ class BatchAssembler:
         self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> RowRanges:
         """Decode the chunks of an item that are not in the cache of its layout, and return its row ranges."""
-        # A bad sample changes nothing: dtypes, shapes and sizes are checked before a chunk is decoded, and a chunk that
-        # turns out to be damaged is not added to a ring.
+        # A bad sample changes nothing: dtypes, shapes and sizes are checked before a chunk is decoded, and no ring
+        # keeps a damaged chunk.
         cache = self._caches.get((layout, spec))
         missing = cache.missing_chunks(slices_of, chunks) if cache else None
         for must_renew in (False, False, True):
@@ -225,13 +226,13 @@ class BatchAssembler:
             ranges = cache.find_rows(slices_of)
             if ranges:
                 return ranges
-            # A chunk of this item was evicted for another chunk of it, and must be decoded again. If that evicts a
-            # third one, the rings are too small for this item together with others.
+            # One chunk of this item evicted another one, which must be decoded again. If this evicts a third chunk, the
+            # rings are too small for this item together with others.
             missing = cache.missing_chunks(slices_of, chunks)
         raise FormatError("the chunks of an item changed while they were decoded.")
 
     def _decode(self, cache: ItemCache, missing: Sequence[Mapping[int, EncodedChunk]]) -> None:
-        """Put chunks into the rings of the current cache that lack them; a FormatError if one is damaged."""
+        """Put chunks into the rings of the current cache that lack them; raise FormatError if a chunk is damaged."""
         for (_, _, ring, _), of_partition in zip(cache.partitions, missing, strict=True):
             for key, chunk in of_partition.items():
                 if not ring.put(key, chunk):
@@ -253,8 +254,8 @@ class BatchAssembler:
                 ", ".join(f"{dtype} {list(shape)}" for dtype, shape, _ in one.form)[:500] for one in (cache, current)
             )
             raise _OtherFormError(
-                f"an item of other columns than the first one of its batch: {got}, expected {expected}. The actors of "
-                "the table do not agree."
+                f"an item whose columns differ from the first item of its batch: {got}, expected {expected}. Make "
+                "the actors of the table agree."
             )
         self._set_aside()
         self._current, self._known = cache, cache.items
@@ -267,9 +268,9 @@ class BatchAssembler:
     def _new_cache(
         self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
     ) -> ItemCache:
-        """Return a cache in which all chunks of an item have room together. Only one item exceeds the memory limit.
+        """Return a cache with room for all chunks of an item together; only a single item may exceed the memory limit.
 
-        The limit is divided among groups of columns, so that all hold about equally many rows.
+        The limit is divided among groups of columns so that all groups hold about the same number of rows.
         """
         needed = [
             [chunks.get(key, group.tensors) for key in dict.fromkeys([key for key, _, _ in slices])]

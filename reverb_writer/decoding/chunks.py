@@ -1,13 +1,13 @@
-"""Chunks: encoded ones, which are checked when they are asked for, and a ring of rows into which they are decoded.
+"""Encoded chunks, which are checked at their first use, and rings of rows, into which chunks are decoded.
 
     [ chunk 8 | chunk 9 |  free  | chunk 4 | chunk 5 | chunk 6 | chunk 7 | ]
                         ^ next chunk       ^ evicted first
 
-A ring has one array for each column, with a memory limit. A window is a few ranges of rows, and a batch of windows is
-one `take` for each column. Chunks are evicted in the order in which they were put, so free memory is always in one
-piece. For uniform sampling this order is as good as any.
+A ring has one array per column, and a memory limit. A window is a few ranges of rows, and a batch of windows is one
+`take` per column. Chunks are evicted in the order of their insertion, so free memory is always in one piece. For
+uniform sampling any order is equally good.
 
-A chunk that is missing or damaged raises FormatError, a tensor that must not be decoded UnsafeDataError.
+A missing or damaged chunk raises FormatError; a tensor that must not be decoded raises UnsafeDataError.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ Array = npt.NDArray[Any]
 _CHUNK_KEY = b"\x08"  # tag: field 1, a varint
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
-_EVICTED_SHARE = 8  # this part of the ring is evicted at a time: before each eviction, rows of the batch are copied
+_EVICTED_SHARE = 8  # evict an eighth of the ring at a time, because each eviction first copies rows of the batch
 _MAX_ROWS = 1 << 27  # if rows have no bytes
-_STRING_BYTES = 56  # of the object that a string is, beside its pointer
-_MAX_COLUMNS, _MAX_SHAPE_BYTES = 256, 8192  # of schemas that are cached
+_STRING_BYTES = 56  # size of a string object, without the pointer to it
+_MAX_COLUMNS, _MAX_SHAPE_BYTES = 256, 8192  # limits of cached schemas
 
 
 class ChunkSchema:
     """Dtypes and shapes of a chunk's columns. Equal small schemas are one shared object: compare with `is`."""
 
     def __init__(self, encoded_headers: Sequence[tuple[int, bytes]]) -> None:
-        """Parse the headers of a chunk's tensors, their dtypes and encoded shapes, as `tensors.parse_header` does."""
-        self.headers = [tensors.parse_header(*header) for header in encoded_headers]  # of each column's tensor
+        """Parse the headers of a chunk's tensors: dtypes and encoded shapes, see `tensors.parse_header`."""
+        self.headers = [tensors.parse_header(*header) for header in encoded_headers]  # one per column
         if not all(header.shape and header.shape[0] for header in self.headers):
             raise FormatError("a tensor of a chunk has no rows.")
-        # of each column, without the time dimension
+        # dtype and shape of each column, without the time dimension
         self.dtypes_and_shapes = [(header.dtype, header.shape[1:]) for header in self.headers]
-        # number of rows that all columns have. Valid items name no rows that only some columns have
+        # number of rows that all columns have; valid items refer only to these
         self.length = min([header.shape[0] for header in self.headers])
-        # decoded size, without the characters of strings
+        # decoded size in bytes, without the characters of strings
         self.num_bytes = sum([header.num_bytes for header in self.headers])
         self.has_strings = any(header.dtype.kind == "O" for header in self.headers)  # whether a column has strings
         have_equal_lengths = all(header.shape[0] == self.length for header in self.headers)
@@ -67,9 +67,9 @@ class EncodedChunk:
     """Some tensors of a chunk, checked but not decoded.
 
     Attributes:
-        schema: of these tensors.
+        schema: dtypes and shapes of these tensors.
         length: number of rows of every tensor.
-        num_bytes: decoded size, the characters of strings included.
+        num_bytes: decoded size in bytes, including the characters of strings.
     """
 
     __slots__ = ("_contents", "_delta_encoded", "_strings", "length", "num_bytes", "schema")
@@ -78,7 +78,7 @@ class EncodedChunk:
         """Take tensors of a `messages.SampledChunk`; `max_bytes` limits each tensor, decoded."""
         stored = chunk.data.tensors
         if max(indices) >= len(stored):
-            raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(stored)}.")
+            raise FormatError(f"an item refers to tensor {max(indices)} of a chunk of {len(stored)} tensors.")
         named = [stored[index] for index in indices]
         headers = tuple([(tensor.dtype, tensor.tensor_shape) for tensor in named])
         is_small = len(headers) <= _MAX_COLUMNS and sum([len(shape) for _, shape in headers]) <= _MAX_SHAPE_BYTES
@@ -87,7 +87,7 @@ class EncodedChunk:
         self._delta_encoded = chunk.delta_encoded  # whether integers are stored as differences between rows
         self._contents = [tensor.tensor_content for tensor in named]
         self._strings = [list(tensor.string_val) for tensor in named] if schema.has_strings else [()] * len(named)
-        have_usual_sizes = [  # of snappy blocks, and their length prefixes; others may be valid, too
+        have_usual_sizes = [  # of snappy blocks and their length prefixes; other sizes may be valid
             content[: len(header.length_prefix)] == header.length_prefix and len(content) >= header.min_block_bytes
             for content, header in zip(self._contents, schema.headers, strict=True)
         ]
@@ -98,15 +98,15 @@ class EncodedChunk:
                     self.num_bytes += len(tensor.content) + sum(map(len, tensor.strings))
 
     def decode_into(self, columns: Sequence[Array], columns_as_bytes: Sequence[Array], start: int) -> None:
-        """Decode into the rows from `start` on of columns [capacity, ...], in C order; a FormatError of damage.
+        """Decode into columns [capacity, ...] in C order, from row `start` on; raise FormatError if data are damaged.
 
-        `columns_as_bytes` are the same memory as uint8 [capacity, bytes of a row]; empty if a column has strings.
+        `columns_as_bytes` is the same memory as uint8 [capacity, bytes of a row]; empty if a column has strings.
         """
         stop = start + self.length
         if self.schema.is_raw and not self._delta_encoded:
             for content, as_bytes in zip(self._contents, columns_as_bytes, strict=True):
                 decompress_into(content, as_bytes[start:stop])
-            for number in self.schema.boolean_columns:  # any stored byte becomes 0 or 1
+            for number in self.schema.boolean_columns:  # a stored byte may be neither 0 nor 1
                 rows = columns_as_bytes[number][start:stop]
                 np.not_equal(rows, 0, out=rows.view(np.bool_))
             return
@@ -126,13 +126,13 @@ class EncodedChunks:
     """The chunks of a sample, by key. Not thread-safe."""
 
     def __init__(self, encoded: Sequence[bytes], max_bytes: int) -> None:
-        """Keep ChunkData messages, to be parsed when they are asked for; `max_bytes` limits their decoded size."""
+        """Keep ChunkData messages, which are parsed at their first use; `max_bytes` limits their decoded size."""
         self._encoded, self._max_bytes = encoded, max_bytes
         self._parsed: dict[int, Any] = {}
         self._chunks: dict[tuple[int, Sequence[int]], EncodedChunk] = {}  # by key and tensors
 
     def get(self, key: int, indices: Sequence[int]) -> EncodedChunk:
-        """Return some tensors of a chunk, to be decoded; they count towards the limit."""
+        """Return some tensors of a chunk, which count towards the limit."""
         of = key, indices
         found = self._chunks.get(of)
         if found is None:
@@ -147,14 +147,14 @@ class EncodedChunks:
         return found
 
     def spec(self, key: int) -> bytes:
-        """Return the encoded spec of a chunk's steps; empty if it carries none. Errors as of `get`."""
+        """Return the encoded spec of a chunk's steps; empty if the chunk has none. Errors are as in `get`."""
         stored = self._message(key).data.tensors
         return read_spec(stored[-1].dtype, stored[-1].tensor_shape, stored[-1].tensor_content) if stored else b""
 
     def _message(self, key: int) -> Any:
         if key not in self._parsed:
-            prefix = _CHUNK_KEY + varint(key)  # with which every server begins a chunk; if none does so, all are parsed
-            encoded = list(self._encoded)  # each access to an element of a repeated field makes a copy of it
+            prefix = _CHUNK_KEY + varint(key)  # begins each chunk of every server; else all are parsed
+            encoded = list(self._encoded)  # each access to an element of a repeated field copies it
             try:
                 for one in [one for one in encoded if one.startswith(prefix)] or encoded:
                     chunk = messages.SampledChunk.FromString(one)
@@ -162,7 +162,7 @@ class EncodedChunks:
             except DecodeError as error:
                 raise FormatError(f"a chunk that cannot be parsed ({error}).") from None
         if key not in self._parsed:
-            raise FormatError(f"an item names chunk {key}, which did not come with it.")
+            raise FormatError(f"an item refers to chunk {key}, which its sample does not contain.")
         return self._parsed[key]
 
 
@@ -170,22 +170,22 @@ class ChunkRing:
     """Decoded chunks with the same columns. Not thread-safe.
 
     Attributes:
-        rows_of: first row and row after the last, by chunk key.
+        rows_of: first row and row after the last row, by chunk key.
         columns: [capacity, ...] arrays; only the rows in `rows_of` are valid.
-        num_bytes: decoded size of all chunks, the characters of strings included.
+        num_bytes: decoded size of all chunks in bytes, including the characters of strings.
     """
 
     def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int, needed: Sequence[EncodedChunk] = ()) -> None:
         """Create an empty ring for columns of these dtypes and shapes.
 
-        The chunks that are `needed` together have room, also if they exceed the memory limit; they are not put yet.
+        The ring has room for the chunks that are `needed` together, even beyond the memory limit. They are not put yet.
         """
         self._dtypes_and_shapes = list(dtypes_and_shapes)
         num_strings = sum(math.prod(shape) for dtype, shape in dtypes_and_shapes if dtype.kind == "O")
         self._has_strings = num_strings > 0
         of_row = sum(map(row_bytes, dtypes_and_shapes))
-        # Rows that were never written take no physical memory, but for strings: NumPy writes every pointer of a new
-        # array of strings, so room for very short ones would cost memory at once.
+        # Rows that were never written take no physical memory, except in arrays of strings: NumPy writes every pointer
+        # of a new one, so room for many short strings would take memory at once.
         num_rows = min(max_bytes // max(of_row + _STRING_BYTES * num_strings, 1), _MAX_ROWS)
         self._capacity = max(num_rows, sum(chunk.length for chunk in needed), 1)
         self._capacity_bytes = max(max_bytes, self._capacity * of_row, sum(chunk.num_bytes for chunk in needed))
@@ -195,21 +195,21 @@ class ChunkRing:
             flat = [column.reshape(self._capacity, math.prod(column.shape[1:])) for column in self.columns]
             self._columns_as_bytes = [column.view(np.uint8) for column in flat]
         self.rows_of: dict[int, tuple[int, int]] = {}
-        # Key, first row and decoded size of chunks in the order of `put`. Rows are counted from the first one on; row r
-        # is in row r % capacity of the arrays.
+        # Key, first row and decoded size of chunks in the order of `put`. Rows are counted from the first one ever put;
+        # row r is in row r % capacity of the arrays.
         self._chunks: collections.deque[tuple[int, int, int]] = collections.deque()
         self._next_row = 0
         self.num_bytes = 0
 
     def accepts(self, chunk: EncodedChunk) -> bool:
-        """Return whether a chunk has the dtypes and shapes of this ring's columns, and room in it without others."""
+        """Return whether a chunk has the dtypes and shapes of this ring's columns, and fits into the empty ring."""
         has_room = chunk.length <= self._capacity and chunk.num_bytes <= self._capacity_bytes
         return has_room and chunk.schema.dtypes_and_shapes == self._dtypes_and_shapes
 
     def put(self, key: int, chunk: EncodedChunk) -> bool:
-        """Decode a chunk that `accepts` allows; return whether there was room for it, else `evict_for` it.
+        """Decode a chunk that `accepts` allows; return whether it had room. If it had none, call `evict_for` first.
 
-        A chunk that is damaged, which is a FormatError, is not in the ring.
+        A damaged chunk raises FormatError, and is not in the ring.
         """
         length, num_bytes = chunk.length, chunk.num_bytes
         row = self._row_of_next(length)
@@ -219,7 +219,7 @@ class ChunkRing:
         try:
             chunk.decode_into(self.columns, self._columns_as_bytes, start)
         except FormatError:
-            self._drop_strings(start, start + length)  # of the columns before the damaged one
+            self._drop_strings(start, start + length)  # in the columns before the damaged column
             raise
         self._next_row = row + length
         self.num_bytes += num_bytes
@@ -228,7 +228,7 @@ class ChunkRing:
         return True
 
     def evict_for(self, chunk: EncodedChunk) -> list[int]:
-        """Evict the oldest chunks, until there is room for `chunk` and probably for a few more; return their keys."""
+        """Evict the oldest chunks until `chunk`, and probably a few more, have room; return the evicted keys."""
         evicted = []
         row = self._row_of_next(chunk.length) + max(chunk.length, self._capacity // _EVICTED_SHARE)
         while self._must_evict(row, chunk.num_bytes):
@@ -239,12 +239,12 @@ class ChunkRing:
         return evicted
 
     def _row_of_next(self, length: int) -> int:
-        """Return where the next chunk begins: at the arrays' start, if it would exceed their end."""
+        """Return the first row of the next chunk: the arrays' start, if the chunk would exceed their end."""
         start = self._next_row % self._capacity
         return self._next_row if start + length <= self._capacity else self._next_row - start + self._capacity
 
     def _must_evict(self, stop_row: int, num_bytes: int) -> bool:
-        """Return whether the oldest chunk occupies rows before `stop_row`, or `num_bytes` more exceed the limit."""
+        """Return whether the oldest chunk occupies rows before `stop_row`, or `num_bytes` more have no room."""
         return bool(self._chunks) and (
             stop_row > self._chunks[0][1] + self._capacity or self.num_bytes + num_bytes > self._capacity_bytes
         )
@@ -257,6 +257,6 @@ class ChunkRing:
 
 
 def row_bytes(dtype_and_shape: tuple[np.dtype[Any], tuple[int, ...]]) -> int:
-    """Return the size of a column's row, without the characters of strings."""
+    """Return the size of a column's row in bytes, without the characters of strings."""
     dtype, shape = dtype_and_shape
     return dtype.itemsize * math.prod(shape)

@@ -15,30 +15,30 @@ from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 
 RowRanges = tuple[tuple[int, ...], ...]
-"""Row ranges of an item in each partition's ring: of range after range, the first row and the number of rows."""
+"""Row ranges of an item in each partition's ring: the first row and the number of rows of one range after the other."""
 
-_ENTRY_BYTES, _ROW_BYTES = 320, 4  # the item's key in `_items_of` included
+_ENTRY_BYTES, _ROW_BYTES = 320, 4  # including the item's key in `_items_of`
 
 
 class Partition(NamedTuple):
-    """The columns of a group of the layout, which are cached in one ring."""
+    """A group of columns of the layout, which are cached in one ring."""
 
     columns: tuple[int, ...]  # indices of the columns in the item
     tensors: tuple[int, ...]  # for each column, the index of its tensor in the chunks
-    ring: ChunkRing  # their decoded chunks
-    max_rows: int  # how many rows a sample may have
+    ring: ChunkRing  # has their decoded chunks
+    max_rows: int  # limit of the rows of a sample
 
 
 class ItemCache:
     """Items of one layout. Not thread-safe.
 
     Attributes:
-        layout: of the items.
-        spec: of the items, encoded; empty if they carry none.
-        partitions: one for each group of columns.
-        form: dtype and row shape of each column, and whether it is scalar.
-        items: by key, the number under which an item is known. Its trajectory never changes, so its rows are valid
-            until a ring evicts one of its chunks; then call `forget_items`.
+        layout: the layout of the items.
+        spec: the encoded spec of the items; empty if they have none.
+        partitions: one per group of columns.
+        form: dtype and row shape of each column, and whether the column is scalar.
+        items: number of each known item, by key. An item's trajectory never changes, so its rows are valid until a ring
+            evicts one of its chunks; then call `forget_items`.
     """
 
     def __init__(self, layout: ItemLayout, spec: bytes, partitions: Sequence[Partition], max_item_bytes: int) -> None:
@@ -49,13 +49,13 @@ class ItemCache:
             (array.dtype, array.shape[1:], is_scalar) for array, is_scalar in zip(arrays, layout.is_scalar, strict=True)
         ]
         self._max_item_bytes = max_item_bytes
-        self._num_items = self._item_bytes = 0  # with those that were forgotten, whose places are not used again
+        self._num_items = self._item_bytes = 0  # including forgotten items, whose places are not used again
         self.items: dict[int, int] = {}
-        self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
+        self._items_of: dict[int, list[int]] = {}  # keys of the items that refer to a chunk, by the chunk's key
         self.clear_items()
 
     def add_item(self, key: int, slices_of: Sequence[Sequence[Slice]], ranges: RowRanges) -> int | None:
-        """Keep the row ranges of an item; return its number, or None if `clear_items` must make room first."""
+        """Keep the row ranges of an item and return its number, or None if `clear_items` must make room first."""
         item = self._num_items
         num_rows = sum([sum(of_partition[1::2]) for of_partition in ranges])
         num_bytes = self._item_bytes + _ENTRY_BYTES + _ROW_BYTES * num_rows
@@ -71,7 +71,7 @@ class ItemCache:
         return item
 
     def rows_of(self, items: Sequence[int]) -> list[tuple[npt.NDArray[Any], JoinedRows]]:
-        """Return the array of each column, and which of its rows are those of some items, given their numbers."""
+        """Return the array of each column, and the rows of some items in it, given the items' numbers."""
         if self._new:
             for number, rows in enumerate(self._rows):
                 rows.extend([ranges[number] for ranges in self._new])
@@ -82,24 +82,24 @@ class ItemCache:
         return self._by_column([[(array, rows) for array in partition.ring.columns] for partition, rows in pairs])
 
     def _by_column(self, of_partitions: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return what each partition has for its columns in the order of the columns."""
+        """Return the partitions' results in the order of the columns."""
         found: dict[int, Any] = {}
         for partition, values in zip(self.partitions, of_partitions, strict=True):
             found.update(zip(partition.columns, values, strict=True))
         return [found[column] for column in range(len(found))]
 
     def forget_items(self, chunk_keys: Iterable[int]) -> None:
-        """Forget the items that name one of these chunks."""
+        """Forget the items that refer to one of these chunks."""
         for chunk_key in chunk_keys:
             for key in self._items_of.pop(chunk_key, ()):
                 self.items.pop(key, None)
 
     def clear_items(self) -> None:
-        """Forget all items, but no chunks. `rows_of` must have been called for those whose rows are needed."""
+        """Forget all items, but no chunks. First call `rows_of` for the items whose rows are needed."""
         self.items.clear()
         self._items_of.clear()
         self._rows = [_ItemRows() for _ in self.partitions]
-        self._new: list[RowRanges] = []  # of the items that are not in these, the last ones
+        self._new: list[RowRanges] = []  # of the last items, which are not in `_rows` yet
         self._num_items = self._item_bytes = 0
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
@@ -116,10 +116,10 @@ class ItemCache:
                 start = rows[0] + offset
                 ranges += (start, length)
                 num_rows += length
-            if num_rows > partition.max_rows:  # one chunk may be named many times
+            if num_rows > partition.max_rows:  # an item may refer to a chunk many times
                 raise UnsafeDataError(
-                    f"a sample of {num_rows} rows, expected at most {partition.max_rows} for `max_sample_bytes`. Raise "
-                    "that if you trust the writer."
+                    f"a sample of {num_rows} rows, expected at most {partition.max_rows} for `max_sample_bytes`. If "
+                    "you trust the writer, raise it."
                 )
             ranges_of.append(tuple(ranges))  # the garbage collector does not track tuples of integers
         return tuple(ranges_of)
@@ -144,21 +144,21 @@ class ItemCache:
                             return None
                     chunk_length = chunk.length
                 if offset + length > chunk_length:
-                    raise FormatError(f"an item names rows {offset}+{length} of a chunk of {chunk_length}.")
+                    raise FormatError(f"an item refers to rows {offset}+{length} of a chunk of {chunk_length}.")
             missing.append(of_partition)
         return missing
 
 
 class _ItemRows:
-    """Where in a ring the rows of items are: of each item, all in order."""
+    """The places of items' rows in a ring; the rows of each item are in order."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(1024, np.int32)  # of all items, end to end
-        self.starts, self.lengths = np.zeros((2, 64), np.intp)  # of each item's rows in these
+        self.starts, self.lengths = np.zeros((2, 64), np.intp)  # the part of each item in `rows`
         self._num_items = self._stop = 0
 
     def extend(self, ranges: Sequence[tuple[int, ...]]) -> None:
-        """Add items by their row ranges; many at once, because each costs as much as many."""
+        """Add items by their row ranges; many at once, because a call costs more than an item."""
         numbers = np.fromiter(itertools.chain.from_iterable(ranges), np.intp)
         firsts, num_rows = numbers[::2], numbers[1::2]
         stops = num_rows.cumsum()
@@ -174,7 +174,7 @@ class _ItemRows:
 
 
 def _put(array: npt.NDArray[Any], at: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Write values into an array, or into a copy that is long enough; return it."""
+    """Write values into an array, or into a longer copy of it; return the array."""
     stop = at + len(values)
     if stop > len(array):
         longer = np.zeros(max(2 * len(array), stop), array.dtype)

@@ -18,16 +18,16 @@ from reverb_writer.slices import axes
 
 Array = npt.NDArray[Any]
 
-_MIN_REUSED_BYTES = 32 << 20  # the limit from which on glibc always does that
+_MIN_REUSED_BYTES = 32 << 20  # arrays from this size on; glibc always returns such memory
 _MAX_FREE = 4
 
 
 class Column(NamedTuple):
     """One column of n samples."""
 
-    rows: Array  # [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller
+    rows: Array  # [sum(lengths), ...], the concatenated rows of all samples; owned by the caller
     lengths: npt.NDArray[np.int64]  # [n] number of rows of each sample
-    is_scalar: bool  # whether each sample has one row, which readers get without the time dimension
+    is_scalar: bool  # whether each sample has one row, which readers get without time dimension
 
     def split(self) -> list[Array]:
         """Return each sample's rows as a view [T, ...], or [...] if the column is scalar."""
@@ -52,7 +52,7 @@ class SampleInfo(NamedTuple):
         priority: priority of the item when it was sampled.
         probability: probability of the item among the items of the table.
         table_size: number of items in the table when the item was sampled.
-        times_sampled: number of samples of the item, this one included.
+        times_sampled: number of samples of the item, including this one.
     """
 
     key: int
@@ -74,8 +74,8 @@ class BatchInfo(Record):
         priorities: [B] float64, priorities when the items were sampled.
         probabilities: [B] float64, probability of each item among the items of all servers.
         table_sizes: [B] int64, items in the table, on all servers, when the item was sampled.
-        times_sampled: [B] int32, how often the item has been sampled, this time included.
-        lengths: [B] int64, rows of the sample; rows of the longest leaf if leaves differ.
+        times_sampled: [B] int32, number of samples of the item, including this one.
+        lengths: [B] int64, rows of the sample; rows of the longest leaf if leaves differ in length.
         received_at: `time.monotonic()` in seconds, when the first of the samples arrived.
         server: address of the server; "" if the samples come from several servers.
         mask: [B, T] bool, True for real rows; with `collate="pad"` only, else None.
@@ -100,14 +100,14 @@ class BatchInfo(Record):
         return shapes_text(self)
 
     def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:
-        """Return [B] weights that make up for sampling by priority, the largest 1.
+        """Return [B] weights that correct for sampling by priority; the largest is 1.
 
-        They are (table size x probability) ** -exponent, divided by the largest. They compare samples of one table, on
-        one server or on several that are sampled as one. In a mixed batch, those of each dataset are divided by their
-        own largest.
+        They are (table size x probability) ** -exponent, divided by the largest weight. They compare samples of one
+        table, on one server or on several that are sampled as one. In a mixed batch, the weights of each dataset are
+        divided by the largest of that dataset.
 
         Args:
-            exponent: beta, 0 for none of it to 1 for all. `numpy.interp` gives one that grows.
+            exponent: beta, from 0 for no correction to 1 for a full one. `numpy.interp` can raise it during a run.
 
         Returns:
             An array; from `as_torch`, a tensor on its device.
@@ -119,7 +119,7 @@ class BatchInfo(Record):
         members = self.keys * 0 if self.members is None else self.members
         for member in range(int(members.max()) + 1 if len(self) else 0):
             chosen = members == member
-            if chosen.any():  # a mixed batch of what has arrived may lack a dataset
+            if chosen.any():  # a mixed batch from `take` may lack a dataset
                 weights[chosen] = unscaled[chosen] / unscaled[chosen].max()
         return weights
 
@@ -143,9 +143,9 @@ def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[
 
 
 class ArrayMemory:
-    """Memory of large arrays, which is used again when nothing refers to them any more.
+    """Memory of large arrays, which is reused when no one refers to them any more.
 
-    glibc gives it back to the system at once, and to get it again takes as long as to copy the rows.
+    glibc returns such memory to the system at once, and it takes as long to get it again as to copy the rows.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class ArrayMemory:
 
 
 class _Lent:
-    """Memory that an array refers to, and that returns when none does."""
+    """Memory that returns when no array refers to it."""
 
     def __init__(self, memory: Array, free: collections.deque[Array]) -> None:
         self.__array_interface__ = memory.__array_interface__
@@ -179,41 +179,41 @@ class _Lent:
 
 
 class JoinedRows:
-    """Where in a ring the rows of several samples are. Laid end to end, they are numbered from 0 to M - 1."""
+    """Places of the rows of several samples in a ring. All M rows, laid end to end, are numbered from 0 on."""
 
     def __init__(
         self, rows: npt.NDArray[np.int32], starts: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64]
     ) -> None:
-        """Refer to some of `rows`; of each sample, the first one and how many they are."""
+        """Refer to some of `rows`: `starts` and `lengths` have the first row and the number of rows of each sample."""
         self._rows, self.lengths = rows, lengths
         self._stops = lengths.cumsum()
         self._offsets = starts - self._stops + lengths  # from numbers to places in `rows`
 
     @functools.cached_property
     def all_rows(self) -> npt.NDArray[np.intp]:
-        """[M] where in the ring all rows are."""
+        """[M] places of all rows in the ring."""
         places = np.arange(self._stops[-1]) + self._offsets.repeat(self.lengths)
         rows: npt.NDArray[np.intp] = self._rows.take(places).astype(np.intp)  # once, not for each column
         return rows
 
     def rows(self, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
-        """Return [N] where in the ring some rows are, given by their numbers."""
+        """Return [N] places in the ring of rows with these numbers."""
         places = numbers + self._offsets[self._stops.searchsorted(numbers, "right")]
         rows: npt.NDArray[np.int32] = self._rows.take(places)
         return rows
 
 
 class SampleRows:
-    """Rows of n samples. The rows of all samples, laid end to end, are numbered from 0 to M - 1."""
+    """Rows of several samples. The M rows of all samples, laid end to end, are numbered from 0 to M - 1."""
 
     def __init__(self, sources: Sequence[tuple[Array, JoinedRows | None]], info: BatchInfo) -> None:
-        """Refer to rows: for each column an array, and where in it the rows are; None if all M are in order."""
+        """Refer to rows: per column an array, and the places of the rows in it; None if it has all M in order."""
         self._sources, self.info = sources, info
         self.num_columns = len(sources)
 
     def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
-        """Return copies [N, ...] of rows with these numbers [N]: of all columns, or of `only` some, else None."""
-        places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns have the same
+        """Return copies [N, ...] of rows with these numbers [N]; None for columns that are not in `only`."""
+        places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns share places
         taken: list[Any] = []
         for index, (source, joined) in enumerate(self._sources):
             if only is not None and index not in only:

@@ -1,4 +1,4 @@
-"""The nest of a table's items: by its signature, else by the spec of the first item."""
+"""The nest of a table's items, from its signature or from the spec of its first item."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _LOG = logging.getLogger(__package__)
 
 
 class TableStructure:
-    """The structure of a table's items for one dataset, whichever server they come from. Not thread-safe.
+    """The structure of a table's items on all servers of a dataset. Not thread-safe.
 
-    Without a signature the first item settles it. Later items of another spec are foreign. An item without a spec, as
-    other writers write them, is never foreign; if it is the first one, items are tuples of columns.
+    Without a signature, the first item decides it, and later items of another spec are foreign. Items of other writers
+    have no spec and are never foreign; if such an item is the first, items are tuples of columns.
     """
 
     def __init__(self, table: str, signature: Any) -> None:
-        """Take a table's signature, None if it has none: then the first item's spec counts."""
+        """Take a table's signature; None to take the spec of the first item."""
         self.table = table
         self._spec = signature  # a nest of `ArraySpec`
-        self.pack = packer(self._spec)  # the nest of some columns; a tuple of columns where it is not known
-        self._first: bytes | None = None if signature is None else b""  # the spec of the first item, encoded
-        self._verdicts: dict[bytes, bool] = {}  # of other specs than the first
+        self.pack = packer(self._spec)  # makes a nest of columns, or a tuple if the nest is unknown
+        self._first: bytes | None = None if signature is None else b""  # the encoded spec of the first item
+        self._verdicts: dict[bytes, bool] = {}  # for other specs than the first
 
     def admits(self, spec: bytes) -> bool:
-        """Return whether an item with this encoded spec belongs to the table's others, or would be the first."""
+        """Return whether an item with this encoded spec has the table's structure, or would be the first item."""
         if spec == self._first or not (spec and self._first):
             return True
         verdict = self._verdicts.get(spec)
@@ -44,7 +44,7 @@ class TableStructure:
         return verdict
 
     def settle(self, spec: bytes) -> None:
-        """Take the spec of an item that was read and that `admits` allows, if it is the first one."""
+        """Take the spec of an item that was read and that `admits` allows, if it is the first item."""
         if self._first is None:
             self._first, self._spec = spec, decode_spec(spec) if spec else None
             self.pack = packer(self._spec)

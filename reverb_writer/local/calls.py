@@ -1,4 +1,4 @@
-"""The calls of Reverb's service that have one answer: bytes of a request to bytes of a response."""
+"""The unary calls of Reverb's service: functions from the bytes of a request to the bytes of a response."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reverb_writer.protocol import messages
 
 
 def unary_calls(store: Store) -> dict[str, Callable[[bytes], bytes]]:
-    """Return what carries out each method; it raises Refusal."""
+    """Return the function of each method; it may raise Refusal."""
 
     def mutate(request: Any) -> Any:
         store.mutate(request)
@@ -32,10 +32,10 @@ def unary_calls(store: Store) -> dict[str, Callable[[bytes], bytes]]:
 
 
 def asked_for(message: bytes) -> tuple[str, int, float | None]:
-    """Return table, number of samples, and time-out in seconds, of a SampleStreamRequest.
+    """Return the table, the number of samples and the time-out in seconds of a SampleStreamRequest.
 
     Raises:
-        Refusal: it is damaged, or asks for none.
+        Refusal: the request is damaged, or requests no samples.
     """
     request = _parse(messages.SampleStreamRequest, message)
     if request.num_samples < 1:
@@ -56,7 +56,7 @@ def _parse(kind: Any, message: bytes) -> Any:
     try:
         return kind.FromString(message)
     except DecodeError as error:
-        text = f"{len(message)} bytes that are no {kind.DESCRIPTOR.name} ({error})."
+        text = f"{len(message)} bytes that are not a {kind.DESCRIPTOR.name} ({error})."
         raise Refusal(Status.INVALID_ARGUMENT, text) from None
 
 

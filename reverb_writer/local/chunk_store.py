@@ -1,7 +1,7 @@
-"""The chunks of a server, as the bytes in which they came, each for as long as something refers to it.
+"""The chunks of a server, as the bytes that arrived; a chunk is kept as long as it has references.
 
     insert stream --keeps--+
-                           +--> chunk: its bytes, and the number of those that refer to it; with none it is gone
+                           +--> chunk: its bytes, and the number of references; without references it is removed
     item, stored or waiting+
 
 Not thread-safe: `Store` has the lock.
@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.protocol.tensors import varint
 
-_SAMPLED_CHUNK = b"\x12"  # field 2 of a SampleEntry, by which a chunk goes out
-_CHUNK_BYTES = 400  # what the objects that belong to a chunk take beside its data, roughly
+_SAMPLED_CHUNK = b"\x12"  # field 2 of a SampleEntry, which sends a chunk
+_CHUNK_BYTES = 400  # approximate memory of a chunk's objects, without its data
 
 
 class Chunk:
@@ -23,17 +23,17 @@ class Chunk:
 
     Attributes:
         key: random, unsigned 64 bits.
-        episode_id: episodes of a table are counted by it.
-        num_tensors: which tensor an item means must be below.
+        episode_id: number by which a table counts episodes.
+        num_tensors: number of tensors, to which items refer by index.
         encoded: its ChunkData as a field of a SampleEntry.
-        num_references: how many items and streams need it.
-        row_bytes: of each tensor the bytes of a row, or of each row; None until `item_size` needs them.
+        num_references: number of items and streams that refer to it.
+        row_bytes: per tensor, the size of a row or of each row; None until `item_size` needs it.
     """
 
     __slots__ = ("encoded", "episode_id", "key", "num_references", "num_tensors", "row_bytes")
 
     def __init__(self, key: int, episode_id: int, num_tensors: int, data: bytes) -> None:
-        """Take a ChunkData; nothing refers to it yet."""
+        """Take a ChunkData, without references."""
         self.key, self.episode_id, self.num_tensors = key, episode_id, num_tensors
         self.encoded = b"".join((_SAMPLED_CHUNK, varint(len(data)), data))
         self.num_references = 0
@@ -41,7 +41,7 @@ class Chunk:
 
     @property
     def data(self) -> bytes:
-        """The ChunkData alone."""
+        """The ChunkData, without the tag of its field."""
         at = 1
         while self.encoded[at] & 0x80:
             at += 1
@@ -49,11 +49,11 @@ class Chunk:
 
 
 class ChunkStore:
-    """All chunks of a server, and the memory that they and the items take.
+    """All chunks of a server, and the memory of chunks and items.
 
     Attributes:
         max_bytes: bound on the memory.
-        num_bytes: memory taken.
+        num_bytes: memory in use.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -63,14 +63,14 @@ class ChunkStore:
         self._chunks: dict[int, Chunk] = {}
 
     def __len__(self) -> int:
-        """Return how many chunks there are."""
+        """Return the number of chunks."""
         return len(self._chunks)
 
     def add(self, chunk: Chunk) -> Chunk:
-        """Return the chunk of that key: this one, unless there is one already. A new reference is counted.
+        """Return the stored chunk with this key, or store this one; count a new reference to it.
 
         Raises:
-            Refusal: there is no room for it.
+            Refusal: the chunk has no room.
         """
         known = self._chunks.get(chunk.key)
         if known is None:
@@ -80,12 +80,12 @@ class ChunkStore:
         return known
 
     def acquire(self, chunks: Iterable[Chunk]) -> None:
-        """Count a new reference to each."""
+        """Count a new reference to each of these chunks."""
         for chunk in chunks:
             chunk.num_references += 1
 
     def release(self, chunks: Iterable[Chunk]) -> None:
-        """Count one reference less to each; forget those that have none left."""
+        """Count one reference less to each of these chunks; forget chunks without references."""
         for chunk in chunks:
             chunk.num_references -= 1
             if not chunk.num_references:
@@ -93,19 +93,19 @@ class ChunkStore:
                 self.num_bytes -= len(chunk.encoded) + _CHUNK_BYTES
 
     def take(self, num_bytes: int) -> None:
-        """Count memory that something takes.
+        """Count more memory in use.
 
         Raises:
-            Refusal: there is not so much left.
+            Refusal: the memory would exceed `max_bytes`.
         """
         if self.num_bytes + num_bytes > self.max_bytes:
             raise Refusal(
                 Status.RESOURCE_EXHAUSTED,
                 f"the local server holds {self.num_bytes} of `max_bytes` {self.max_bytes} bytes, and {num_bytes} more "
-                "came. Raise `max_bytes`, lower the `max_size` of its tables, or start reverb-writer-server.",
+                "arrived. Raise `max_bytes`, lower the `max_size` of its tables, or start reverb-writer-server.",
             )
         self.num_bytes += num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """Count memory that is free again."""
+        """Count less memory in use."""
         self.num_bytes -= num_bytes

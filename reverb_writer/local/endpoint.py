@@ -1,10 +1,10 @@
-"""The calls and streams of a server: functions, without threads. `grpc_service` has them for other processes.
+"""The calls and streams of a server: functions, without threads. `grpc_service` offers them to other processes.
 
     request --> InsertStream.feed --> tables --> deliver(keys)
-    request --> SampleStream.feed --> tables --> deliver(samples), at once or when the rate limiter lets them out
+    request --> SampleStream.feed --> tables --> deliver(samples), at once or when the rate limiter allows it
 
-Each function is carried out by the thread that calls it. An answer that had to wait is delivered by the thread whose
-change of a table ends the wait. Nothing waits but for the lock of the store.
+Each function runs in the thread that calls it. If an answer has to wait, the thread whose change of a table ends the
+wait delivers it. A function waits only for the lock of the store.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class LocalEndpoint:
     """Calls and streams of one server; see `transport.endpoints.Endpoint`. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
-        """Serve what is in `store`."""
+        """Serve the tables of `store`."""
         self.store = store
-        self.streams: dict[_Stream, None] = {}  # those that are open, guarded by the store's lock
+        self.streams: dict[_Stream, None] = {}  # open streams, guarded by the store's lock
         self.is_closed = False
         self.calls = unary_calls(store)  # by method
 
@@ -50,7 +50,7 @@ class LocalEndpoint:
             raise _error(grpc.StatusCode.UNIMPLEMENTED, f"there is no method {method}.")
         try:
             return call(request)
-        except Exception as error:  # as gRPC: the caller gets whatever it is
+        except Exception as error:  # as with gRPC, the caller gets every error
             raise _error_of(error) from error
 
     def stream(self, method: str, deliver: Deliver) -> _Stream:
@@ -58,7 +58,7 @@ class LocalEndpoint:
         return (InsertStream if method == messages.INSERT_STREAM else SampleStream)(self, deliver)
 
     def close(self) -> None:
-        """End all streams, and take no calls any more. Idempotent."""
+        """End all streams, and take no further calls. Idempotent."""
         with self.store.lock:
             self.is_closed = True
             for stream in [*self.streams]:
@@ -66,7 +66,7 @@ class LocalEndpoint:
 
 
 class _Stream(abc.ABC):
-    """One stream. Messages that cannot be carried out yet wait here. Thread-safe."""
+    """One stream, with the messages that wait for their turn. Thread-safe."""
 
     def __init__(self, endpoint: LocalEndpoint, deliver: Deliver) -> None:
         self._endpoint, self._deliver = endpoint, deliver
@@ -89,16 +89,16 @@ class _Stream(abc.ABC):
             self.work()
 
     def pause(self) -> None:
-        """Answer no more for a while; see `Stream`."""
+        """Stop to answer until `resume`; see `Stream`."""
         self._is_paused = True
 
     def resume(self) -> None:
-        """Answer on; see `Stream`."""
+        """Continue to answer; see `Stream`."""
         self._is_paused = False
         self.work()
 
     def end(self) -> None:
-        """Give up what waits; see `Stream`."""
+        """Drop all waiting messages and end; see `Stream`."""
         with self._store.lock:
             if not self._has_ended:
                 self._has_ended = True
@@ -113,7 +113,7 @@ class _Stream(abc.ABC):
             self._deliver(error)
 
     def work(self) -> None:
-        """Carry out what can be; a call from within only has the outer one go on."""
+        """Process all messages that can be processed; a nested call makes the outer call continue."""
         with self._store.lock:
             if self._is_working:
                 return
@@ -121,40 +121,40 @@ class _Stream(abc.ABC):
             try:
                 while not self._has_ended and self._may_work():
                     self._carry_out()
-            except Exception as error:  # noqa: BLE001  # as gRPC: the client gets whatever it is
+            except Exception as error:  # noqa: BLE001  # as with gRPC, the client gets every error
                 self.fail(_error_of(error))
             finally:
                 self._is_working = False
 
     @abc.abstractmethod
     def _may_work(self) -> bool:
-        """Whether something can be carried out now."""
+        """Whether a message can be processed now."""
 
     @abc.abstractmethod
     def _carry_out(self) -> None:
-        """Carry it out."""
+        """Process the next message."""
 
     @abc.abstractmethod
     def _give_up(self) -> None:
-        """Give up what waits for a rate limiter."""
+        """Drop what waits for a rate limiter."""
 
 
 class InsertStream(_Stream):
     """Chunks and items in, keys of stored items out."""
 
     def __init__(self, endpoint: LocalEndpoint, deliver: Deliver) -> None:
-        """Begin with nothing kept."""
+        """Begin without kept chunks."""
         super().__init__(endpoint, deliver)
         self._incoming = Incoming(endpoint.store, self._confirm)
         self._finished: Callable[[], object] | None = None
 
     @property
     def has_room(self) -> bool:
-        """Whether a message would be carried out at once."""
+        """Whether a message would be processed at once."""
         return self._incoming.has_room
 
     def finish(self, then: Callable[[], object]) -> None:
-        """Call a function once all items are confirmed; there are no more messages."""
+        """Call a function when all items are confirmed; no more messages follow."""
         with self._store.lock:
             self._finished = then
             if not self._incoming.num_waiting:
@@ -181,7 +181,7 @@ class SampleStream(_Stream):
     """Requests in, samples out; one request at a time waits at a table.
 
     Attributes:
-        timeout_s: how long the client wants to wait for the rate limiter; None for ever. Who delivers sees to it.
+        timeout_s: the client's time-out for the rate limiter; None for ever. The user of the stream enforces it.
     """
 
     def __init__(self, endpoint: LocalEndpoint, deliver: Deliver) -> None:
@@ -193,7 +193,7 @@ class SampleStream(_Stream):
 
     @property
     def is_asked(self) -> bool:
-        """Whether samples of a request are missing: those that were drawn are delivered."""
+        """Whether samples of a request are missing; drawn samples are delivered."""
         with self._store.lock:
             return self._num_missing > 0
 
@@ -220,7 +220,7 @@ class SampleStream(_Stream):
 
 
 def _error_of(error: Exception) -> grpc.RpcError:
-    """Return what gRPC's client would meet."""
+    """Return the error that gRPC's client would get."""
     if isinstance(error, Refusal):
         return _error(grpc.StatusCode[error.status.name], error.text)
     _LOG.exception("A request to a local server has failed. Please report it.", exc_info=error)

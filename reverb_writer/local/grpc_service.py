@@ -1,8 +1,8 @@
-"""Reverb's service, over gRPC: the streams and calls of `endpoint`, for clients of other processes.
+"""Reverb's service over gRPC: the streams and calls of `endpoint`, for clients in other processes.
 
-InsertStream    one thread reads and inserts; gRPC's thread sends what is confirmed
-SampleStream    gRPC's thread draws, sends, and draws again: what is not sent yet is bounded
-the others      one request, one response
+InsertStream    one thread reads and inserts; gRPC's thread sends the confirmed keys
+SampleStream    gRPC's thread draws, sends, and draws again, so the unsent samples are bounded
+other calls     one request, one response
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reverb_writer.protocol import messages
 
 _MAX_TIMEOUT_S = threading.TIMEOUT_MAX / 2
 
-# By these words dm-reverb's samplers tell the end of the data from a fault.
+# dm-reverb's samplers recognize the end of the data by this text.
 _TIMED_OUT = "Rate Limiter: Timeout exceeded before the right to insert was acquired."
 
 
@@ -29,7 +29,7 @@ class Service(grpc.GenericRpcHandler):
     """Handles all methods of Reverb's service. Thread-safe."""
 
     def __init__(self, endpoint: LocalEndpoint) -> None:
-        """Serve what `endpoint` serves."""
+        """Serve `endpoint` to other processes."""
         self._endpoint = endpoint
         stream, unary = grpc.stream_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
@@ -40,7 +40,7 @@ class Service(grpc.GenericRpcHandler):
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Return what handles a call; None for an unknown method."""
+        """Return the handler of a call; None for an unknown method."""
         return self._methods.get(details.method)
 
     def _unary(self, method: str) -> Callable[[bytes, grpc.ServicerContext], bytes]:
@@ -63,7 +63,7 @@ class Service(grpc.GenericRpcHandler):
                 room.set()
 
         def read() -> None:
-            with contextlib.suppress(grpc.RpcError):  # the client has gone
+            with contextlib.suppress(grpc.RpcError):  # the client has disconnected
                 for message in requests:
                     room.clear()
                     if not stream.has_room:
@@ -105,13 +105,13 @@ class Service(grpc.GenericRpcHandler):
 def _opened(
     stream: InsertStream | SampleStream, context: grpc.ServicerContext, gone: Callable[[], object]
 ) -> Iterator[bool]:
-    """Open a stream, and end it with the block or with its client; tell whether the client is still there."""
+    """Open a stream, and end it with the block or with its client; yield a test of whether the client is connected."""
 
     def end() -> None:
         stream.end()
         gone()
 
-    stream.open()  # before the client may end it: a stream that has ended is not open
+    stream.open()  # before the client may end it, because an ended stream cannot be opened
     try:
         yield context.add_callback(end)
     finally:
@@ -119,7 +119,7 @@ def _opened(
 
 
 def _next(answers: queue.SimpleQueue[Any], timeout_s: float | None, context: grpc.ServicerContext) -> Any:
-    """Wait for the next answer; end the stream if none comes in time."""
+    """Wait for the next answer; end the stream if none arrives in time."""
     try:
         return answers.get(timeout=None if timeout_s is None else min(timeout_s, _MAX_TIMEOUT_S))
     except queue.Empty:
@@ -127,7 +127,7 @@ def _next(answers: queue.SimpleQueue[Any], timeout_s: float | None, context: grp
 
 
 def _initialize_connection(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
-    """Tell that no table is to be found in the client's memory, so that it comes over the network."""
+    """Answer that no table is in the client's memory, so that it uses the network."""
     for _request in requests:
         yield messages.InitializeConnectionResponse().SerializeToString()
 

@@ -1,6 +1,7 @@
-"""The contents of one insert stream: chunks, items that name them, and which chunks are kept for items to come.
+"""The contents of one insert stream: chunks, items that refer to them, and chunks that are kept for later items.
 
-A request is read whole before it changes a table: one that is damaged, or names what is not there, inserts nothing.
+A request is read completely before it changes a table: a damaged request, or one with a wrong reference, inserts
+nothing.
 
 Source: Reverb 0.14 (`reverb_service_impl.cc`, InsertStream).
 """
@@ -21,19 +22,19 @@ from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import Item, SharedChunks
 from reverb_writer.protocol import messages
 
-_MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no more of it is fed
+_MAX_WAITING = 1_000  # if more items of a stream wait for a rate limiter, its next requests wait
 
 
 class Incoming:
-    """One insert stream. Thread-safe; nothing here waits."""
+    """One insert stream. Thread-safe; no method waits."""
 
     def __init__(self, store: Store, confirm: Callable[[list[int]], object]) -> None:
-        """Begin with nothing kept.
+        """Begin without kept chunks.
 
         Args:
-            store: what the items go to.
-            confirm: gets the keys of items that are in their tables now, many at once. It is called by whichever thread
-                has let them in, which has the lock of the store, and must not wait.
+            store: gets the items.
+            confirm: gets the keys of inserted items, many at once. The thread that inserts them calls it with the lock
+                of the store, so it must not wait.
         """
         self._store, self._confirm = store, confirm
         self._kept: dict[int, Chunk] = {}
@@ -42,15 +43,15 @@ class Incoming:
 
     @property
     def has_room(self) -> bool:
-        """Whether more requests are to be fed: not while too many items of earlier ones wait for a rate limiter."""
+        """Whether the stream takes more requests: False while too many of its items wait for a rate limiter."""
         return self._ended or self.num_waiting < _MAX_WAITING
 
     def feed(self, message: bytes) -> None:
-        """Carry out an InsertStreamRequest.
+        """Process an InsertStreamRequest.
 
         Raises:
-            Refusal: the request is damaged, names a table or chunks that are not there, or exceeds the memory; or an
-                item exceeds `max_item_bytes`.
+            Refusal: the request is damaged, refers to an unknown table or chunk, or exceeds the memory; or an item
+                exceeds `max_item_bytes`.
         """
         try:
             request = messages.StoredRequest.FromString(message)
@@ -58,7 +59,7 @@ class Incoming:
             groups = list(read_items(request.items))
         except (DecodeError, FormatError) as error:
             raise Refusal(
-                Status.INVALID_ARGUMENT, f"{len(message)} bytes that are no insert request: {error}"
+                Status.INVALID_ARGUMENT, f"{len(message)} bytes that are not an insert request: {error}"
             ) from None
         with self._store.lock:
             if self._ended:
@@ -75,7 +76,7 @@ class Incoming:
                     self._store.tables[name].advance()
 
     def end(self) -> None:
-        """Give up what waits, and keep nothing. Idempotent."""
+        """Drop all waiting items and kept chunks. Idempotent."""
         with self._store.lock:
             if not self._ended:
                 self._ended = True
@@ -86,7 +87,7 @@ class Incoming:
                 self._kept.clear()
 
     def _items(self, groups: Sequence[ItemGroup], num_items: int) -> list[Item]:
-        """Return the items of a request in its order; refuse one that could not be in its table."""
+        """Return the items of a request in order; refuse an item that its table cannot hold."""
         items: list[Any] = [None] * num_items
         made: list[SharedChunks] = []
         for group in groups:
@@ -115,12 +116,12 @@ class Incoming:
         try:
             chunks = [self._kept[key] for key in tensors]
         except KeyError as error:
-            text = f"item {group.keys[start]} names chunk {error}, which this stream has not sent, or has not kept."
+            text = f"item {group.keys[start]} refers to chunk {error}, which this stream has not sent or not kept."
             raise Refusal(Status.INVALID_ARGUMENT, text) from None
         for chunk, tensor in zip(chunks, tensors.values(), strict=True):
             if tensor >= chunk.num_tensors:
                 key, has = group.keys[start], chunk.num_tensors
-                text = f"item {key} names tensor {tensor} of chunk {chunk.key}, which has {has}."
+                text = f"item {key} refers to tensor {tensor} of chunk {chunk.key}, which has {has}."
                 raise Refusal(Status.INVALID_ARGUMENT, text)
         if self._store.max_item_bytes is not None:
             for key, slices in zip(group.keys[start:stop], group.slices[start:stop], strict=True):
@@ -129,7 +130,7 @@ class Incoming:
         return SharedChunks(group.table, group.layout, chunks, stop - start, len(group.trajectories[start]), num_slices)
 
     def _insert(self, items: Sequence[Item]) -> None:
-        """Have the tables let the items in when they may come in; `advance` does so."""
+        """Queue the items at their tables; `advance` inserts them when the rate limiters allow it."""
         self.num_waiting += len(items)
         by_table: dict[str, list[Item]] = {}
         for item in items:
@@ -138,23 +139,23 @@ class Incoming:
             self._store.tables[table].insert(of_table, self._confirm_inserted)
 
     def _keep(self, keys: Sequence[int]) -> None:
-        """Forget all kept chunks but these."""
+        """Forget all kept chunks except these."""
         dropped = [self._kept.pop(key) for key in self._kept.keys() - set(keys)]
         self._store.chunks.release(dropped)
 
     def _check_kept(self, keys: Sequence[int]) -> None:
         for key in keys:
             if key not in self._kept:
-                text = f"`keep_chunk_keys` names chunk {key}, which this stream has not sent, or has not kept."
+                text = f"`keep_chunk_keys` refers to chunk {key}, which this stream has not sent or not kept."
                 raise Refusal(Status.INVALID_ARGUMENT, text)
 
     def _confirm_inserted(self, keys: list[int]) -> None:
-        """Tell that items are in their table. The caller holds the lock."""
+        """Confirm inserted items. The caller holds the lock."""
         self.num_waiting -= len(keys)
         self._confirm(keys)
 
 
 def read_chunk(data: bytes) -> Chunk:
-    """Read as much of a ChunkData as the server must know; what it holds has the form that it must have."""
+    """Read the fields of a ChunkData that the server needs, and check their form."""
     read = messages.ChunkData.FromString(data)
     return Chunk(read.chunk_key, read.sequence_range.episode_id, len(read.data.tensors), data)

@@ -1,4 +1,4 @@
-"""The items of a table by row, with their numbers in arrays, so that many are drawn at once. Not thread-safe."""
+"""The items of a table by row, with their numbers in arrays, so that many items are drawn at once. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ItemRows:
     """Items by row.
 
     Attributes:
-        items: [capacity] the items; None where there is none.
-        keys, priorities, times_sampled: [capacity], of the items.
-        sample_bytes: [capacity], that a sample of each takes in a response, about.
+        items: [capacity] the items; None in rows without an item.
+        keys, priorities, times_sampled: [capacity] numbers of the items.
+        sample_bytes: [capacity] approximate size of a sample of each item in a response.
     """
 
     def __init__(self) -> None:
@@ -30,32 +30,32 @@ class ItemRows:
         self.sample_bytes = np.zeros(1024, np.int64)
 
     def place(self, rows: Sequence[int], items: Sequence[Item]) -> None:
-        """Put items, never sampled, into rows that have none; new rows follow the last one without a gap."""
+        """Put items that were never sampled into free rows; new rows follow the last row without a gap."""
         size, needed = len(self.items), max(rows) + 1
         if needed > size:
             for name, array in vars(self).items():
                 longer = np.zeros(max(2 * size, needed), array.dtype)
                 longer[:size] = array
                 setattr(self, name, longer)
-        self.items[rows] = np.fromiter(items, object, len(items))  # an assignment would ask each whether it is an array
+        self.items[rows] = np.fromiter(items, object, len(items))  # an assignment would examine each item for arrays
         self.keys[rows] = [item.key for item in items]
         self.priorities[rows] = [item.priority for item in items]
         self.sample_bytes[rows] = [item.shared.sample_bytes for item in items]
         self.times_sampled[rows] = 0
 
     def remove(self, rows: Sequence[int]) -> list[Item]:
-        """Take the items out of some rows."""
+        """Remove the items of some rows."""
         items: list[Item] = self.items[rows].tolist()
         self.items[rows] = None
         return items
 
     def draw(self, rows: npt.NDArray[np.intp], probabilities: npt.ArrayLike, table_size: int) -> Samples:
-        """Return samples of rows, each of which counts, and have the next ones know."""
+        """Return samples of rows, and count each sample."""
         order = rows.argsort(kind="stable")
         ordered = rows[order]
-        earlier = np.arange(len(rows)) - ordered.searchsorted(ordered)  # draws of the same row before each
+        earlier = np.arange(len(rows)) - ordered.searchsorted(ordered)  # number of earlier draws of the same row
         times = self.times_sampled[rows] + 1
         times[order] += earlier.astype(np.int32)
-        self.times_sampled[rows] = times  # of a row that stands there several times, the last one counts
+        self.times_sampled[rows] = times  # if a row occurs several times, its last count remains
         sizes = np.full(len(rows), table_size)
         return Samples(self.items[rows], self.keys[rows], self.priorities[rows], probabilities, sizes, times)

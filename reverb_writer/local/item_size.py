@@ -1,4 +1,4 @@
-"""How large an item is: the bytes of the rows that it names, uncompressed."""
+"""The size of an item: the bytes of its rows, uncompressed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def check_item_size(item_key: int, parsed: Parsed, chunks: Mapping[int, Chunk], 
 
     Args:
         item_key: key of the item.
-        parsed: its trajectory.
-        chunks: those that it names, by key.
-        max_bytes: of an item.
+        parsed: trajectory of the item.
+        chunks: chunks of the item, by key.
+        max_bytes: limit of the size of an item.
 
     Raises:
-        Refusal: it is larger, or a chunk is damaged.
+        Refusal: the item is larger, or a chunk is damaged.
     """
     layout, slices = parsed
     sizes: dict[int, int] = {}
@@ -35,7 +35,7 @@ def check_item_size(item_key: int, parsed: Parsed, chunks: Mapping[int, Chunk], 
                     added = length * row if isinstance(row, int) else sum(row[first : first + length])
                     sizes[column] = sizes.get(column, 0) + added
     except ReverbWriterError as error:
-        raise Refusal(Status.INVALID_ARGUMENT, f"item {item_key} names a damaged chunk: {error}") from None
+        raise Refusal(Status.INVALID_ARGUMENT, f"item {item_key} refers to a damaged chunk: {error}") from None
     total = sum(sizes.values())
     if total > max_bytes:
         largest = max(sizes, key=lambda column: sizes[column])
@@ -47,7 +47,7 @@ def check_item_size(item_key: int, parsed: Parsed, chunks: Mapping[int, Chunk], 
 
 
 def _row_bytes(chunk: Chunk) -> list[int | list[int]]:
-    """Return, for each tensor, the bytes of a row, or of strings those of each row."""
+    """Return, for each tensor, the size of a row in bytes, or the sizes of all rows of strings."""
     if chunk.row_bytes is None:
         chunk.row_bytes = [_of_tensor(one) for one in messages.ChunkData.FromString(chunk.data).data.tensors]
     return chunk.row_bytes

@@ -1,6 +1,7 @@
-"""The items of an insert request, in groups of what is alike.
+"""The items of an insert request, in groups of similar items.
 
-Items of our writers differ in a few columns of bytes, so they are decoded many at once. Others are parsed one by one.
+Items of our writers differ in a few columns of bytes, so they are decoded many at once. Items of other writers are
+parsed one by one.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ class ItemGroup(NamedTuple):
 
     table: str
     layout: ItemLayout
-    numbers: Sequence[int]  # of the items, in the request
+    numbers: Sequence[int]  # places of the items in the request
     keys: Sequence[int]
     priorities: Sequence[float]
-    trajectories: Sequence[bytes]  # FlatTrajectory of each
+    trajectories: Sequence[bytes]  # one FlatTrajectory per item
     slices: Sequence[Slices]
-    # Where items begin to name other chunks, and the keys of these, with the highest tensor that is named of each.
+    # Runs of items with the same chunks: the first item, and the highest used tensor of each chunk, by key.
     runs: Sequence[tuple[int, dict[int, int]]]
 
 
@@ -61,7 +62,7 @@ def _decoded_group(
     chunk_keys, last_tensor = decoded.chunk_keys, len(layout.is_scalar) - 1
     numbers_of = [array.ravel().tolist() for array in (chunk_keys, decoded.offsets, decoded.lengths)]
     every_slice = zip(*numbers_of, strict=True)
-    slices = list(zip(zip(*[every_slice] * chunk_keys.shape[1], strict=True), strict=True))  # of one group of columns
+    slices = list(zip(zip(*[every_slice] * chunk_keys.shape[1], strict=True), strict=True))  # for one group of columns
     starts = [0, *((chunk_keys[1:] != chunk_keys[:-1]).any(1).nonzero()[0] + 1).tolist()]
     runs = [
         (start, dict.fromkeys(keys, last_tensor))
@@ -80,7 +81,7 @@ def _group_of_one(read: Any, parsed: Parsed, number: int) -> ItemGroup:
 
 
 def tensors_named(parsed: Parsed) -> dict[int, int]:
-    """Return the keys of the chunks that an item names, in order, with the highest tensor that it names of each."""
+    """Return the keys of an item's chunks in order, with the highest tensor that the item uses of each."""
     layout, slices = parsed
     tensors: dict[int, int] = {}
     for group, pieces in zip(layout.groups, slices, strict=True):

@@ -1,4 +1,4 @@
-"""The answer to a request that the server cannot carry out. No gRPC: `grpc_service.py` translates it."""
+"""The answer to a refused request. This module has no gRPC: `grpc_service` translates the answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Status(enum.Enum):
-    """gRPC's status codes, as far as the server uses them, by their names."""
+    """The gRPC status codes that the server uses, by name."""
 
     DEADLINE_EXCEEDED = enum.auto()
     FAILED_PRECONDITION = enum.auto()
@@ -19,11 +19,11 @@ class Refusal(Exception):  # noqa: N818  # not an error of the server
     """A request is refused, and has changed nothing.
 
     Attributes:
-        status: of the answer.
-        text: of the answer.
+        status: status code of the answer.
+        text: text of the answer.
     """
 
     def __init__(self, status: Status, text: str) -> None:
-        """Take both."""
+        """Take status and text."""
         super().__init__(text)
         self.status, self.text = status, text

@@ -1,7 +1,7 @@
-"""A server's tables as a checkpoint of Reverb, which restores them later, here or on a real server.
+"""A server's tables as a checkpoint of Reverb, which a local server or a real server can restore.
 
-`files/saved_replay` describes the folder. A checkpoint gets its name when it is complete, and only then are the ones
-before it deleted: a folder holds one whole save or another.
+`files/saved_replay` describes the folder. A checkpoint gets its name when it is complete, and earlier checkpoints are
+deleted afterwards. So a folder always holds a complete save.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_saving = threading.Lock()  # never taken by the main thread, which may be interrupted
+_saving = threading.Lock()  # the main thread never takes it, because it may be interrupted
 
 
 def save(store: Store, folder: str | os.PathLike[str]) -> Path:
-    """Write all tables into a folder, in place of what was saved there before. Saves into one folder take turns.
+    """Write all tables into a folder, in place of an earlier save. Saves into one folder take turns.
 
     Returns:
         The checkpoint.
 
     Raises:
-        OSError: the folder cannot be written; what was saved before is still there.
+        OSError: the folder cannot be written; an earlier save is unchanged.
     """
-    with store.lock:  # copies what may change; the bytes of chunks and trajectories are shared
+    with store.lock:  # copies data that may change, and shares the bytes of chunks and trajectories
         chunks = {chunk.key: chunk for table in store.tables.values() for item in table for chunk in item.shared.chunks}
         items = [item for table in store.tables.values() for item in table.encoded_items()]
         tables = [_encode_table(table) for table in store.tables.values()]
@@ -75,7 +75,7 @@ def save(store: Store, folder: str | os.PathLike[str]) -> Path:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        if not (Path(folder) / OWNER).exists():  # otherwise a server keeps as many as it was told to
+        if not (Path(folder) / OWNER).exists():  # a server that owns the folder deletes checkpoints itself
             for old in older:
                 _delete(old)
     return saved
@@ -85,7 +85,8 @@ def load(folder: str | os.PathLike[str], max_bytes: int, max_item_bytes: int | N
     """Return a store with the tables of the newest checkpoint of a folder.
 
     Raises:
-        FormatError: there is none, it is damaged, a local server has no such tables, or it takes more than `max_bytes`.
+        FormatError: the checkpoint is missing or damaged, a local server cannot serve its tables, or it exceeds
+            `max_bytes`.
     """
     saved = open_saved(Path(folder))
     try:
@@ -106,11 +107,11 @@ def load(folder: str | os.PathLike[str], max_bytes: int, max_item_bytes: int | N
 
 @contextlib.contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """Wait until no other save into a folder is under way, of this process or, where files have locks, of another."""
+    """Wait for other saves into a folder: of this process and, if the file system has locks, of other processes."""
     with _saving, contextlib.ExitStack() as stack:
         if fcntl is not None:
             folder = os.open(path, os.O_RDONLY)
-            stack.callback(os.close, folder)  # which gives the lock back
+            stack.callback(os.close, folder)  # releases the lock
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(folder, fcntl.LOCK_EX)
         yield
@@ -145,18 +146,18 @@ def _encode_table(table: Table) -> bytes:
     message.num_unique_samples, message.num_deleted_episodes = table.num_unique_samples, table.num_deleted_episodes
     limiter = message.rate_limiter
     limiter.insert_count, limiter.sample_count = table.num_inserts, table.num_samples
-    limiter.delete_count = table.num_inserts - len(table)  # Reverb counts the items by it
+    limiter.delete_count = table.num_inserts - len(table)  # Reverb computes the number of items from it
     data: bytes = message.SerializeToString()
     return data
 
 
 def _is_checkpoint(name: str) -> bool:
-    """Return whether an entry of `kept` is a checkpoint, or what a kill has left of one."""
+    """Return whether an entry of `kept` is a checkpoint, or the remains of one after a kill."""
     return NAME.fullmatch(name) is not None or name.startswith(PARTIAL)
 
 
 def _delete(path: Path) -> None:
-    """Delete what a save has left; a kill leaves no half of a checkpoint under its name."""
+    """Delete a checkpoint; first rename it, so that a kill leaves no incomplete checkpoint under its name."""
     partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}")
     path.rename(partial)
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""How a table chooses the next item to hand out, or to remove: one class for each selector of a `TableConfig`.
+"""Choose the next item to sample or to remove: one class per selector of a `TableConfig`.
 
-Items are known here by the row that they have in their table. No class is thread-safe.
+Items are identified by their row in the table. No class is thread-safe.
 
 Source: Reverb 0.14 (behaviour of its selectors, measured side by side).
 """
@@ -22,7 +22,7 @@ from reverb_writer.local.sum_tree import SumTree
 from reverb_writer.tables import Prioritized, Selector
 
 Draws = tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]
-"""Rows, and the probability that each had."""
+"""Rows, and the probability of each."""
 
 _MAX_WEIGHT = sys.float_info.max / 2**32  # the sum of the weights of 2**31 items is finite
 _HEAP_SLACK = 64
@@ -32,39 +32,39 @@ class Chooser(ABC):
     """Chooses among rows.
 
     Attributes:
-        is_fifo: whether it chooses the rows in the order in which they came.
+        is_fifo: whether it chooses the rows in the order of their insertion.
     """
 
     is_fifo = False
 
     @abstractmethod
     def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
-        """Take rows that it does not have."""
+        """Take new rows."""
 
     @abstractmethod
     def update(self, row: int, priority: float) -> None:
-        """Change the priority of a row that it has."""
+        """Change the priority of a row."""
 
     @abstractmethod
     def delete(self, rows: Sequence[int]) -> None:
-        """Forget rows that it has."""
+        """Forget rows."""
 
     @abstractmethod
     def draw(self, num_draws: int) -> Draws:
-        """Choose `num_draws` times among all rows, of which there is one at least."""
+        """Choose `num_draws` times among all rows, at least one."""
 
     def first(self, num_rows: int) -> list[int]:
-        """Choose rows, each once; more than one only if `is_fifo`."""
+        """Choose `num_rows` different rows; more than one only if `is_fifo`."""
         rows: list[int] = self.draw(num_rows)[0].tolist()
         return rows
 
     def refuses(self, priority: float) -> str | None:
-        """Say why no item can have a priority; None if one can."""
+        """Return why no item can have this priority; None if an item can have it."""
         return "must not be NaN" if math.isnan(priority) else None
 
 
 class _Deterministic(Chooser):
-    """Chooses the same row until there is a change."""
+    """Chooses the same row until a change."""
 
     @abstractmethod
     def first(self, num_rows: int) -> list[int]:
@@ -78,14 +78,14 @@ class _Ordered(_Deterministic):
     """Oldest or newest first; priorities are ignored."""
 
     def __init__(self, *, newest: bool) -> None:
-        self._rows: OrderedDict[int, None] = OrderedDict()  # a dict takes long to find its first key after deletions
+        self._rows: OrderedDict[int, None] = OrderedDict()  # after deletions, a dict finds its first key slowly
         self.is_fifo = not newest
 
     def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:  # noqa: ARG002
         self._rows.update(dict.fromkeys(rows))
 
     def update(self, row: int, priority: float) -> None:
-        """Leave it in its place."""
+        """Do nothing: priorities have no effect."""
 
     def delete(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -96,11 +96,11 @@ class _Ordered(_Deterministic):
 
 
 class _Uniform(Chooser):
-    """All rows alike. A row that goes is replaced by the last one, so there are no gaps."""
+    """All rows are equally likely. The last row takes the place of a removed row, so there are no gaps."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._rows = np.zeros(1024, np.intp)  # of which the first ones are valid
+        self._rows = np.zeros(1024, np.intp)  # only the first ones are valid
         self._places: dict[int, int] = {}
 
     def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:  # noqa: ARG002
@@ -127,7 +127,7 @@ class _Uniform(Chooser):
 
 
 class _Prioritized(Chooser):
-    """In proportion to `priority ** exponent`; all alike while that is 0 for all."""
+    """In proportion to `priority ** exponent`; all rows are equally likely if this is 0 for all."""
 
     def __init__(self, exponent: float, rng: np.random.Generator) -> None:
         self._exponent, self._rng = exponent, rng
@@ -165,11 +165,11 @@ class _Prioritized(Chooser):
 
 
 class _Heap(_Deterministic):
-    """The highest or the lowest priority first; of equal ones the one that was inserted or updated first."""
+    """The highest or the lowest priority first; among equal priorities, the row that was inserted or updated first."""
 
     def __init__(self, *, lowest: bool) -> None:
         self._sign = 1.0 if lowest else -1.0
-        self._heap: list[tuple[float, int, int]] = []  # with entries that are not valid any more
+        self._heap: list[tuple[float, int, int]] = []  # may hold entries that are no longer valid
         self._valid: dict[int, tuple[float, int, int]] = {}
         self._count = 0
 
@@ -196,7 +196,7 @@ class _Heap(_Deterministic):
 
 
 def make_chooser(selector: Selector, rng: np.random.Generator) -> Chooser:
-    """Return what chooses as `selector` says."""
+    """Return the chooser of a selector."""
     if isinstance(selector, Prioritized):
         return _Prioritized(selector.exponent, rng)
     if selector == "uniform":

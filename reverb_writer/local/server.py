@@ -28,13 +28,13 @@ from reverb_writer.tables import TableConfig, check_tables
 from reverb_writer.transport import endpoints, process_hooks
 
 _HOST = "127.0.0.1"
-_SHARE = 4  # of the machine's memory, by default
-_MACHINE_BYTES = 8 << 30  # where the system does not tell it, as Windows
+_SHARE = 4  # the default limit is a quarter of the machine's memory
+_MACHINE_BYTES = 8 << 30  # assumed where the system does not report it, such as Windows
 _STOP_S = 5.0
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.so_reuseport", 0),  # a port that is taken is refused, not shared
+    ("grpc.so_reuseport", 0),  # refuse a port that is in use, instead of sharing it
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 ]
@@ -46,28 +46,28 @@ class LocalServer:
         with rw.LocalServer([rw.TableConfig("replay")]) as server:
             client = rw.Client(server.address)
 
-    It speaks Reverb's protocol, so dm-reverb's clients work with it, too. It listens on the loopback interface only.
+    It speaks Reverb's protocol, so dm-reverb's clients also work with it. It listens on the loopback interface only.
 
     Args:
-        tables: The tables to serve: at least one, no two of one name.
-        port: 1 to 65535, or None for a free one.
-        max_bytes: Bound on the memory that items and chunks take, in bytes, > 0; None for a quarter of the machine's,
-            or 2 GiB where the system does not report it, as Windows. A write that would exceed it is refused with
-            RESOURCE_EXHAUSTED, and nothing that is stored is lost.
-        max_item_bytes: Bound on an item, all steps and leaves together, uncompressed, in bytes, > 0; None for none. A
-            larger item is refused from any client.
+        tables: The tables to serve: at least one, with different names.
+        port: 1 to 65535, or None for a free port.
+        max_bytes: Bound on the memory of items and chunks, in bytes, > 0; None for a quarter of the machine's memory,
+            or 2 GiB if the system does not report it (Windows). A write that would exceed the bound is refused with
+            RESOURCE_EXHAUSTED, and stored data stay.
+        max_item_bytes: Bound on an item, all steps and leaves together, uncompressed, in bytes, > 0; None for no bound.
+            Larger items of any client are refused.
 
     Attributes:
-        port: The port that it listens on.
+        port: The port of the server.
         address: "127.0.0.1:PORT", for clients on this machine.
 
     Raises:
-        SpecError: There are no tables, two of one name or something else among them, or a number is out of range.
-        StructureError: The signature of a table is none that Reverb could store.
+        SpecError: A table or a number is invalid, or two tables have the same name.
+        StructureError: Reverb could not store the signature of a table.
         ServerUnavailableError: Another process has the port.
 
-    Thread safety: any thread. In a forked child it is of no use, and `close()` does nothing. A child that is forked
-    afterwards can use no client of its own either: start it with `spawn`.
+    Thread safety: any thread. A forked child cannot use the server, and `close()` does nothing there. A child that is
+    forked later cannot use any client either: start it with `spawn`.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class LocalServer:
         max_bytes: int | None = None,
         max_item_bytes: int | None = None,
     ) -> None:
-        """Start to serve; when this returns, clients can connect."""
+        """Start to serve; clients can connect when this returns."""
         check_tables(tables)
         wanted, bound, item_bound = _checked(port, max_bytes, max_item_bytes)
-        # An interrupt of the main thread leaves no half of a server: another thread makes it, and drops it then.
+        # Another thread makes the server, and drops it if an interrupt stops the main thread.
         in_background(lambda: self._serve(Store(tables, bound, item_bound), wanted)).result()
 
     @classmethod
@@ -95,19 +95,19 @@ class LocalServer:
     ) -> LocalServer:
         """Return a running server with the tables of a checkpoint, of a local server or of dm-reverb.
 
-        Tables, items, priorities, how often each item was sampled, and the rate limiters' counts are as they were; the
-        server's state id is a new one, so clients see that it was started again.
+        Tables, items, priorities, samples per item, and the rate limiters' counts are restored. The server has a new
+        state id, so clients notice the restart.
 
         Args:
-            folder: A checkpoint, or a folder of checkpoints, of which the newest is taken: one that `save` has written,
-                or one of `reverb-writer-server`.
+            folder: A checkpoint, or a folder of checkpoints, whose newest one is taken: a folder of `save`, or of
+                `reverb-writer-server`.
             port: As for a new server.
             max_bytes: As for a new server, in bytes.
-            max_item_bytes: As for a new server, in bytes; it is for items to come.
+            max_item_bytes: As for a new server, in bytes; it applies to new items.
 
         Raises:
-            FormatError: There is nothing that was saved, it is damaged, it has rules that no `TableConfig` has, or it
-                takes more than `max_bytes`.
+            FormatError: The checkpoint is missing or damaged, no `TableConfig` has its rules, or it exceeds
+                `max_bytes`.
             SpecError, ServerUnavailableError: As for a new server.
         """
         wanted, bound, item_bound = _checked(port, max_bytes, max_item_bytes)
@@ -118,17 +118,17 @@ class LocalServer:
         return server
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write all tables into a folder, in place of what was saved there; clients may go on meanwhile.
+        """Write all tables into a folder, in place of an earlier save; clients may continue meanwhile.
 
         Args:
-            folder: Made if it is not there. A real server starts with its tables, too: `reverb-writer-server serve
-                --checkpoints FOLDER`. Saves into one folder take turns.
+            folder: Folder, which is created if it does not exist. A real server can also restore it:
+                `reverb-writer-server serve --checkpoints FOLDER`. Saves into one folder take turns.
 
         Returns:
-            The checkpoint in the folder, as `ReplayServer(tables, restore=...)` takes it.
+            The checkpoint in the folder, for `ReplayServer(tables, restore=...)`.
 
         Raises:
-            OSError: It cannot be written. An earlier save in that folder is unchanged.
+            OSError: The folder cannot be written. An earlier save in it is unchanged.
         """
         with progress(f"saving {self.address}"):
             return in_background(lambda: saved_tables.save(self._store, folder)).result()
@@ -136,33 +136,33 @@ class LocalServer:
     def _serve(self, store: Store, port: int) -> None:
         process_hooks.claim()
         self._store = store
-        threads: Any = _DaemonThreads()  # any executor will do
+        threads: Any = _DaemonThreads()  # gRPC takes any executor
         endpoint = LocalEndpoint(store)
         self._server: Any = grpc.server(threads, handlers=[Service(endpoint)], options=_OPTIONS)
         self.port = _bind(self._server, port)
         self.address = f"{_HOST}:{self.port}"
         self._closed = Flag()
         self._server.start()
-        # It also ends without `close`: at garbage collection, or when the interpreter ends.
+        # The server also ends without `close`: at garbage collection, or with the interpreter.
         endpoints.BY_ADDRESS[self.address] = endpoint
         self._end = functools.partial(_end, self._server, threads, self.address, endpoint, os.getpid())
         self._stop = weakref.finalize(self, _stop, self._end)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that items and chunks take, as it is counted for `max_bytes`."""
+        """Memory of items and chunks in bytes, as counted for `max_bytes`."""
         return self._store.chunks.num_bytes
 
     def __repr__(self) -> str:
-        """Return the address and how many items each table holds."""
+        """Return the address, and the number of items in each table."""
         tables = (f"{table}: {size} items" for table, size in self._store.sizes().items())
         return f"<LocalServer at {self.address}: {', '.join(tables)}>"
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until another thread has called `close()`, and return whether that came true.
+        """Wait until another thread has called `close()`, and return whether it has.
 
         Args:
-            timeout_s: time to wait, seconds; None for ever. It has no default.
+            timeout_s: time-out in seconds; None for ever.
         """
         return self._closed.wait(timeout_s)
 
@@ -189,8 +189,8 @@ class LocalServer:
 class _DaemonThreads(Executor):
     """Runs each call in a daemon thread that is idle, or in a new one, for gRPC's server. Thread-safe.
 
-    Threads of a `ThreadPoolExecutor` are joined when the interpreter ends, and a stream that waits for a rate limiter
-    would never return. Their number has no bound, because a stream has a thread for as long as it is open.
+    The interpreter joins the threads of a `ThreadPoolExecutor` at its end, and would wait for ever for a stream that
+    waits for a rate limiter. The number of threads has no bound, because each open stream needs one.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class _DaemonThreads(Executor):
         self._has_ended = False
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
-        """Run a call, and return its future; a RuntimeError after `shutdown`."""
+        """Run a call and return its future; raise RuntimeError after `shutdown`."""
         if self._has_ended:
             raise RuntimeError("the threads have ended.")
         future: Future[Any] = Future()
@@ -207,7 +207,7 @@ class _DaemonThreads(Executor):
         def task() -> None:
             try:
                 future.set_result(call(*arguments, **keywords))
-            except BaseException as error:  # noqa: BLE001  # it is raised where the future is read
+            except BaseException as error:  # noqa: BLE001  # the reader of the future raises it
                 future.set_exception(error)
 
         self._tasks.put(task)
@@ -236,7 +236,7 @@ def _machine_bytes() -> int:
 
 
 def _checked(port: int | None, max_bytes: int | None, max_item_bytes: int | None) -> tuple[int, int, int | None]:
-    """Return the arguments as numbers: port 0 is a free one."""
+    """Return the checked arguments; port 0 stands for a free port."""
     return (
         0 if port is None else integer("port", port, minimum=1, maximum=65535),
         _machine_bytes() // _SHARE if max_bytes is None else integer("max_bytes", max_bytes, minimum=1),
@@ -245,22 +245,22 @@ def _checked(port: int | None, max_bytes: int | None, max_item_bytes: int | None
 
 
 def _bind(server: Any, port: int) -> int:
-    """Listen on a port, 0 for a free one; return which."""
+    """Listen on a port, or on a free one if it is 0; return the port."""
     try:
         if port:
-            socket.create_server((_HOST, port)).close()  # before gRPC, which would log lines of its own
+            socket.create_server((_HOST, port)).close()  # checked first, because gRPC would log its own lines
         bound: int = server.add_insecure_port(f"{_HOST}:{port}")
-    except (OSError, RuntimeError) as error:  # grpcio says no more than that it failed
-        why = "this process may not listen there" if isinstance(error, PermissionError) else "the port is taken"
+    except (OSError, RuntimeError) as error:  # grpcio does not give the reason
+        why = "this process may not listen on it" if isinstance(error, PermissionError) else "the port is taken"
         raise ServerUnavailableError(
-            f"cannot listen on {_HOST}:{port}: {why}. Give another `port`, or None for a free one."
+            f"cannot listen on {_HOST}:{port}: {why}. Pass another `port`, or None for a free one."
         ) from error
     return bound
 
 
 def _end(server: Any, threads: Executor, address: str, endpoint: LocalEndpoint, process: int) -> None:
     if os.getpid() == process:
-        if endpoints.BY_ADDRESS.get(address) is endpoint:  # not another server that has the address since
+        if endpoints.BY_ADDRESS.get(address) is endpoint:  # a later server may have the address now
             del endpoints.BY_ADDRESS[address]
         endpoint.close()
         server.stop(None).wait(_STOP_S)
@@ -268,7 +268,7 @@ def _end(server: Any, threads: Executor, address: str, endpoint: LocalEndpoint, 
 
 
 def _stop(end: Callable[[], None]) -> None:
-    """End the server in another thread: the garbage collector may call this in the middle of one of its functions."""
+    """End the server in another thread, because the garbage collector may call this within a function of the server."""
     ended = in_background(end)
     if may_be_interrupted():
         ended.wait(_STOP_S)

@@ -1,4 +1,4 @@
-"""All that a server holds: its tables, their chunks, and one lock for all of it.
+"""The data of a server: its tables, their chunks, and one lock for both.
 
 Source: Reverb 0.14 (behaviour of `reverb_service_impl.cc`, measured side by side).
 """
@@ -25,16 +25,16 @@ class Store:
 
     Attributes:
         lock: guards the tables and the chunks.
-        chunks: of all tables.
-        tables: by name.
-        max_item_bytes: bound on an item of an insert stream, uncompressed; None for none.
+        chunks: the chunks of all tables.
+        tables: the tables by name.
+        max_item_bytes: bound on an item of an insert stream, uncompressed, in bytes; None for no bound.
     """
 
     def __init__(self, configs: Sequence[TableConfig], max_bytes: int, max_item_bytes: int | None = None) -> None:
         """Make empty tables.
 
         Raises:
-            SpecError, StructureError: a table's signature is none.
+            SpecError, StructureError: a table's signature is invalid.
         """
         self.lock = threading.RLock()
         self.chunks, self.max_item_bytes = ChunkStore(max_bytes), max_item_bytes
@@ -47,7 +47,7 @@ class Store:
         """Return a table.
 
         Raises:
-            Refusal: there is none of that name.
+            Refusal: no table has this name.
         """
         if name not in self.tables:
             there = ", ".join(f"`{known}`" for known in self.tables)
@@ -55,10 +55,10 @@ class Store:
         return self.tables[name]
 
     def request(self, table: str, request: SampleRequest) -> None:
-        """Ask for samples; `request.ready` is called when there are some, maybe before this returns.
+        """Request samples; `request.ready` is called when samples are drawn, possibly before this returns.
 
         Raises:
-            Refusal: there is no such table.
+            Refusal: no table has this name.
         """
         with self.lock:
             asked = self.table(table)
@@ -66,17 +66,17 @@ class Store:
             asked.advance()
 
     def withdraw(self, table: str, request: SampleRequest) -> None:
-        """Take a request back that has no samples."""
+        """Withdraw a request that has no samples yet."""
         with self.lock:
             asked = self.tables[table]
             asked.withdraw(request)
             asked.advance()
 
     def mutate(self, request: Any) -> None:
-        """Carry out a MutatePrioritiesRequest.
+        """Process a MutatePrioritiesRequest.
 
         Raises:
-            Refusal: there is no such table, or no item can have such a priority; nothing has changed.
+            Refusal: no table has this name, or no item can have one of the priorities; nothing has changed.
         """
         with self.lock:
             table = self.table(request.table)
@@ -84,14 +84,14 @@ class Store:
             table.advance()
 
     def sizes(self) -> dict[str, int]:
-        """Return how many items each table holds."""
+        """Return the number of items in each table."""
         return {name: len(table) for name, table in self.tables.items()}
 
     def reset(self, name: str) -> None:
         """Empty a table.
 
         Raises:
-            Refusal: there is none of that name.
+            Refusal: no table has this name.
         """
         with self.lock:
             table = self.table(name)

@@ -1,12 +1,12 @@
-"""The items of a server, and how they go out as samples.
+"""The items of a server, and their encoding as samples.
 
-A sample's bytes are the item's own, which never change, those of its chunks, and a tail of fixed width with the numbers
-of the draw. The tails of all samples of a response are made at once:
+A sample consists of the item's own bytes, which never change, the bytes of its chunks, and a tail of fixed width with
+the numbers of the draw. The tails of all samples of a response are made at once:
 
     entry = item's head | chunk | chunk | ... | tail: priority, times sampled, probability, size of the table
 
-Both head and tail have a SampleInfo with a PrioritizedItem in it: every protobuf parser merges the two. A varint may be
-padded, so numbers of any size have one width.
+Head and tail both have a SampleInfo that contains a PrioritizedItem; every protobuf parser merges the two. A varint may
+be padded, so numbers of any size have the same width.
 
 Source: Reverb 0.14 (`reverb_service.proto`, `schema.proto`); protobuf's encoding guide.
 """
@@ -33,12 +33,12 @@ _ITEM, _PROBABILITY, _TABLE_SIZE, _RATE_LIMITED = b"\x0a", b"\x11", b"\x18", b"\
 _INFO, _END = b"\x0a", b"\x18\x01"  # fields 1 and 3 of a SampleEntry
 _ENTRY = b"\x0a"  # field 1 of a SampleStreamResponse
 _RESPONSE_BYTES = 1 << 20
-_MAX_ENTRY_BYTES = 64 << 20  # gRPC's messages end at 2 GB
-# Memory of the objects that belong to an item beside its trajectory, and each slice of that once it is parsed, roughly.
+_MAX_ENTRY_BYTES = 64 << 20  # messages of gRPC have at most 2 GB
+# Approximate memory of an item's objects without its trajectory, and of each parsed slice of the trajectory.
 _ITEM_BYTES, _SLICE_BYTES = 830, 170
 _DOUBLE = struct.Struct("<d")
 
-# A tail: tag and length of the info, tag and length of the item, and the fields. Varints have five bytes, of 7 bits.
+# A tail: tag and length of the info, tag and length of the item, and the fields. Varints have five bytes of 7 bits.
 _TAIL = np.dtype(
     [
         ("tags", "V5"),  # info, its length, item, its length, priority
@@ -72,16 +72,16 @@ _TEMPLATE = _tail_template()
 
 
 class SharedChunks:
-    """The chunks that some items of one table name, and what else these items have in common.
+    """The common data of some items of one table, and the chunks to which these items refer.
 
     Attributes:
         table: name of the table.
-        layout: of the items' columns.
-        chunks: each once, in the order in which the items name them.
-        num_items: how many items there are, those that wait for the table included; it counts them.
-        num_stored: how many are in the table; it counts them.
-        item_bytes: memory that an item takes, without its chunks.
-        sample_bytes: that a sample of an item takes in a response, about.
+        layout: layout of the items' columns.
+        chunks: each chunk once, in the order of the items' references.
+        num_items: number of the items, including waiting items; the table counts them.
+        num_stored: number of the items in the table; the table counts them.
+        item_bytes: memory of an item, without its chunks.
+        sample_bytes: approximate size of a sample of an item in a response.
     """
 
     __slots__ = ("chunks", "item_bytes", "layout", "num_items", "num_stored", "sample_bytes", "table")
@@ -95,7 +95,7 @@ class SharedChunks:
         trajectory_bytes: int,
         num_slices: int,
     ) -> None:
-        """Take chunks; none of the items, which have so many slices each, is in the table yet."""
+        """Take the chunks of items with `num_slices` slices each, none of which is in the table yet."""
         self.table, self.layout, self.chunks = table, layout, chunks
         self.num_items, self.num_stored = num_items, 0
         self.item_bytes = trajectory_bytes + _ITEM_BYTES + _SLICE_BYTES * num_slices
@@ -107,15 +107,15 @@ class Item:
 
     Attributes:
         key: random, unsigned 64 bits.
-        priority: with which it came; see `ItemRows` for the one that it has now.
+        priority: priority at insertion; `ItemRows` has the present one.
         shared: its chunks, its table and its layout.
-        inserted_at: when it came into its table, in nanoseconds since 1970; 0 before that.
+        inserted_at: time of its insertion, in nanoseconds since 1970; 0 before.
     """
 
     __slots__ = ("_parts", "_slices", "_trajectory", "inserted_at", "key", "priority", "shared")
 
     def __init__(self, key: int, priority: float, trajectory: bytes, slices: Slices, shared: SharedChunks) -> None:
-        """Make an item that is in no table yet; `trajectory` is a FlatTrajectory, and `slices` is what it says."""
+        """Make an item that is in no table yet; `trajectory` is a FlatTrajectory, `slices` its parsed slices."""
         self.key, self.priority, self.shared = key, priority, shared
         self._trajectory, self._slices = trajectory, slices
         self.inserted_at = 0
@@ -123,7 +123,7 @@ class Item:
 
     @property
     def flat_trajectory(self) -> Parsed:
-        """Which rows of which chunks it has, for the readers of this process."""
+        """The rows of its chunks, for readers in this process."""
         return self.shared.layout, self._slices
 
     def encode(self, priority: float, times_sampled: int) -> bytes:
@@ -137,7 +137,7 @@ class Item:
         return b"".join((_ITEM, varint(len(constant)), constant))
 
     def parts(self) -> tuple[bytes, ...]:
-        """Return a field of a response, a SampleEntry but for its tail; the parts are kept for the next time."""
+        """Return a field of a response, a SampleEntry without its tail; the parts are kept for the next sample."""
         if not self._parts:
             head = self.head()
             info = b"".join((_INFO, varint(len(head)), head))
@@ -148,7 +148,7 @@ class Item:
 
     @property
     def info(self) -> Item:
-        """It is its own SampleInfo, with what readers of this process need of a SampleEntry."""
+        """The item itself, which has the fields of a SampleInfo that readers in this process need."""
         return self
 
     item = info
@@ -170,9 +170,9 @@ class Item:
 
 
 def encode_responses(samples: Samples, *, rate_limited: bool) -> Iterator[bytes]:
-    """Return SampleStreamResponses with these samples, each of a size that is worth a message.
+    """Return SampleStreamResponses with these samples, of a reasonable size each.
 
-    `rate_limited` is whether the one who asked had to wait for the rate limiter.
+    `rate_limited` is whether the request had to wait for the rate limiter.
     """
     parts: list[bytes] = []
     num_bytes = 0
@@ -205,7 +205,7 @@ def _tails(samples: Samples, rate_limited: bool) -> list[bytes]:
 
 
 def _split(item: Item, tail: bytes) -> Iterator[bytes]:
-    """Return responses with one entry each, which are one sample together; the first one has its numbers."""
+    """Return responses with one entry each, which together are one sample; the first response has its numbers."""
     head = item.head()
     fields: list[bytes] = [_INFO, varint(len(head)), head, tail[: -len(_END)]]
     num_bytes = 0

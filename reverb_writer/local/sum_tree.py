@@ -6,8 +6,8 @@
           +---+---+         +---+---+
         row 0   row 1     row 2   row 3
 
-A change writes its leaf; the sums above the leaves that changed are computed again before the next draw, all of a level
-at once. A sum is always its two children added, so rounding errors do not pile up.
+A change writes its leaf. Before the next draw, the sums above changed leaves are computed again, one level at a time. A
+sum is always the sum of its two children, so rounding errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SumTree:
         self._changed: set[int] = set()
 
     def set(self, row: int, weight: float) -> None:
-        """Give a row a weight, finite and >= 0; with 0 it is not drawn."""
+        """Set the weight of a row, finite and >= 0; a row of weight 0 is never drawn."""
         if row >= self._capacity:
             self._grow(row + 1)
         leaf = self._capacity + row
@@ -45,13 +45,13 @@ class SumTree:
         return float(self._nodes[1])
 
     def find(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Return the row in whose share of the total each point lies.
+        """Return, for each point, the row whose share of the total contains it.
 
         Args:
-            points: [n], each at least 0 and below `total`, which must be above 0.
+            points: [n], each >= 0 and < `total`, which must be > 0.
 
         Returns:
-            [n] rows of a weight above 0, whatever rounding does to the points.
+            [n] rows of a weight > 0, even if the points are rounded.
         """
         self._update()
         nodes = self._nodes
@@ -72,7 +72,7 @@ class SumTree:
         at = np.fromiter(self._changed, np.int64, len(self._changed))
         self._changed.clear()
         while at[0] > 1:
-            at = at // 2 if len(at) < 2 else np.unique(at // 2)  # noqa: PLR2004  # a single one has no doubles
+            at = at // 2 if len(at) < 2 else np.unique(at // 2)  # noqa: PLR2004  # one row has no duplicates
             nodes[at] = nodes[2 * at] + nodes[2 * at + 1]
 
     def _grow(self, num_rows: int) -> None:

@@ -1,11 +1,11 @@
-"""One table: its items, its rate limiter, and those who wait for it.
+"""One table: its items, its rate limiter, and the inserts and requests that wait.
 
     insert ---> [inserts that wait] --limiter--> items --limiter--> [requests that wait] ---> samples
                                                    |
                                    remover, `max_times_sampled`, delete
 
-Both queues are first in, first out. Nothing here waits: `advance` does what the limiter allows after each change, and
-tells those whose turn has come. Not thread-safe: `Store` has the lock.
+Both queues are first in, first out. No method waits: after each change, `advance` inserts and samples as far as the
+limiter allows, and calls the functions of finished inserts and requests. Not thread-safe: `Store` has the lock.
 
 Source: Reverb 0.14 (behaviour of `table.cc` and `rate_limiter.cc`, measured side by side).
 """
@@ -29,27 +29,27 @@ from reverb_writer.local.stored_items import Item
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.tables import TableConfig
 
-_DRAW_BYTES = 1 << 20  # of samples that are drawn at once: what a response holds
+_DRAW_BYTES = 1 << 20  # size of the samples that are drawn at once: one response
 _MAX_DRAWS = 256
 
 Confirm = Callable[[list[int]], object]
-"""Gets the keys of items that are in the table now."""
+"""Gets the keys of items that were inserted."""
 
 
 class SampleRequest:
     """A request that waits for samples.
 
     Attributes:
-        num_missing: samples asked for and not drawn yet.
-        samples: that were drawn; their entries are the items.
-        num_bytes: that a response with them has, about.
+        num_missing: requested samples that are not drawn yet.
+        samples: drawn samples; their entries are the items.
+        num_bytes: approximate size of a response with them.
         has_waited: whether the rate limiter made it wait.
-        ready: called once there are samples, by whichever thread's change has let them out, which has the lock of the
-            store; must not wait.
+        ready: called when samples are drawn, in the thread that draws them and with the lock of the store; must not
+            wait.
     """
 
     def __init__(self, num_samples: int, ready: Callable[[], object] = lambda: None) -> None:
-        """Ask for so many."""
+        """Create a request for `num_samples` samples."""
         self.num_missing = num_samples
         self.samples = NO_SAMPLES
         self.num_bytes = 0
@@ -61,11 +61,11 @@ class Table:
     """The items of one table.
 
     Attributes:
-        config: what was asked for.
-        num_inserts, num_samples: since the start, or since it was emptied.
+        config: configuration of the table.
+        num_inserts, num_samples: counts since the start or the last reset.
         num_unique_samples: items that were sampled at least once, since the same time.
-        num_deleted_episodes: episodes of which no item is left, since the same time.
-        worker_time_s: how long it spent in each state, by `TableInfo`'s names.
+        num_deleted_episodes: episodes whose items were all removed, since the same time.
+        worker_time_s: time spent in each state, by the names of `TableInfo`, in seconds.
     """
 
     def __init__(self, config: TableConfig, chunks: ChunkStore, rng: np.random.Generator) -> None:
@@ -79,21 +79,21 @@ class Table:
         self._requests: collections.deque[SampleRequest] = collections.deque()
         self._is_advancing = False
         self._inserted_at = 0  # time of the last item
-        self._sample_bytes = float(_DRAW_BYTES)  # of the last ones, the mean
+        self._sample_bytes = float(_DRAW_BYTES)  # mean size of the last samples
         self._clear()
 
     def _clear(self) -> None:
         self._sampler = make_chooser(self.config.sampler, self._rng)
         self._remover = make_chooser(self.config.remover, self._rng)
         self._items = ItemRows()
-        self._free: list[int] = []  # rows without an item, below the highest that has one
-        self._rows: dict[int, int] = {}  # by key, in the order of insertion
+        self._free: list[int] = []  # free rows below the highest row with an item
+        self._rows: dict[int, int] = {}  # row of each key, in the order of insertion
         self._episodes: collections.Counter[int] = collections.Counter()
         self.num_inserts = self.num_samples = 0
         self.num_unique_samples = self.num_deleted_episodes = 0
 
     def __len__(self) -> int:
-        """Return how many items there are."""
+        """Return the number of items."""
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Item]:
@@ -108,7 +108,7 @@ class Table:
 
     @property
     def num_episodes(self) -> int:
-        """Episodes that the items come from."""
+        """Number of episodes of the items."""
         return len(self._episodes)
 
     @property
@@ -120,7 +120,7 @@ class Table:
         """Refuse a priority that an item cannot have.
 
         Raises:
-            Refusal: says which and why.
+            Refusal: names the priority and the reason.
         """
         reason = self._sampler.refuses(priority) or self._remover.refuses(priority)
         if reason:
@@ -131,7 +131,7 @@ class Table:
         """Queue items; call `advance` afterwards.
 
         Args:
-            items: with chunks that have a reference for them, and priorities that `check_priority` lets pass.
+            items: new items, whose chunks count a reference for them, with priorities that `check_priority` accepts.
             confirm: gets their keys when they are in the table.
         """
         self._inserts.extend([(item, confirm) for item in items])
@@ -141,18 +141,18 @@ class Table:
         self._requests.append(request)
 
     def withdraw(self, request: SampleRequest) -> None:
-        """Take a request out of the queue, if it waits there."""
+        """Remove a request from the queue, if it waits there."""
         if request in self._requests:
             self._requests.remove(request)
 
     def withdraw_inserts(self, confirm: Confirm) -> None:
-        """Give up the items that wait for `confirm`."""
+        """Drop the waiting items of `confirm`."""
         given_up = [item for item, whose in self._inserts if whose == confirm]
         self._inserts = collections.deque(pair for pair in self._inserts if pair[1] != confirm)
         self._forget(given_up)
 
     def update(self, updates: Mapping[int, float], deletes: Iterable[int]) -> None:
-        """Change priorities, then delete; keys that the table does not have are ignored. Call `advance` afterwards.
+        """Change priorities, then delete items; unknown keys are ignored. Call `advance` afterwards.
 
         Raises:
             Refusal: no item can have one of the priorities; nothing has changed.
@@ -165,15 +165,15 @@ class Table:
         self._delete([self._rows[key] for key in dict.fromkeys(deletes) if key in self._rows])
 
     def reset(self) -> None:
-        """Delete all items, and count from zero again; who waits goes on waiting. Call `advance` afterwards."""
+        """Delete all items and reset the counts; waiting inserts and requests stay. Call `advance` afterwards."""
         items = [*self]
         self._clear()
         self._forget(items)
 
     def advance(self) -> None:
-        """Let in and out what the rate limiter allows.
+        """Insert and sample as far as the rate limiter allows.
 
-        Who is told so may insert and request more at once: the outer of two calls does that, too.
+        The called functions may insert and request more; then the outer of two nested calls continues.
         """
         if self._is_advancing:
             return
@@ -189,7 +189,7 @@ class Table:
         self.measure()
 
     def _advance(self) -> bool:
-        """Let in and out what may be now, and tell it; return whether that was something."""
+        """Insert and sample once, and call the functions of finished items; return whether anything was done."""
         confirmed: dict[Confirm, list[int]] = {}
         moves = False
         while count := self._num_inserts_allowed():
@@ -206,7 +206,7 @@ class Table:
         return moves
 
     def _num_inserts_allowed(self) -> int:
-        """Return how many of the items that wait may come in at once: new ones, or a single one that is known."""
+        """Return how many waiting items may be inserted at once: several new items, or one item with a known key."""
         if not self._inserts:
             return 0
         if self._inserts[0][0].key in self._rows:
@@ -238,13 +238,13 @@ class Table:
         self._items.times_sampled[row] = times_sampled
 
     def _insert(self, items: Sequence[Item]) -> None:
-        """Take items that are new, or a single one that is known."""
+        """Insert new items, or a single item with a known key."""
         known = self._rows.get(items[0].key)
-        if known is not None:  # it was sent again: its content stays, and it does not count
+        if known is not None:  # the item was sent again: its content stays, and it does not count
             self._update(known, items[0].priority)
             self._forget(items)
             return
-        # No two at one time: a real server that is restored puts items into the order of their times.
+        # Times are unique, because a real server restores items in the order of their times.
         self._inserted_at = max(time.time_ns(), self._inserted_at)
         for item in items:
             self._inserted_at += 1
@@ -252,7 +252,7 @@ class Table:
         self.num_inserts += len(items)
         rest = items
         while rest:
-            # A remover may choose the new item, so a full table takes one at a time; unless the oldest ones go.
+            # A remover may choose the new item, so a full table inserts one at a time, unless it removes the oldest.
             room = max(self.config.max_size - len(self._rows), 1)
             count = len(rest) if self._remover.is_fifo else room
             self._place(rest[:count])
@@ -261,7 +261,7 @@ class Table:
                 self._delete(self._remover.first(excess))
 
     def _place(self, items: Sequence[Item]) -> list[int]:
-        """Put new items into rows; return which."""
+        """Put new items into rows; return the rows."""
         count, first = len(items), len(self._rows) + len(self._free)
         rows = [self._free.pop() for _ in range(min(count, len(self._free)))]
         rows += range(first, first + count - len(rows))
@@ -302,7 +302,7 @@ class Table:
                 self.num_deleted_episodes += 1
 
     def _forget(self, items: Iterable[Item]) -> None:
-        """Free what items take that are not in the table."""
+        """Free the memory of items that are not in the table."""
         for item in items:
             item.shared.num_items -= 1
             if not item.shared.num_items:
@@ -310,7 +310,7 @@ class Table:
         self._chunks.give_back(sum([item.shared.item_bytes for item in items]))
 
     def _serve(self, request: SampleRequest) -> bool:
-        """Draw as many samples as a request lacks, a response holds and the limiter allows; return whether any."""
+        """Draw samples for a request, as many as a response holds and the limiter allows; return whether any."""
         parts: list[Samples] = []
         num_drawn = 0
         while request.num_missing and request.num_bytes < _DRAW_BYTES and num_drawn < _MAX_DRAWS:
@@ -318,7 +318,7 @@ class Table:
             if not allowed:
                 break
             wanted = min(request.num_missing, _MAX_DRAWS - num_drawn, allowed)
-            # As many as may fit, as far as one knows.
+            # The number of samples that probably fit.
             num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - request.num_bytes) / self._sample_bytes)))
             rows, probabilities = self._sampler.draw(1 if self.config.max_times_sampled else num_draws)
             parts.append(self._items.draw(rows, probabilities, len(self._rows)))
@@ -332,8 +332,8 @@ class Table:
         return bool(parts)
 
     def _note(self, rows: npt.NDArray[np.intp], times_sampled: npt.NDArray[np.int32]) -> None:
-        """Count the samples of rows, and delete the item of the one row that was sampled for the last time."""
+        """Count the samples of rows; if the table samples an item for the last time, delete the item."""
         self.num_samples += len(rows)
         self.num_unique_samples += int(np.count_nonzero(times_sampled == 1))
-        if times_sampled[0] == self.config.max_times_sampled:  # then it is the only one
+        if times_sampled[0] == self.config.max_times_sampled:  # then it is the only row
             self._delete(rows.tolist())

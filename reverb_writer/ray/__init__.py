@@ -1,10 +1,10 @@
-"""Shards that Ray places, watches and starts again; no byte of the data passes through Ray.
+"""Shards that Ray places, watches and restarts; the data never pass through Ray.
 
-    ReplayCluster.start -> a detached actor for each shard, found by its name
-    actor               -> `reverb-writer-server serve`, a child process on an interpreter of its own
+    ReplayCluster.start -> a detached actor per shard, found by its name
+    actor               -> `reverb-writer-server serve`, a child process on its own interpreter
     cluster.target()    -> a source of addresses, for `rw.Client`, observers and datasets
 
-The extra `ray` brings what this needs: pip install 'reverb-writer[ray]'.
+The extra `ray` installs Ray: pip install 'reverb-writer[ray]'.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where a cluster's shards are: as the files beside their checkpoints say, else as their actors do.
+"""The addresses of a cluster's shards: from the files beside their checkpoints, or from their actors.
 
-While neither can be read, what is known stays: clients find out themselves whether a server answers.
+If neither can be read, the last known addresses remain: clients check themselves whether a server answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reverb_writer.ray.shard_report import ClusterSpec
 
 
 class _Known(NamedTuple):
-    generation: int = 0  # without checkpoints it stays 0
+    generation: int = 0  # always 0 without checkpoints
     address: str = ""
     state: str = ""
 
@@ -26,9 +26,9 @@ class _Known(NamedTuple):
 class ActorTarget:
     """The target of a cluster: a source of its shards' addresses. Picklable, hashable and thread-safe.
 
-    With checkpoints it reads the files beside them, which needs no Ray. Without, or where that folder is not mounted,
-    it asks the actors, which needs a process that is connected to Ray. Where neither answers, it tells what was known
-    where it was made or pickled.
+    With checkpoints it reads the files beside them, without Ray. Without checkpoints, or if their folder is not
+    mounted, it asks the actors, which needs a process that is connected to Ray. If neither answers, it returns the
+    addresses that were known when it was made or pickled.
 
     Attributes:
         spec: the cluster; targets are compared by its name.
@@ -41,21 +41,21 @@ class ActorTarget:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cluster", self.spec.name)
-        object.__setattr__(self, "_known", dict.fromkeys(self.spec.shard_names(), _Known()))  # its size stays
+        object.__setattr__(self, "_known", dict.fromkeys(self.spec.shard_names(), _Known()))  # its size never changes
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what other threads do."""
+        """Leave out the work of other threads."""
         return {**vars(self), "_looks": []}
 
     def look_up(self, timeout_s: float) -> Target:
-        """Return the newest target that is known within `timeout_s` seconds, though a folder or Ray may not answer.
+        """Return the newest known target within `timeout_s` seconds, even if a folder or Ray does not answer.
 
         Raises:
-            ServerUnavailableError: no shard has told its address yet.
+            ServerUnavailableError: no shard has an address yet.
         """
-        if not self._looks or self._looks[0].done():  # one that a folder holds up is not joined by others
+        if not self._looks or self._looks[0].done():  # a look-up that a folder delays is not repeated
             self._looks[:] = [in_background(lambda: self._look(timeout_s))]
-        self._looks[0].wait(timeout_s + 1.0)  # Ray tells at the end of it who is silent
+        self._looks[0].wait(timeout_s + 1.0)  # at its end, Ray reports the silent actors
         known = self._known.copy()
         shards = [
             Shard(name, one.address, "up" if one.state == "serving" else "lost")
@@ -64,8 +64,8 @@ class ActorTarget:
         ]
         if not shards:
             raise ServerUnavailableError(
-                f"no shard of the cluster `{self.cluster}` has told its address yet. `reverb-writer ray status "
-                f"{self.cluster}` says what they wait for."
+                f"no shard of the cluster `{self.cluster}` has an address yet. `reverb-writer ray status "
+                f"{self.cluster}` shows the cause."
             )
         return Target(tuple(shards))
 
@@ -81,6 +81,6 @@ class ActorTarget:
             self._note(name, report.generation, report.address, report.state)
 
     def _note(self, name: str, generation: int, address: str, state: str) -> None:
-        """Take note of a server, unless a newer one of the shard is known; one that starts has no address yet."""
+        """Note a server, unless a newer server of the shard is known; a starting server has no address yet."""
         if self._known[name].generation <= generation:
             self._known[name] = _Known(generation, address or self._known[name].address, state)

@@ -1,4 +1,4 @@
-"""The actors of shards on Ray: found by name, asked with an end, stopped, killed."""
+"""The actors of shards on Ray: functions to find, ask, stop and kill them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from reverb_writer.lazy import needs
 
 _logger = logging.getLogger(__name__)
 NAMESPACE = "reverb-writer"  # of all actors, so that every job finds them
-ANSWER_TIMEOUT_S = 5.0  # then they are asked again
+ANSWER_TIMEOUT_S = 5.0  # time-out of a question to actors, which is then repeated
 POLL_S = 0.2
 _FREED_TIMEOUT_S = 10.0
-_PATIENCE_S = 60.0  # with an actor that is silent: Ray may be starting it again, and its node may be busy
+_PATIENCE_S = 60.0  # wait for a silent actor: Ray may be restarting it, or its node may be busy
 
-_handles: dict[str, Any] = {}  # of actors by name, for this process: without the control store they still answer
+_handles: dict[str, Any] = {}  # of actors by name; with a handle, an actor answers even without the control store
 
 
 def connect_ray(address: str | None = None) -> None:
-    """Connect to Ray if this process is not connected yet; `address` is as `ray.init` takes it.
+    """Connect to Ray if this process is not connected yet; `address` is an address for `ray.init`.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        ConnectionError: nothing answers there.
+        ConnectionError: no Ray answers at the address.
     """
     with needs("reverb_writer.ray", "reverb-writer[ray]"):
         import ray  # noqa: PLC0415  # of the extra
@@ -35,9 +35,9 @@ def connect_ray(address: str | None = None) -> None:
 
 
 def ask_actors(names: Iterable[str], method: str, timeout_s: float) -> dict[str, Any]:
-    """Return what a method of actors returns, of those that answer within `timeout_s` seconds; by name."""
+    """Return the results of a method of actors by name, of the actors that answer within `timeout_s` seconds."""
     asked = in_background(lambda: _ask(list(names), method, timeout_s))
-    return asked.result() if asked.wait(timeout_s + 1.0) else {}  # Ray may not come back at all
+    return asked.result() if asked.wait(timeout_s + 1.0) else {}  # Ray may never return
 
 
 def _ask(names: list[str], method: str, timeout_s: float) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _ask(names: list[str], method: str, timeout_s: float) -> dict[str, Any]:
     for call in ready:
         try:
             answers[calls[call]] = ray.get(call, timeout=timeout_s)
-        except ray.exceptions.ActorDiedError:  # for good: another one may have its name now
+        except ray.exceptions.ActorDiedError:  # it never returns, and another actor may have its name
             _handles.pop(calls[call], None)
         except ray.exceptions.RayError:
             continue
@@ -58,7 +58,7 @@ def _ask(names: list[str], method: str, timeout_s: float) -> dict[str, Any]:
 
 
 def actor_of(name: str) -> Any:
-    """Return the actor of that name, None if there is none now; Ray is asked for it once."""
+    """Return the actor with this name, None if none exists now; Ray is asked for it once."""
     import ray  # noqa: PLC0415  # of the extra
 
     if name not in _handles:
@@ -70,7 +70,7 @@ def actor_of(name: str) -> Any:
 
 
 def named_shards() -> dict[str, list[str]]:
-    """Return the names of the shards' actors that exist, by cluster."""
+    """Return the names of the existing shards' actors, by cluster."""
     import ray  # noqa: PLC0415  # of the extra
 
     found: dict[str, list[str]] = {}
@@ -81,7 +81,7 @@ def named_shards() -> dict[str, list[str]]:
 
 
 def end_actors(cluster: str, names: Iterable[str]) -> None:
-    """End the actors of a cluster for good; a server that still runs is told to end. Idempotent."""
+    """End the actors of a cluster for ever; servers that still run are asked to end. Idempotent."""
     import ray  # noqa: PLC0415  # of the extra
 
     for name in names:
@@ -96,18 +96,18 @@ def end_actors(cluster: str, names: Iterable[str]) -> None:
 def stop_shards(
     cluster: str, names: Iterable[str], timeout_s: float, patience_s: float = _PATIENCE_S
 ) -> dict[str, str]:
-    """End all servers, each with a last checkpoint, then remove the cluster; log and return what has written none.
+    """End all servers, each with a last checkpoint, then remove the cluster; log and return shards without one.
 
-    An actor is asked again until it tells that its server has ended: one that Ray starts again does not know of it.
-    All may take `timeout_s` seconds, and each may be silent for `patience_s`.
+    An actor is asked until it reports that its server has ended, because a restarted actor does not know the question.
+    All actors together may take `timeout_s` seconds, and each may be silent for `patience_s`.
 
     Returns:
-        By the name of the shard, why it has no last checkpoint.
+        Reasons for missing last checkpoints, by the name of the shard.
     """
     names = list(names)
     now = time.monotonic()
     end = now + timeout_s
-    heard_at = {name: now for name in names if actor_of(name) is not None}  # of those that have not ended
+    heard_at = {name: now for name in names if actor_of(name) is not None}  # last answers of running actors
     unsaved: dict[str, str] = {}
     while heard_at and now < end:
         answers = ask_actors(heard_at, "stop", min(ANSWER_TIMEOUT_S, end - now))

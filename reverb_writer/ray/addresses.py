@@ -1,6 +1,6 @@
-"""Where the servers of a shard are: numbered files beside its checkpoints, of which the highest counts. Pure.
+"""The addresses of a shard's servers: numbered files beside its checkpoints. The highest number counts. Pure.
 
-FOLDER/00000007.json   the seventh server's: it writes where it is and how it fares every second
+FOLDER/00000007.json   the file of the seventh server, which writes its address and state every second
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ _NAME = re.compile(r"\d{8,}\.json")
 
 @dataclass(frozen=True)
 class Claim:
-    """The content of a server's file; empty where the file has just been created."""
+    """The content of a server's file; empty if the file has just been created."""
 
-    number: int  # of the server: higher than that of each one before it
+    number: int  # number of the server, higher than the numbers of all earlier servers
     address: str = ""  # `host:port`
-    phase: str = "starting"  # as on the server's status page; "ended" when it has ended
-    machine: str = ""  # id of the boot of its machine
-    pid: int = 0  # of the server there
-    beat: int = 0  # how often the file was written
+    phase: str = "starting"  # the phase of the server's status page; "ended" at its end
+    machine: str = ""  # id of its machine's boot
+    pid: int = 0  # process id of the server on this machine
+    beat: int = 0  # number of writes of the file
 
 
 def path_of(folder: Path, number: int) -> Path:
-    """Return the file of that number."""
+    """Return the file of this number."""
     return folder / f"{number:08d}.json"
 
 
 def numbers_in(folder: Path) -> list[int]:
-    """Return the numbers that servers have taken, in order; OSError if the folder cannot be read."""
+    """Return the numbers that servers have taken, in order; raise OSError if the folder cannot be read."""
     return sorted(int(path.stem) for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def read_claim(folder: Path, number: int) -> Claim:
-    """Return what a server's file says; OSError if it cannot be read, or was removed because a newer one exists."""
+    """Return the content of a server's file; raise OSError if it is unreadable, or removed for a newer one."""
     try:
         found: Any = json.loads(path_of(folder, number).read_bytes())
         return Claim(number, **found)
@@ -46,7 +46,7 @@ def read_claim(folder: Path, number: int) -> Claim:
 
 
 def newest_claim(folder: Path | None) -> Claim | None:
-    """Return the claim of the highest number; None if there is none, or the folder cannot be read."""
+    """Return the claim of the highest number; None if none exists or the folder cannot be read."""
     try:
         numbers = [] if folder is None else numbers_in(folder)
         return read_claim(folder, numbers[-1]) if folder is not None and numbers else None

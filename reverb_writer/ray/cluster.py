@@ -1,11 +1,11 @@
-"""A cluster of shards on Ray: started once, found by its name from everywhere, stopped by what has started it.
+"""A cluster of shards on Ray, which is started once and found by its name from everywhere.
 
-start   1 memory         the estimate, as the server's command prints it, too
-        2 actors         a detached one for each shard that has none
-        3 serve          all shards; if one does not, all that this start has begun is undone
+start   1 memory         the server's estimate
+        2 actors         a detached actor for each shard that has none
+        3 serve          wait until all shards serve; if a shard does not, undo this start
 
-Ray gives a name to one actor only. The process whose actor is shard 0 has started the cluster. Every other process has
-attached to it.
+Ray gives a name to one actor only. The process that creates the actor of shard 0 has started the cluster. Every other
+process has attached to it.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from reverb_writer.tables.shares import share_of
 from reverb_writer.writing.memory_estimate import estimate, need
 
 _logger = logging.getLogger(__name__)
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # also that of a folder, which is not above it
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # also a safe name of a folder
 _LOOK_UP_TIMEOUT_S = 10.0
 _GIB = 2**30
-_ENDING = ("draining", "stopped")  # states of what a `stop` has left, which is waited for
+_ENDING = ("draining", "stopped")  # states of a cluster that is being stopped; a start waits for its end
 _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "false"}  # a server outlives its actor by a checkpoint
 
 
 class ReplayCluster:
-    """Replay servers that Ray places, watches and starts again: one replay, whose data never pass through Ray.
+    """Replay servers that Ray places, watches and restarts: one replay, whose data never pass through Ray.
 
-    Thread-safe. A context manager: its end stops the cluster if this object has started it, and leaves it if it was
-    attached to.
+    Thread-safe. A context manager: its end stops the cluster if this object has started it. A cluster that this object
+    attached to continues.
 
     Attributes:
-        name: of the cluster.
+        name: name of the cluster.
         spec: definition of the cluster.
         started: whether this object has started it.
 
@@ -87,34 +87,35 @@ class ReplayCluster:
         runtime_env: Mapping[str, Any] | None = None,
         timeout_s: float = 300.0,
     ) -> ReplayCluster:
-        """Start a cluster and wait until it serves; attach to it if it exists already.
+        """Start a cluster and wait until it serves; attach to it if it already exists.
 
-        It outlives this process. If Ray is not connected yet, `ray.init()` does that first.
+        It outlives this process. If this process is not connected to Ray yet, `ray.init()` connects it.
 
         Args:
-            name: of the cluster: letters, digits, `_`, `.` and `-`; the first is a letter, a digit or `_`.
-            tables: of all shards together: each has its share of `max_size`, `min_size` and error buffers.
+            name: name of the cluster: letters, digits, `_`, `.` and `-`, beginning with a letter, a digit or `_`.
+            tables: tables of all shards together: each shard has its share of `max_size`, `min_size` and error buffers.
             shards: number of servers, >= 1.
             python: interpreter of the servers, at the same path on every node; needs `reverb-writer-server`.
-            checkpoints: folder on storage that every node reaches by this path; each shard has one of its own in it.
-                Without one, the data of a shard that is lost are lost.
-            checkpoint_every_s: seconds between checkpoints; 0 for none but the last.
+            checkpoints: folder on storage that every node reaches by this path; each shard has its own folder in it.
+                Without it, the data of a lost shard are lost.
+            checkpoint_every_s: seconds between checkpoints; 0 for a last checkpoint only.
             num_cpus: processors that Ray reserves for each shard.
             memory_bytes: memory that Ray reserves for each shard, in bytes; None for the estimate.
-            port: of the first shard, the next one has the next; None for free ones.
-            runtime_env: Ray's, of the actors, as for this package if the cluster does not have it. The servers get its
-                `env_vars`.
-            timeout_s: time-out of the whole start, seconds. If there is no room at once, that is logged and waited for.
+            port: port of the first shard; each next shard has the next port. None for free ports.
+            runtime_env: Ray's runtime environment of the actors, for example with this package if the nodes lack it.
+                The servers get its `env_vars`.
+            timeout_s: time-out of the whole start, in seconds. If the nodes have no room, this is logged, and the start
+                waits for room.
 
         Raises:
-            SpecError: an argument can never work, or a cluster of this name differs in what describes it.
-            ShardStartError: a server does not start; has its last log lines.
-            ReplayTimeoutError: the time is up; if there was no room, says what is needed and what was free. After these
-                two, nothing is left of what this call has begun.
+            SpecError: an argument can never work, or a cluster of this name has another definition.
+            ShardStartError: a server does not start; the error has its last log lines.
+            ReplayTimeoutError: the time is over; if the room was too small, the error has the needed and the free room.
+                After these two errors, nothing of this start remains.
             MissingExtraError: Ray is not installed.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise SpecError(f"`name` must be letters, digits, `_`, `.` and `-`, not `.` or `-` first, got {name!r}.")
+            raise SpecError(f"`name` must be letters, digits, `_`, `.` and `-`, first not `.` or `-`, got {name!r}.")
         check_tables(tables)
         if checkpoints is not None and not str(checkpoints).startswith("/"):
             raise SpecError(f"`checkpoints` must be an absolute path, the same on every node, got {checkpoints!r}.")
@@ -135,23 +136,23 @@ class ReplayCluster:
         memory = _estimate(spec) if memory_bytes is None else memory_bytes
         started = _start_shards(spec, {"CPU": num_cpus, "memory": memory}, runtime_env or {}, deadline)
         if not started:
-            _logger.info("cluster `%s` exists already: attached to it", name)
+            _logger.info("cluster `%s` already exists: attached to it", name)
         return cls(spec, started=started)
 
     @classmethod
     def attach(cls, name: str, *, timeout_s: float = 30.0) -> ReplayCluster:
-        """Return the cluster of that name.
+        """Return the cluster of this name.
 
         Raises:
-            ServerUnavailableError: there is no such cluster; names the clusters that exist.
-            ReplayTimeoutError: none of its actors answers within `timeout_s` seconds. `remove` ends it all the same.
+            ServerUnavailableError: no such cluster exists; the error names the existing clusters.
+            ReplayTimeoutError: none of its actors answers within `timeout_s` seconds. `remove` still ends it.
         """
         connect_ray()
         deadline = Deadline(check_timeout(timeout_s))
         found = named_shards()
         if name not in found:
             raise _unknown(name, found)
-        silent = f"`reverb-writer ray down {name}` ends the cluster all the same. No actor of it answered"
+        silent = f"`reverb-writer ray down {name}` still ends the cluster. None of its actors answered"
         while True:
             answers = ask_actors(found[name], "describe", min(ANSWER_TIMEOUT_S, deadline.left_s(silent)))
             for spec, _ in answers.values():
@@ -160,13 +161,13 @@ class ReplayCluster:
 
     @staticmethod
     def remove(name: str, timeout_s: float = 600.0) -> dict[str, str]:
-        """End the cluster of that name as `stop` does, within `timeout_s` seconds, also one whose actors cannot run.
+        """End the cluster of this name within `timeout_s` seconds, as `stop` does, even if its actors cannot run.
 
         Returns:
-            Why there is no last checkpoint of a shard, by its name; empty if all have written theirs.
+            Reasons for missing last checkpoints, by the name of the shard; empty if all shards have written theirs.
 
         Raises:
-            ServerUnavailableError: there is no such cluster; names the clusters that exist.
+            ServerUnavailableError: no such cluster exists; the error names the existing clusters.
         """
         connect_ray()
         found = named_shards()
@@ -195,11 +196,11 @@ class ReplayCluster:
         return ClusterStatus(self.name, tuple(shards))
 
     def stop(self, timeout_s: float = 600.0) -> None:
-        """End all servers, each with a last checkpoint, and give the room back. Idempotent.
+        """End all servers, each with a last checkpoint, and release their room. Idempotent.
 
         Args:
-            timeout_s: time for the last checkpoints, seconds. Servers that take longer are left to themselves,
-                and so are those whose actors are silent for 60 s; which is logged with their names.
+            timeout_s: time for the last checkpoints, in seconds. The stop no longer waits for servers that take longer,
+                nor for servers whose actors are silent for 60 s; the log has their names.
         """
         connect_ray()
         stop_shards(self.name, self.spec.shard_names(), check_timeout(timeout_s))
@@ -219,11 +220,11 @@ class ReplayCluster:
 
 def _unknown(name: str, found: Iterable[str]) -> ServerUnavailableError:
     there = ", ".join(f"`{one}`" for one in sorted(found)) or "none"
-    return ServerUnavailableError(f"there is no cluster `{name}` on this Ray; there is {there}.")
+    return ServerUnavailableError(f"this Ray has no cluster `{name}`; it has {there}.")
 
 
 def _estimate(spec: ClusterSpec) -> int:
-    """Return the estimated memory of a shard, and say which tables are not in it."""
+    """Return the estimated memory of a shard; log the tables that it does not include."""
     estimates = [estimate(share_of(table, 0, spec.num_shards)) for table in spec.tables]
     total_bytes, _, unknown = need(estimates, saves=bool(spec.checkpoints))
     if unknown:
@@ -239,9 +240,9 @@ def _estimate(spec: ClusterSpec) -> int:
 def _start_shards(
     spec: ClusterSpec, needs: Mapping[str, float], runtime_env: Mapping[str, Any], deadline: Deadline
 ) -> bool:
-    """Have all actors of a cluster, and wait until all serve; return whether this call has started it.
+    """Create missing actors of a cluster, and wait until all serve; return whether this call has started it.
 
-    `needs` is what Ray reserves for each shard, by kind: processors and memory.
+    `needs` has the processors and the memory that Ray reserves for each shard.
     """
     import ray  # noqa: PLC0415  # of the extra
 
@@ -259,14 +260,14 @@ def _start_shards(
     if no_room := _no_room(spec, needs):
         _logger.warning("%s", no_room)
         less = "ask for less (`shards`, `num_cpus`, `memory_bytes`)"
-        waits_for = f"{no_room}. Stop what has it, add nodes, or {less}. Not all shards served"
+        waits_for = f"{no_room}. Stop other programs, add nodes, or {less}. Not all shards served"
     is_ours = False
     try:
         while True:
             _check_num_shards(spec)
             for number, name in enumerate(spec.shard_names()):
                 if actor_of(name) is None:
-                    is_ours = is_ours or number == 0  # before: an interrupt may come while Ray creates it
+                    is_ours = is_ours or number == 0  # set first, because an interrupt may stop the creation
                     try:
                         shard(name=name, **options).remote(spec, number)
                     except ValueError:  # another process has just created it
@@ -282,7 +283,7 @@ def _start_shards(
 
 
 def _look(spec: ClusterSpec, timeout_s: float) -> list[ShardReport]:
-    """Return how the shards fare that have an actor, and refuse those of another cluster or that have failed."""
+    """Return the reports of the existing shards; refuse another cluster, and shards that have failed."""
     answers = ask_actors(spec.shard_names(), "describe", timeout_s)
     for there, report in answers.values():
         if report.state not in _ENDING:
@@ -293,7 +294,7 @@ def _look(spec: ClusterSpec, timeout_s: float) -> list[ShardReport]:
 
 
 def _no_room(spec: ClusterSpec, needs: Mapping[str, float]) -> str:
-    """Return what room is missing for those shards that have no actor; nothing if there is enough on all nodes."""
+    """Return a text about the missing room for shards without an actor; "" if all nodes together have enough."""
     import ray  # noqa: PLC0415  # of the extra
 
     number = spec.num_shards - len(named_shards().get(spec.name, ()))
@@ -314,12 +315,12 @@ def _check_num_shards(spec: ClusterSpec) -> None:
 
 
 def _check_same(there: ClusterSpec, wanted: ClusterSpec) -> None:
-    """Refuse a cluster that is not the wanted one."""
+    """Refuse a cluster whose definition differs."""
     names = [field.name for field in dataclasses.fields(ClusterSpec)]
     pairs = {name: (repr(getattr(there, name)), repr(getattr(wanted, name))) for name in names}  # arrays do not compare
     differences = [f"{name} {one}, not {other}" for name, (one, other) in pairs.items() if one != other]
     if differences:
         raise SpecError(
             f"cluster `{wanted.name}` exists and has {'; '.join(differences)}. Attach to it, stop it, or "
-            "take another name."
+            "choose another name."
         )

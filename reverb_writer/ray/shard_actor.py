@@ -1,9 +1,9 @@
-"""The actor of a shard: it starts a server on its node, tells how that fares, and ends with it.
+"""The actor of a shard: it starts a server on its node, reports the server's state, and ends with it.
 
-Ray starts it again without end, on another node if its own is lost; the server then restores its newest checkpoint.
-The server is a child process on another interpreter. It supervises itself: here its log is read until it has ended. Its
-standard input is a pipe that the kernel closes when this process ends, however that ends: then it writes its last
-checkpoint and ends, too. Its configuration is a file in memory, so that nothing is left on disk.
+Ray restarts the actor any number of times, on another node if its own is lost; the server then restores its newest
+checkpoint. The server is a child process on another interpreter, and supervises itself; the actor reads its log until
+its end. The server's standard input is a pipe, which the kernel closes at any end of the actor: then the server writes
+its last checkpoint and ends. Its configuration is a file in memory, so that no file remains on disk.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from reverb_writer.tables.shares import share_of
 from reverb_writer.tables.table_dicts import table_to_dict
 
 _LOOPBACK, _ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104  # the other nodes must reach it
-# How long an actor outlives its server, seconds: so that `stop` hears of the last checkpoint, that `start` hears why
-# the server does not start, and that a node from which a server was sent away has gone when the next one starts.
+# Seconds for which an actor outlives its server. In this time `stop` learns about the last checkpoint, and `start`
+# learns why a server does not start; and a node that a server had to leave is gone before the next server starts.
 _STOPPED_S, _FAILED_S, _SENT_AWAY_S = 10.0, 20.0, 60.0
 _READY = "reverb_writer_server: ready at"
 _HTTP_TIMEOUT_S = 2.0
 _NUM_LAST_LINES = 15
-_MAX_PORTS = 6  # free ones, which another process may take first
-_NOT_FOR_OTHERS = ("PYTHONBREAKPOINT", "PYTHONHOME", "PYTHONSTARTUP")  # meant for this interpreter
+_MAX_PORTS = 6  # tries of free ports, which another process may take first
+_NOT_FOR_OTHERS = ("PYTHONBREAKPOINT", "PYTHONHOME", "PYTHONSTARTUP")  # variables for this interpreter only
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy does not reach this machine
 
 
@@ -42,13 +42,13 @@ class ReplayShard:
     """One shard of a cluster; runs as an actor of Ray."""
 
     def __init__(self, spec: ClusterSpec, number: int) -> None:
-        """Start the server of a shard, whose `number` is from 0 on."""
+        """Start the server of a shard, whose `number` is >= 0."""
         import ray  # noqa: PLC0415  # of the extra
 
         self._spec, self._number = spec, number
         self._itself = ray.get_runtime_context().current_actor
         self._node: str = ray.util.get_node_ip_address()
-        bind = _LOOPBACK if self._node == _LOOPBACK else _ALL  # by which the other nodes know this one
+        bind = _LOOPBACK if self._node == _LOOPBACK else _ALL  # the address that other nodes use
         self._status: Mapping[str, Any] = {}
         self._generation = 0
         self._child = ServerChild(
@@ -60,15 +60,15 @@ class ReplayShard:
         )
 
     def __repr__(self) -> str:
-        """Return what Ray puts before each line of this actor's log."""
+        """Return the text that Ray puts before each line of this actor's log."""
         return f"replay {self._spec.name}, shard {self._number} of {self._spec.num_shards}"
 
     def describe(self) -> tuple[ClusterSpec, ShardReport]:
-        """Return what the cluster is, and how the shard fares."""
+        """Return the cluster's definition, and the shard's report."""
         return self._spec, self.report()
 
     def report(self) -> ShardReport:
-        """Return how the shard fares."""
+        """Return the shard's report."""
         child, end = self._child, self._child.end
         if end is None:
             self._status = child.status() or self._status
@@ -77,7 +77,7 @@ class ReplayShard:
         claim = newest_claim(self._spec.shard_folder(self._number))
         if claim is not None and claim.pid == child.pid:
             self._generation = claim.number
-            state = claim.phase if state == "serving" else state  # clients read the file, which comes a moment later
+            state = claim.phase if state == "serving" else state  # the file, which clients read, is written later
         return ShardReport(
             self._spec.shard_names()[self._number],
             f"{self._node}:{child.port}" if child.port else "",
@@ -91,12 +91,12 @@ class ReplayShard:
         )
 
     def stop(self) -> ShardReport:
-        """Have the server write its last checkpoint and end; return how the shard fares. Idempotent."""
+        """Make the server write its last checkpoint and end; return the shard's report. Idempotent."""
         self._child.stop()
         return self.report()
 
     def _server_has_ended(self, end: ChildEnd) -> None:
-        """End the actor, for good if that was asked for; in the thread that has started the server."""
+        """End the actor, for ever if `stop` was called; called in the thread that started the server."""
         import ray  # noqa: PLC0415  # of the extra
 
         if self._child.is_asked:
@@ -105,16 +105,16 @@ class ReplayShard:
             time.sleep(_SENT_AWAY_S)
         elif not self._child.has_served:
             time.sleep(_FAILED_S)
-        if not self._child.is_asked:  # meanwhile
-            os._exit(1)  # so Ray starts it again, here or elsewhere
+        if not self._child.is_asked:  # `stop` may have been called meanwhile
+            os._exit(1)  # so that Ray restarts it, here or elsewhere
         ray.kill(self._itself, no_restart=True)
 
 
 class ChildEnd(NamedTuple):
-    """How a server has ended."""
+    """The end of a server."""
 
-    state: str  # "stopped" if it was told to end, by this program or another one, else "failed"
-    detail: str  # the last lines of its log, if they matter
+    state: str  # "stopped" if a program asked it to end, otherwise "failed"
+    detail: str  # the last lines of its log, if it failed
 
 
 class ServerChild:
@@ -132,11 +132,11 @@ class ServerChild:
         """Start the thread.
 
         Args:
-            python: the interpreter.
+            python: path of the interpreter.
             configuration: TOML or JSON, without ports.
             ended: called from the thread when the server has ended.
-            port: of the server; None for a free one.
-            options: of the command line, which override the environment.
+            port: port of the server; None for a free one.
+            options: options of the command line, which override the environment.
         """
         self._python, self._configuration, self._ended, self._options = python, configuration, ended, options
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
@@ -155,14 +155,14 @@ class ServerChild:
         return None if process is None or process.returncode is not None else process.pid
 
     def stop(self) -> None:
-        """Have the server write its last checkpoint and end; `end` tells when it has. Idempotent."""
+        """Make the server write its last checkpoint and end; `end` is set when it has ended. Idempotent."""
         if not self.is_asked:
             self.is_asked = True
             if self._process is not None:
                 self._process.terminate()
 
     def status(self) -> Mapping[str, Any]:
-        """Return what the server's status page tells; nothing if it does not answer."""
+        """Return the content of the server's status page; {} if it does not answer."""
         try:
             with _opener.open(f"http://127.0.0.1:{self._http_port}/status.json", timeout=_HTTP_TIMEOUT_S) as reply:
                 value: Any = json.load(reply)
@@ -207,12 +207,12 @@ class ServerChild:
                 start_new_session=True,
             )
         with process:
-            if self.is_asked:  # it was asked meanwhile
+            if self.is_asked:  # `stop` was called meanwhile
                 process.terminate()
             for text in process.stdout or ():
                 self._lines.append(text.rstrip())
                 self.has_served = self.has_served or text.startswith(_READY)
-                with contextlib.suppress(OSError, ValueError):  # nothing about a log may end a server
+                with contextlib.suppress(OSError, ValueError):  # an error of the log must not end a server
                     print(text.rstrip(), file=sys.stderr, flush=True)  # noqa: T201  # Ray shows it
         return process.returncode
 
@@ -221,19 +221,19 @@ class ServerChild:
         if self.is_asked:
             return ChildEnd("stopped", detail if code and self.has_served else "")
         if code == 0:
-            return ChildEnd("stopped", "another program has told the server to end")
+            return ChildEnd("stopped", "another program has asked the server to end")
         return ChildEnd("failed", detail)
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on now, on any address."""
+    """Return a port on which no process listens now, on any address."""
     with socket.create_server(("", 0)) as one:
         port: int = one.getsockname()[1]
     return port
 
 
 def _state(status: Mapping[str, Any], *, is_asked: bool) -> tuple[str, str]:
-    """Return the state and its detail of a shard whose server runs."""
+    """Return the state of a shard whose server runs, and its detail."""
     phase, detail = str(status.get("phase", "starting")), str(status.get("detail", ""))
     if phase == "serving" and not status.get("ready"):
         detail = str(status.get("reason", ""))
@@ -244,7 +244,7 @@ def server_configuration(spec: ClusterSpec, number: int) -> str:
     """Return the configuration of a shard's server without its ports, as JSON.
 
     Raises:
-        SpecError: a table cannot be split, or cannot be written in the server's configuration.
+        SpecError: a table cannot be split, or the server's configuration cannot express it.
     """
     folder = spec.shard_folder(number)
     shares = (share_of(table, number, spec.num_shards) for table in spec.tables)

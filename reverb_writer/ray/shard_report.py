@@ -1,4 +1,4 @@
-"""The shards of a cluster, their reports, and why it cannot start. Plain values: they pass between processes."""
+"""The definition of a cluster, the reports of its shards, and the error of a start: values for other processes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from reverb_writer.tables import TableConfig
 
 
 class ShardStartError(ReverbWriterError, RuntimeError):
-    """The server of a shard does not start; the message has its last log lines."""
+    """The server of a shard does not start; the error has its last log lines."""
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
     """The definition of a cluster, as each of its actors knows it."""
 
-    name: str  # of the cluster
-    tables: tuple[TableConfig, ...]  # of all shards together
-    num_shards: int  # how many there are
+    name: str  # name of the cluster
+    tables: tuple[TableConfig, ...]  # tables of all shards together
+    num_shards: int  # number of shards
     python: str  # interpreter of the servers
-    checkpoints: str | None = None  # folder of all checkpoints, on storage that every node reaches; None for none
+    checkpoints: str | None = None  # folder of checkpoints that every node reaches; None for no checkpoints
     checkpoint_every_s: float = 600.0  # seconds between checkpoints
-    port: int | None = None  # of the first shard, the next one has the next; None for free ones
+    port: int | None = None  # port of the first shard, then the next ports; None for free ports
 
     def shard_folder(self, number: int) -> Path | None:
         """Return the folder of a shard, which is the same after each start; None without checkpoints."""
@@ -32,7 +32,7 @@ class ClusterSpec:
         return Path(self.checkpoints) / self.name / f"shard-{number}-of-{self.num_shards}"
 
     def shard_names(self) -> tuple[str, ...]:
-        """Return the names of the shards, which are those of their actors, too.
+        """Return the names of the shards, which are also the names of their actors.
 
         >>> ClusterSpec("experiment", (), 2, "python").shard_names()
         ('replay:experiment:shard-0-of-2', 'replay:experiment:shard-1-of-2')
@@ -45,16 +45,16 @@ class ShardReport:
     """A shard at one moment; `rw.Client(address)` has its tables.
 
     Attributes:
-        name: of the shard.
+        name: name of the shard.
         address: `host:port`; "" before the first start.
         state: "starting", "restoring", "serving", "draining", "stopped", or "failed" while it waits to start again;
             "no answer" if its actor does not answer.
         detail: more about the state, such as the progress of a restore or the last lines of the log.
-        generation: number of the server among those on this shard's checkpoints; 0 without checkpoints.
+        generation: number of the server among all servers on this shard's checkpoints; 0 without checkpoints.
         node: IP address of the node.
-        pid: of the server; None if it does not run.
+        pid: process id of the server; None if it does not run.
         memory_bytes: resident memory of the server, bytes.
-        checkpoint_age_s: age of the newest checkpoint in seconds; None if there is none.
+        checkpoint_age_s: age of the newest checkpoint in seconds; None without a checkpoint.
     """
 
     name: str
@@ -73,8 +73,8 @@ class ClusterStatus:
     """All shards at one moment.
 
     Attributes:
-        name: of the cluster.
-        shards: in order.
+        name: name of the cluster.
+        shards: reports of the shards, in order.
     """
 
     name: str

@@ -1,15 +1,15 @@
-"""Samples of a table that lies on several servers, as if one server had all its items.
+"""Sample a table on several servers as if one server had all its items.
 
-For each sample a server is drawn, by its share of the mass. Each server's samples are requested ahead, in proportion to
-its share. So the samples of a batch are independent of each other, and an item's probability is that of one server with
-all items, see `client.weights`. A server that gives nothing for 0.1 s owes the samples that were drawn of it: others
-give theirs meanwhile, until one batch is owed.
+For each sample, a server is drawn with the probability of its share of the mass. Samples of each server are requested
+ahead, in proportion to its share. So the samples of a batch are independent of each other, and each item has the
+probability that it would have on one server with all items (`client.weights`). If a drawn server sends nothing for
+0.1 s, it owes its samples: other servers give samples meanwhile, until a whole batch is owed.
 
 A server's share is left out, and its debt forgiven, while it cannot give samples:
 
-- at once, when its connection is lost or the target says that it is lost;
-- when it has not answered a question for two seconds, until a sample comes;
-- after one second in which it owes samples and its rate limiter blocks them, until a sample comes.
+- at once, when its connection is lost or the target calls it lost;
+- when it has not answered a question for two seconds, until a sample arrives;
+- when it has owed samples for one second because its rate limiter blocks them, until a sample arrives.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from reverb_writer.reading.mixer import Mixer, Source
 from reverb_writer.tables.table_info import TableInfo
 from reverb_writer.transport.sample_stream import SampleStream
 
-_ASK_AFTER_S = 0.5  # a server whose samples have told its size so long ago is asked for it
-_LOOK_S = 0.05  # whether a server that is waited for is to be left out
+_ASK_AFTER_S = 0.5  # ask a server for its size if its last sample is this old
+_LOOK_S = 0.05  # interval of tests whether to leave an awaited server out
 _SLOW_S, _PATIENCE_S, _SILENCE_S = 0.1, 1.0, 2.0
-_AHEAD = 2  # so many times the samples that the caller holds may be in flight or wait for their turn
-_STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells the mass
+_AHEAD = 2  # samples in flight or waiting, as a multiple of the samples that the caller holds
+_STALE_S = 1.0  # age at which a waiting sample is dropped for a newer one, which has the mass
 
 
 class _Shard(Source):
     """A server with its share of the table."""
 
     def __init__(self, server: Server, stream: SampleStream, max_samples: int, mean: float | None, now: float) -> None:
-        """Start without samples; what the server has told is in its stream."""
+        """Start without samples."""
         super().__init__(server, stream, max_samples)
-        self.size = 0  # items of its table, as it has told last; 0 before that
-        self.mean = mean  # of their weights, see `mean_weight`; None until a sample tells it
-        self.told_at = now  # when a sample told both last
-        self.asked_at = now  # when the server was asked for its size last
-        self.due = 0  # samples that were drawn of it and that it has not given
-        self.waits_since: float | None = None  # since then it owes samples, or its mass, and gives none
-        self.heard: TableInfo | None = None  # the answer that was read last
+        self.size = 0  # items of its table in its last message; 0 before the first
+        self.mean = mean  # mean weight of its items, see `mean_weight`; None before the first sample
+        self.told_at = now  # time of the last sample, which has both
+        self.asked_at = now  # time of the last question for its size
+        self.due = 0  # samples that were drawn from it and have not arrived
+        self.waits_since: float | None = None  # time since which it owes samples or its mass
+        self.heard: TableInfo | None = None  # its last answer that was read
         self.hear()
-        self.state_id = None if stream.info is None else stream.info.state_id  # when `mean` was told
+        self.state_id = None if stream.info is None else stream.info.state_id  # the server's state when `mean` arrived
 
     def lacks_mass(self) -> bool:
-        """Return whether its share is not known, although it has items."""
+        """Return whether its share is unknown although it has items."""
         return self.size > 0 and self.mean is None
 
     def hear(self) -> None:
-        """Take the size that the server has told since the last call."""
+        """Take the size from an answer that has arrived since the last call."""
         if self.stream.table is not self.heard:
             self.heard = self.stream.table
             self.size = 0 if self.heard is None else self.heard.current_size
 
     def is_slow(self, now: float) -> bool:
-        """Whether other servers are to give samples while this one owes some."""
+        """Whether other servers should give samples while this server owes some."""
         return self.waits_since is not None and now - self.waits_since > _SLOW_S
 
     def forgive(self) -> None:
@@ -71,7 +71,7 @@ class _Shard(Source):
 
 
 class ByMass(Mixer):
-    """Samples of uniform and prioritized tables, each server as often as its share of the mass."""
+    """Samples of uniform and prioritized tables; each server is drawn as often as its share of the mass."""
 
     _makes_one_server = True
 
@@ -83,10 +83,10 @@ class ByMass(Mixer):
         self._unknown_mean = 1.0 if self._exponent is None else None
         self._drops_stale = not self.removes_items and self._exponent is not None
         self._share_of: dict[_Shard, float] = {}
-        self._num_items = 0  # of all servers that are not left out
+        self._num_items = 0  # on all servers that are not left out
 
-    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:  # noqa: ARG002  # all that were drawn
-        """Return samples of the servers that were drawn, as far as they have come; see `Mixer`."""
+    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:  # noqa: ARG002  # all drawn samples
+        """Return the samples of the drawn servers that have arrived; see `Mixer`."""
         shards = self.sources
         if len(shards) == 1 and not self._leaving:
             return self._taken(shards[0], num_samples)
@@ -112,7 +112,7 @@ class ByMass(Mixer):
         return _Shard(server, stream, self._batch_size, self._unknown_mean, now)
 
     def _draw(self, shards: Sequence[_Shard], num_samples: int, now: float) -> bool:
-        """Draw the servers of the next samples; return whether that can be done now, and one server has samples."""
+        """Draw the servers of the next samples; return whether a draw is possible now and one server has samples."""
         usable = [shard for shard in shards if self._is_usable(shard) and not shard.is_late]
         if any(shard.lacks_mass() for shard in usable):
             return False
@@ -131,7 +131,7 @@ class ByMass(Mixer):
 
     def _weigh(self, shards: Sequence[_Shard]) -> Sequence[float]:
         """Return the shares of servers, and remember them unless all are 0."""
-        # Items that are removed from the table because they wait here count.
+        # Items that were sampled, removed from the table and wait here also count.
         sizes = [shard.size + (len(shard.waiting) if self.removes_items else 0) for shard in shards]
         found = shares(sizes, [shard.mean or 0.0 for shard in shards])
         if any(found):
@@ -139,21 +139,21 @@ class ByMass(Mixer):
         return found
 
     def _as_one(self, source: _Shard, num_samples: int) -> Samples:
-        """Take samples of a server, with the info that one server with all items would give."""
+        """Take samples of a server, and give them the info that one server with all items would give."""
         num_samples = min(num_samples, len(source.waiting))
         if num_samples <= 0:
             return NO_SAMPLES
-        if source not in self._share_of:  # the end has come before the first draw
+        if source not in self._share_of:  # the end came before the first draw
             self._weigh([*self._leaving, *self.sources])
         samples = self._taken(source, num_samples)
-        if len(self._share_of) > 1:  # of one, the server itself tells it
+        if len(self._share_of) > 1:  # one server gives the right info itself
             share = self._share_of.get(source) or 1.0  # 0: the server has started again since
             samples.probabilities = samples.probabilities * share
             samples.table_sizes = np.full(len(samples), self._num_items)
         return samples
 
     def _is_usable(self, shard: _Shard) -> bool:
-        """Whether a server is connected; or has given samples that would be lost otherwise."""
+        """Whether a server is connected, or has given samples that would otherwise be lost."""
         return not shard.is_lost or (self.removes_items and bool(shard.waiting))
 
     def _note_samples(self, source: _Shard, samples: Samples, now: float) -> None:
@@ -166,7 +166,7 @@ class ByMass(Mixer):
         super()._note_connection(source, was_lost=was_lost)
         stream = source.stream
         if was_lost and stream.loss is None and stream.info is not None:
-            if source.state_id != stream.info.state_id:  # it may have been started without its items
+            if source.state_id != stream.info.state_id:  # it may have restarted without its items
                 source.mean, source.state_id = self._unknown_mean, stream.info.state_id
             if not self.removes_items and len(self._sources) > 1:
                 source.num_dropped += len(source.waiting)
@@ -178,7 +178,7 @@ class ByMass(Mixer):
         super()._leave(source)
 
     def _look(self, now: float) -> float:
-        """Ask servers that were not drawn for their size, and leave out those that give nothing."""
+        """Ask servers that were not drawn for their size, and leave out servers that give nothing."""
         shards = self.sources
         if len(shards) == 1:
             return math.inf
@@ -190,7 +190,7 @@ class ByMass(Mixer):
                 shard.asked_at = now
                 shard.stream.ask(now)
             shard.is_late = shard.is_late and not shard.waiting
-            if shard.waiting or not (shard.due or shard.lacks_mass()):  # it is not waited for
+            if shard.waiting or not (shard.due or shard.lacks_mass()):  # no one waits for it
                 shard.waits_since = None
                 continue
             if shard.waits_since is None:

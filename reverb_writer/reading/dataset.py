@@ -1,4 +1,4 @@
-"""Common to every dataset of a replay table: it is opened, iterated, converted, counted, closed and pickled."""
+"""The common part of all datasets of a replay table: opening, iteration, counters, the end, pickling."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__package__)
 
 _ORDERED = {"fifo", "max_heap", "min_heap"}
-_LOOK_EVERY_S = 0.2  # why a wait lasts
-_END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
-_STOP_S = 3.0  # for the thread to end
-_MAX_SILENCE_S = 0.25  # when the last sample in flight came so long ago, no more is waited for at the end
+_LOOK_EVERY_S = 0.2  # interval of questions for the cause of a wait
+_END_S = 5.0  # time for which the main thread waits for the end of a dataset that was not closed
+_STOP_S = 3.0  # time for the thread to end
+_MAX_SILENCE_S = 0.25  # at the end, wait for samples in flight until none has arrived for this time
 
 
 class Dataset(Views):
-    """An endless iterator over batches. Iterated by one thread at a time; the rest is thread-safe.
+    """An endless iterator over batches. One thread at a time may iterate; all other methods are thread-safe.
 
     Attributes:
-        table: its name.
+        table: the table's name.
         timeout_s: time-out of a batch, in seconds.
     """
 
@@ -54,28 +54,28 @@ class Dataset(Views):
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember the arguments: where the dataset is unpickled, they open another one."""
+        """Keep the arguments: unpickling opens another dataset with them."""
         dataset = super().__new__(cls)
         dataset._arguments = args, kwargs
         return dataset
 
     def _open(self, client: Any, table: str, pool_size: int, options: ReadOptions, maker: BatchMaker) -> None:
-        """Connect to the servers. If that fails, all that has started is stopped.
+        """Connect to the servers; if that fails, stop all started threads.
 
-        The `maker` makes `pool_size` samples to batches together. It must not refer to the dataset, which could not be
-        garbage then: the thread has it.
+        The `maker` makes batches of `pool_size` samples together. It must not refer to the dataset: the thread refers
+        to the maker, and would keep the dataset from being collected.
         """
         if not isinstance(table, str):
             raise SpecError(
-                f"`table` must be the name of one table, got {table!r}. For several make a dataset of each, and a "
-                "MixedDataset."
+                f"`table` must be the name of one table, got {table!r}. For several tables, make a dataset "
+                "per table and a MixedDataset."
             )
         self.table, self._pool_size = table, pool_size
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
         self._stats = DatasetStats()
-        parts: list[Any] = []  # the prefetcher and the priorities, as far as there are any
-        # A dataset that is not closed must not hang the interpreter's end; nor one whose opening was interrupted.
+        parts: list[Any] = []  # the prefetcher and the priorities, once they exist
+        # A dataset that was not closed, or whose opening was interrupted, must not hang the interpreter's end.
         owned_client = self._client if self._owns_client else None
         self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
         try:
@@ -92,7 +92,7 @@ class Dataset(Views):
             raise
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin to fetch, and return the dataset itself; it continues where the last iteration ended."""
+        """Begin to fetch, and return the dataset itself. A later iteration continues where the last one stopped."""
         self._prefetcher.start()
         return self
 
@@ -104,8 +104,9 @@ class Dataset(Views):
         Raises:
             ReplayTimeoutError: no batch within the time-out; names the cause with its numbers. No sample is lost.
             ServerUnavailableError: no batch within the time-out, and no server can be reached.
-            UnsafeDataError, FormatError: a sample must not or cannot be decoded; it is skipped, the next call goes on.
-            StructureError: samples differ in length or shape, which the dataset does not allow; or the table is gone.
+            UnsafeDataError, FormatError: a sample must not or cannot be decoded. It is skipped; call again.
+            StructureError: samples differ in length or shape, which the dataset does not allow; or the table no longer
+                exists.
             IncompleteError: all trajectories that arrived within the time-out are too short for a slice.
             ClosedError: in a forked child.
         """
@@ -115,10 +116,10 @@ class Dataset(Views):
         return batch
 
     def take(self, timeout_s: float = 0.0) -> Batch | None:
-        """Return what has arrived by now: a batch, or a smaller one of what has; None if there is nothing.
+        """Return a batch of the samples that have arrived, which may be a smaller one; None if none have arrived.
 
-        It ends no iteration, and raises nothing because of a server that is slow or gone. It waits for no `transform`
-        of another batch.
+        It ends no iteration, and raises no error because a server is slow or unreachable. It does not wait for the
+        `transform` of another batch.
 
         Args:
             timeout_s: time to wait for a full batch, in seconds, >= 0.
@@ -141,14 +142,14 @@ class Dataset(Views):
     def _next_batch(self, start: float, timeout_s: float) -> Batch | None:
         """Return the next batch; None at the end. The time-out counts from `start`, of `time.monotonic()`.
 
-        While it waits, it has the servers asked for the cause, and logs that every ten seconds.
+        While it waits, the servers are asked for the cause, and the cause is logged every ten seconds.
         """
         self._begin()
         woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
         deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
         while True:
             woken.clear()
-            has_ended = self._prefetcher.has_ended  # before the look: nothing comes after it
+            has_ended = self._prefetcher.has_ended  # read first: after the end nothing arrives
             batch = self._counted(self._prefetcher.pop(waits=True), start)
             if batch is not None:
                 return batch
@@ -164,7 +165,7 @@ class Dataset(Views):
                 look_at, log_at = now + pause_s, self._look(now, start, log_at)
 
     def _counted(self, found: Batch | Exception | None, called_at: float) -> Batch | None:
-        """Return a batch that is handed out, or raise the error in its place."""
+        """Count and return a batch, or raise the error in its place."""
         if isinstance(found, Exception):
             raise found
         if found is not None:
@@ -176,7 +177,7 @@ class Dataset(Views):
         return found
 
     def _look(self, now: float, start: float, log_at: float) -> float:
-        """Have the servers asked for the cause of a wait, and log it at `log_at`; return when to log it next."""
+        """Have servers asked for the cause of a wait, and log the cause at `log_at`; return the next time to log it."""
         for source in self._mixer.sources:
             source.stream.look(now, start)
         if now < log_at:
@@ -185,7 +186,7 @@ class Dataset(Views):
         return now + server_set.LOG_EVERY_S
 
     def _why(self, since: float) -> str:
-        """Say what keeps samples from coming, for each server that has not ended."""
+        """Return why no samples arrive, for each server that has not ended."""
         streams = [source.stream for source in self._mixer.sources]
         return " ".join(stream.explain(since) for stream in streams if not stream.is_done)
 
@@ -197,9 +198,9 @@ class Dataset(Views):
         is_gone = all(loss is not None and not loss.is_silent for loss in losses)
         num_come = self._prefetcher.num_for_batch
         what = (
-            f"{num_come} of {self._pool_size} samples have come. {foreign}{unsafe}{self._why(start)}"
+            f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{self._why(start)}"
             if not self._prefetcher.is_making
-            else "its samples have come, and are still made to a batch. Make `transform` faster or raise `timeout_s`."
+            else "its samples have arrived, and the batch is being made. Make `transform` faster or raise `timeout_s`."
         )
         return (ServerUnavailableError if is_gone else ReplayTimeoutError)(
             f"table `{self.table}`: no batch within {timeout_s:.1f} s, {what}"
@@ -209,21 +210,21 @@ class Dataset(Views):
         """Set priorities of items, soon: the learner does not wait for the server.
 
         Args:
-            batch_or_keys: a batch, of any view; its info; or [n] integers, as `batch.info.keys`. The server ignores
+            batch_or_keys: a batch of this dataset or a view of it, its info, or keys, [n] integers. The server ignores
                 keys of items that it has removed.
-            priorities: [n], finite and >= 0, of any framework: tensors may have gradients and be on any device. Of
-                several for one key the last one counts. A batch of slices has a key for each slice.
+            priorities: [n], finite and >= 0, of any framework: tensors may have gradients and be on any device. If a
+                key has several priorities, the last one counts. A batch of slices has a key for each slice.
 
         Raises:
-            SpecError: a priority cannot be one, or there are not as many as keys. Nothing changed.
+            SpecError: a priority is out of range, or keys and priorities differ in number. Nothing changed.
             ClosedError: after `close()`.
         """
         self._updates.put(batch_or_keys, priorities)
 
     def flush_priorities(self, timeout_s: float | None = None) -> None:
-        """Return when all priorities given so far are set, or counted as not set.
+        """Wait until all priorities given so far are set, or are counted as not set.
 
-        `stats()` has the counters, `failed_priority_updates` and `gone_priority_updates`.
+        The counters are `failed_priority_updates` and `gone_priority_updates` of `stats()`.
 
         Raises:
             ReplayTimeoutError: not within `timeout_s` seconds, or the dataset's time-out.
@@ -239,22 +240,22 @@ class Dataset(Views):
         return stats
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Stop fetching, and set the priorities that are on their way. Idempotent.
+        """Stop fetching, and set the remaining priorities. Idempotent.
 
-        The samples that have arrived, `ready_samples` of `stats()`, can still be iterated over, in a last, smaller
-        batch if need be. If sampling removes items from a table, the samples in flight are read first.
+        The iteration can still return the samples that have arrived (`ready_samples` of `stats()`); the last batch may
+        be smaller. If sampling removes items from a table, the samples in flight are read first.
 
         Args:
-            timeout_s: time-out of the whole call, in seconds: half of it at most for samples in flight, and the rest
-                for priorities that are not set yet. None for the dataset's.
+            timeout_s: time-out of the whole call, in seconds: at most half of it for samples in flight, and the rest
+                for priorities that are not set yet. None for the dataset's time-out.
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        # The finalizer is alive until the end of all below, which may be interrupted.
+        # The finalizer stays alive until the end of this method, which may be interrupted.
         if not self._finalizer.alive or self._updates.is_forked:
             return
         began_at = time.monotonic()
         deadline = began_at + timeout_s
-        lost = self._updates.lost_servers()  # before `stop` ends the streams of the others
+        lost = self._updates.lost_servers()  # read before `stop` ends the other streams
         self._updates.lost_servers = lambda: lost
         self._prefetcher.stop(_MAX_SILENCE_S, began_at + timeout_s / 2)
         self._prefetcher.join(min(timeout_s, timeout_s / 2 + _STOP_S))
@@ -264,11 +265,11 @@ class Dataset(Views):
         self._finalizer.detach()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""
+        """Return how to open an equal dataset in another process; fetched samples stay in this process."""
         args, kwargs = self._arguments
         given = inspect.signature(type(self)).bind(*args, **kwargs)
         replay = given.arguments["replay"]
-        if not isinstance(replay, Client):  # a picklable argument that makes the same client
+        if not isinstance(replay, Client):  # this picklable argument makes the same client
             given.arguments["replay"] = getattr(replay, "server_address", replay)
         return functools.partial(type(self), *given.args, **given.kwargs), ()
 
@@ -281,8 +282,8 @@ class Dataset(Views):
 def _shut_down(parts: list[Any], client: Client | None) -> None:
     """End the threads of a dataset, and close `client` if the dataset owns one. Does nothing in a forked child.
 
-    The garbage collector may call this in any thread, such as one that is to end here or holds a lock that is needed.
-    So another thread does it. Only the main thread waits for that: it may be about to end the process.
+    The garbage collector may call this in any thread, even in a thread that must end here or that holds a needed lock.
+    So another thread does the work. Only the main thread waits for it, because it may be about to end the process.
     """
     if parts and parts[0].is_forked:
         return
@@ -304,7 +305,7 @@ def _end(parts: list[Any], client: Client | None) -> None:
 def _open_table(
     client: Client, table: str, options: ReadOptions, timeout_s: float
 ) -> tuple[dict[str, ServerInfo], TableInfo, type[Mixer]]:
-    """Return the tables of the servers, by name of the shard, the table as the first one tells it, and its mixer."""
+    """Return the tables of the servers by name of the shard, the table on the first server, and the class of mixer."""
     infos = _request_infos(client, table, timeout_s, needs_all=options.has_end)
     tables = [info.tables[table] for info in infos.values()]
     for one in tables if options.single_pass else ():
@@ -318,10 +319,10 @@ def _open_table(
 
 
 def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:
-    """Ask all servers at once for their tables, by name of the shard; log every ten seconds who is awaited.
+    """Ask all servers at once for their tables, by name of the shard; log the missing servers every ten seconds.
 
-    Servers that their target says are lost are not asked. One that does not answer is an error if `needs_all`. If not,
-    it is left out if it does not answer within two seconds, while another does; it is read when it does.
+    Servers that the target calls lost are not asked. With `needs_all`, a server that does not answer is an error.
+    Otherwise it is left out after two seconds if another server answers, and read as soon as it answers.
     """
     present = client.connections.in_state("up", "draining")
     addresses = ", ".join(shard.address for shard in present)

@@ -1,4 +1,4 @@
-"""Batches that have samples of several datasets, such as offline and online data half and half.
+"""Batches with samples of several datasets, such as one half offline data and one half online data.
 
 dataset a -> batches of its own size --+
 dataset b -> batches of its own size --+-> Batch [B, ...], info.members -> update_priorities -> a, b
@@ -26,11 +26,11 @@ from reverb_writer.slices.batch import Batch
 
 
 class MixedDataset(Views):
-    """An iterator over batches whose samples come from several datasets: a batch of each.
+    """An iterator over batches that consist of one batch of each of several datasets.
 
-    It ends when a dataset ends. Samples of a batch stand in the order of the datasets; `info.members` has the number
-    of each one's dataset. Iterated by one thread at a time; the rest is thread-safe. A context manager, which closes
-    the datasets.
+    It ends when any dataset ends. Samples of a batch are in the order of the datasets; `info.members` has the number of
+    each sample's dataset. One thread at a time may iterate; all other methods are thread-safe. A context manager, which
+    closes the datasets.
 
     Attributes:
         datasets: in the order given.
@@ -47,18 +47,18 @@ class MixedDataset(Views):
         """Mix datasets.
 
         Args:
-            datasets: each gives as many samples of a batch as its own batches have. Their leaves must be of one
-                structure, dtypes and shapes, but for the number of samples.
+            datasets: each contributes one of its own batches to a batch. Except for the number of samples, the leaves
+                must agree in structure, dtypes and shapes.
 
         Raises:
-            SpecError: these cannot be mixed.
+            SpecError: the datasets cannot be mixed.
         """
         if not isinstance(datasets, Sequence) or not datasets or not all(isinstance(one, Dataset) for one in datasets):
             raise SpecError(f"`datasets` must be a list of ReplayDatasets and SliceDatasets, got {datasets!r}.")
         if any(dataset.gives_lists for dataset in datasets):
             raise SpecError("`collate='list'` gives no arrays to mix. Mix SliceDatasets, or pass `collate='pad'`.")
         self.datasets = tuple(datasets)
-        self._held: dict[int, Batch] = {}  # of datasets, by number: of a batch that others did not complete
+        self._held: dict[int, Batch] = {}  # batches of some datasets, by number, until all datasets have one
 
     def __repr__(self) -> str:
         return f"<MixedDataset of {', '.join(map(repr, self.datasets))}>"
@@ -74,7 +74,7 @@ class MixedDataset(Views):
         Raises:
             StructureError: the datasets differ in structure, dtypes or shapes; names the leaf.
             ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as the datasets. No
-                sample is lost by it.
+                sample is lost.
         """
         for number, dataset in enumerate(self.datasets):
             if number not in self._held:
@@ -82,7 +82,7 @@ class MixedDataset(Views):
         return self._mixed()
 
     def take(self, timeout_s: float = 0.0) -> Batch | None:
-        """Return what has arrived by now of each dataset, at most a batch; None if there is nothing.
+        """Return the samples of each dataset that have arrived, at most a batch; None if none have arrived.
 
         It ends no iteration; see `ReplayDataset.take`.
 
@@ -98,7 +98,7 @@ class MixedDataset(Views):
         return self._mixed() if self._held else None
 
     def _mixed(self) -> Batch:
-        """Return the batches that are held as one."""
+        """Return the held batches as one batch."""
         numbers, self._held, held = sorted(self._held), {}, self._held
         batches = [held[number] for number in numbers]
         batch = Batch.concatenate(batches, numbers)
@@ -106,26 +106,27 @@ class MixedDataset(Views):
         return dataclasses.replace(batch, info=dataclasses.replace(batch.info, members=members))
 
     def update_priorities(self, batch: Batch, priorities: Any) -> None:
-        """Set the priorities of the items of a batch, each in the table that it is from.
+        """Set the priorities of the items of a batch, each in its own table.
 
         Args:
-            batch: from this dataset or a view of it; or its info.
+            batch: a batch of this dataset or of a view of it, or its info.
             priorities: [B], or one for each slice, finite and >= 0, of any framework.
 
         Raises:
-            SpecError: a priority cannot be one, there are not as many as samples, or the batch is not of this dataset.
+            SpecError: a priority is out of range, samples and priorities differ in number, or another dataset made the
+                batch.
             ClosedError: after `close()`.
         """
         info = batch.info if isinstance(batch, Batch) else batch
         if not isinstance(info, BatchInfo) or info.members is None:
-            raise SpecError(f"`batch` must be one of this dataset, got {type(batch).__name__} without `info.members`.")
+            raise SpecError(f"`batch` must come from this dataset, got {type(batch).__name__} without `info.members`.")
         keys, priorities = checked_updates(batch, priorities)
         members = host_array(info.members)
         for member, dataset in enumerate(self.datasets):
             dataset.update_priorities(keys[members == member], priorities[members == member])
 
     def flush_priorities(self, timeout_s: float | None = None) -> None:
-        """Return when all priorities given so far are set, after `timeout_s` seconds at most; see `ReplayDataset`."""
+        """Wait at most `timeout_s` seconds until all priorities given so far are set; see `ReplayDataset`."""
         for dataset in self.datasets:
             dataset.flush_priorities(timeout_s)
 
@@ -137,7 +138,7 @@ class MixedDataset(Views):
         """Close the datasets. Idempotent.
 
         Args:
-            timeout_s: time-out of the whole call, in seconds; None for that of each dataset.
+            timeout_s: time-out of the whole call, in seconds; None for each dataset's own time-out.
         """
         end = None if timeout_s is None else time.monotonic() + check_timeout(timeout_s)
         for dataset in self.datasets:

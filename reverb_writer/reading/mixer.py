@@ -1,11 +1,11 @@
-r"""Which server's samples come next: one mixer for each table, with one of two rules.
+r"""Choose the server of the next samples: one mixer per table, with one of two rules.
 
     SampleStream a \
     SampleStream b  > Mixer: in turns, or ByMass -> take()
     SampleStream c /
 
-The mixer follows the client's target: it begins with servers that are new there, and ends with those that have left. It
-never waits. It belongs to the thread that fetches; other threads read its counters.
+The mixer follows the client's target: it starts to read new servers, and stops to read servers that have left. It never
+waits. It belongs to the thread that fetches; other threads read its counters.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from reverb_writer.transport.sample_stream import Limit, SampleStream
 
 
 class Source:
-    """One server of a mixer, and the samples of it that wait for their turn."""
+    """One server of a mixer, and its samples that wait for their turn."""
 
     def __init__(self, server: Server, stream: SampleStream, max_samples: int) -> None:
         """Start without samples."""
         self.server, self.stream = server, stream
-        self.max_samples = max_samples  # in flight or waiting, if there are other servers
-        self.waiting = NO_SAMPLES  # have come and were not taken, oldest first
+        self.max_samples = max_samples  # limit of samples in flight or waiting, if other servers exist
+        self.waiting = NO_SAMPLES  # samples that have arrived and were not taken, oldest first
         self.is_late = False  # whether it is left out until it has samples again
         self.num_dropped = 0  # samples that were dropped unread
-        self.num_forgiven = 0  # samples that were drawn of it and that it need not give any more
+        self.num_forgiven = 0  # samples that were drawn from it and are no longer required
 
     def take(self, num_samples: int) -> Samples:
-        """Remove and return the oldest samples that wait, at most so many."""
+        """Remove and return at most `num_samples` of the oldest waiting samples."""
         waiting, self.waiting = self.waiting, NO_SAMPLES
-        if num_samples < len(waiting):  # mostly a message has the samples of one batch
+        if num_samples < len(waiting):  # usually a message has the samples of one batch
             waiting, self.waiting = waiting[:num_samples], waiting[num_samples:]
         return waiting
 
     @property
     def is_lost(self) -> bool:
-        """Whether there is no connection to the server, or its target says that it is lost."""
+        """Whether the connection to the server is lost, or the target calls the server lost."""
         stream = self.stream
         return stream.loss is not None or self.server.shard.state == "lost" or stream.is_closed
 
@@ -64,19 +64,19 @@ class Source:
 
 
 class Mixer:
-    """The samples of one table on the servers of a client, so many of each server in turn: a batch is of one.
+    """The samples of one table on a client's servers: each batch comes from one server, and the servers take turns.
 
-    A server that is late is left out until it has a batch again.
+    A late server is left out until it has a batch again.
 
     Attributes:
         removes_items: whether sampling removes items from the table.
         server: address of the server that the samples of the batch come from; "" if they may come from several.
-        heard_at: `time.monotonic()` when samples came last.
+        heard_at: `time.monotonic()` at the last arrival of samples.
         changed: set when `proceed` has something to do.
     """
 
-    _makes_one_server = False  # whether several servers are sampled as if one had all items
-    _PATIENCE_S = 0.1  # for the server whose turn it is: else the fastest would give most batches
+    _makes_one_server = False  # whether several servers are sampled as one server with all items
+    _PATIENCE_S = 0.1  # wait for the server whose turn it is, or the fastest server gives most batches
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Mixer:
         options: ReadOptions,
         remember: Callable[[Sequence[int], Server], object],
     ) -> None:
-        """Prepare to read a table; `infos` are of the servers that have answered, by name of the shard.
+        """Prepare to read a table; `infos` has the answers of servers, by name of the shard.
 
         `remember` gets the keys of samples, and their server.
         """
@@ -100,9 +100,9 @@ class Mixer:
         self._may_have_several = client.connections.may_have_several
         self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
         self._shards: Sequence[Server] = ()
-        self._sources: dict[str, Any] = {}  # `Source`s by name; replaced, so that other threads may read it
-        self._leaving: list[Any] = []  # have left the target, and have samples that would be lost otherwise
-        self._past = DatasetStats()  # of servers that have left, and the samples that have come
+        self._sources: dict[str, Any] = {}  # `Source`s by name; replaced as a whole, because other threads read it
+        self._leaving: list[Any] = []  # have left the target, and have samples that would otherwise be lost
+        self._past = DatasetStats()  # of servers that have left, and of arrived samples
         self._is_ending = False
         self._turn = 0
         self._source_of_batch: Source | None = None
@@ -112,22 +112,22 @@ class Mixer:
 
     @property
     def sources(self) -> list[Any]:
-        """The servers that are read now, each a `Source`."""
+        """The present servers, each a `Source`."""
         return [*self._sources.values()]
 
     @property
     def lost_servers(self) -> set[str]:
-        """Names of the servers to which there is no connection."""
+        """Names of the servers without a connection."""
         return {name for name, source in self._sources.items() if source.is_lost}
 
     @property
     def num_in_flight(self) -> int:
-        """Samples that were requested and have not come."""
+        """Samples that were requested and have not arrived."""
         return sum(source.stream.num_in_flight for source in self.sources)
 
     @property
     def num_waiting(self) -> int:
-        """Samples that have come and were not taken."""
+        """Samples that have arrived and were not taken."""
         return sum(len(source.waiting) for source in (*self._leaving, *self.sources))
 
     @property
@@ -147,9 +147,9 @@ class Mixer:
     # ----------------------------------------------------------------------------- for the thread that fetches
 
     def proceed(self, now: float, num_held: int) -> tuple[float, list[ReverbWriterError]]:
-        """Read what has come, and request as many samples as there is room for, beside the `num_held` that were taken.
+        """Read new messages, and request as many samples as have room beside the `num_held` samples that were taken.
 
-        Return when to call this again, if `changed` is not called before; and errors of messages that cannot be read.
+        Return when to call this again if `changed` is not set earlier, and the errors of unreadable messages.
         """
         self._follow_target(now)
         self._leaving = [source for source in self._leaving if source.waiting]
@@ -158,7 +158,7 @@ class Mixer:
         for source in self.sources:
             try:
                 at = self._proceed(source, now, num_held, errors)
-                if source.stream.has_unread:  # a server of this process has answered at once
+                if source.stream.has_unread:  # a server in this process answers at once
                     at = self._proceed(source, now, num_held, errors)
                 next_at = min(next_at, at)
             except ClosedError:
@@ -186,9 +186,9 @@ class Mixer:
         return next_at
 
     def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:
-        """Return the next samples of the batch, at most so many, as far as they have come.
+        """Return at most `num_samples` samples of the batch that have arrived.
 
-        With `any_server`, also those of a server whose samples do not fill the batch.
+        With `any_server`, also return samples of a server that cannot fill the batch.
         """
         source = self._source_of_batch or self._next_source(now, any_server=any_server)
         if source is None:
@@ -198,14 +198,14 @@ class Mixer:
 
     @property
     def is_starved(self) -> bool:
-        """Whether the batch that was begun gets no more samples."""
+        """Whether the present batch gets no more samples."""
         source = self._source_of_batch
         if source is None or source.waiting:
             return False
         return source.stream.is_done or (source.is_lost and len(self._sources) > 1)
 
     def begin_batch(self) -> None:
-        """Begin the next batch, of the server whose turn it is then."""
+        """Begin the next batch, from the server whose turn it then is."""
         self._source_of_batch = None
 
     def stop_requests(self) -> None:
@@ -215,32 +215,32 @@ class Mixer:
             source.stream.stop_requests()
 
     def close(self) -> None:
-        """End all streams; samples that have come can still be taken."""
+        """End all streams; samples that have arrived can still be taken."""
         self.stop_requests()
         for source in self.sources:
             source.stream.close()
 
     def _look(self, now: float) -> float:  # noqa: ARG002  # for rules
-        """Look after servers that do not answer; return when to do so again."""
+        """Check servers that do not answer; return when to check again."""
         return math.inf if self._waits_since is None else self._waits_since + self._PATIENCE_S
 
     def _note_samples(self, source: Any, samples: Samples, now: float) -> None:
-        """Note what samples tell about their server."""
+        """Note the information about the server in its samples."""
 
     def _note_connection(self, source: Any, *, was_lost: bool) -> None:
-        """Note that a connection was lost or made again, if it was; before, it `was_lost`."""
+        """Note a change of the connection; before, it `was_lost` or not."""
         if source.stream.loss is not None and not was_lost:
             self._client.connections.refresh_soon()
 
     def _taken(self, source: Source, num_samples: int) -> Samples:
-        """Take samples of a server, whose keys are remembered for new priorities."""
+        """Take samples of a server, and remember their keys for new priorities."""
         samples = source.take(num_samples)
         if samples and self._may_have_several:
             self._remember(samples.keys.tolist(), source.server)
         return samples
 
     def _follow_target(self, now: float) -> None:
-        """Begin with servers that are new in the client's target, and end with those that have left it."""
+        """Start to read servers that are new in the client's target, and stop to read servers that have left it."""
         shards = self._client.shards
         if shards is self._shards:
             return
@@ -250,7 +250,7 @@ class Mixer:
             if source.server.name not in names:
                 self._leave(source)
         kept = {name: source for name, source in self._sources.items() if name in names}
-        # A single pass is of the items that the table held when it began, and no item is new to a closed dataset.
+        # A single pass returns the items that the table held at its start, and a closed dataset requests no new items.
         if is_first or not (self._is_ending or self._options.single_pass):
             for shard in shards:
                 if shard.name not in kept:
@@ -258,7 +258,7 @@ class Mixer:
         self._sources = kept
 
     def _leave(self, source: Any) -> None:
-        """End with a server. Its counters stay, and samples that no one else will get."""
+        """Stop to read a server; keep its counters, and samples that no one else will get."""
         source.stream.close()
         if self.removes_items:
             self._leaving.append(source)
@@ -267,7 +267,7 @@ class Mixer:
         source.count(self._past)
 
     def _begin(self, server: Server, info: ServerInfo | None, now: float) -> Any:
-        """Begin with a server; `info` has its tables, if it has answered."""
+        """Start to read a server; `info` has its tables, if it has answered."""
         single_pass = None
         if self._options.single_pass:
             single_pass = Limit(0 if info is None else info.tables[self._table.name].current_size)
@@ -287,7 +287,7 @@ class Mixer:
         return Source(server, stream, self._max_samples)
 
     def _next_source(self, now: float, *, any_server: bool) -> Any:
-        """Return the server of the next batch; None if none has enough for one, or one is waited for."""
+        """Return the server of the next batch; None if no server has a batch, or a server is awaited."""
         sources: list[Source] = self.sources
         waits_since, self._waits_since = self._waits_since, None
         for source in (*self._leaving, *sources):
@@ -306,7 +306,7 @@ class Mixer:
         return None
 
     def _is_awaited(self, source: Source, waits_since: float | None, now: float) -> bool:
-        """Whether to wait for the server whose turn it is, as since `waits_since`, while another one has a batch."""
+        """Whether to keep waiting for the server whose turn it is; the wait began at `waits_since`."""
         if source.is_late or source.is_lost or source.stream.is_done:
             return False
         waits_since = now if waits_since is None else waits_since

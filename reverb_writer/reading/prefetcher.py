@@ -1,12 +1,12 @@
-"""The thread of a table, which fetches batches ahead of their use.
+"""The thread of a dataset, which fetches batches ahead of their use.
 
     Mixer -> BatchAssembler -> BatchMaker -> batches that are ready -> pop(), which frees room for more
 
-At most `max_in_flight_batches` batches are in flight, being assembled, or ready. All work on samples is done in the
-thread, user functions included. Who takes a batch takes no lock, and waits for none of it.
+At most `max_in_flight_batches` batches are in flight, being assembled, or ready. The thread does all work on samples,
+and also calls user functions. The reader of a batch takes no lock and does not wait for this work.
 
-The room for samples is counted each time, not taken from a record of changes: an interrupt of the main thread between
-a change and its record would lose room for good.
+The room for samples is counted each time, because an interrupt of the main thread between a change and its record would
+lose room for ever.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ class BatchMaker:
     """Makes batches of assembled samples, in the thread that fetches."""
 
     calls_user = False
-    """Whether it calls a user's function, which may take its time."""
+    """Whether it calls a user's function, which may be slow."""
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
-        """Yield batches of all samples that an assembler holds, each when it is asked for; and whether it is the last.
+        """Yield batches of all samples that an assembler holds, each on request, and whether the batch is the last one.
 
         The last one is None if the samples fill no batch. Then the assembler has begun its next batch.
         """
         raise NotImplementedError
 
     def rest(self) -> Batch | None:
-        """Return a last, smaller batch of what earlier samples have left; None if there is nothing."""
+        """Return a last, smaller batch of the remaining rows of earlier samples; None if no rows remain."""
         return None
 
 
 @dataclass(eq=False)
 class _Entry:
-    """A batch, or an error in its place, and how many samples are delivered with it."""
+    """A batch, or an error in its place, and the number of samples that are delivered with it."""
 
     num_samples: int
     item: Batch | Exception | None = None
-    is_of_stream: bool = False  # an error that has ended a stream
+    is_of_stream: bool = False  # whether it is an error that has ended a stream
 
 
 class Prefetcher:
-    """Fetches the batches of one table. `start`, `pop` and what follows them are thread-safe.
+    """Fetches the batches of one table. `start`, `pop` and the methods after them are thread-safe.
 
     Attributes:
         woken: set whenever a batch or an error is ready, and at the end.
-        too_short: why the samples that were made to batches last have given none; None if they have.
+        too_short: the reason why the last samples gave no batch; None if they gave one.
     """
 
     def __init__(
         self, mixer: Mixer, maker: BatchMaker, batch_size: int, options: ReadOptions, structure: TableStructure
     ) -> None:
-        """Prepare to make batches of `batch_size` samples each; those of another structure are left out."""
+        """Prepare to make batches of `batch_size` samples each; samples of another structure are left out."""
         self._mixer, self._maker, self._batch_size = mixer, maker, batch_size
         self._table = structure.table
         self._transform = options.transform
@@ -80,12 +80,12 @@ class Prefetcher:
         self.too_short: IncompleteError | None = None
         self._says_too_short = True
         self._ready: collections.deque[_Entry] = collections.deque()
-        self._making: _Entry | None = None  # samples of which batches are made
+        self._making: _Entry | None = None  # samples whose batches are being made
         self._batches: Iterator[tuple[Batch | None, bool]] = iter(())
         self._num_skipped = 0
-        self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not ask for
+        self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not request
         self._is_awaited = False  # whether the reader waits for a batch that is not ready
-        self._request: Flag | None = None  # of samples that have come, full batch or not; set when they are ready
+        self._request: Flag | None = None  # for the samples that have arrived; set when their batch is ready
         self._end: tuple[float, float] | None = None  # see `stop`
         self._discards = False
         self._ended = Flag()
@@ -94,16 +94,16 @@ class Prefetcher:
     # ------------------------------------------------------------------------------------- for the reader
 
     def start(self) -> None:
-        """Start to fetch, if it has not begun; an interrupt of this may be followed by another call."""
+        """Start to fetch, if it has not started; it may be called again after an interrupt."""
         if self._end is None:
             self._thread.start()
 
     def pop(self, *, waits: bool = False) -> Batch | Exception | None:
         """Return the next batch if it is ready, or the error in its place.
 
-        A reader that `waits` if there is none has the observers of this process send what they hold, but not before
-        the thread has made what it can of the samples that have come: to send few windows costs about as much as to
-        send many.
+        If no batch is ready and the reader `waits`, the observers of this process send their windows at once. First the
+        thread makes all possible batches of the samples that have arrived, because few windows cost about as much to
+        send as many.
         """
         self._is_awaited = waits and not self._ready
         try:
@@ -111,12 +111,12 @@ class Prefetcher:
         except IndexError:
             return None
         finally:
-            self._changed.set()  # also if there is none, because an interrupt may have kept an earlier call from this
+            self._changed.set()  # also without a batch, because an interrupt may have skipped this in an earlier call
 
     def pop_rest(self) -> Batch | Exception | None:
-        """Return the next batch, or a smaller one of the samples that have come; None if there are none.
+        """Return the next batch, or a smaller one of the samples that have arrived; None if none have arrived.
 
-        Waits for the batches that the thread makes, but not for a batch that a user's function works on already.
+        Waits for the batches that the thread makes, but not for a batch that a user's function already works on.
         """
         request = self._request = Flag()
         self._changed.set()
@@ -131,12 +131,12 @@ class Prefetcher:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more batches will be ready than are."""
+        """Whether no further batches will become ready."""
         return self._ended.is_set() or (self._end is not None and not self._thread.has_begun)
 
     @property
     def num_for_batch(self) -> int:
-        """Samples that have come for the next batch, at most as many as it has."""
+        """Samples that have arrived for the next batch, at most the size of a batch."""
         waiting = max((len(source.waiting) for source in self._mixer.sources), default=0)
         return min(self._assembler.num_samples + waiting, self._batch_size)
 
@@ -148,7 +148,7 @@ class Prefetcher:
     def count(self, stats: DatasetStats) -> None:
         """Add the counters so far."""
         self._mixer.count(stats)
-        is_lost = self.has_ended and not self._mixer.removes_items  # no one will get what waits
+        is_lost = self.has_ended and not self._mixer.removes_items  # no one will get the waiting samples
         stats.ready_samples = self._num_held() + (0 if is_lost else self._mixer.num_waiting)
         stats.cache_bytes = self._assembler.cache_bytes
         stats.decoded_chunks = self._assembler.num_decoded_chunks
@@ -159,8 +159,8 @@ class Prefetcher:
         """Request no more samples and have the thread end, without waiting for it. Idempotent.
 
         If sampling removes items, samples in flight are read first: until `until` of `time.monotonic()`, or until none
-        has come for `max_silence_s` seconds. The samples that have come can be popped when it has ended, unless it
-        `discards` them.
+        has arrived for `max_silence_s` seconds. After the end, `pop` returns the samples that have arrived, unless
+        `stop` `discards` them.
         """
         self._discards = discards
         if self._end is None:
@@ -168,7 +168,7 @@ class Prefetcher:
         self._changed.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end after `stop`; after `timeout_s` seconds it counts as ended, and ends by itself."""
+        """Wait for the thread to end after `stop`; after `timeout_s` seconds it counts as ended and ends later."""
         if self._thread.has_begun:
             self._ended.wait(timeout_s)
         self._ended.set()
@@ -183,17 +183,17 @@ class Prefetcher:
                 while self._advance(time.monotonic(), rest=True, bounded=False):
                     pass
                 self._put_rest()
-        except Exception as error:  # noqa: BLE001  # the reader raises it: a dataset that just ends looks complete
+        except Exception as error:  # noqa: BLE001  # the reader raises it: a dataset that ends without an error looks complete
             if not isinstance(error, ReverbWriterError):
                 _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
             self._ready.append(_Entry(0, error))
         finally:
             self._mixer.close()
-            self._ended.set()  # before the reader wakes: the thread is alive for a moment more
+            self._ended.set()  # before the reader wakes: the thread lives a moment longer
             self.woken.set()
 
     def _fetch(self) -> None:
-        """Fetch until the dataset is closed, or everything that was to be fetched has been taken."""
+        """Fetch until the dataset is closed, or the reader has taken all samples of the iteration."""
         began_to_end_at = math.inf
         while True:
             self._changed.clear()
@@ -204,7 +204,7 @@ class Prefetcher:
             next_at = math.inf
             if end is not None or not any(entry.is_of_stream for entry in self._ready.copy()):
                 next_at, errors = self._mixer.proceed(now, self._num_held())
-                for error in errors:  # nothing is read until it is, so that damage costs little
+                for error in errors:  # nothing is read until it is taken, so that damage costs little
                     self._refuse(error, is_of_stream=True)
             request = self._request
             rest, bounded = request is not None or self._mixer.is_done, request is None and end is None
@@ -224,16 +224,16 @@ class Prefetcher:
             self._wait(next_at)
 
     def _wait(self, until: float) -> None:
-        """Wait until there is something to do: at `until` of `time.monotonic()`, or earlier."""
+        """Wait for work, at most until `until` of `time.monotonic()`."""
         if self._is_awaited and not (self._ready or self._changed.is_set()):
             self._is_awaited = False
             send_due()
         self._changed.wait(None if until == math.inf else until - time.monotonic())
 
     def _advance(self, now: float, *, rest: bool, bounded: bool) -> bool:
-        """Do the next piece of work on samples that have come; return whether there was one.
+        """Do the next piece of work on arrived samples; return whether it found one.
 
-        With `rest`, samples are made to a batch that they do not fill; without `bounded`, also if enough are ready.
+        With `rest`, make a batch that the samples do not fill. Without `bounded`, work even if enough are ready.
         """
         if self._making is not None:
             if bounded and len(self._ready) >= self._max_ready:
@@ -259,9 +259,9 @@ class Prefetcher:
         num_done = 0
         try:
             batch, is_last = next(self._batches)
-        except Exception as error:  # noqa: BLE001  # of a user's function, for example; the reader raises it
+        except Exception as error:  # noqa: BLE001  # may come from a user's function; the reader raises it
             is_last = True
-            if isinstance(error, IncompleteError):  # the reader raises it if its time-out comes before other samples
+            if isinstance(error, IncompleteError):  # the reader raises it if it times out before other samples arrive
                 if self._says_too_short:
                     _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
                 self.too_short, self._says_too_short = error, False
@@ -298,12 +298,12 @@ class Prefetcher:
             self._put(_Entry(len(batch.info), self._transformed(batch)))
 
     def _transformed(self, batch: Batch) -> Batch | Exception:
-        """Return what the learner's function makes of a batch, or the error that it raises."""
+        """Return the result of the learner's `transform` of a batch, or the error that it raises."""
         if self._transform is None:
             return batch
         try:
             found = self._transform(batch)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the reader raises it
+        except Exception as error:  # noqa: BLE001  # the reader raises it
             return error
         if isinstance(found, Batch):
             return found
@@ -313,7 +313,7 @@ class Prefetcher:
         )
 
     def _num_held(self) -> int:
-        """Return how many samples were taken from the mixer and have not been popped, with the errors."""
+        """Return the number of samples that were taken from the mixer and not popped, errors included."""
         making = self._making
         entries = {id(entry): entry for entry in (*self._ready.copy(), *([making] if making else []))}
         num_held = sum(entry.num_samples or isinstance(entry.item, Exception) for entry in entries.values())

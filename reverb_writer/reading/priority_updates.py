@@ -1,4 +1,4 @@
-"""New priorities on their way to the server: the learner does not wait for them.
+"""Send new priorities to the servers while the learner continues.
 
 put(keys, priorities) -> the newest for each key -> a thread -> the server that owns the key
 """
@@ -37,7 +37,7 @@ _TIMEOUT_S = 5.0  # of one of several servers
 
 
 class PriorityUpdates:
-    """Priorities to be set in one table, by a thread that begins with the first ones. Thread-safe.
+    """Sets priorities in one table, in a thread that starts with the first call. Thread-safe.
 
     Attributes:
         lost_servers: returns the names of the servers without a connection.
@@ -51,8 +51,8 @@ class PriorityUpdates:
         self._warning = (
             None
             if {table.sampler, table.remover} & _BY_PRIORITY
-            else f"table `{table.name}`: neither its sampler ({table.sampler}) nor its remover ({table.remover}) go by "
-            "priorities: setting them changes nothing but `info.priorities`. Use `rw.Prioritized`, or leave it."
+            else f"table `{table.name}`: neither its sampler ({table.sampler}) nor its remover ({table.remover}) uses "
+            "priorities, so new ones change only `info.priorities`. Use `rw.Prioritized`, or set no priorities."
         )
         self._lock = threading.Lock()
         self._changed, self._sent = Flag(), Flag()
@@ -63,13 +63,13 @@ class PriorityUpdates:
         self._thread = LateThread(self._run, "reverb-writer-priorities")
 
     def remember_owner(self, keys: Sequence[int], server: Server) -> None:
-        """Remember which server keys came from, for as many as a learner can have in hand."""
+        """Remember the server of each key, for as many keys as a learner can hold."""
         with self._lock:
             self._owners.update(dict.fromkeys(keys, server.name))
             _drop_oldest(self._owners)
 
     def put(self, batch_or_keys: Any, priorities: Any) -> None:
-        """Set priorities soon; of several for one key the last one counts."""
+        """Set priorities soon; if a key has several, the last one counts."""
         self._check_not_forked()
         keys, priorities = checked_updates(batch_or_keys, priorities)
         with self._lock:
@@ -83,7 +83,7 @@ class PriorityUpdates:
         self._wake()
 
     def flush(self, timeout_s: float) -> None:
-        """Return when all are set."""
+        """Wait until all are set."""
         self._check_not_forked()
         deadline = time.monotonic() + timeout_s
         self._wake()  # `put` may have been interrupted before
@@ -91,14 +91,14 @@ class PriorityUpdates:
             if time.monotonic() >= deadline:
                 raise ReplayTimeoutError(
                     f"table `{self._table}`: {len(self._pending)} priorities not set within {timeout_s:.1f} s. The "
-                    "server is slow or gone; see `stats()` of the dataset."
+                    "server is slow or unreachable; see `stats()` of the dataset."
                 )
             self._sent.clear()
             if self._pending or self._is_sending:
                 self._sent.wait(min(deadline - time.monotonic(), _LOOK_S))
 
     def close(self, timeout_s: float) -> None:
-        """Send pending updates for at most `timeout_s` seconds, and end. Idempotent; does nothing in a forked child."""
+        """Send pending updates for at most `timeout_s` seconds, and end. Idempotent; no effect in a forked child."""
         if self.is_forked:
             return
         self._is_closed = True
@@ -111,7 +111,7 @@ class PriorityUpdates:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked child, in which a thread that is not there may hold the lock for ever."""
+        """Whether this is a forked child, where a thread of the parent may hold the lock for ever."""
         return self._client.shards[0].channel.is_forked
 
     def _check_not_forked(self) -> None:
@@ -126,7 +126,7 @@ class PriorityUpdates:
     def _run(self) -> None:
         while True:
             self._changed.clear()
-            is_closed = self._is_closed  # before the look: nothing comes after it
+            is_closed = self._is_closed  # read first: after the end no priorities arrive
             with self._lock:
                 batch = dict(itertools.islice(self._pending.items(), _MAX_REQUEST_KEYS))
                 self._is_sending = bool(batch)
@@ -142,9 +142,9 @@ class PriorityUpdates:
                 self._changed.wait(None)
 
     def _send(self, batch: dict[int, float], owners: list[str | None]) -> None:
-        """Send each key to the server that owns it; to all where that is not known, for others ignore it.
+        """Send each key to the server that owns it, or to all servers if the owner is unknown: other servers ignore it.
 
-        Each key is counted once: as gone if no server could get it, or as failed if one that should have it did not.
+        Each key is counted once: as gone if no server could get it, as failed if a server that should get it did not.
         """
         num_gone = 0
         if not self._client.connections.may_have_several:
@@ -159,12 +159,12 @@ class PriorityUpdates:
                 updates = {
                     key: batch[key] for key, owner in zip(batch, owners, strict=True) if owner in (None, shard.name)
                 }
-                if updates:  # one that is slow delays no other
+                if updates:  # a slow server delays no other
                     timeout_s = min(self._client.timeout_s, _TIMEOUT_S)
                     sent.append(in_background(functools.partial(self._send_to, shard, updates, timeout_s)))
             failed = set().union(*[one.result() for one in sent])
         if num_gone and not self.num_gone:
-            _LOG.warning("Priorities of `%s` are not sent to servers that are gone; they are counted.", self._table)
+            _LOG.warning("Priorities of `%s` are not sent to unreachable servers; they are counted.", self._table)
         with self._lock:
             self.num_gone += num_gone
             self.num_failed += len(failed)
@@ -183,14 +183,14 @@ class PriorityUpdates:
 
 
 def checked_updates(batch_or_keys: Any, priorities: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
-    """Return the keys of a `Batch`, of its info, or given ones, and their priorities, [n], or raise SpecError."""
+    """Return keys, from a `Batch`, its info or an array, and their priorities, both [n]; may raise SpecError."""
     info = batch_or_keys.info if isinstance(batch_or_keys, Batch) else batch_or_keys
     given = info.keys if isinstance(info, BatchInfo) else info
     keys, priorities = host_array(given), host_array(priorities).astype(np.float64)
     if hasattr(given, "detach") and keys.dtype == np.int64:  # `as_torch` hands out unsigned keys with the same bits
         keys = keys.view(np.uint64)
     if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
-        raise SpecError(f"`keys` must be [n] integers as `info.keys` has them, got {keys.dtype} {keys.shape}.")
+        raise SpecError(f"`keys` must be [n] integers as in `info.keys`, got {keys.dtype} {keys.shape}.")
     if priorities.shape != keys.shape:
         raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one per sample, or slice.")
     bad = priorities[~(np.isfinite(priorities) & (priorities >= 0))]

@@ -1,4 +1,4 @@
-"""How a dataset reads: options that are the same for every kind of dataset, and for each of its servers."""
+"""Options of reading, which are the same for every kind of dataset and for each of its servers."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ class ReadOptions:
     """Options of a dataset; its constructor takes each as a keyword.
 
     Attributes:
-        max_in_flight_batches: limit of batches fetched ahead, >= 1. Batches ahead are older than what could be sampled
-            now, and counts as sampled for the rate limiter. Of several servers, samples of twice as many batches may
-            wait to be drawn, or samples of as many batches of each server for their turn.
-        timeout_s: time-out of a batch, in seconds; None for the client's.
+        max_in_flight_batches: limit of batches fetched ahead, >= 1. They are older than a new sample, and the rate
+            limiter counts them as sampled. With several servers, samples of twice as many batches may wait for a draw,
+            or samples of as many batches per server may wait for their turn.
+        timeout_s: time-out of a batch, in seconds; None for the client's time-out.
         connect_timeout_s: time-out of the constructor, which waits for the servers, in seconds; None for `timeout_s`. A
-            learner that may wait an hour for its first batch should know within seconds that its server is not there.
+            learner that may wait an hour for its first batch should find a wrong address within seconds.
         single_pass: return each item that is in the table now, once and in order, then stop. The table's sampler and
             remover must be "fifo" or a heap, and its `max_times_sampled` 1.
-        max_samples: take exactly this many samples from the table, of all servers together, then stop, >= 1; samples
-            that `skip_unsafe` skips count. None for no end. A dataset that is opened again, as in the worker processes
-            of a `DataLoader`, takes as many again.
+        max_samples: number of samples, from all servers together, after which the iteration stops, >= 1; None for no
+            end. Samples that `skip_unsafe` skips count. A dataset that is opened again, as in the worker processes of a
+            `DataLoader`, takes the same number again.
         skip_unsafe: skip and count samples and messages that raise UnsafeDataError or FormatError, instead of raising.
         max_cache_bytes: memory limit of the cache of decoded chunks, in bytes. A quarter more is used for row ranges of
             items.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.
-        transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. The
-            dataset calls it in the thread that fetches, so it runs while the learner trains. `next` raises
-            its errors in place of that batch.
+        transform: function from a `Batch` to the `Batch` that the learner gets: decode images, stack frames, normalise.
+            The thread that fetches calls it, so it runs while the learner trains. If it raises, `next` raises the error
+            in place of that batch.
 
     Raises:
-        SpecError: an option can never work; names it.
+        SpecError: an option can never work; the error names it.
     """
 
     max_in_flight_batches: int = 2
@@ -76,5 +76,5 @@ class ReadOptions:
 
     @property
     def has_end(self) -> bool:
-        """Whether samples come to an end by themselves."""
+        """Whether the iteration ends by itself."""
         return self.single_pass or self.max_samples is not None

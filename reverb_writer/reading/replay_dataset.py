@@ -1,7 +1,7 @@
 """Batches of a replay table, for any learner.
 
-A dataset fetches ahead in the background, at most `max_in_flight_batches` batches. Every wait has a time-out, whose
-error names what keeps samples from coming.
+A dataset fetches at most `max_in_flight_batches` batches ahead, in the background. Every wait has a time-out, whose
+error names the cause.
 
 Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `TrajectoryDataset`.
 """
@@ -32,11 +32,11 @@ Collate = Literal["error", "pad", "list"]
 class ReplayDataset(Dataset):
     """An endless iterator over batches of a table.
 
-    Samples come in the order in which the server chooses them: with one server, FIFO, LIFO and heap tables keep theirs.
-    Iterated by one thread at a time; the rest is thread-safe. A context manager. Not usable in a forked child.
+    Samples arrive in the server's order: with one server, FIFO, LIFO and heap tables keep their order. One thread at a
+    time may iterate; all other methods are thread-safe. A context manager. Not usable in a forked child.
 
     Attributes:
-        table: its name.
+        table: the table's name.
         batch_size: B, samples in a batch.
         timeout_s: time-out of a batch, in seconds.
 
@@ -53,19 +53,19 @@ class ReplayDataset(Dataset):
         """Find the table; the first `next` begins to fetch.
 
         Args:
-            replay: a `Client`, or an address, addresses or an object that `Client` takes. If there are several servers,
-                a uniform or prioritized table is sampled as if one server had all items. From any other table, batches
+            replay: a `Client`, or an address, addresses or an object that `Client` takes. With several servers, a
+                uniform or prioritized table is sampled as if one server had all items. From any other table, batches
                 come from each server in turn.
-            table: its name.
+            table: name of the table.
             batch_size: B, samples in a batch, >= 1.
-            collate: treatment of samples that differ in length. "error" raises; "pad" fills up with zeros to the
-                longest, with `info.mask`; "list" gives a list of B nests [T_i, ...]. A `SliceDataset` whose `slice_len`
-                is that of the longest one lays whole trajectories end to end.
+            collate: treatment of samples of different lengths. "error" raises; "pad" appends zeros up to the longest
+                sample, with `info.mask`; "list" gives a list of B nests [T_i, ...]. For whole trajectories end to end,
+                use a `SliceDataset` whose `slice_len` is the length of the longest trajectory.
             **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`.
 
         Raises:
             SpecError: an argument can never work.
-            StructureError: there is no such table; names the tables that exist.
+            StructureError: the table does not exist; the error names the existing tables.
             ServerUnavailableError: a server does not answer within the time-out.
         """
         read_options = options_of(ReadOptions, options, self)
@@ -80,7 +80,7 @@ class WholeSamples(BatchMaker):
     """Makes a batch of whole samples."""
 
     def __init__(self, collate: Collate) -> None:
-        """Set how; see `ReplayDataset`."""
+        """Set the `collate` of `ReplayDataset`."""
         self._collate = collate
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
@@ -98,7 +98,7 @@ class WholeSamples(BatchMaker):
 
 
 def _stacked(number: int, column: Column, *, pads: bool) -> Any:
-    """Return rows [B, T, ...] of one length, or of the longest one if it `pads`; [B, ...] if the column is scalar."""
+    """Return rows [B, T, ...]; with `pads`, T is the longest length. Return [B, ...] if the column is scalar."""
     rows, lengths = column.rows, column.lengths
     if column.is_scalar:
         return rows
@@ -107,8 +107,8 @@ def _stacked(number: int, column: Column, *, pads: bool) -> Any:
         return rows.reshape(len(lengths), longest, *rows.shape[1:])
     if not pads:
         raise StructureError(
-            f"column {number}: samples of {lengths.min()} to {longest} rows in one batch, expected one length. Pass "
-            "`collate='pad'` or 'list'."
+            f"column {number}: samples of {lengths.min()} to {longest} rows in one batch, expected equal lengths. "
+            "Pass `collate='pad'` or 'list'."
         )
     padded = np.full((len(lengths), longest, *rows.shape[1:]), b"" if rows.dtype.kind == "O" else 0, rows.dtype)
     padded[np.arange(longest) < lengths[:, None]] = rows

@@ -1,7 +1,7 @@
 """Flat batches of slices, laid end to end, from a table of whole episodes or of sequences that span episodes.
 
-The server draws items, by the table's sampler; of each item slices are drawn here. Many actors can write to a table at
-once: every item is of one actor, so no slice crosses from one episode, or actor, to another.
+The server's sampler draws items, and this module draws slices of each item. Many actors may write to a table at once:
+one actor writes each item, so no slice crosses from one actor or episode to another.
 
 Source: TorchRL, `SliceSampler` and its relatives; docs/how-to/from-torchrl.md lists the differences.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class SliceDataset(Dataset):
     """An endless iterator over flat batches of slices.
 
-    Iterated by one thread at a time. A context manager. Not usable in a forked child.
+    One thread at a time may iterate. A context manager. Not usable in a forked child.
 
     Attributes:
         timeout_s: time-out of a batch, in seconds.
@@ -71,27 +71,27 @@ class SliceDataset(Dataset):
         """Find the table; the first `next` begins to fetch.
 
         Args:
-            replay: a `Client`, or an address, addresses or an object that `Client` takes. If there are several servers,
-                a uniform or prioritized table is sampled as if one server had all items. From any other table, pools
+            replay: a `Client`, or an address, addresses or an object that `Client` takes. With several servers, a
+                uniform or prioritized table is sampled as if one server had all items. From any other table, pools
                 come from each server in turn.
-            table: its name. A `MixedDataset` has slices of several tables.
+            table: name of the table. A `MixedDataset` has slices of several tables.
             num_slices: slices in a batch, >= 1.
-            slice_len: rows in a slice, >= 1; at most, unless `short` says otherwise.
+            slice_len: rows in a slice, >= 1; fewer are possible if `short` is "keep".
             by: "trajectory" draws one slice of every item that the server draws. "row" draws any slices of `pool_size`
                 items that the server draws; each slice is equally likely. For equally likely slices of the whole table,
                 write items with their length as priority, and sample by priority.
             short: treatment of trajectories shorter than a slice: "keep", "skip", or "pad" with a mask.
-            span: rows that a slice may hang over the first and the last row of its trajectory: a number, or a pair.
-            row_priority_fn: gets the nest of a pool, leaves [M, ...], and returns [M] priorities of rows. A slice is
+            span: rows by which a slice may exceed the first and the last row of its trajectory: a number, or a pair.
+            row_priority_fn: function from the nest of a pool, leaves [M, ...], to [M] priorities of rows. A slice is
                 drawn with the priority of its first row. `by` must be "row".
             pool_size: items that are fetched together, >= 1; None for `num_slices`.
-            slices_per_item: number of slices that a pool gives per trajectory, >= 1. They come in rounds: each
-                round has one slice of each trajectory. The server sends whole items, so more slices of each are
-                cheaper; batches that follow each other have slices of the same items then.
-            with_next: give `batch.next`, the row that follows each slice, to bootstrap where a slice was cut.
-            seed: to draw the same slices in each run; None for others.
-            **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`. A batch that is
-                fetched ahead is a pool here, and `max_samples` counts items.
+            slices_per_item: number of slices that a pool gives per trajectory, >= 1, in rounds of one slice per
+                trajectory. The server sends whole items, so more slices per item are cheaper; consecutive batches then
+                have slices of the same items.
+            with_next: whether to return `batch.next`, the row after each slice, to bootstrap where a slice was cut.
+            seed: seed of the draws; None for new draws in each run.
+            **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`. Here
+                `max_in_flight_batches` counts pools, and `max_samples` counts items.
 
         Raises:
             SpecError: an argument can never work. Other errors are those of `ReplayDataset`.
@@ -115,16 +115,16 @@ class _Pool(NamedTuple):
     pack: Callable[[Sequence[Any]], Any]
     info: BatchInfo
     slices: Slices
-    items: npt.NDArray[np.int64]  # [S] number of the sample of each slice
-    num_before: int  # trajectories of former pools
+    items: npt.NDArray[np.int64]  # [S] number of each slice's sample
+    num_before: int  # trajectories of earlier pools
 
 
 @dataclass
 class SlicesOfPools(BatchMaker):
-    """Makes batches of the slices of pools, in the order in which they are drawn; fields as of `SliceDataset`."""
+    """Makes batches of the slices of pools, in the order of their draws; fields as in `SliceDataset`."""
 
     sampler: SliceSampler
-    rng: np.random.Generator  # used by nothing else
+    rng: np.random.Generator  # no one else uses it
     slices_per_item: int = 1
     row_priority_fn: Callable[[Any], Any] | None = None
     with_next: bool = False
@@ -132,11 +132,11 @@ class SlicesOfPools(BatchMaker):
     def __post_init__(self) -> None:
         self.calls_user = self.row_priority_fn is not None
         self._known = KnownTrajectories()
-        self._num_trajectories = 0  # of former pools
-        self._left: list[Batch] = []  # slices that fill no batch yet
+        self._num_trajectories = 0  # of earlier pools
+        self._left: list[Batch] = []  # slices that do not fill a batch yet
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
-        """Yield batches of the slices of the next pool, after those that former pools have left; see `BatchMaker`."""
+        """Yield batches of the remaining slices of earlier pools, then of the next pool; see `BatchMaker`."""
         pool = self._drawn(assembler.rows(), assembler.pack, server)
         stop, num_slices, size = 0, len(pool.items), self.sampler.num_slices
         while stop < num_slices:
@@ -150,7 +150,7 @@ class SlicesOfPools(BatchMaker):
                 yield self.rest() if num_left + stop - first == size else None, is_last
 
     def rest(self) -> Batch | None:
-        """Return the slices that fill no batch; None if there are none."""
+        """Return the slices that do not fill a batch; None if none remain."""
         left, self._left = self._left, []
         if len(left) > 1:
             return Batch.concatenate(left)
@@ -173,7 +173,7 @@ class SlicesOfPools(BatchMaker):
         return _Pool(rows, pack, info, slices, item_of[slices.trajectories], num_before)
 
     def _copy(self, pool: _Pool, first: int, stop: int) -> Batch:
-        """Return slices number `first` to `stop` - 1 of a pool, with copies of their rows."""
+        """Return the slices `first` to `stop` - 1 of a pool, with copies of their rows."""
         pack, rows = pool.pack, pool.rows
         before, size = pool.slices.widths[:first].sum(), pool.slices.widths[first:stop].sum()
         slices = taken(pool.slices, samples=slice(first, stop), rows=slice(before, before + size))
@@ -194,5 +194,5 @@ class SlicesOfPools(BatchMaker):
 
 
 def _reader(rows: SampleRows, pack: Callable[[Sequence[Any]], Any]) -> Callable[[npt.NDArray[np.int64]], Any]:
-    """Return a function that returns the leaves of some rows that have markers."""
+    """Return a function from numbers of rows to the leaves of these rows that have markers."""
     return lambda chosen: pack(rows.take(chosen, marker_leaves(pack(range(rows.num_columns)))))

@@ -21,8 +21,8 @@ class DatasetStats(Scalars):
         received_bytes: size of their messages, bytes.
         decoded_chunks: chunks that were decoded because the cache did not have them.
         skipped_samples: unsafe or damaged samples, and messages that cannot be read, which `skip_unsafe` left out.
-        foreign_items: samples that were left out because their item has another spec than the dataset's first item; the
-            log names both specs once.
+        foreign_items: samples that were left out because their spec differs from the spec of the dataset's first item;
+            the log names both specs once.
         unasked_samples: samples that a server sent without a request; they are left out.
         dropped_samples: unread samples that a dataset of several servers dropped, because newer samples show how many
             items a server holds, because the connection was lost, or because the server has left the target.
@@ -39,7 +39,7 @@ class DatasetStats(Scalars):
         last_age_s: seconds between the arrival of the first sample of the last batch and the return of that batch.
         priority_updates: priorities sent to the item's server, or to all servers if the item's server is unknown.
         failed_priority_updates: priorities that the item's server did not take.
-        gone_priority_updates: priorities that were not sent because the item's server, or every server, is gone.
+        gone_priority_updates: priorities that were not sent because the item's server, or every server, has left.
     """
 
     in_flight_samples: int = 0

@@ -1,11 +1,11 @@
-"""Functions of a batch: frames stacked when they are sampled, and the burn-in of a recurrent network.
+"""Functions of a batch: frame stacks, and the burn-in of a recurrent network.
 
-    stored once      f0 f1 f2 f3 f4              each frame of an episode, in whatever windows
+    stored once      f0 f1 f2 f3 f4              each frame of an episode
     frame_stack(3)   f0 f0 f0 f1 f2              [B, T, ...] -> [B, T, 3, ...], the newest frame last
-                     f0 f0 f1 f2 f3              before an episode's first frame, or the window's: that frame
+                     f0 f0 f1 f2 f3              the first frame of an episode or window replaces earlier ones
                      f0 f1 f2 f3 f4
 
-Pure. On NumPy arrays; `burn_in` also on the arrays of frameworks.
+Pure. They take NumPy arrays; `burn_in` also takes the arrays of frameworks.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from reverb_writer.transitions.step_flags import split_mask
 
 
 def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Callable[[Batch], Batch]:
-    """Return a `transform` that stacks each frame with the k - 1 before it, so that each is stored once; picklable.
+    """Return a picklable `transform` that stacks each frame with the k - 1 frames before it; storage has each once.
 
-    A stack never crosses the start of an episode. Any marker of starts or ends that `rw.slices` reads marks it. There,
-    and at the start of a window, the oldest known frame is repeated. Leaves [B, T, ...] become [B, T, k, ...]; leaves
-    of slices, [N, ...], become [N, k, ...].
+    A stack never crosses the start of an episode, which any marker of `rw.slices` may show. There, and at the start of
+    a window, the oldest known frame is repeated. Leaves [B, T, ...] become [B, T, k, ...]; leaves of slices, [N, ...],
+    become [N, k, ...].
 
     Args:
         k: frames in a stack, >= 1.
         leaf: name of the leaf, or of the part of the nest, such as "observation/rgb".
-        drop: cut the first k - 1 rows of each window off all leaves [B, T, ...], for their stacks may lack frames:
-            write windows of T + k - 1 steps.
+        drop: whether to remove the first k - 1 rows of each window from all leaves [B, T, ...], because their stacks
+            may lack frames: write windows of T + k - 1 steps.
 
     Raises:
-        SpecError: `k` is no such number. The transform raises it if windows are too short to drop rows, or these are
-            slices; and StructureError if there is no such leaf, or the batch is a list, or flat without markers.
+        SpecError: `k` is out of range. The transform raises SpecError if windows are too short to drop rows, or if rows
+            of slices would be dropped. It raises StructureError if the leaf does not exist, or the batch is a list, or
+            flat without markers.
     """
     return functools.partial(_stacked, k=integer("k", k, minimum=1), leaf=leaf, drop=drop)
 
@@ -60,8 +61,8 @@ def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
     flat = tree.map_structure(lambda leaf: leaf.reshape(-1, *leaf.shape[len(shape) :]), batch.data)
     numbers = np.arange(len(starts))
     first = np.maximum.accumulate(np.where(starts | first_rows(read_markers(flat), len(starts)), numbers, 0))
-    rows = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # which row each frame of a stack is
-    leaf_at(steps, leaf)  # names those that there are
+    rows = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # rows of the frames of each stack
+    leaf_at(steps, leaf)  # raises an error that names the leaves
     wanted = leaf.split("/") if mask is None else ["0", *leaf.split("/")]
 
     def is_wanted(path: tuple[Any, ...]) -> bool:
@@ -71,7 +72,7 @@ def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
         return frames[rows].reshape(*shape, k, *frames.shape[1:]) if is_wanted(path) else stored
 
     def stack_after(path: tuple[Any, ...], frames: npt.NDArray[Any], after: npt.NDArray[Any]) -> Any:
-        """Return the stacks of the rows after slices, which continue those of the slices' last rows."""
+        """Return the stacks of the rows after slices, which continue the stacks of the slices' last rows."""
         if not is_wanted(path):
             return after
         of_last = frames[rows[markers.slices.first_rows + markers.slices.lengths - 1]]
@@ -86,18 +87,18 @@ def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
 
 
 def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
-    """Split windows after their first n steps: those that only warm up a recurrent network, and those that train it.
+    """Split windows into their first n steps, which only warm up a recurrent network, and the steps that train it.
 
     Args:
         batch: leaves [B, T, ...], of any framework.
         n: steps of the first part, 0..T - 1.
 
     Returns:
-        Two batches, leaves [B, n, ...] and [B, T - n, ...], with the same info but for `mask` and `lengths`.
+        Two batches, leaves [B, n, ...] and [B, T - n, ...], with the same info except `mask` and `lengths`.
 
     Raises:
-        SpecError: `n` is no such number.
-        StructureError: these are no windows of one length.
+        SpecError: `n` is out of range.
+        StructureError: the batch does not have windows of equal length.
 
     Source: Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning.
     """
@@ -116,16 +117,16 @@ def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
 
 
 def split_windows(n: int) -> Callable[[Batch], Batch]:
-    """Return a `transform` that cuts each window into windows of n steps, and drops the steps left at its end.
+    """Return a `transform` that cuts each window into windows of n steps, and drops the remaining steps at its end.
 
-    A batch of B windows of T steps becomes one of B * (T // n) windows. Each has the info of the window that it is of.
+    A batch of B windows of T steps becomes a batch of B * (T // n) windows. Each has the info of its original window.
 
     Args:
         n: steps of a window, >= 1.
 
     Raises:
-        SpecError: `n` is no such number. The transform raises it if windows have fewer steps than n, and StructureError
-            if these are no windows of one length.
+        SpecError: `n` is out of range. The transform raises SpecError if windows have fewer than n steps, and
+            StructureError if the batch does not have windows of equal length.
 
     Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset(num_steps)`.
     """
@@ -152,7 +153,7 @@ def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:
     sizes = {tuple(np.shape(leaf)[:2]) for leaf in tree.flatten(batch.data)}
     if len(sizes) != 1 or len(shape := sizes.pop()) < 2 or batch.markers is not None or shape[0] != len(batch.info):  # noqa: PLR2004  # B and T
         raise StructureError(
-            f"{what} needs leaves [B, T, ...] with one T for all, got {shapes_text(batch.data)}. Use `collate='pad'` "
-            "where lengths differ."
+            f"{what} needs leaves [B, T, ...] with equal T, got {shapes_text(batch.data)}. Use `collate='pad'` "
+            "if lengths differ."
         )
     return shape

@@ -3,8 +3,8 @@
     markers ──> find_trajectories ──> Trajectories ──> SliceSampler ──> Slices ──> gather ──> Batch
     of steps    or Trajectories.from_lengths           (integers only)             from the steps
 
-`docs/how-to/slices.md` draws it. The semantics are those of TorchRL's `SliceSampler`; docs/how-to/from-torchrl.md
-lists where they differ.
+docs/how-to/slices.md draws slices. The semantics are those of TorchRL's `SliceSampler`; docs/how-to/from-torchrl.md
+lists the differences.
 """
 
 from __future__ import annotations

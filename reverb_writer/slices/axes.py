@@ -1,6 +1,6 @@
-"""Records of arrays, whose fields declare their axis: one way to take some entries, to join records, to convert arrays.
+"""Records of arrays whose fields declare their axis: functions to take entries, join records and convert arrays.
 
-    axis      a field has one entry for each
+    axis      a field has one entry per
     ROWS      row of slices that are laid end to end, [N, ...]
     SAMPLES   sample or slice, [B, ...] or [S, ...]
 
@@ -29,7 +29,7 @@ def axes(record: Any) -> dict[str, str]:
 
 
 def converted(record: _RecordT, convert: Callable[[Any], Any]) -> _RecordT:
-    """Return a record with each array as `convert` returns it; those of records in it stay."""
+    """Return a record with each of its arrays converted; arrays in records inside it do not change."""
     return _replaced(record, {name: _mapped(convert, getattr(record, name)) for name in axes(record)})
 
 
@@ -44,7 +44,7 @@ def taken(record: _RecordT, *, samples: Any, rows: Any = None) -> _RecordT:
 
 
 def joined(records: Sequence[_RecordT], **others: Any) -> _RecordT:
-    """Return records as one, with these `others` as fields; a field that one record lacks is None."""
+    """Return records as one record, with `others` as further fields; a field that a record lacks is None."""
     found: dict[str, Any] = {}
     for name in axes(records[0]).keys() - others.keys():
         nests = [getattr(record, name) for record in records]

@@ -31,22 +31,22 @@ Array = npt.NDArray[Any]
 class SliceMarkers:
     """Markers of slices laid end to end; the caller owns all arrays.
 
-    They are those of the slices: markers that were stored as leaves of the steps are unchanged in the data. Rows of
-    padding, which exist with `short="pad"` only, have all their markers False.
+    The data keep the markers that were stored as leaves of the steps. On padding, which exists only with `short="pad"`,
+    all markers are False.
 
     Attributes:
         is_init: [N] True on the first row of each slice, and where True was stored.
-        done: [N] True where `truncated` is, or where `done`, `terminated` or `truncated` was stored as True.
+        done: [N] True where `truncated` is True, or where `done`, `terminated` or `truncated` was stored as True.
         terminated: [N] as stored; False if it was not stored.
         truncated: [N] True on the last real row of each slice and nowhere else. Where `terminated` is True too, the
             next state is terminal: do not bootstrap.
         cut_by_sampler: [N] True on the last row of each slice that ends before its trajectory ends: the sampler
             truncated it, not the environment.
-        traj_ids: [N] as stored, or the number of the trajectory if none are stored. Two slices may be of one
+        traj_ids: [N] as stored, or the number of the trajectory if no ids are stored. Two slices may belong to one
             trajectory.
         mask: [N] True on rows that are not padding; None if short slices are not padded.
         slices: lengths, probabilities and rows of the slices in the storage, to update priorities.
-        members: [N] number of the storage that the row is from; None if there is only one.
+        members: [N] number of the row's storage; None for a single storage.
     """
 
     is_init: Flags = field(metadata=ROWS)
@@ -65,27 +65,27 @@ class SliceMarkers:
 
 @dataclass(frozen=True, repr=False)
 class Batch:
-    """A batch of samples; `data, info = batch` works too. Printed, it shows shapes instead of numbers.
+    """A batch of samples, which can be unpacked: `data, info = batch`. Its `repr` shows shapes instead of numbers.
 
     Attributes:
-        data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]; other `collate`s differ, see there. From a
-            `SliceDataset` or `slices.gather`, leaves [N, ...]: slices laid end to end; rows of padding, which
-            exist with `short="pad"` only, repeat the last real row.
+        data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...], or as its `collate` says. From a
+            `SliceDataset` or `slices.gather`, leaves [N, ...]: slices laid end to end. Rows of padding, which exist
+            only with `short="pad"`, repeat the last real row.
         info: `BatchInfo`: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a
-            `SliceDataset`, [S], of the item that each slice is of. None from `slices.gather`.
-        markers: `SliceMarkers` [N] of slices; else None.
+            `SliceDataset`, [S], with the info of each slice's item. None from `slices.gather`.
+        markers: `SliceMarkers` [N] of slices; otherwise None.
         next: from a `SliceDataset` with `with_next`, leaves [S, ...]: the row that follows each slice in its
-            trajectory. Where `markers.slices.cut_by_sampler` is False no row follows, and it is the slice's last row.
+            trajectory. Where `markers.slices.cut_by_sampler` is False, no row follows, and it is the slice's last row.
     """
 
-    data: Any = field(metadata=ROWS)  # of slices; else its axis is that of the samples
-    info: Any  # a `BatchInfo`, which is of a package above
+    data: Any = field(metadata=ROWS)  # the axis of slices; windows have the axis of samples
+    info: Any  # a `BatchInfo`, which a package above defines
     markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
     next: Any = field(default=None, metadata=SAMPLES)
 
     @property
     def mask(self) -> Any:
-        """The mask of padding: [B, T] of windows with `collate="pad"`, [N] of slices with `short="pad"`, else None."""
+        """The mask of padding: [B, T] with `collate="pad"`, [N] with `short="pad"`, otherwise None."""
         return getattr(self.info, "mask", None) if self.markers is None else self.markers.mask
 
     def __iter__(self) -> Iterator[Any]:
@@ -96,15 +96,15 @@ class Batch:
         return shapes_text(self)
 
     def __getattr__(self, name: str) -> Any:
-        """Say where a leaf of the data is, which is no attribute of the batch."""
-        if name.startswith("_") or "data" not in vars(self):  # such as in a copy that is not complete yet
+        """Raise AttributeError, which names the place of a leaf of the data."""
+        if name.startswith("_") or "data" not in vars(self):  # for example in a copy that is not complete yet
             raise AttributeError(name)
         raise AttributeError(f"a Batch has no `{name}`{_whereabouts(self.data, name)}")
 
     def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
-        """Return the batch with each array [...] of data, markers and `next` as `convert` returns it.
+        """Return the batch with each array [...] of data, markers and `next` converted by `convert`.
 
-        `convert_info` does the same for the arrays of the info, [B]; None keeps the info, whose keys have 64 bits.
+        `convert_info` converts the arrays of the info, [B]; None keeps the info, whose keys have 64 bits.
         """
         info = self.info if self.info is None or convert_info is None else converted(self.info, convert_info)
         markers = None if self.markers is None else converted(self.markers, convert)
@@ -112,14 +112,15 @@ class Batch:
 
     @classmethod
     def concatenate(cls, batches: Sequence[Batch], numbers: Sequence[int] | None = None) -> Batch:
-        """Return batches as one: samples one after the other, slices laid end to end.
+        """Return batches as one batch: samples one after the other, slices laid end to end.
 
         Args:
-            batches: from one storage or table, or from several, their members; at least one.
-            numbers: of the member that each batch is from, for `markers.members`; None for no members.
+            batches: batches of one storage or table, or of several members; at least one.
+            numbers: number of each batch's member, for `markers.members`; None for no members.
 
         Raises:
-            StructureError: they differ in structure, dtypes or shapes, but for the number of samples; names the leaf.
+            StructureError: the batches differ in more than their number of samples: in structure, dtypes or shapes. The
+                error names the leaf.
         """
         _check_alike(batches)
         of_batches: dict[str, Any] = {}
@@ -133,15 +134,15 @@ class Batch:
         return joined(batches, **of_batches)
 
     def pin_memory(self) -> Batch:
-        """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""
+        """Return the batch with its tensors pinned, for `DataLoader(pin_memory=True)`."""
         return self.map_arrays(_pinned, _pinned)
 
 
 def _check_alike(batches: Sequence[Batch]) -> None:
-    """Check that batches have one structure, dtypes and shapes, but for the number of samples."""
+    """Check that batches have equal structure, dtypes and shapes, except the number of samples."""
     if len({(batch.markers is None, batch.next is None) for batch in batches}) > 1:
-        raise StructureError("batches differ: members need one kind of slices.")
-    where = "members must have steps of one structure"
+        raise StructureError("batches differ: all members need the same markers.")
+    where = "members must have steps of equal structure"
     first_paths, first_leaves = named_leaves(batches[0].data, where)
     for batch in batches:
         paths, leaves = named_leaves(batch.data, where)
@@ -150,17 +151,17 @@ def _check_alike(batches: Sequence[Batch]) -> None:
             if (leaf.dtype, leaf.shape[1:]) != (like.dtype, like.shape[1:]):
                 raise StructureError(
                     f"{where}: leaf `{path}` {leaf.dtype} {list(leaf.shape)}, expected `{path}` {like.dtype} "
-                    f"{list(like.shape)} as in the first, but for the number of samples. Have them alike, by "
-                    "`transform` for example."
+                    f"{list(like.shape)} as in the first batch, for any number of samples. Make them equal, for "
+                    "example by a `transform`."
                 )
 
 
 def _pinned(tensor: Any) -> Any:
-    return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings are lists, or bytes in one
+    return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings are lists or bytes
 
 
 def _whereabouts(data: Any, name: str) -> str:
-    """Return where a leaf is, or which there are; ends the message about one that was looked for elsewhere."""
+    """Return the end of a message: the place of a leaf that was looked for elsewhere, or the existing leaves."""
     steps, mask = split_mask(data)
     fields = fields_of(steps)
     if fields is None:

@@ -1,12 +1,12 @@
-"""Where trajectories begin and end, recovered from markers: integers only.
+"""Find the first and last rows of trajectories from markers: integers only.
 
-A storage is a ring of T time steps for each of its environments: [T, B, ...] of B environments, [N] of one. One rule
-finds the ends from any kind of marker:
+A storage is a ring of T time steps per environment: [T, B, ...] for B environments, [N] for one. One rule finds the
+ends from any kind of marker:
 
-    row t is the last of its trajectory if it is marked as an end, or row t + 1 as a start, or row t + 1 has another id
+    row t is the last of its trajectory if row t is marked as an end, row t + 1 is marked as a start, or the ids differ
 
-Rows of padding, which a mask tells, are of no trajectory. The row after the last one is the first one of the same
-environment, as in a ring that is full.
+Rows that a mask marks as padding belong to no trajectory. After the last row of an environment comes its first row, as
+in a full ring.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Trajectories:
 
     Attributes:
         starts: [n] first time step of each trajectory.
-        lengths: [n] rows of each, >= 1; after the last time step, a trajectory continues at time step 0.
-        env_ids: [n] environment of each.
+        lengths: [n] rows of each trajectory, >= 1; after the last time step, it continues at time step 0.
+        env_ids: [n] environment of each trajectory.
         storage_shape: (N,), or (T, ...) of a storage of several environments.
     """
 
@@ -75,11 +75,11 @@ class Trajectories:
     def rows(
         self, which: Integers | None = None, begin: Integers | None = None, lengths: Integers | None = None
     ) -> Integers:
-        """Return the rows of trajectories, or of parts of trajectories, one after the other.
+        """Return the rows of trajectories, or of parts of trajectories, end to end.
 
         Args:
             which: [m] numbers of trajectories; None for all.
-            begin: [m] first step of each part, counted from the trajectory's first; None for 0.
+            begin: [m] first step of each part, counted from the trajectory's first step; None for 0.
             lengths: [m] rows of each part; None for the rest of the trajectory.
 
         Returns:
@@ -100,22 +100,22 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     """Return the trajectories of a storage. One kind of marker is enough.
 
     Args:
-        markers: of all rows that have been written, in the order of the storage.
-        is_full: whether this is a ring that is full: then a trajectory may continue from the last row to the first one.
+        markers: markers of all written rows, in the order of the storage.
+        is_full: whether the storage is a full ring: then a trajectory may continue from the last row to the first row.
         cursor: the row that was written last, if the ring is full: no trajectory continues across it. None if unknown.
 
     Returns:
         All trajectories, environment by environment, in the order of their ends.
         The edges of a ring that is not full are boundaries. In a full ring, an environment without any boundary has
-        one trajectory that begins at row 0. Rows that the mask leaves out are in none.
+        one trajectory that begins at row 0. Rows of padding belong to no trajectory.
 
     Raises:
         SpecError: the cursor is out of range, or the ring is not full.
         StructureError: the markers have no boundaries.
-        IncompleteError: there are no rows, or all rows are padding.
+        IncompleteError: the storage has no rows, or all rows are padding.
 
-    Source: TorchRL `SliceSampler`. Beyond it, starts count as markers and several kinds of markers may be given at
-    once: a start marks the end before it, and an end separates trajectories that have the same id.
+    Source: TorchRL `SliceSampler`. In addition, starts count as markers, and several kinds of markers count together: a
+    start marks the end before it, and an end separates trajectories that have the same id.
 
     >>> ends = np.isin(np.arange(10), [2, 7])
     >>> found = find_trajectories(Markers(done=ends), is_full=True, cursor=4)
@@ -125,11 +125,11 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     given = _boundaries(markers)
     if not given:
         raise StructureError(
-            "the steps do not say where trajectories end: expected `traj_ids`, `done`, `terminated`, `truncated` or "
+            "the steps do not show the ends of trajectories: expected `traj_ids`, `done`, `terminated`, `truncated` or "
             "`is_init`. Pass `Markers` if the steps have them under other names."
         )
     if given[0].ndim == 0 or not given[0].size:
-        raise IncompleteError(f"there are no rows yet to find trajectories in, got markers {given[0].shape}.")
+        raise IncompleteError(f"the storage has no rows yet, got markers {given[0].shape}.")
     is_end = np.logical_or.reduce(given)
     num_steps, *envs_shape = is_end.shape
     if cursor is not None:
@@ -144,7 +144,7 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     by_env[~by_env.any(axis=1), -1] = True
     env_ids, stops = (found.astype(np.int64) for found in np.nonzero(by_env))
     last_of_env = np.cumsum(by_env.sum(axis=1)) - 1
-    # Each trajectory begins after the one before it in its environment; the first, after the last one.
+    # Each trajectory begins after the previous one of its environment; the first begins after the last.
     before = np.roll(stops, 1)
     before[np.r_[0, last_of_env[:-1] + 1]] = stops[last_of_env]
     starts = (before + 1) % num_steps
@@ -158,12 +158,12 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
 
 
 def positions(lengths: Integers) -> Integers:
-    """Return the position of each row within its part, for parts of these lengths: [3, 2] gives [0, 1, 2, 0, 1]."""
+    """Return the position of each row in its part, for parts of these lengths: [3, 2] gives [0, 1, 2, 0, 1]."""
     return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def first_rows(markers: Markers, num_rows: int) -> Flags:
-    """Return [N] which rows of flat markers begin a trajectory, as far as they tell; the first row need not."""
+    """Return [N] the rows that flat markers show as the first of a trajectory; row 0 is not always marked."""
     starts = np.zeros(num_rows, bool)
     if given := _boundaries(markers):
         starts[1:] = np.logical_or.reduce(given)[:-1]
@@ -171,7 +171,7 @@ def first_rows(markers: Markers, num_rows: int) -> Flags:
 
 
 def _boundaries(markers: Markers) -> list[Flags]:
-    """Return last rows of trajectories as each kind of marker tells them."""
+    """Return the last rows of trajectories that each kind of marker shows."""
     given = [] if markers.ends is None else [markers.ends]
     if markers.is_init is not None:
         given.append(np.roll(markers.is_init, -1, axis=0))
@@ -187,15 +187,15 @@ class KnownTrajectories:
 
     def __init__(self) -> None:
         """Start without items."""
-        self._parts_of: dict[Hashable, tuple[int, ...]] = {}  # first row and length of one after the other
+        self._parts_of: dict[Hashable, tuple[int, ...]] = {}  # alternating first rows and lengths
         self._num_bytes = 0
 
     def find(
         self, items: Sequence[Hashable], lengths: Integers, read: Callable[[Integers], Any]
     ) -> tuple[Trajectories, Integers]:
-        """Return the trajectories of items [n] that lie end to end, by their keys, and the number of the item of each.
+        """Return the trajectories of items [n] that lie end to end, and the number of each trajectory's item.
 
-        `read` gets numbers of rows, and returns the leaves of these rows that `read_markers` needs.
+        `items` has their keys. `read` gets numbers of rows, and returns the leaves of these rows for `read_markers`.
         """
         found: list[Any] = [self._parts_of.get(item) for item in items]
         first_rows = np.cumsum(lengths) - lengths
@@ -219,7 +219,7 @@ class KnownTrajectories:
 
 
 def _divide(nest: Any, lengths: Integers) -> list[tuple[int, ...]]:
-    """Return first row and length of each trajectory of each item, for items of these lengths that lie end to end."""
+    """Return first row and length of the trajectories of each item; the items, of these lengths, lie end to end."""
     ends = np.cumsum(lengths)
     first_rows = ends - lengths
     stored = read_markers(nest, starts=first_rows)
@@ -227,7 +227,7 @@ def _divide(nest: Any, lengths: Integers) -> list[tuple[int, ...]]:
     is_init[first_rows] = True
     mask = stored.mask
     is_boundary = boundary_steps(nest)
-    if mask is None and is_boundary is not None and stored.is_init is not None:  # padded without one
+    if mask is None and is_boundary is not None and stored.is_init is not None:  # padded, but without a mask
         mask = ~follow_ends(np, is_boundary.reshape(is_init.shape), is_init)
     trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init, mask=mask))
     cuts = np.searchsorted(trajectories.starts, ends)

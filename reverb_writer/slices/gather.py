@@ -1,4 +1,4 @@
-"""Copy rows of storages: slices as one flat batch with markers; trajectories split by their markers, and padded."""
+"""Copy rows of storages: slices as a flat batch with markers, trajectories as separate nests or padded."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) ->
     """Copy rows, given by flat indices, out of leaves [*shape, ...]."""
     for path, leaf in zip(*named_leaves(nest, "steps"), strict=True):
         if np.shape(leaf)[: len(shape)] != shape:
-            raise StructureError(
-                f"leaf `{path}`: shape {np.shape(leaf)}, expected rows {shape}, as all leaves must have."
-            )
+            raise StructureError(f"leaf `{path}`: shape {np.shape(leaf)}, expected {shape} as in all leaves.")
     if len(shape) == 1:
         return tree.map_structure(lambda leaf: np.asarray(leaf).take(rows, axis=0), nest)
     indices = np.unravel_index(rows, shape)
@@ -45,17 +43,17 @@ def split_trajectories(nest: Any, trajectories: Trajectories | None = None) -> l
 
     Args:
         nest: leaves [N, ...], or [T, B, ...] of several environments.
-        trajectories: their rows; None to find them by the markers among the leaves (`read_markers`).
+        trajectories: the trajectories; None to find them by the markers among the leaves (`read_markers`).
 
     Returns:
-        Nests of leaves [length, ...], copies, in the order of the trajectories. Rows are in the order of time, also
-        where a trajectory continues from the last row of a ring to its first one.
+        Copies with leaves [length, ...], in the order of the trajectories. Rows are in the order of time, even if a
+        trajectory continues from the last row of a ring to the first row.
 
     Raises:
         StructureError: a leaf has another shape than the storage, or the steps have no markers.
-        IncompleteError: there are no rows.
+        IncompleteError: the storage has no rows.
 
-    Source: TorchRL `split_trajectories`, which fails where an id is used again later; here that is another trajectory.
+    Source: TorchRL `split_trajectories`, which fails if an id is used again later; here it begins another trajectory.
 
     >>> flat = {"traj_ids": np.array([7, 7, 5, 7]), "reward": np.arange(4)}
     >>> [trajectory["reward"].tolist() for trajectory in split_trajectories(flat)]
@@ -74,7 +72,7 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
         length: T, rows to pad to; None for the longest length.
 
     Returns:
-        The nest, leaves [n, T, ...], and the mask. Strings are padded with empty ones.
+        The nest, leaves [n, T, ...], and the mask. Strings are padded with empty strings.
 
     Raises:
         SpecError: a trajectory is longer than `length`.
@@ -91,7 +89,7 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
     expected, *others = (tree.map_structure(lambda leaf: (leaf.dtype, leaf.shape[1:]), nest) for nest in nests)
     for form in others:
         if form != expected:
-            raise StructureError(f"trajectories must be of one structure, {expected}, got {form}.")
+            raise StructureError(f"trajectories must have equal structure: expected {expected}, got {form}.")
     longest = max(lengths)
     length = longest if length is None else arguments.integer("length", length, minimum=longest)
     mask = np.arange(length) < np.array(lengths)[:, None]
@@ -106,9 +104,9 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None) -> Batch:
     """Return slices of a storage as one batch, laid end to end.
 
     Args:
-        nest: the storage; the shape of each leaf begins with that of the storage.
-        slices: from a `SliceSampler`, drawn from the trajectories of this storage.
-        markers: of all rows of the storage; None to use those that `read_markers` finds.
+        nest: the storage; the shape of each leaf begins with the shape of the storage.
+        slices: slices that a `SliceSampler` drew from the trajectories of this storage.
+        markers: markers of all rows of the storage; None to use the markers that `read_markers` finds.
 
     Raises:
         StructureError: a leaf or a marker has another shape than the storage.
@@ -125,7 +123,7 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None) -> Batch:
 
 
 def mark_rows(slices: Slices, markers: Markers) -> SliceMarkers:
-    """Return the markers [N] of slices of N rows, given those of the rows that are stored."""
+    """Return the markers [N] of slices of N rows, given the markers of the stored rows."""
     mask, truncated = slices.mask, slices.ends
 
     def stored(flags: Flags | None) -> Flags:
@@ -149,14 +147,14 @@ def sample_members(
     rng: np.random.Generator,
     weights: Sequence[float] | None = None,
 ) -> Batch:
-    """Draw a batch from several storages (members); the number of slices of each is its share by weight.
+    """Draw a batch from several storages (members); each gives a share of the slices by its weight.
 
     Args:
-        members: steps and trajectories of each. All steps have one structure.
+        members: steps and trajectories of each member. All steps have the same structure.
         sampler: draws `num_slices` slices from all members together.
         rng: source of randomness.
-        weights: finite numbers >= 0, one for each member, not all 0; None for equal ones. Each share is rounded up or
-            down at random, so that its average is exact.
+        weights: finite numbers >= 0, one per member, not all 0; None for equal weights. Each share is rounded up or
+            down at random, so its average is exact.
 
     Returns:
         A batch with `members`. Rows, trajectories and probabilities of its `slices` are relative to the member; its
@@ -164,7 +162,7 @@ def sample_members(
 
     Raises:
         IncompleteError: a member with a share has no slice to draw.
-        SpecError: there are no members, or the weights are not such numbers.
+        SpecError: the list of members is empty, or a weight is out of range.
         StructureError: the steps of the members differ in structure, dtype or shape.
 
     Source: TorchRL `ReplayBufferEnsemble`, which may skip a member by chance.
@@ -189,8 +187,8 @@ def sample_members(
 def _allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
     """Divide a number in proportion to weights, into integers that add up to it.
 
-    Each share is rounded up or down at random, so that its average is exact. A share of 1 or more is never rounded to
-    0, and a weight of 0 gives 0.
+    Each share is rounded up or down at random, so its average is exact. A share of 1 or more is never rounded to 0, and
+    a weight of 0 gives 0.
     """
     shares = np.array([arguments.number("weights", weight) for weight in weights])
     if shares.min() < 0 or not shares.any():

@@ -1,4 +1,4 @@
-"""Markers of steps: which rows are the first and the last of a trajectory, and why it ended.
+"""Markers of steps: the first and last rows of trajectories, and the reason of their ends.
 
     marker       name of the leaf (the first that exists)                                the row is
     -----------  ----------------------------------------------------------------------  -----------------------------
@@ -6,13 +6,13 @@
     terminated   next/terminated, terminated, is_terminal, or step_type (see below)      the last; its state is terminal
     truncated    next/truncated, truncated                                               the last; cut by a time limit
     done         next/done, done, is_last, step_type == LAST                             the last
-    traj_ids     collector/traj_ids, traj_ids, episode                                   of the trajectory so numbered
-    mask         the second of a pair (steps, mask)                                      False: padding, in none
+    traj_ids     collector/traj_ids, traj_ids, episode                                   of the trajectory with this id
+    mask         the second of a pair (steps, mask)                                      False: padding
 
-The names are those of TorchRL, Gymnasium, RLDS and TF-Agents, from left to right. If `next` has flags, the flags next
-to it belong to the step before and are ignored. In trajectories of TF-Agents the last row is the boundary step; it is
-terminated if the discount of the transition into it, in the row before, is 0. If an item starts with a boundary step,
-that discount is not known, and the step is not terminated.
+The names are those of TorchRL, Gymnasium, RLDS and TF-Agents, from left to right. If `next` has flags, the flags beside
+`next` belong to the previous step and are ignored. In trajectories of TF-Agents the last row is the boundary step. It
+is terminated if the discount in the row before it is 0. If an item starts with a boundary step, this discount is
+unknown, and the step is not terminated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = {
     "discount": ("discount",),
     "traj_ids": ("traj_ids", "episode"),
 }
-"""Names of leaves by kind, as the table above lists them; the first one that the steps have counts."""
+"""Names of leaves by kind, as in the table above; the first name that the steps have counts."""
 
 _ENDS = {kind: _NAMES[kind] for kind in ("last", "terminated", "truncated")}
 
@@ -46,7 +46,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Markers:
-    """Markers of rows: each [N], or [T, ...] with the dimensions of the storage, or None if the steps do not have it.
+    """Markers of rows: each is [N], or [T, ...] with the dimensions of the storage, or None if the steps lack it.
 
     Attributes:
         is_init: bool, first row of a trajectory.
@@ -54,7 +54,7 @@ class Markers:
         terminated: bool, last row, in a terminal state: the value after it is 0.
         truncated: bool, last row, ended by a time limit or the like: the value after it is not 0.
         traj_ids: integers [N]; a change from one row to the next is a boundary.
-        mask: bool, False for padding, which is of no trajectory.
+        mask: bool, False for padding, which belongs to no trajectory.
 
     Raises:
         StructureError: the shapes differ, or ids are not integers.
@@ -95,14 +95,15 @@ def read_markers(
     Args:
         nest: steps; leaves [N, ...], or [T, ...] of `ndim` dimensions and more. Or a pair (steps, mask), as observers
             write it with `mask=True`.
-        ndim: number of dimensions of the storage, which all leaves share. A marker may have one more of size 1.
-        starts: rows that do not follow the row before: the first rows of items that lie end to end, or, in a full ring,
-            the row after the one that was written last.
-        before: returns steps with the row that precedes each of `starts`, or that row itself if none does. Called only
-            if markers depend on it. None if no row precedes them.
+        ndim: number of dimensions of the storage, which all leaves share. A marker may have a further dimension of
+            size 1.
+        starts: rows that do not follow the previous row: the first rows of items that lie end to end, or, in a full
+            ring, the row after the row that was written last.
+        before: function that returns steps with the row before each of `starts`, or the same row if no row precedes it.
+            It is called only if markers depend on it. None if no row precedes any of `starts`.
 
     Returns:
-        The markers; None for those that the steps do not have.
+        The markers; None for markers that the steps lack.
 
     Raises:
         StructureError: a marker has another shape.
@@ -146,7 +147,7 @@ def _find(nest: Any) -> dict[str, Any]:
 
 
 def _leads_to_end(found: Mapping[str, Any], ndim: int) -> Flags:
-    # Padding looks like boundary steps, but comes after one.
+    # Padding looks like boundary steps, but follows one.
     ends: Flags = (_rows(found["step_type"], ndim) != LAST) & (_rows(found["discount"], ndim) == 0)
     return ends
 

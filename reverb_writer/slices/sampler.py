@@ -3,8 +3,8 @@
 A slice is a run of rows within one trajectory of n rows. Let L be `slice_len`. With `span`, a slice may begin up to
 `left` rows before the trajectory and end up to `right` rows after it; the rows outside are dropped. So the slices are:
 
-    those that begin at row -left ... n - L + right, each with those of its L rows that exist;
-    if there is no such row (mostly because n < L): one slice, the whole trajectory
+    a slice from each row -left ... n - L + right, which has the existing ones of its L rows;
+    if this range is empty (usually because n < L): one slice, the whole trajectory
 
 These are max(1, n - L + left + right + 1) slices. "trajectory" draws a trajectory, then one of its slices; "row" draws
 one of the slices of all trajectories. Both are uniform, or in proportion to priorities. By trajectory, rows of short
@@ -41,11 +41,11 @@ class Slices:
         widths: [S] rows of each slice with padding.
         trajectories: [S] number of the trajectory of each slice.
         cut_by_sampler: [S] whether the trajectory continues after the slice.
-        probabilities: [S] of each slice in one draw.
+        probabilities: [S] probability of each slice in one draw.
         is_padded: whether batches have a mask, even if no slice needs padding.
-        storage_shape: as `Trajectories.storage_shape`.
-        next_rows: [S] flat index of the row that follows each slice in its trajectory; of the slice's last row if the
-            trajectory ends there, which is where `cut_by_sampler` is False.
+        storage_shape: `Trajectories.storage_shape`.
+        next_rows: [S] flat index of the row that follows each slice in its trajectory, or of the slice's last row if
+            the trajectory ends there (`cut_by_sampler` is False).
     """
 
     rows: Integers = field(metadata=ROWS)
@@ -60,7 +60,7 @@ class Slices:
 
     @property
     def first_rows(self) -> Integers:
-        """[S] where each slice begins among the N rows."""
+        """[S] first row of each slice among the N rows."""
         return np.cumsum(self.widths) - self.widths
 
     @property
@@ -88,20 +88,20 @@ class Slices:
 
 @dataclass(frozen=True)
 class SliceSampler:
-    """Draw slices of trajectories; the top of this module lists them. Immutable; safe to share between threads.
+    """Draw slices of trajectories. Immutable; safe to share between threads.
 
     Attributes:
         num_slices: slices in a batch, >= 1.
         slice_len: L, rows in a slice, >= 1; fewer are possible unless `short` is "skip" or "pad".
-        by: unit of drawing: "trajectory" and then one of its slices, or "row", one of all slices.
-        short: treatment of trajectories of fewer rows. "keep" returns shorter slices, and so batches of fewer rows.
-            "skip" never draws them, so the data of short episodes is unused. "pad" repeats the last row, and returns a
-            mask; it also pads slices that `span` shortens.
-        span: rows of a slice that may be before the first and after the last row of its trajectory: a pair, or one
+        by: unit of a draw: "trajectory" draws a trajectory and then one of its slices; "row" draws one of all slices.
+        short: treatment of trajectories of fewer than L rows. "keep" returns shorter slices, and so batches of fewer
+            rows. "skip" never draws them, so the data of short episodes are unused. "pad" repeats the last row, and
+            returns a mask; it also pads slices that `span` shortens.
+        span: rows of a slice that may lie before the first and after the last row of its trajectory: a pair, or one
             number for both; 0 to L - 1.
 
     Raises:
-        SpecError: a number out of range, or an unknown name.
+        SpecError: a number is out of range, or a name is unknown.
 
     Source: TorchRL `SliceSampler`. Its default, `strict_length`, is "skip".
     """
@@ -130,15 +130,15 @@ class SliceSampler:
         """Draw `num_slices` slices, with replacement.
 
         Args:
-            trajectories: to draw from.
+            trajectories: trajectories to draw from.
             rng: source of randomness.
-            priorities: finite numbers >= 0; 0 is never drawn. If `by` is "trajectory": [n], one for each trajectory. If
-                it is "row": one for each row, in the shape of the storage; a slice has that of its first row. None for
-                equal ones.
+            priorities: finite numbers >= 0; a priority of 0 is never drawn. If `by` is "trajectory": [n], one per
+                trajectory. If `by` is "row": one per row, in the shape of the storage; a slice has the priority of its
+                first row. None for equal priorities.
 
         Raises:
             IncompleteError: all trajectories are too short, or all priorities are 0.
-            SpecError: the number of priorities differs, or one is negative or not finite.
+            SpecError: the number of priorities is wrong, or a priority is negative or not finite.
 
         >>> trajectories = Trajectories.from_lengths([3, 6, 2])
         >>> slices = SliceSampler(2, 5, short="skip").sample(trajectories, np.random.default_rng(0))
@@ -163,8 +163,8 @@ class SliceSampler:
         """Draw without replacement: batches that contain each trajectory once, or each slice once if `by` is "row".
 
         `trajectories`, `rng`, `priorities` and errors are as in `sample`; higher priorities come earlier on average.
-        `shuffle` is False for the order of the storage; which slice of a trajectory is drawn stays random. `drop_last`
-        leaves out a last batch of fewer than `num_slices` slices.
+        If `shuffle` is False, trajectories are in the order of the storage; the slice of each trajectory is random.
+        `drop_last` leaves out a last batch of fewer than `num_slices` slices.
 
         Yields:
             Batches of `num_slices` slices; the last one may have fewer.
@@ -177,8 +177,8 @@ class SliceSampler:
         units = self._units(trajectories, priorities, list_slices=True)
         order = np.flatnonzero(units.weights)
         if shuffle:
-            # Of exponential random times, each divided by its weight, the probability of being the least is the
-            # weight's share.
+            # If each random exponential time is divided by its weight, the probability that it is the least is the
+            # share of its weight.
             order = order[np.argsort(rng.standard_exponential(len(order)) / units.weights[order])]
         batches = (order[first : first + self.num_slices] for first in range(0, len(order), self.num_slices))
         return (
@@ -188,9 +188,9 @@ class SliceSampler:
         )
 
     def each(self, trajectories: Trajectories, rng: np.random.Generator, num_rounds: int = 1) -> Slices:
-        """Draw one slice of each of the `trajectories`, in their order, for trajectories that were drawn before.
+        """Draw one slice of each of the `trajectories`, in their order; for trajectories that were drawn before.
 
-        Does so `num_rounds` times with numbers of `rng`; slices of one trajectory are drawn independently of each
+        This is done `num_rounds` times with numbers of `rng`; slices of one trajectory are drawn independently of each
         other. `num_slices` and `by` are not used. With "skip", short trajectories have no slice.
 
         Raises:
@@ -204,7 +204,7 @@ class SliceSampler:
         return np.maximum(1, lengths - self.slice_len + left + right + 1)
 
     def _parts(self, lengths: Integers, number: Integers) -> tuple[Integers, Integers]:
-        """Return first row and length of slices, given by their numbers, of trajectories of these lengths."""
+        """Return first row and length of slices, given by number, of trajectories of these lengths."""
         left, right = self.span  # type: ignore[misc]  # `__post_init__` made it a pair
         is_whole = lengths - self.slice_len + left + right < 0
         first = np.where(is_whole, 0, number - left)
@@ -217,12 +217,12 @@ class SliceSampler:
             shortest, longest = trajectories.lengths.min(), trajectories.lengths.max()
             raise IncompleteError(
                 f"no trajectory is long enough: expected {self.slice_len} rows, got {len(trajectories)} of "
-                f"{shortest} to {longest}. Lower `slice_len`, or draw short ones too with `short='keep'`."
+                f"{shortest} to {longest}. Lower `slice_len`, or draw short trajectories with `short='keep'`."
             )
         return can_be_drawn
 
     def _units(self, trajectories: Trajectories, priorities: Any, *, list_slices: bool) -> _Units:
-        """Return what can be drawn: trajectories, or slices if `by` is "row" and they are needed one by one."""
+        """Return the candidates: trajectories, or slices if `by` is "row" and slices are needed one by one."""
         can_be_drawn = self._can_be_drawn(trajectories)
         which, number = np.arange(len(trajectories)), None
         if self.by == "trajectory":
@@ -271,7 +271,7 @@ class SliceSampler:
 
 @dataclass(frozen=True)
 class _Units:
-    """Candidates of a draw: trajectory, number of the slice if it is drawn together with it, and weight."""
+    """Candidates of a draw: trajectories, numbers of slices if these are drawn at the same time, and weights."""
 
     which: Integers
     number: Integers | None

@@ -1,10 +1,10 @@
-"""Tables of a replay server. Here is their configuration: which item is sampled or removed, and who waits when.
+"""The configuration of a replay server's tables: samplers, removers and rate limiters.
 
     table_dicts      a table as plain values, for TOML and JSON
     table_messages   a table in Reverb's messages, and a server's answer about its tables
     shares           one shard's part of a table that several shards serve together
-    table_info       the tables of a server as it reports them
-    rate_limits      which side of a rate limiter waits, and why
+    table_info       the tables that a server reports
+    rate_limits      the waiting side of a rate limiter, and the cause
 
 Every rate limiter keeps one balance, `diff = inserts * samples_per_insert - samples`:
 
@@ -51,8 +51,8 @@ class Balance(NamedTuple):
     Attributes:
         samples_per_insert: Number that one insert adds to `diff`; a sample subtracts 1.
         min_size: Number of items that the table needs before sampling starts.
-        min_diff: The lowest `diff` that a sample may lead to.
-        max_diff: The highest `diff` that an insert may lead to.
+        min_diff: The lowest `diff` after a sample.
+        max_diff: The highest `diff` after an insert.
     """
 
     samples_per_insert: float
@@ -61,20 +61,20 @@ class Balance(NamedTuple):
     max_diff: float
 
     def blocks_inserts(self, size: int, diff: float) -> bool:
-        """Return whether no further item may come into a table of `size` items whose balance is `diff`."""
+        """Return whether a table of `size` items with this `diff` admits no further item."""
         return size + 1 > self.min_size and diff + self.samples_per_insert > self.max_diff
 
     def blocks_samples(self, size: int, diff: float) -> bool:
-        """Return whether nothing may be sampled from a table of `size` items whose balance is `diff`."""
+        """Return whether a table of `size` items with this `diff` gives no sample."""
         return size < self.min_size or diff - 1 < self.min_diff
 
     def num_inserts_allowed(self, size: int, diff: float) -> float:
-        """Return how many items may come in at once, with `size` items and `diff`: a whole number, or infinity."""
+        """Return the number of inserts that are possible now, with `size` items and `diff`: whole, or infinity."""
         room = (self.max_diff - diff) / self.samples_per_insert
         return room if math.isinf(room) else max(self.min_size - size, math.floor(room), 0)
 
     def num_samples_allowed(self, size: int, diff: float) -> float:
-        """Return how many samples may be taken at once, with `size` items and `diff`: a whole number, or infinity."""
+        """Return the number of samples that are possible now, with `size` items and `diff`: whole, or infinity."""
         allowed = 0 if self.blocks_samples(size, diff) else diff - self.min_diff
         return allowed if math.isinf(allowed) else math.floor(allowed)
 
@@ -106,7 +106,7 @@ class MinSize:
 
 @dataclass(frozen=True)
 class SampleToInsertRatio:
-    """Keep `samples_per_insert` samples per insert: the side that is ahead waits.
+    """Keep `samples_per_insert` samples per insert: the faster side waits.
 
     Attributes:
         samples_per_insert: The ratio, > 0.
@@ -129,7 +129,7 @@ class SampleToInsertRatio:
     def __post_init__(self) -> None:
         ratio = number("samples_per_insert", self.samples_per_insert)
         if ratio <= 0:
-            raise SpecError(f"`samples_per_insert` must be > 0, got {ratio:g}. Use MinSize to keep no ratio.")
+            raise SpecError(f"`samples_per_insert` must be > 0, got {ratio:g}. Without a ratio, use MinSize.")
         min_size = integer("min_size", self.min_size, minimum=1)
         buffer: float | tuple[float, float]
         if isinstance(self.error_buffer, tuple | list):
@@ -175,7 +175,7 @@ class Queue:
 
 
 class Stack(Queue):
-    """As `Queue`, but newest first. For `TableConfig.stack`."""
+    """Sample each item once, newest first, otherwise as `Queue`. For `TableConfig.stack`."""
 
 
 RateLimiter: TypeAlias = MinSize | SampleToInsertRatio | Queue | Stack
@@ -197,13 +197,13 @@ class Prioritized:
     def __post_init__(self) -> None:
         exponent = number("exponent", self.exponent)
         if exponent < 0:
-            raise SpecError(f"`exponent` must be >= 0, got {exponent:g}. With 0 priorities have no effect.")
+            raise SpecError(f"`exponent` must be >= 0, got {exponent:g}. With 0, priorities have no effect.")
         object.__setattr__(self, "exponent", exponent)
 
 
 SelectorName: TypeAlias = Literal["fifo", "lifo", "uniform", "max_heap", "min_heap", "prioritized"]
 Selector: TypeAlias = SelectorName | Prioritized
-_BATCHES_AHEAD = 8  # of samples, to either side: more than a dataset has in flight by default, for four learners
+_BATCHES_AHEAD = 8  # batches on each side of the band: the batches that four learners have in flight by default
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class TableConfig:
         rate_limiter: Decides when inserts and samples wait.
         max_times_sampled: Number of samples after which an item is removed; 0 for no limit.
         signature: Nest whose leaves have `shape` ([T, ...], None where unknown) and `dtype`, such as `ArraySpec`. If
-            set, dm-reverb's own writers and datasets check their items against it.
+            set, dm-reverb's own writers and datasets also check their items against it.
 
     Raises:
         SpecError: A field has the wrong type or is out of range, or the fields together always block.
@@ -271,19 +271,19 @@ class TableConfig:
     ) -> TableConfig:
         """Return the table of a program that trains on one batch after every few steps, from the program's numbers.
 
-        Actors and learners of several processes then keep the ratio of a program that does both in turn.
+        With it, actors and learners in several processes keep the ratio of such a program in one process.
 
         Args:
             name: The table's name.
             buffer_size: Maximum number of items. With windows at every step (stride 1) an item is a step.
             learning_starts: Number of items before the first batch, >= 1.
             batch_size: Samples in a batch, >= 1.
-            train_frequency: Items that are inserted for each batch, > 0. A batch is trained on once.
+            train_frequency: Items that are inserted per batch, > 0. The program trains on a batch once.
             sampler: As for `TableConfig`.
             signature: As for `TableConfig`.
 
         Raises:
-            SpecError: A number is invalid.
+            SpecError: A number is out of range.
 
         >>> TableConfig.replay("replay", 10_000, learning_starts=2_000, batch_size=128, train_frequency=10).rate_limiter
         SampleToInsertRatio(samples_per_insert=12.8, min_size=2000, error_buffer=1024.0)
@@ -318,7 +318,7 @@ class TableConfig:
 
     @classmethod
     def stack(cls, name: str, size: int, signature: Any = None) -> TableConfig:
-        """Return a stack: `name`, `size` and `signature` as for `queue`, but the newest item is sampled first."""
+        """Return a stack, which samples the newest item first; `name`, `size` and `signature` are as for `queue`."""
         return cls(name, size, "lifo", "lifo", Stack(size), max_times_sampled=1, signature=signature)
 
     def _check_together(self) -> None:
@@ -344,7 +344,7 @@ def check_tables(tables: Sequence[TableConfig]) -> None:
     """Refuse `tables` that no server can serve.
 
     Raises:
-        SpecError: There are no tables, two of one name or something else among them.
+        SpecError: The list is empty, two tables have the same name, or an element is not a table.
     """
     if not isinstance(tables, Sequence) or not all(isinstance(table, TableConfig) for table in tables):
         raise SpecError(f"`tables` must be a sequence of TableConfig, got {tables!r}.")
@@ -357,7 +357,7 @@ def check_unique_names(names: Iterable[str]) -> None:
     """Refuse two equal `names` of tables.
 
     Raises:
-        SpecError: Two tables have one name; the message names it.
+        SpecError: Two tables have the same name; the error names it.
     """
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -371,7 +371,7 @@ def _bounds(samples_per_insert: float, min_size: int, error_buffer: float | tupl
 
 
 def _check_room(ratio: float, min_size: int, buffer: float | tuple[float, float]) -> None:
-    """Refuse bounds that are too narrow, or that the first samples cannot reach."""
+    """Refuse bounds that are too narrow or that block the first samples."""
     min_diff, max_diff = _bounds(ratio, min_size, buffer)
     needed = 2 * max(1.0, ratio)
     first = f"`samples_per_insert` x `min_size` = {ratio:g} x {min_size} = {ratio * min_size:g}"
@@ -395,6 +395,6 @@ def _check_room(ratio: float, min_size: int, buffer: float | tuple[float, float]
     if max_diff < ratio * min_size:
         warnings.warn(
             f"`error_buffer`: max_diff {max_diff:g} is below {first}: after the first {min_size} inserts writers wait "
-            f"until a learner has sampled. A process that does both in turn would wait for ever.",
+            f"until a learner has sampled. A process that writes and samples in turn would wait for ever.",
             stacklevel=4,  # past __post_init__ and the generated __init__: the call of SampleToInsertRatio()
         )

@@ -1,13 +1,13 @@
-"""Rate limiters of tables: how much room either side has, which side is blocked, and what would unblock it. Pure.
+"""Rate limiters of tables: the room of each side, the blocked side, and its remedy. Pure.
 
-Two answers of a server, a second or more apart, tell whether a side stands still:
+Two answers of a server, at least a second apart, show whether a side stands still:
 
     nothing was inserted, and the server spent the time waiting for samples:   inserts stand still
     nothing was sampled, and the server spent the time waiting for inserts:    samples stand still
 
-An unused side does not wait: the server counts the time only while a request is in its queue. But it keeps the
-request of an actor or a learner that has left, so a side may stand still although no one waits. A learner that waits
-for the next insert between two samples does not stand still either; the rate limiter only does its work.
+An unused side does not wait: the server counts the time only while a request is in its queue. But the server keeps the
+request of an actor or a learner that has left, so a side may stand still although no one waits. A learner that only
+waits for the next insert between two samples does not stand still.
 
 Source: Reverb 0.14, `table.cc` (the states of a table's worker) and `rate_limiter.cc`.
 """
@@ -23,26 +23,26 @@ from reverb_writer.tables.table_info import ServerInfo, TableInfo
 Side: TypeAlias = Literal["inserts", "samples"]
 _WAITING: dict[Side, str] = {"inserts": "waiting_for_sampling", "samples": "waiting_for_inserts"}
 _QUEUED: dict[Side, str] = {
-    "inserts": "An insert is in the server's queue, of an actor that may have gone.",
-    "samples": "A request for samples is in the server's queue, of a learner that may have gone.",
+    "inserts": "An insert is in the server's queue; its actor may have ended.",
+    "samples": "A request for samples is in the server's queue; its learner may have ended.",
 }
-_LEAST_S = 1.0  # between two answers of a server, for a sentence on what happened in between
+_LEAST_S = 1.0  # least time between two answers of a server whose differences are reported
 
 
 def insert_room(table: TableInfo) -> float:
-    """Return how many items the rate limiter lets in before something must be sampled; infinity without a bound."""
+    """Return how many inserts the rate limiter allows before the next sample; infinity without a bound."""
     limiter = table.rate_limiter
     return limiter.balance.num_inserts_allowed(table.current_size, limiter.diff)
 
 
 def sample_room(table: TableInfo) -> float:
-    """Return how many items the rate limiter lets out before something must be inserted; infinity without a bound."""
+    """Return how many samples the rate limiter allows before the next insert; infinity without a bound."""
     limiter = table.rate_limiter
     return limiter.balance.num_samples_allowed(table.current_size, limiter.diff)
 
 
 def keeps_ratio(table: TableInfo) -> bool:
-    """Return whether the rate limiter keeps a ratio of samples to inserts; without a bound, it does not."""
+    """Return whether the rate limiter keeps a ratio of samples to inserts, that is, has a bound."""
     return math.isfinite(table.rate_limiter.min_diff) or math.isfinite(table.rate_limiter.max_diff)
 
 
@@ -55,7 +55,7 @@ def reached_ratio(table: TableInfo) -> float | None:
 def rates(before: TableInfo, now: TableInfo, seconds: float) -> tuple[float, float]:
     """Return inserts and samples per second between two answers, >= 0.
 
-    A counter that was reset in between, or restarted with its server, counts as 0: its last value is not known.
+    If a counter was reset in between, its rate is 0, because its last value is unknown.
     """
     first, last = before.rate_limiter, now.rate_limiter
     done = (last.num_inserts - first.num_inserts, last.num_samples - first.num_samples)
@@ -64,10 +64,10 @@ def rates(before: TableInfo, now: TableInfo, seconds: float) -> tuple[float, flo
 
 
 def inserts_progress(before: ServerInfo, now: ServerInfo, tables: set[str]) -> bool:
-    """Return whether each rate limiter of `tables` that blocks inserts has let some in between two answers.
+    """Return whether each rate limiter of `tables` that blocks inserts has admitted some between two answers.
 
-    A table takes inserts in the order of their arrival, from whatever stream. So inserts by others are progress for
-    ours, but only where a limiter holds ours up: an open table confirms at once, or something else is wrong.
+    A table takes the inserts of all streams in the order of their arrival. So other actors' inserts are progress for
+    this actor, but only if a rate limiter blocks: a table that does not block confirms at once.
     """
     if before.state_id != now.state_id:
         return False
@@ -79,7 +79,7 @@ def inserts_progress(before: ServerInfo, now: ServerInfo, tables: set[str]) -> b
 
 
 def figures(table: TableInfo) -> dict[str, Any]:
-    """Return a table's figures as JSON scalars; None where there is no bound or nothing to divide."""
+    """Return a table's figures as JSON scalars; None for an infinite bound or a division by 0."""
     limiter = table.rate_limiter
     return {
         "name": table.name,
@@ -111,7 +111,7 @@ def _finite(value: float) -> float | None:
 
 
 def _missing(table: TableInfo) -> int:
-    """Return how many items the table lacks before anything is sampled; <= 0 if it has enough."""
+    """Return how many items the table lacks before sampling starts; <= 0 if it has enough."""
     return table.rate_limiter.min_size_to_sample - table.current_size
 
 
@@ -121,30 +121,27 @@ def _inserts_until_sample(table: TableInfo) -> int:
 
 
 def explain_side(table: TableInfo, side: Side) -> tuple[str, str]:
-    """Say why a side of a table has to wait, with the numbers, and what would end that: two sentences."""
+    """Return two sentences: the reason why a side of a table waits, with its numbers, and the remedy."""
     why = _explain_block(table, side)
     if why is None:
-        direction = "in" if side == "inserts" else "out"
-        why = f"The rate limiter of table `{table.name}` lets {side} {direction}: the server is slow or busy"
+        why = f"The rate limiter of table `{table.name}` does not block {side}: the server is slow or busy"
         return f"{why}.", "Ask again."
     limiter = table.rate_limiter
     if side == "inserts":
         rule = (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff, table.max_times_sampled)
         wider = "larger `max_size`" if rule == (1, 0, table.max_size, 1) else "larger `error_buffer`"
         number = max(1, math.ceil(limiter.diff + limiter.samples_per_insert - limiter.max_diff))
-        remedy = f"{_count(number, 'sample')} the next insert in; so does a {wider}."
+        remedy = f"{_count(number, 'sample')} the next insert; so does a {wider}."
     elif _missing(table) > 0:
         lower = "; so does a lower `min_size`" if limiter.min_size_to_sample > 1 else ""
-        remedy = f"{_count(_missing(table), 'insert')} sampling start{lower}."
+        remedy = f"{_count(_missing(table), 'insert')} sampling{lower}."
     else:
-        remedy = (
-            f"{_count(_inserts_until_sample(table), 'insert')} the next sample out; so does a larger `error_buffer`."
-        )
+        remedy = f"{_count(_inserts_until_sample(table), 'insert')} the next sample; so does a larger `error_buffer`."
     return f"{why}.", remedy
 
 
 def explain_inserts(before: ServerInfo, now: ServerInfo, tables: set[str]) -> str | None:
-    """Say which rate limiter blocks inserts into one of `tables`, with its numbers; None if none does."""
+    """Return which rate limiter blocks inserts into one of `tables`, with its numbers; None if none blocks."""
     for name in sorted(tables & now.tables.keys()):
         table = now.tables[name]
         why = _explain_block(table, "inserts")
@@ -158,14 +155,14 @@ def explain_inserts(before: ServerInfo, now: ServerInfo, tables: set[str]) -> st
             inserted = limiter.num_inserts - earlier.rate_limiter.num_inserts
             return (
                 f"{why}; it let {inserted} in during the last {seconds:.1f} s, in the order of their arrival. The "
-                "learner is slower than the actors: wait longer, make it faster, or have less in flight."
+                "learner is slower than the actors: wait longer, make it faster, or lower `max_in_flight_items`."
             )
         return f"{why}. Start the learner or raise `timeout_s`."
     return None
 
 
 def explain_limiter(now: ServerInfo, tables: set[str]) -> str | None:
-    """Say which rate limiter blocks inserts into one of `tables`, and what would end that; None if none does."""
+    """Return which rate limiter blocks inserts into one of `tables`, and the remedy; None if none blocks."""
     for name in sorted(tables & now.tables.keys()):
         if now.tables[name].blocks_inserts():
             return " ".join(explain_side(now.tables[name], "inserts"))
@@ -173,16 +170,16 @@ def explain_limiter(now: ServerInfo, tables: set[str]) -> str | None:
 
 
 def explain_samples(now: ServerInfo, table: str, before: ServerInfo) -> str:
-    """Say what keeps samples of a table from coming, with the numbers, and what to do.
+    """Return why no samples of a table arrive, with the numbers, and what to do.
 
     An earlier answer, `before`, shows whether actors write.
     """
     if table not in now.tables:
-        return f"The server has no table `{table}` any more."
+        return f"The server no longer has a table `{table}`."
     why = _explain_block(now.tables[table], "samples")
     if why is None:
         size = now.tables[table].current_size
-        return f"Table `{table}` has {size} items and its rate limiter lets them out: the server is busy."
+        return f"Table `{table}` has {size} items, and its rate limiter does not block samples: the server is busy."
     num_new, trend, advice = 0, "", "Start the actors or raise `timeout_s`."
     if table in before.tables and now.at - before.at >= _LEAST_S:
         num_new = now.tables[table].rate_limiter.num_inserts - before.tables[table].rate_limiter.num_inserts
@@ -193,7 +190,7 @@ def explain_samples(now: ServerInfo, table: str, before: ServerInfo) -> str:
 
 
 def _explain_block(table: TableInfo, side: Side) -> str | None:
-    """Say why the rate limiter blocks a side, with its numbers and without a full stop; None if it does not."""
+    """Return why the rate limiter blocks a side, with its numbers and without a full stop; None if it does not."""
     limiter = table.rate_limiter
     balance = f"inserts x {limiter.samples_per_insert:g} - samples = {limiter.diff:g}"
     if side == "inserts":
@@ -217,7 +214,7 @@ def _explain_block(table: TableInfo, side: Side) -> str | None:
 
 def _count(number: int, noun: str) -> str:
     """Return the subject of a sentence, and its verb."""
-    return f"{number} {noun} lets" if number == 1 else f"{number} {noun}s let"
+    return f"{number} {noun} unblocks" if number == 1 else f"{number} {noun}s unblock"
 
 
 @dataclass(frozen=True)
@@ -226,9 +223,9 @@ class Standstill:
 
     table: str
     side: Side
-    seconds: float  # at least: since the first answer that showed it
-    why: str  # what is in the server's queue, and the limiter's rule with its numbers: two sentences
-    remedy: str  # what would end it, a sentence
+    seconds: float  # at least this long: since the first answer that showed it
+    why: str  # two sentences: the request in the server's queue, and the limiter's rule with its numbers
+    remedy: str  # a sentence: the action that ends it
 
     def __str__(self) -> str:
         what = f"table `{self.table}`: {self.side} have stood still for {self.seconds:.0f} s or more."
@@ -236,10 +233,10 @@ class Standstill:
 
 
 class StandstillDetector:
-    """Tells from one answer of a server to the next which sides stand still, and since when. Not thread-safe."""
+    """Finds the sides that stand still, and since when, from consecutive answers of a server. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Start without an answer: rates need two answers."""
+        """Start without an answer; rates need two."""
         self._last: ServerInfo | None = None
         self._since: dict[tuple[str, Side], float] = {}
 
@@ -266,5 +263,5 @@ def _stood_still(before: TableInfo, now: TableInfo, side: Side) -> bool:
         return False
     if now.worker_time_ms[_WAITING[side]] > before.worker_time_ms[_WAITING[side]]:
         return True
-    # The worker has one clock: with both sides in its queue it says that it waits for inserts.
+    # The worker has one clock: if both sides are in its queue, it reports that it waits for inserts.
     return side == "inserts" and now.blocks_inserts() and now.blocks_samples() and _stood_still(before, now, "samples")

@@ -1,4 +1,4 @@
-"""One shard's share of a table, whose sizes and bounds are those of all shards together. Pure."""
+"""One shard's share of a table that has the sizes and bounds of all shards together. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from reverb_writer.tables import MinSize, Queue, RateLimiter, SampleToInsertRati
 
 
 def share_of(table: TableConfig, shard: int, num_shards: int) -> TableConfig:
-    """Return what one of several shards serves, so that all together serve `table`.
+    """Return the table of one of several shards that together serve `table`.
 
-    `max_size` is split so that sizes differ by one at most. `min_size` is rounded up: together the shards hold at least
-    as many items before anything is sampled. An error buffer is split evenly. A table of one item, such as that of
-    `Variables`, is whole on each shard.
+    `max_size` is split so that sizes differ by at most one. `min_size` is rounded up, so that all shards together hold
+    at least `min_size` items before the first sample. An error buffer is split evenly. Each shard has a whole table of
+    one item, such as the table of `Variables`.
 
     Args:
-        table: of all shards together.
+        table: the table with the sizes of all shards together.
         shard: number of the shard, from 0.
         num_shards: number of shards, >= 1.
 
     Raises:
-        SpecError: a share would be too small to work; says which, and what the table needs.
+        SpecError: a share is too small to work; the error names it and the needed sizes.
 
     >>> share_of(TableConfig("replay", 10, rate_limiter=MinSize(5)), 0, 4)  # of 10 items: 3, 3, 2 and 2
     TableConfig(name='replay', max_size=3, sampler='uniform', remover='fifo', rate_limiter=MinSize(min_size=2), \
@@ -34,7 +34,7 @@ max_times_sampled=0, signature=None)
         return table
     if table.max_size < num_shards:
         raise SpecError(
-            f"table `{table.name}`: `max_size` is of all {num_shards} shards together and must be 1 or >= "
+            f"table `{table.name}`: `max_size` is the size of all {num_shards} shards together and must be 1 or >= "
             f"{num_shards}, got {table.max_size}."
         )
     try:
@@ -42,8 +42,8 @@ max_times_sampled=0, signature=None)
         return replace(table, max_size=_part(table.max_size, shard, num_shards), rate_limiter=limiter)
     except SpecError as error:
         raise SpecError(
-            f"table `{table.name}`: sizes and bounds are of all {num_shards} shards together, and one shard's share "
-            f"cannot work: {error}"
+            f"table `{table.name}`: sizes and bounds are those of all {num_shards} shards together, and one shard's "
+            f"share cannot work: {error}"
         ) from error
 
 

@@ -1,9 +1,9 @@
-"""A table as a dict of plain values: as the server's configuration has it in TOML or JSON.
+"""A table as a dict of plain values, as in the server's configuration in TOML or JSON.
 
 max_size, max_times_sampled
-sampler, remover              a name; sampler_exponent, remover_exponent of a prioritized one
+sampler, remover              a name; sampler_exponent and remover_exponent if prioritized
 rate_limiter                  "min_size" with min_size; "ratio" with min_size, samples_per_insert and error_buffer;
-                              "queue" or "stack", which set the selectors and max_times_sampled, too
+                              "queue" or "stack", which also set the selectors and max_times_sampled
 signature                     dicts and lists of descriptions of one step: "uint8[84, 84, 4]", "float32[?, 3]"
 sequence_length               number of steps of an item, the first axis of each leaf of the signature
 """
@@ -35,22 +35,22 @@ _SET_BY_QUEUE = ("sampler", "remover", "max_times_sampled", "min_size", "samples
 
 
 class TableKeyError(SpecError):
-    """A key of a table that is missing, or has no effect beside the others."""
+    """A key of a table is missing, or has no effect beside the other keys."""
 
     def __init__(self, key: str, fault: str) -> None:
-        """Take its name, and what it has and what is allowed."""
+        """Take the key, and the text about its value and the allowed values."""
         super().__init__(f"`{key}`: {fault}")
         self.key, self.fault = key, fault
 
 
 def table_from_dict(name: str, values: Mapping[str, Any]) -> TableConfig:
-    """Return the table with these values, which have the right types; a key that is not there has its default.
+    """Return the table with these values, which have the right types; missing keys have their defaults.
 
     >>> table_from_dict("replay", {"max_size": 100, "sampler": "prioritized", "sampler_exponent": 0.5}).sampler
     Prioritized(exponent=0.5)
 
     Raises:
-        SpecError: a value is not allowed, or the table would always block; a TableKeyError names the key.
+        SpecError: a value is not allowed, or the table would always block. A TableKeyError names the key.
     """
     kind = values.get("rate_limiter", "min_size")
     max_size = values.get("max_size", TableConfig.max_size)
@@ -73,13 +73,13 @@ def table_from_dict(name: str, values: Mapping[str, Any]) -> TableConfig:
 
 
 def table_to_dict(table: TableConfig) -> dict[str, Any]:
-    """Return the values of a table, of which `table_from_dict` makes it again.
+    """Return the values of a table; `table_from_dict` makes the same table from these.
 
     >>> table_to_dict(TableConfig.queue("queue", 10))
     {'max_size': 10, 'rate_limiter': 'queue'}
 
     Raises:
-        SpecError: the signature, or the size of a queue, cannot be told so.
+        SpecError: a dict cannot express the signature, or the size of a queue.
     """
     limiter = table.rate_limiter
     values: dict[str, Any] = {"max_size": table.max_size}
@@ -87,7 +87,7 @@ def table_to_dict(table: TableConfig) -> dict[str, Any]:
         values["rate_limiter"] = "stack" if isinstance(limiter, Stack) else "queue"
         if limiter.size != table.max_size:
             raise SpecError(
-                f"table `{table.name}`: `max_size` must be as many items as {limiter} has, got {table.max_size}. Use "
+                f"table `{table.name}`: `max_size` must be the size of {limiter}, got {table.max_size}. Use "
                 f"TableConfig.{values['rate_limiter']}."
             )
     else:
@@ -112,8 +112,8 @@ def table_to_dict(table: TableConfig) -> dict[str, Any]:
 def read_signature(nest: Any, sequence_length: int | None, path: str = "signature") -> Any:
     """Return the nest of `ArraySpec` that a nest of descriptions describes.
 
-    `sequence_length` is the number of steps of an item; None if it is unknown, or not the same for all items. A
-    SpecError names the leaf that describes no array by `path`.
+    `sequence_length` is the number of steps of an item; None if it is unknown, or differs between items. SpecError
+    names the path of a wrong leaf, which begins with `path`.
 
     >>> read_signature({"rgb": "uint8[84, 84]", "reward": "float32"}, 20)
     {'rgb': ArraySpec(shape=(20, 84, 84), dtype=dtype('uint8'), name='rgb'), \

@@ -1,4 +1,4 @@
-"""The tables of a server as it reports them: sizes, counters, rate limiters; of one server or several together. Pure.
+"""The tables that one server reports, or several servers together: sizes, counters, rate limiters. Pure.
 
 Source of the rate limiter's rule: reverb/cc/rate_limiter.cc (CanInsert, CanSample).
 """
@@ -38,7 +38,7 @@ class RateLimiterInfo(Scalars):
 
     @property
     def diff(self) -> float:
-        """Inserts x samples_per_insert - samples, which the rate limiter keeps from `min_diff` to `max_diff`."""
+        """Inserts x samples_per_insert - samples; the rate limiter keeps it between `min_diff` and `max_diff`."""
         return self.num_inserts * self.samples_per_insert - self.num_samples
 
     @property
@@ -58,15 +58,15 @@ class TableInfo(Scalars):
         max_size: maximum number of items.
         max_times_sampled: samples after which an item is removed; 0 for no limit.
         current_size: number of items.
-        num_episodes: episodes that the items come from.
-        num_deleted_episodes: episodes of which no item is left.
+        num_episodes: episodes of the items.
+        num_deleted_episodes: episodes whose items were all removed.
         num_unique_samples: items that were sampled at least once.
         rate_limiter: the table's rate limiter, a `RateLimiterInfo`.
         signature: nest of `ArraySpec`, with the time dimension; None without a signature that can be read.
         worker_time_ms: cumulative time of the table's thread in each state, milliseconds.
         sampler_exponent: exponent of priorities of a "prioritized" sampler; None for other samplers.
         remover_exponent: exponent of priorities of a "prioritized" remover; None for other removers.
-        servers: the table on each server, if the client has several servers; else empty.
+        servers: the table on each server, if the client has several servers; otherwise empty.
     """
 
     name: str
@@ -114,9 +114,9 @@ class ServerInfo:
     """A server's tables at one moment.
 
     Attributes:
-        state_id: random at every start of the server.
-        tables: by name.
-        at: `time.monotonic()` of that moment.
+        state_id: random number, new at every start of the server.
+        tables: the tables by name.
+        at: `time.monotonic()` at that moment.
     """
 
     state_id: int
@@ -135,11 +135,11 @@ def check_tables_exist(tables: Iterable[str], info: ServerInfo, address: str) ->
 
 
 def merge_tables(servers: Sequence[Mapping[str, TableInfo]]) -> dict[str, TableInfo]:
-    """Return what tables that all of several servers have are together.
+    """Return the tables that all servers have, each as one table.
 
     Counts, sizes, times and the bounds of rate limiters are added up; `samples_per_insert` is such that `diff` is the
-    sum of theirs. Where servers are configured differently, a selector is named as "fifo, lifo", an exponent or a
-    signature is None; of several `max_times_sampled` the largest counts.
+    sum over the servers. If configurations differ, a selector has a name like "fifo, lifo", an exponent or a signature
+    is None, and `max_times_sampled` is the largest.
     """
     if len(servers) == 1:
         return dict(servers[0])
@@ -177,5 +177,5 @@ def _merged_limiter(limiters: Sequence[RateLimiterInfo]) -> RateLimiterInfo:
 
 
 def _common(values: Sequence[Any]) -> Any:
-    """Return the value that all have; None if they differ."""
+    """Return the common value; None if values differ."""
     return values[0] if all(value == values[0] for value in values) else None

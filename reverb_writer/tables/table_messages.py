@@ -1,4 +1,4 @@
-"""A table's rules in Reverb's messages, and back: for servers, checkpoints, and configurations as Reverb writes them.
+"""Convert a table's rules to Reverb's messages and back: for servers, checkpoints and Reverb's own configurations.
 
 TableConfig    PriorityTableCheckpoint, in checkpoints and in Reverb's textproto
 Selector       KeyDistributionOptions
@@ -36,7 +36,7 @@ _HUGE = sys.float_info.max / 2  # Reverb writes the largest float for no bound
 
 
 def read_table(message: Any) -> TableConfig:
-    """Return the configuration that a PriorityTableCheckpoint has; a SpecError if no `TableConfig` has such rules."""
+    """Return the configuration in a PriorityTableCheckpoint; raise SpecError if no `TableConfig` has such rules."""
     try:
         sampler, remover = read_selector(message.sampler), read_selector(message.remover)
         limiter = _read_rate_limiter(message, sampler)
@@ -54,10 +54,10 @@ def read_table(message: Any) -> TableConfig:
 
 
 def write_table(table: TableConfig, message: Any) -> None:
-    """Set the rules of a PriorityTableCheckpoint; its counters stay.
+    """Set the rules of a PriorityTableCheckpoint, not its counters.
 
     Raises:
-        SpecError, StructureError: the signature is none that Reverb could store.
+        SpecError, StructureError: Reverb cannot store the signature.
     """
     message.table_name, message.max_size = table.name, table.max_size
     message.max_times_sampled = table.max_times_sampled
@@ -70,7 +70,7 @@ def write_table(table: TableConfig, message: Any) -> None:
 
 
 def read_selector(options: Any) -> Selector:
-    """Return the selector of a KeyDistributionOptions; a SpecError if it sets none."""
+    """Return the selector of a KeyDistributionOptions; raise SpecError if it sets none."""
     name = selector_name(options)
     if name == "prioritized":
         return Prioritized(options.prioritized.priority_exponent)
@@ -100,14 +100,14 @@ def write_selector(selector: Selector, options: Any) -> None:
 
 
 def read_balance(limiter: Any) -> Balance:
-    """Return the numbers of a rate limiter; no bound is infinity."""
+    """Return the numbers of a rate limiter; a missing bound is infinite."""
     low = -math.inf if limiter.min_diff <= -_HUGE else limiter.min_diff
     high = math.inf if limiter.max_diff >= _HUGE else limiter.max_diff
     return Balance(limiter.samples_per_insert, limiter.min_size_to_sample, low, high)
 
 
 def write_balance(balance: Balance, limiter: Any) -> None:
-    """Set the numbers of a rate limiter; its counters stay."""
+    """Set the numbers of a rate limiter, not its counters."""
     limiter.samples_per_insert, limiter.min_size_to_sample = balance.samples_per_insert, balance.min_size
     limiter.min_diff = max(balance.min_diff, -sys.float_info.max)
     limiter.max_diff = min(balance.max_diff, sys.float_info.max)
@@ -117,16 +117,16 @@ def encode_signature(signature: Any) -> Any:
     """Return a table's signature as a `messages.StructuredValue`; None if it has none.
 
     Raises:
-        SpecError, StructureError: a leaf has no shape and dtype, or the nest cannot be one.
+        SpecError, StructureError: a leaf has no shape and dtype, or the message cannot express the nest.
     """
     return None if signature is None else signatures.encode(tree.map_structure(_spec, signature))
 
 
 def read_server_info(reply: bytes, at: float) -> ServerInfo:
-    """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`."""
+    """Read a ServerInfoResponse that arrived at `at` of `time.monotonic()`."""
     response = parse("ServerInfoResponse", messages.ServerInfoResponse, reply)
     if len(response.table_info) > _MAX_TABLES:
-        raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected {_MAX_TABLES} at most.")
+        raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected at most {_MAX_TABLES}.")
     tables = {table.name: _table_info(table) for table in response.table_info}
     state = response.tables_state_id
     return ServerInfo((state.high << 64) | state.low, tables, at)
@@ -148,7 +148,7 @@ def _spec(leaf: Any) -> ArraySpec | None:
         return leaf
     try:
         shape = leaf.shape
-        if hasattr(shape, "rank"):  # TensorFlow's; one of unknown rank cannot be iterated over
+        if hasattr(shape, "rank"):  # TensorFlow's; without a known rank it cannot be iterated over
             shape = None if shape.rank is None else tuple(shape)
         dtype = getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)  # NumPy does not take TensorFlow's
         return ArraySpec(shape, dtype, getattr(leaf, "name", None) or "")

@@ -3,7 +3,7 @@
     windows [B, T, ...] ──> to_transitions ──> Transitions [B, T - 1, ...] ──> n_step, or rw.returns
     slices [N, ...]                                        [N - 1, ...]
 
-docs/explanation/steps.md draws the convention: which row of which layout has the observation, the action and each flag.
+docs/explanation/steps.md draws the convention: the rows of observation, action and flags in each layout.
 """
 
 from __future__ import annotations

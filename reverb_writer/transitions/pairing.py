@@ -35,27 +35,27 @@ def to_transitions(batch: Any, *, mask: Any = None) -> Transitions:
     """Return the transitions between the neighbouring rows of a batch. Pure.
 
     Steps are those of this package's recorders and of `Episode`, RLDS steps, or TF-Agents' `Trajectory`: see
-    docs/explanation/steps.md. A pair of rows is a transition if the first one is neither a boundary step nor padding
-    and the second one is the next row of the same episode.
+    docs/explanation/steps.md. A pair of rows is a transition if the first row is neither a boundary step nor padding
+    and the second row is the next row of the same episode.
 
-    Padding is known by the mask, or because it follows a boundary step; then `is_first` or `step_type` must tell
-    it from another episode. Windows whose only flag is `discount` must be of one episode each: a discount that is not 0
-    after one that is 0 is refused. Padding after an episode
-    that the actor cut by `observer.reset()` needs the mask, because no boundary step precedes it.
+    The mask shows padding. Without a mask, rows after a boundary step are padding if `is_first` or `step_type` shows no
+    other episode. Padding after an episode that the actor cut by `observer.reset()` needs the mask, because no boundary
+    step precedes it. A window whose only flag is `discount` must hold one episode: a discount other than 0 after a
+    discount of 0 is refused.
 
     Args:
         batch: a `Batch` of windows, leaves [B, T, ...], or of slices, leaves [N, ...]; or its `data`.
-            A pair (steps, mask), as observers write it with `mask=True`, is taken apart. Arrays are those of
-            NumPy, or of PyTorch, JAX and others with array-api-compat.
-        mask: the shape of the flags, False for padding; beside the masks of the batch.
+            It may be a pair (steps, mask), as observers write it with `mask=True`. Arrays are NumPy arrays or, with
+            array-api-compat, arrays of PyTorch, JAX and others.
+        mask: False for padding, in the shape of the flags; added to the masks of the batch.
 
     Returns:
-        `Transitions`, leaves [B, T - 1, ...] or [N - 1, ...]: one less than rows, because the last row of a window is
-        needed for its observation. Leaves are views where the library has views. Of slices with `next` (`with_next`),
-        [N, ...]: one from each row, because the row after each slice is known.
+        `Transitions`, leaves [B, T - 1, ...] or [N - 1, ...]: the last row of a window only gives its observation.
+        Leaves are views where the library has views. Slices with `next` (`with_next`) give leaves [N, ...], a
+        transition from each row, because the row after each slice is known.
 
     Raises:
-        StructureError: a field or a flag is missing, stands on a row where it cannot, or has another shape.
+        StructureError: a field or a flag is missing, is on a wrong row, or has another shape.
 
     >>> steps = {  # an episode of two actions that terminated, and padding
     ...     "observation": np.array([[5, 6, 7, 0]]),
@@ -73,7 +73,7 @@ def to_transitions(batch: Any, *, mask: Any = None) -> Transitions:
 
 
 def is_batch(steps: Any) -> bool:
-    """Return whether this is a `Batch` or the nest of its data, and not transitions or an array."""
+    """Return whether this is a `Batch` or the nest of its data, not transitions or an array."""
     if isinstance(steps, Transitions):
         return False
     has_info = hasattr(steps, "data") and hasattr(steps, "info")
@@ -81,12 +81,12 @@ def is_batch(steps: Any) -> bool:
 
 
 def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
-    """Return the transitions of a batch that may lack observations and actions, with the values of both their ends.
+    """Return the transitions of a batch, which may lack observations and actions, with values before and after them.
 
-    If `values` is the name of a leaf, these are its rows; an array is returned as it is, and None for the other.
+    If `values` is the name of a leaf, both values are its rows. An array is returned unchanged, with None.
 
     Raises:
-        StructureError: as `to_transitions`; there is no such leaf; or it has no values of final observations.
+        StructureError: as in `to_transitions`; or the leaf does not exist, or lacks values of final observations.
     """
 
     def of_values(data: Any) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
         discount = as_rows(found.discount, found.mask)
         if any_true(lacks if discount is None else lacks & (discount != 0)):
             raise StructureError(
-                f"`{values}` is 0 on final observations of episodes that were truncated: a recorder has no action "
-                "there, and so no value. Pass the critic's values of all rows instead of the name."
+                f"`{values}` is 0 on final observations of truncated episodes, because recorders have no value there. "
+                "Pass the critic's values of all rows instead of the name."
             )
     return found, before, after
 
@@ -127,7 +127,7 @@ def _transitions(batch: Any, mask: Any, read: Callable[[Any], Mapping[str, Any]]
 
 
 def _paired(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> Transitions:
-    """Return the transitions of neighbouring rows; `breaks` are those of slices, see `_breaks`, None of windows."""
+    """Return the transitions of neighbouring rows; `breaks` is from `_breaks` for slices, and None for windows."""
     _check_leaves(fields, flags.shape)
     valid, terminal = _pairs(flags, fields, breaks)
     xp, is_batch = flags.xp, len(flags.shape) > 1
@@ -160,7 +160,7 @@ def _paired(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -
 
 
 def _others(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that go with a transition as they are."""
+    """Return the fields that a transition takes unchanged."""
     return {name: value for name, value in fields.items() if name not in _FLAGS and name not in _NEEDED}
 
 
@@ -170,14 +170,14 @@ def _with_next_rows(
     """Return one transition for each row of slices whose next rows are known.
 
     slices             a0 a1 a2 | b0 b1        a3 follows a2; b1 is the last row of its trajectory
-    rows in order      a0 a1 a2   a3   b0 b1   and the last one again, for its own pair
-    from each row      a0 a1 a2   -    b0 b1   the one from b1 is masked: no row follows
+    rows in order      a0 a1 a2   a3   b0 b1   then the last row again, for its own pair
+    from each row      a0 a1 a2   -    b0 b1   the transition from b1 is masked: no row follows
     """
     num_rows, cut = len(slices.rows), np.flatnonzero(slices.cut_by_sampler)
-    following = (slices.first_rows + slices.lengths)[cut]  # the row before which each next row is put
-    # Numbers of rows in order; row N + s is the one after slice s.
+    following = (slices.first_rows + slices.lengths)[cut]  # the row before which each next row is inserted
+    # Numbers of rows in order; row N + s is the row after slice s.
     order = np.append(np.insert(np.arange(num_rows), following, num_rows + cut), num_rows - 1)
-    at = np.arange(num_rows) + np.searchsorted(following, np.arange(num_rows), "right")  # where each row is now
+    at = np.arange(num_rows) + np.searchsorted(following, np.arange(num_rows), "right")  # new place of each row
     starts = np.zeros(len(order), bool)
     starts[at[slices.first_rows]] = starts[-1] = True
     told = [name for name in fields if name in _FLAGS or name in _NEEDED[1:]]
@@ -217,10 +217,10 @@ def _fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
     if fields is None:
         raise StructureError(
             f"steps must be a dict or a named tuple of leaves [B, T, ...], got a {type(data).__name__}. A table "
-            "without a stored spec gives columns without names, and `collate='list'` a list of items."
+            "without a stored spec gives columns without names, and `collate='list'` gives a list of items."
         )
     if "next_observation" in fields:
-        raise StructureError("the steps have a `next_observation`: they are transitions already.")
+        raise StructureError("the steps have a `next_observation`, so they already are transitions.")
     missing = [f"`{name}`" for name in needed if name not in fields]
     if missing:
         raise StructureError(
@@ -236,7 +236,7 @@ def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...]) -> None:
     paths, leaves = named_leaves(needed, "steps")
     wrong = [path for path, leaf in zip(paths, leaves, strict=True) if not has_rows(leaf, shape)]
     if wrong:
-        raise StructureError(f"{join_paths(wrong[:3])}: expected leaves {shape} and more axes, as the flags have.")
+        raise StructureError(f"{join_paths(wrong[:3])}: expected leaves that begin with the flags' shape, {shape}.")
 
 
 def _breaks(flags: StepFlags, markers: Any) -> Array:
@@ -248,7 +248,7 @@ def _breaks(flags: StepFlags, markers: Any) -> Array:
 
 
 def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> tuple[Array, Array]:
-    """Return which pairs of neighbouring rows are transitions, and which of these lead to a terminal state."""
+    """Return the pairs of neighbouring rows that are transitions, and the pairs that lead to a terminal state."""
     xp, boundary = flags.xp, flags.boundary
     is_told = boundary is not None
     starts = xp.zeros_like(flags.like)
@@ -263,7 +263,7 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
     if is_told and flags.first is None:
         if len(flags.shape) > 1 and not flags.is_masked and any_true(padding):
             raise StructureError(
-                "windows have rows after a boundary step, and no flag tells whether they are padding or another "
+                "windows have rows after a boundary step, and no flag shows whether they are padding or another "
                 "episode. The steps lack `is_first` or `step_type`, or the batch a mask (`mask=True` of the observer)."
             )
         if len(flags.shape) == 1 or flags.is_masked:
@@ -279,21 +279,21 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
 
 
 def _check_one_episode(flags: StepFlags, is_zero: Array, starts: Array) -> None:
-    """Refuse rows of two episodes, as far as they tell: the discount of an end is 0, and so is all that follows it."""
+    """Refuse rows that show two episodes: after an end, which has discount 0, all discounts must be 0."""
     follows = follow_ends(flags.xp, is_zero, starts) & ~is_zero & flags.real
     if any_true(follows):
         raise StructureError(
-            f"`discount` is the only flag, and {int(follows.sum())} rows with another discount follow one with 0 in "
-            "the same window: where the next episode begins cannot be told. Write `is_first` and `is_last`, or "
+            f"`discount` is the only flag, and {int(follows.sum())} rows with another discount follow a discount of 0 "
+            "in the same window, so the start of the next episode is unknown. Write `is_first` and `is_last`, or "
             "`step_type`; or windows of one episode each, whose boundary step has discount 0."
         )
 
 
 def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:
-    """Return the rows whose action, reward and discount are all 0; None if steps have no flags and discounts of that.
+    """Return the rows whose action, reward and discount are all 0; None if the steps lack the fields or flags for that.
 
-    If no terminal state follows, the row is the last one of a chunk of an `Episode` that was cut: it holds an
-    observation and no action, and no flag, because the episode goes on. Padding after it is such rows, too.
+    If no terminal state follows, the row is the last row of an `Episode` chunk that was cut: it holds an observation,
+    no action, and no flag, because the episode continues. Padding after it consists of such rows.
     """
     reward, discount = (as_rows(fields.get(name), flags.like) for name in ("reward", "discount"))
     if flags.terminal is None or reward is None or discount is None:

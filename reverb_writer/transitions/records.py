@@ -1,11 +1,11 @@
-"""Transitions as named tuples of arrays, and those over several steps.
+"""Transitions as named tuples of arrays, over one step and over several steps.
 
-gamma = 0.5, n = 3, an episode of four actions that was truncated; a line is what `n_step` makes of a transition
+gamma = 0.5, n = 3, a truncated episode of four actions; each line is the result of `n_step` for one transition
 
 observation   s0    s1    s2    s3   s4   from   to   reward              discount
 reward           2     3     5     7      s0     s3   2 + 3/2 + 5/4       1/4
               |-----------------|         s1     s4   3 + 5/2 + 7/4       1/4
-                    |----------------|    s2     s4   5 + 7/2             1/2       fewer are left
+                    |----------------|    s2     s4   5 + 7/2             1/2       fewer steps are left
                           |----------|    s3     s4   7                   1
                                 |----|
 """
@@ -25,21 +25,20 @@ from reverb_writer.errors import StructureError
 
 
 class Transitions(NamedTuple):
-    """Transitions: in a state that shows `observation`, `action` gave `reward` and led to `next_observation`.
+    """Transitions: after `observation`, `action` gave `reward` and led to `next_observation`.
 
-    Leaves are [B, T - 1, ...], or [N - 1, ...] of slices. A target of values is
+    Leaves are [B, T - 1, ...], or [N - 1, ...] for slices. A target of values is
     `reward + gamma * discount * value(next_observation)`.
 
     Attributes:
         observation: nest.
         action: nest, taken on the observation.
-        reward: of the action; a nest if the steps have one.
-        discount: 0 where the environment terminated with this action, else 1, times the stored discount if there is
-            one. So it is 1 at truncations and cuts. 0 where `mask` is False.
+        reward: reward of the action; a nest if the steps have a nest.
+        discount: 0 where the environment terminated with this action, otherwise 1, times the stored discount if the
+            steps have one. So it is 1 at truncations and cuts. 0 where `mask` is False.
         next_observation: nest like `observation`.
         mask: bool [B, T - 1] or [N - 1], True for transitions. False where the first row of a pair is a boundary step
-            or padding, or the two rows are of different episodes or slices; what the other leaves hold there has no
-            meaning.
+            or padding, or the two rows belong to different episodes or slices; the other leaves have no meaning there.
         continues: bool [B, T - 1] or [N - 1], True where the next transition of the row follows this one in the same
             episode.
         extras: the other fields of the step in which the action was taken, by name, such as `policy_info` or `seed`.
@@ -58,7 +57,7 @@ class Transitions(NamedTuple):
         """Return the first transition of each window, leaves [B, ...]; views where the library has views.
 
         Raises:
-            StructureError: these are of slices, or the first ones already.
+            StructureError: the transitions are from slices, or are already the first ones.
 
         >>> import numpy as np
         >>> from reverb_writer.transitions import to_transitions
@@ -69,8 +68,8 @@ class Transitions(NamedTuple):
         """
         if self.mask.ndim != 2:  # noqa: PLR2004  # B and T
             raise StructureError(
-                f"`first` is for transitions [B, T - 1], got {tuple(self.mask.shape)}. Choose rows of slices: "
-                "`batch.markers.slices.first_rows` has the first ones."
+                f"`first` is for transitions [B, T - 1], got {tuple(self.mask.shape)}. For slices, choose "
+                "the rows `batch.markers.slices.first_rows`."
             )
         shape = tuple(self.mask.shape)
 
@@ -84,11 +83,11 @@ class Transitions(NamedTuple):
 class NStepTransitions(Transitions):
     """The result of `n_step`, `first` and `dataset.transitions`: `Transitions` that have one target each.
 
-    They overlap, or are single ones, so `continues` is False, and functions of runs of rows refuse them.
+    They do not continue each other, so `continues` is False, and functions of runs of rows refuse them.
 
     Attributes:
-        batch: the `Batch` that they are from, of `dataset.transitions`: its `info` has keys and weights. None from
-            elsewhere, and after `_replace`.
+        batch: the `Batch` of the transitions, from `dataset.transitions`: its `info` has keys and weights. Otherwise,
+            and after `_replace`, None.
     """
 
     batch: Any = None
@@ -108,24 +107,24 @@ def has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
 
 
 def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
-    """Return for each transition the one over the n steps from it on, or over as many as follow in its episode. Pure.
+    """Extend each transition to n steps, or to the remaining steps of its episode or window. Pure.
 
-    At the end of an episode or of a window there are fewer steps, so no transition is lost. As in Acme, the
-    learner applies the last gamma, so the target of values is `reward + gamma * discount * value(next_observation)`,
-    whatever n is.
+    So no transition is lost at the end of an episode or window. As in Acme, the learner applies the last gamma: the
+    target of values is `reward + gamma * discount * value(next_observation)` for every n.
 
     Args:
         transitions: from `to_transitions`, leaves [B, T - 1, ...] or [N - 1, ...].
-        n: maximum of steps, >= 1.
+        n: maximum number of steps, >= 1.
         gamma: the agent's discount, in [0, 1]. `transitions.discount` does not include it.
 
     Returns:
-        Over m steps: `reward`, the sum of r_i times gamma^i and the discounts before it; `discount`, gamma^(m-1) times
-        the m discounts; `next_observation`, m rows later. The rest is that of the first step. Work: O(T min(n, T)).
+        Transitions over m steps: `reward` is the sum of r_i times gamma^i and the discounts before it; `discount` is
+        gamma^(m-1) times the product of the m discounts; `next_observation` is m rows later. All other fields are those
+        of the first step. Work: O(T min(n, T)).
 
     Raises:
-        SpecError: a number out of range.
-        StructureError: transitions over n steps already; or reward or discount is a nest.
+        SpecError: a number is out of range.
+        StructureError: the transitions already are over n steps, or reward or discount is a nest.
 
     >>> from reverb_writer.transitions import to_transitions
     >>> steps = {"observation": np.array([[0, 1, 2, 3]]), "action": np.zeros((1, 4))}
@@ -136,7 +135,7 @@ def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
     """
     n, gamma = integer("n", n, minimum=1), check_fraction("gamma", gamma)
     if isinstance(transitions, NStepTransitions):
-        raise StructureError("these transitions are over several steps already. Call `n_step` once, with a larger n.")
+        raise StructureError("these transitions already are over several steps. Call `n_step` once, with a larger n.")
     check_one_target(transitions)
     mask, continues = transitions.mask, transitions.continues
     xp = array_namespace(transitions.reward, transitions.discount, mask)
@@ -169,6 +168,6 @@ def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
 
 
 def _next(xp: Any, x: Array, axis: int) -> Array:
-    """Return in each row the next one, and the last one again."""
+    """Return the next row in place of each row; the last row is repeated."""
     rows, last = (x[:, 1:], x[:, -1:]) if axis else (x[1:], x[-1:])
     return concatenated(xp, [rows, last], axis)

@@ -31,16 +31,16 @@ class RowKeywords(TypedDict, total=False):
 
 
 class ReturnInputs:
-    """Rewards, values and discounts, checked, with time as the first axis; see the docstring of `rw.returns`.
+    """Checked rewards, values and discounts, with time as the first axis; see the docstring of `rw.returns`.
 
     Attributes:
         xp: the library of the arrays.
-        rewards: [T, ...], 0 where there is no transition.
-        discounts: [T, ...], gamma times the discounts of the environment. Only gamma if those are flags, which are in
-            `continues` then, or None.
-        continues: [T, ...] bool, False in the last row; None if all others continue.
-        values: [T, ...], 0 if there are none.
-        next_values: [T, ...] v'_t, the value of what follows each row.
+        rewards: [T, ...], 0 on rows without a transition.
+        discounts: [T, ...], gamma times the discounts of the environment. Only gamma if these are None or flags;
+            `continues` then includes the flags.
+        continues: [T, ...] bool, False in the last row; None if all other rows continue.
+        values: [T, ...], 0 without values.
+        next_values: [T, ...] v'_t, the value after each row.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ReturnInputs:
         mask = None
         if isinstance(rewards, Transitions):
             mask = rewards.mask
-            self._axis = min(self._axis, mask.ndim - 1)  # [N] of slices
+            self._axis = min(self._axis, mask.ndim - 1)  # slices are [N]
             rewards, discounts, continues = rewards.reward, rewards.discount, rewards.continues
         xp = self.xp = array_namespace(rewards, values, discounts, continues, next_values, mask)
         rewards = as_float(xp, rewards)
@@ -84,7 +84,7 @@ class ReturnInputs:
         if discounts is not None:
             discounts = as_array(xp, discounts)
             self._is_followed = followed = self._flags("discounts", discounts)
-            if is_bool(xp, discounts):  # flags need no multiplication: a run of rows ends where nothing follows
+            if is_bool(xp, discounts):  # flags need no multiplication: a run of rows ends at them
                 runs = followed if runs is None else runs & followed
             else:
                 discounts = discounts if is_float(xp, discounts) else xp.asarray(discounts, dtype=self.rewards.dtype)
@@ -104,7 +104,7 @@ class ReturnInputs:
             self.values = self.broadcast_like("values", values)
             after = self.broadcast_like("next_values", next_values)
         self.values, self.rewards = self.masked(self.values), self.masked(self.rewards)
-        # Nothing follows where the discount is 0: not even 0 times a value that is not finite.
+        # A discount of 0 removes the next value, even if it is not finite.
         self.next_values = self._where_followed(self.masked(after))
 
     @property
@@ -113,7 +113,7 @@ class ReturnInputs:
         return self.rewards + self.discounts * self.next_values - self.values
 
     def following(self, x: Array) -> Array:
-        """Return x of the next row of the same run, and v'_t where the run ends; x is [T, ...]."""
+        """Return x [T, ...] of the next row of the same run, or v'_t where the run ends."""
         after = concatenated(self.xp, [x[1:, ...], self.next_values[-1:, ...]], 0)
         if self.continues is None:
             return self._where_followed(after)
@@ -124,7 +124,7 @@ class ReturnInputs:
         x = self.xp.full_like(self.rewards, x) if isinstance(x, float) else x
         if self.continues is None:
             return concatenated(self.xp, [x[:-1, ...], self.xp.zeros_like(x[-1:, ...])], 0)
-        return x * self.continues  # a third of the time of `where`
+        return x * self.continues  # takes a third of the time of `where`
 
     def lambda_return_terms(self, lam: float) -> tuple[Array, Array]:
         """Return a_t and b_t of the lambda-return x_t = a_t + b_t x_{t+1}; lam = 1 is the discounted return."""
@@ -140,15 +140,15 @@ class ReturnInputs:
         return self.xp.stack(rows[::-1])
 
     def result(self, x: Array) -> Array:
-        """Return x with the axes of the arguments, and 0 where there is no transition."""
+        """Return x with the axes of the arguments, and 0 on rows without a transition."""
         return self._with_time_at(self._axis, self.masked(x))
 
     def masked(self, x: Array) -> Array:
-        """Return x with 0 where there is no transition."""
+        """Return x with 0 on rows without a transition."""
         return x if self._mask is None else self.xp.where(self._mask, x, self.xp.zeros_like(x))
 
     def broadcast_like(self, name: str, x: Array, num_rows: int | None = None) -> Array:
-        """Return x with time first, in the shape of the rewards but for the number of rows."""
+        """Return x with time first, in the shape of the rewards except for the number of rows."""
         x = as_array(self.xp, x)
         if x.ndim > self._axis:
             x = self._with_time_at(0, x)
@@ -157,7 +157,7 @@ class ReturnInputs:
         fits = shaped.ndim == len(sizes) and all(a in (1, b) for a, b in zip(shaped.shape, sizes, strict=True))
         if not fits or x.ndim <= self._axis or x.shape[0] != sizes[0]:
             hint = (
-                " `values` are those of T + 1 observations, of each row and of the one after the last, or of T beside "
+                " `values` belong to T + 1 observations, of each row and after the last row, or to T observations with "
                 "`next_values`. Recorded steps are T + 1 rows, boundary step included: pass `rw.to_transitions(steps)` "
                 "in place of their rewards."
                 if name == "values"
@@ -170,7 +170,7 @@ class ReturnInputs:
         return self.xp.broadcast_to(shaped, sizes)
 
     def _with_time_at(self, axis: int, x: Array) -> Array:
-        """Return x with its axis of time at `axis`: first inside, and where the arguments have it outside."""
+        """Return x with its axis of time moved to `axis`."""
         return self.xp.moveaxis(x, self._axis - axis, axis) if self._axis else x
 
     def _outside(self, shape: Any) -> tuple[int, ...]:
@@ -189,20 +189,20 @@ class ReturnInputs:
 
 
 def _check_goes_together(rewards: Any, values: Any, discounts: Any, continues: Any, next_values: Any) -> None:
-    """Refuse arguments that contradict each other, or lack each other."""
+    """Refuse arguments that contradict or lack each other."""
     if isinstance(values, str):
         raise SpecError(f"`values` is the name of a leaf, {values!r}, so the first argument must be a batch.")
     if isinstance(rewards, Transitions):
         if discounts is not None or continues is not None:
-            raise SpecError("`discounts` and `continues` are in the transitions already. Leave them out.")
+            raise SpecError("the transitions already have `discounts` and `continues`. Leave these arguments out.")
         if isinstance(rewards, NStepTransitions):
             raise StructureError(
                 "transitions over n steps overlap, and have one target: `reward + gamma * discount * value` of their "
-                "`next_observation`. Pass those of `to_transitions` to `rw.returns`."
+                "`next_observation`. Pass the result of `to_transitions` to `rw.returns`."
             )
         check_one_target(rewards)
     elif continues is not None and next_values is None:
         raise SpecError(
-            "`continues` needs `next_values`, the values of the observations that followed: where a run of rows ends, "
-            "the next row does not have it."
+            "`continues` needs `next_values`, the values of the observations after the actions: where a run of rows "
+            "ends, the next row does not have this value."
         )

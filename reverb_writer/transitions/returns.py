@@ -1,4 +1,4 @@
-"""Returns, advantages and targets. One backward recursion makes nearly every one: x_t = a_t + b_t x_{t+1}.
+"""Returns, advantages and targets. One backward recursion computes most results: x_t = a_t + b_t x_{t+1}.
 
     function            a_t                                b_t                x is
     ------------------  ---------------------------------  -----------------  -----------------------------------------
@@ -7,9 +7,9 @@
     gae                 r_t + gamma d_t v'_t - v_t         gamma d_t lam      the advantage; x + v is the lambda-return
     vtrace              rho_t (r_t + gamma d_t v'_t - v_t) gamma d_t lam c_t  the correction of v
 
-v_t is the value of the observation of row t, and v'_t that of the observation that followed its action. d_t is 0 if the
-action terminated the episode. At the end of a run of rows x_{t+1} is replaced by v'_t in the first two and by 0 in
-the others: where the episode ended, where it was truncated, or where the rows are cut.
+v_t is the value of the observation of row t, and v'_t the value of the observation after its action. d_t is 0 if the
+action terminated the episode. A run of rows ends where the episode ended or was truncated, or where the rows are cut.
+There v'_t replaces x_{t+1} in the first two functions, and 0 replaces it in the other two.
 
 The first argument is a batch, `Transitions`, or rewards:
 
@@ -22,36 +22,37 @@ Arrays are batch-major: [B, T, ...]. With `time_axis=0` they are [T, ...] or [T,
 
 Arguments that the functions share:
 
-    rewards       [B, T, ...] with T >= 1, or `Transitions`; or a `Batch` or its data, of which `rw.to_transitions`
-                  makes them. Of a batch only the reward and the flags are needed
-    values        [B, T + 1, ...], the values of the observations of all rows and of the one after the last. With
-                  `next_values`: [B, T, ...]. Of a batch also the name of a leaf, such as "extras/value", which must
-                  have the values of final observations, too; results are [B, T - 1] of rows [B, T]
+    rewards       [B, T, ...] with T >= 1, or `Transitions`, or a `Batch` or its data, which `rw.to_transitions`
+                  converts. A batch only needs the reward and the flags
+    values        [B, T + 1, ...], the values of the observations of all rows and of the observation after the last
+                  row. With `next_values`: [B, T, ...]. With a batch it may be the name of a leaf, such as
+                  "extras/value", which must include the values of final observations; rows [B, T] give results
+                  [B, T - 1]
     gamma         the agent's discount, a number in [0, 1]
     lam           a number in [0, 1]
-    discounts     [B, T, ...] or None, d_t: 0, or False, where the action of the row terminated the episode, else mostly
-                  1. All layouts store `discount` beside the action. Not with `Transitions`, which have it
+    discounts     [B, T, ...] or None, d_t: 0, or False, where the action of the row terminated the episode, otherwise
+                  usually 1. All layouts store `discount` beside the action. Not with `Transitions`, which have it
     continues     [B, T, ...] or None, flags: False where the next row is not the next step of the same episode, because
                   the episode ended or the rows are cut. None if all rows are one run. Needs `next_values`. Not with
                   `Transitions`, which have it
-    next_values   [B, T, ...] or None, v'_t of all rows. None to take those of the next rows from `values`
+    next_values   [B, T, ...] or None, v'_t of all rows. None to take the values of the next rows from `values`
     time_axis     1, or 0
 
-There is no argument for flags of ends. `terminated` stands on the boundary step in the steps that recorders write, and
-on the row of the action in loops over transitions, and an array does not tell which. `to_transitions` knows the
-row, and refuses what is ambiguous; docs/explanation/steps.md draws it. Boundary steps are no rows for these functions:
-`values` that are not one longer than the rewards are refused.
+No argument takes flags of ends. Recorders write `terminated` on the boundary step, loops over transitions write it on
+the row of the action, and an array does not show which row it is. `to_transitions` knows the row, and refuses ambiguous
+steps; docs/explanation/steps.md draws it. These functions take no boundary steps: without `next_values`, `values` must
+have one row more than the rewards.
 
-If the final observations are not known, pass the values of the last observations in their place as `next_values`: the
+If the final observations are unknown, pass the values of the last observations as their `next_values`. This is the
 approximation V(s_t) of legged-robot training, which writes `rewards += gamma * values * time_outs`.
 
 Arrays by row may lack trailing axes of the rewards, or have size 1 there: discounts [B, T] and [B, T, 1] both suit
-rewards [B, T, R]. All functions raise SpecError if a number is out of range or arguments do not go together, and
-StructureError if shapes do not match or arrays are of different libraries.
+rewards [B, T, R]. All functions raise SpecError if a number is out of range or arguments contradict each other, and
+StructureError if shapes do not match or arrays come from different libraries.
 
-Arguments are not changed. Results are new arrays in the shape and dtype of the rewards (float64 for integers), or in a
-wider one if the values have it. All functions are pure, so any thread may call them. They take NumPy arrays, and with
-array-api-compat installed those of any library that it supports, such as PyTorch's, on any device and with gradients.
+Arguments are not changed. Results are new arrays in the shape and dtype of the rewards (float64 for integers), or in
+the dtype of the values if it is wider. All functions are pure, so any thread may call them. They take NumPy arrays and,
+with array-api-compat, arrays of any library that it supports, such as PyTorch, on any device and with gradients.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def discounted_returns(
 ) -> Array:
     """Return the discounted sum of the rewards from each row on: G_t = r_t + gamma d_t G_{t+1}.
 
-    Arguments and errors: as in `rw.returns`. Of the values, only those at the ends of runs matter; None
-    counts what follows them as 0, also where the episode goes on.
+    Arguments and errors: as in `rw.returns`. Only the values at the ends of runs matter. With None, the value after
+    each run is 0, even if the episode continues.
 
     >>> discounted_returns([[1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 4.0]], gamma=0.5).tolist()
     [[2.25, 2.5, 3.0]]
@@ -115,7 +116,7 @@ def discounted_returns(
 def lambda_returns(
     rewards: Array | Transitions, values: Array, *, gamma: float, lam: float, **rows: Unpack[RowKeywords]
 ) -> Array:
-    """Mix the n-step returns of all n, weighted by (1 - lam) lam^(n-1); also known as the target of TD(lambda).
+    """Return the mean of the n-step returns of all n, weighted by (1 - lam) lam^(n-1): the target of TD(lambda).
 
     Arguments and errors: as in `rw.returns`. `lam` is 0 for one-step targets, 1 for discounted returns.
 
@@ -130,12 +131,11 @@ def lambda_returns(
 def n_step_returns(
     rewards: Array | Transitions, values: Array, n: int, *, gamma: float, **rows: Unpack[RowKeywords]
 ) -> Array:
-    """Return the discounted sum of the next n rewards of each row and of the value of what follows them.
+    """Return, for each row, the discounted sum of the next n rewards and of the value after them.
 
-    Where a run of rows ends earlier, the sum has fewer rewards and the value of what follows that end.
+    Where a run of rows ends earlier, the sum has fewer rewards, and the value after that end.
 
-    Arguments and errors: as in `rw.returns`. `n` is the number of rewards in a sum, >= 1. Work:
-    O(T min(n, T)).
+    Arguments and errors: as in `rw.returns`. `n` is the number of rewards in a sum, >= 1. Work: O(T min(n, T)).
 
     >>> n_step_returns([[1.0, 1.0, 1.0]], [[8.0, 8.0, 8.0, 4.0]], 2, gamma=0.5).tolist()
     [[3.5, 2.5, 3.0]]
@@ -156,7 +156,7 @@ def gae(
     Arguments and errors: as in `rw.returns`.
 
     Returns:
-        `advantages`, not normalized, and `returns`, which are advantages + values: the targets of the values.
+        `advantages`, not normalized, and `returns` (advantages + values), the targets of the values.
 
     Source: Schulman et al., High-dimensional continuous control using generalized advantage estimation, 2016, (16).
 
@@ -184,12 +184,12 @@ def vtrace(
 ) -> VTrace:
     """Correct values and advantages for actions that an older policy chose.
 
-    Other arguments and errors: as in `rw.returns`. The values are those of the policy that learns.
+    Other arguments and errors: as in `rw.returns`. The values belong to the policy that learns.
 
     `ratios`, in the shape of the rewards, are > 0: the probability of each action under the policy that learns, divided
     by its probability under the policy that acted. `max_rho` > 0 is the upper bound of the ratios rho_t that weigh the
     TD errors and the advantages; `max_c` > 0 is the upper bound of the ratios c_t that weigh the trace. Both bounds may
-    be infinite; others are a SpecError.
+    be infinite; bounds <= 0 raise SpecError.
 
     Returns:
         `values`, the targets of the values, and `advantages` for the policy gradient:
@@ -220,8 +220,8 @@ def normalize(x: Array, mask: Array | Transitions = None, *, epsilon: float = 1e
 
     Args:
         x: [...], any shape with at least one element, usually advantages. All elements are normalized together.
-        mask: flags [...] of the elements that count, with trailing axes left out or of size 1, or the `Transitions`
-            whose mask it is; the others become 0. None for all.
+        mask: flags [...] of the elements that count, with trailing axes left out or of size 1, or `Transitions`, whose
+            mask is used; the other elements become 0. None if all count.
         epsilon: added to the standard deviation.
 
     Raises:
@@ -252,16 +252,16 @@ def sequence_priorities(td_errors: Array, mask: Array | Transitions = None, *, m
 
     Args:
         td_errors: [B, T].
-        mask: None, or an array of the same shape [B, T]: True, or not 0, for the steps that count; or the `Transitions`
-            whose mask it is. A sequence in which no step counts has priority 0.
+        mask: an array [B, T], True or not 0 for the steps that count; or `Transitions`, whose mask is used; or None if
+            all count. A sequence in which no step counts has priority 0.
         max_weight: w in [0, 1].
 
     Returns:
-        [B], one for each sequence.
+        [B], one per sequence.
 
     Raises:
-        SpecError: `max_weight` out of range.
-        StructureError: there are no steps, or the mask has another shape.
+        SpecError: `max_weight` is out of range.
+        StructureError: `td_errors` has no steps, or the mask has another shape.
 
     Source: Kapturowski et al., R2D2, 2019, section 2.3; Reverb's `td_error` priorities.
 

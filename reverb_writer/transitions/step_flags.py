@@ -1,4 +1,4 @@
-"""Which rows begin and end an episode, and why it ended, in every layout that this package writes.
+"""Find the first and last rows of episodes, and the reason of their ends, in every layout that this package writes.
 
     layout                      first row           boundary step            terminated
     --------------------------  ------------------  -----------------------  ---------------------------------------
@@ -8,7 +8,7 @@
     Gymnasium's flags alone     -                   terminated or truncated  terminated, on the boundary step
     `discount` alone            -                   -                        discount == 0, on the row before
 
-A layout may have more than one of these. `discount` always stands beside the action.
+Steps may have several of these layouts. `discount` is always on the row of the action.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _ADVICE = f"{DOCS}/explanation/steps.html draws which row has which flag."
 
 @dataclass(frozen=True)
 class StepFlags:
-    """Flags of rows, each [B, T] or [N], or None if the steps do not have it."""
+    """Flags of rows, each [B, T] or [N], or None if the steps lack it."""
 
     xp: Any  # the library of the arrays
     shape: tuple[int, ...]  # (B, T), or (N,)
     like: Array  # any array of flags, for its shape and device
-    real: Array  # the row is no padding, as far as a mask tells
-    is_masked: bool  # whether there is a mask
+    real: Array  # the row is not padding, according to the masks
+    is_masked: bool  # whether a mask exists
     first: Array | None  # the first row of its episode
     boundary: Array | None  # the row holds the final observation of an episode, and no action
-    terminal: Array | None  # the state that the row shows is terminal
+    terminal: Array | None  # the state of the row is terminal
 
     @classmethod
     def read(cls, fields: Mapping[str, Any], masks: Sequence[Any]) -> StepFlags:
-        """Find the flags among the fields of steps, by name; masks, of the flags' shape, are False for padding."""
+        """Find the flags among the fields of steps by name; masks have the shape of the flags, False for padding."""
         given = find_flags(fields)
         discount = fields.get("discount")
         told_by = given or ({} if discount is None or tree.is_nested(discount) else {"discount": discount})
@@ -59,7 +59,7 @@ class StepFlags:
         for mask in masks:
             shaped = as_bool(xp, array_like(xp, mask, like))
             if tuple(shaped.shape) != shape:
-                raise StructureError(f"a mask has shape {tuple(shaped.shape)}, expected that of the flags, {shape}.")
+                raise StructureError(f"a mask has shape {tuple(shaped.shape)}, expected {shape} as the flags.")
             real = real & shaped
         flags = with_types({kind: as_array(xp, flag).reshape(shape) for kind, flag in given.items()})
         first, boundary, terminal, truncated = (
@@ -68,9 +68,9 @@ class StepFlags:
         )
         missing = []
         if terminal is None and discount is None:
-            missing.append("`discount`, `terminated` or `is_terminal`, which tell how an episode ended")
+            missing.append("`discount`, `terminated` or `is_terminal`, which show how an episode ended")
         if boundary is None and terminal is not None and truncated is None:
-            missing.append("`is_last`, `step_type` or `truncated`, which tell where an episode ended")
+            missing.append("`is_last`, `step_type` or `truncated`, which show where an episode ended")
         if missing:
             found = [name for names in FLAG_NAMES.values() for name in names if fields.get(name) is not None]
             raise StructureError(
@@ -85,14 +85,14 @@ class StepFlags:
 
 
 def with_types(flags: Mapping[str, Array]) -> dict[str, Array]:
-    """Return flags by kind with `first` and `last` as `step_type` tells them, if the steps have no others."""
+    """Return flags by kind; if the steps lack `first` or `last`, take them from `step_type`."""
     others = {kind: flag for kind, flag in flags.items() if kind != "step_type"}
     types = flags.get("step_type")
     return others if types is None else {"first": types == FIRST, "last": types == LAST, **others}
 
 
 def split_mask(data: Any) -> tuple[Any, Any]:
-    """Return steps and their mask, or None: an observer with `mask=True` writes the two as a pair (steps, mask).
+    """Return steps and their mask, or None. An observer with `mask=True` writes a pair (steps, mask).
 
     >>> import numpy as np
     >>> split_mask(({"reward": [1.0, 0.0]}, np.array([True, False])))
@@ -110,16 +110,16 @@ def split_mask(data: Any) -> tuple[Any, Any]:
 
 
 def _shape(flags: Mapping[str, Array]) -> tuple[int, ...]:
-    """Return the shape of the rows: that of the flag with the fewest axes, without a last axis of size 1."""
+    """Return the shape of the rows: the shape of the flag with the fewest axes, without a last axis of size 1."""
     shapes = {name: tuple(flag.shape) for name, flag in flags.items()}
     shape = min(shapes.values(), key=len)
     if any(sizes not in (shape, (*shape, 1)) for sizes in shapes.values()) or len(shape) not in (1, 2):
-        raise StructureError(f"flags must all be [B, T], or [N] of slices, got shapes {shapes}.")
+        raise StructureError(f"flags must all be [B, T], or [N] for slices, got shapes {shapes}.")
     return shape
 
 
 def _check_only(terminal: Array, boundary: Array, real: Array) -> None:
-    """Refuse flags of termination on rows that are no boundary steps."""
+    """Refuse flags of termination on rows that are not boundary steps."""
     wrong = terminal & ~boundary & real
     if any_true(wrong):
         raise StructureError(
@@ -130,7 +130,7 @@ def _check_only(terminal: Array, boundary: Array, real: Array) -> None:
 
 
 def _check_rows(fields: Mapping[str, Any], ends: Array, terminal: Array, real: Array) -> None:
-    """Refuse flags of ends beside an action that was taken, as far as its reward and its discount tell."""
+    """Refuse flags of ends on the row of an action, which its reward or its discount shows."""
     reward, discount = (as_rows(fields.get(name), ends) for name in ("reward", "discount"))
     beside = ends & ~ends if reward is None else ends & (reward != 0)
     if discount is not None and ends.ndim > 1:
@@ -139,32 +139,32 @@ def _check_rows(fields: Mapping[str, Any], ends: Array, terminal: Array, real: A
     beside = beside & real
     if any_true(beside):
         raise StructureError(
-            f"`terminated` or `truncated` is set on {int(beside.sum())} rows with an action: they have a reward, or "
-            "the discount of that row is the one that is 0. It belongs on the boundary step, one row later, which "
-            "holds the final observation. Write boundary steps, as `rw.environments.record` does; or pass arrays "
-            f"of your own to `rw.returns`, with `discounts` and `continues`. {_ADVICE}"
+            f"`terminated` or `truncated` is set on {int(beside.sum())} rows of actions: these rows have a reward, "
+            "or the 0 of `discount`. The flag belongs on the boundary step, one row later, which holds the final "
+            "observation. Write boundary steps, as `rw.environments.record` does; or pass arrays to `rw.returns`, "
+            f"with `discounts` and `continues`. {_ADVICE}"
         )
 
 
 def as_rows(x: Any, like: Array) -> Array | None:
-    """Return x if it is an array of the shape of flags, or has one more axis of size 1; else None."""
+    """Return x in the shape of flags, without a last axis of size 1; None if it has another shape."""
     if not hasattr(x, "ndim") or tuple(x.shape) not in (tuple(like.shape), (*like.shape, 1)):
         return None
     return x.reshape(tuple(like.shape))
 
 
 def shifted(xp: Any, x: Array) -> Array:
-    """Return in each row the row before it, and zeros in the first one."""
+    """Return the previous row in place of each row, and zeros in the first row."""
     return concatenated(xp, [xp.zeros_like(x[..., :1]), x[..., :-1]], -1)
 
 
 def follow_ends(xp: Any, boundary: Array, starts: Array) -> Array:
-    """Return which rows follow a boundary step, whatever is between, with no start of an episode since."""
+    """Return the rows after a boundary step, up to the next start of an episode."""
     size = boundary.shape[-1]
     number = array_like(xp, 2 * np.arange(size), boundary)
     latest = xp.where(boundary, number + 1, xp.where(starts, number, xp.zeros_like(number)))
     distance = 1
-    while distance < size:  # the greatest number so far: odd after a boundary step
+    while distance < size:  # the largest number so far is odd after a boundary step
         before = concatenated(xp, [xp.zeros_like(latest[..., :distance]), latest[..., :-distance]], -1)
         latest, distance = xp.maximum(latest, before), 2 * distance
     return (shifted(xp, latest) % 2 == 1) & ~starts

@@ -1,4 +1,4 @@
-"""A certificate authority and certificates to try TLS with; in production use your own authority."""
+"""A certificate authority and certificates for trials of TLS; in production use your own authority."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from reverb_writer.errors import SpecError
 
-_CLOCK_SKEW = dt.timedelta(minutes=5)  # between the clocks of machines
+_CLOCK_SKEW = dt.timedelta(minutes=5)  # allowed difference between the clocks of machines
 _SIGNS_CERTIFICATES = x509.KeyUsage(
     digital_signature=True,
     key_cert_sign=True,
@@ -30,26 +30,26 @@ _SIGNS_CERTIFICATES = x509.KeyUsage(
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> list[Path]:
-    """Write the files of an authority, a server and clients, in a folder for each who needs them.
+    """Write the files of an authority, a server and clients, in one folder per program.
 
-        authority/  ca.crt, and ca.key: keep it where no server is
+        authority/  ca.crt, and ca.key: keep it on a machine without servers
         gateway/    ca.crt, and server.pem: certificate and key in one file
-        replay/     server.crt, by which the replay server knows when the gateway's certificate expires
+        replay/     server.crt, from which the replay server learns when the gateway's certificate expires
         clients/    ca.crt, and for each client a .crt, a .key, and both in a .pem
 
-    An authority that is already in the folder is used again, so that clients can be added later.
+    An existing authority in the folder is used again, so clients can be added later.
 
     Args:
         folder: created if it does not exist; readable by its owner only.
         hosts: names and addresses under which clients reach the server.
         clients: names of clients, such as "actor".
-        days: how long the certificates are valid.
+        days: validity of the certificates, in days.
 
     Returns:
-        The files written.
+        The written files.
 
     Raises:
-        SpecError: there are no hosts, a host or the name of a client is not valid, or this user cannot write the files.
+        SpecError: `hosts` is empty, a host or the name of a client is invalid, or this user cannot write the files.
     """
     if not hosts:
         raise SpecError("`hosts` must name at least one host, got none: clients check the name that they connect to.")
@@ -92,7 +92,7 @@ def _load_or_create_authority(folder: Path, days: int, written: list[Path]) -> _
     if certificate_path.exists() and key_path.exists():
         key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise SpecError(f"{key_path}: must be an elliptic curve key, as this command writes it.")
+            raise SpecError(f"{key_path}: must be an elliptic curve key, such as this command writes.")
         return x509.load_pem_x509_certificate(certificate_path.read_bytes()), key
     certificate, key = _issue("reverb-writer trial authority", None, days, (_SIGNS_CERTIFICATES, True))
     _write_private(certificate_path, _pem(certificate), written)
@@ -101,7 +101,7 @@ def _load_or_create_authority(folder: Path, days: int, written: list[Path]) -> _
 
 
 def _issue(name: str, authority: _Issued | None, days: int, *extensions: tuple[x509.ExtensionType, bool]) -> _Issued:
-    """Return a certificate and its new key, signed by an authority, or as one; an extension says if it is critical."""
+    """Return a certificate and its new key, signed by an authority or by itself; extensions may be critical."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issuer, signer = (subject, key) if authority is None else (authority[0].subject, authority[1])
@@ -129,7 +129,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         if not host or not host.isascii():
-            hint = "Write it as DNS does (xn--...)."
+            hint = "Write it in the form of DNS (xn--...)."
             raise SpecError(f"`hosts` must be addresses, or names in ASCII, got {host!r}. {hint}") from None
         return x509.DNSName(host)
 
@@ -145,7 +145,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_private(path: Path, content: bytes, written: list[Path]) -> None:
-    """Write a file that only its owner can read; readers get the old content or the new one."""
+    """Write a file that only its owner can read; readers get the old or the new content."""
     partial = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)

@@ -32,7 +32,7 @@ class _Commands(Group):
 
 
 def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of the configuration's keys; each argument is named by its key, with `__` for `.`."""
+    """Give a command the options of the configuration's keys; an argument has its key's name, with `__` for `.`."""
     for name, key in reversed([*KEYS.items()]):
         if key.option:
             kind: Any = click.Choice(key.options) if key.options else click.STRING
@@ -62,13 +62,14 @@ def commands() -> None:
     "--end-with-input", is_flag=True, help="End when standard input ends, as with the program that writes it."
 )
 @click.option(
-    "--claim", metavar="HOST", help="Claim the checkpoints, and write beside them that this server is on HOST."
+    "--claim", metavar="HOST", help="Claim the checkpoints, and write the address of this server, on HOST, beside them."
 )
 def serve(config: Path | None, names: Sequence[str], end_with_input: bool, claim: str | None, **given: Any) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
-    Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
-    failed, 6 ended itself because it was not alive, 7 ended because another server has claimed its checkpoints.
+    Exit code: 0 stopped by request, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last
+    checkpoint failed, 6 ended itself because it was not alive, 7 ended because another server has claimed its
+    checkpoints.
     """
     from reverb_writer_server import signals
 
@@ -96,12 +97,12 @@ def serve(config: Path | None, names: Sequence[str], end_with_input: bool, claim
 
 @commands.command()
 @click.argument("config", type=_PATH)
-@click.option("--shard", type=click.IntRange(0, 999), help="Number of the server, if they are several.")
+@click.option("--shard", type=click.IntRange(0, 999), help="Number of the server, if the configuration has several.")
 def validate(config: Path, shard: int | None) -> None:
     """Check a configuration, TOML or Reverb's textproto, and describe its tables.
 
-    Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
-    another server uses its checkpoints.
+    Exit code 1 if `serve` would refuse it or its checkpoints. This command does not check whether the ports are free
+    and whether another server uses the checkpoints.
     """
     from reverb_writer_server.config import schema as configuration
     from reverb_writer_server.observability import banner
@@ -166,13 +167,13 @@ def inspect(paths: Sequence[Path]) -> None:
     "saved", type=click.Path(exists=True, file_okay=False, path_type=Path), nargs=-1, required=True, metavar="DIR..."
 )
 @click.option("--config", type=_PATH, required=True, help="Configuration of the servers that get the items.")
-@click.option("--shards", type=click.IntRange(1, 1000), help="Number of these servers, instead of the file's.")
+@click.option("--shards", type=click.IntRange(1, 1000), help="Number of these servers; the file's by default.")
 def reshard(saved: Sequence[Path], config: Path, shards: int | None) -> None:
-    """Write the checkpoints of M servers as checkpoints of the N servers of a configuration, none of which may run.
+    """Write the checkpoints of M servers as checkpoints of the N servers of a configuration, which must not run.
 
-    Each DIR is a checkpoint, or a folder of checkpoints, of which the newest is taken. The servers restore theirs when
-    they start. The items of tables that are not configured, and the oldest items of tables with less room than before,
-    are left out and counted.
+    Each DIR is a checkpoint, or a folder of checkpoints, whose newest one is taken. The servers restore the new
+    checkpoints when they start. The items of tables that are not configured, and the oldest items of tables with less
+    room than before, are left out and counted.
     """
     from reverb_writer_server.checkpoints.convert import reshard as write
 
@@ -200,7 +201,7 @@ def save(address: str, timeout: float, **security: Any) -> None:
     "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days until the certificates expire."
 )
 def certs(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
-    """Create a certificate authority and certificates for a server and clients, to try TLS with."""
+    """Create a certificate authority and certificates for a server and clients, for trials of TLS."""
     from reverb_writer_server.certs import make_certificates
 
     for path in make_certificates(folder, hosts, clients, days):
@@ -208,7 +209,7 @@ def certs(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. An expected error is one line on standard error and exit code 1."""
+    """Run the command line. An expected error prints one line on standard error and gives exit code 1."""
     try:
         commands(arguments, prog_name="reverb-writer-server")
     except (ReverbWriterError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Periodic work of a service. A job that fails is counted and logged, and ends nothing."""
+"""Periodic work of a service. A job that fails is counted and logged, and the service continues."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TICK_S = 1.0
 
 
 class Jobs:
-    """Runs jobs by name, in the caller's thread or every so often in its own. Thread-safe."""
+    """Runs jobs by name, in the caller's thread or periodically in its own thread. Thread-safe."""
 
     def __init__(self, failures: Counter[Job]) -> None:
-        """Take the counter to count in; `start` starts the thread."""
+        """Take the counter of failures; `start` starts the thread."""
         self._failures = failures
         self._told: dict[Job, str] = {}
         self._periodic: list[tuple[Job, float, Callable[[], object]]] = []
@@ -32,12 +32,12 @@ class Jobs:
         """Run a job and return whether it succeeded; an error that repeats is logged once."""
         try:
             job()
-        except Exception as error:  # whatever it is, the service goes on
+        except Exception as error:  # the service continues after any error
             self._failures[name] += 1
             text = f"{type(error).__name__}: {error}"
             if self._told.get(name) != text:
                 self._told[name] = text
-                expected = isinstance(error, ReverbWriterError | OSError)  # what it says is enough
+                expected = isinstance(error, ReverbWriterError | OSError)  # its message is enough
                 _logger.log(
                     logging.ERROR, "%s failed: %s", name, text if not expected else error, exc_info=not expected
                 )
@@ -46,17 +46,17 @@ class Jobs:
         return True
 
     def every(self, name: Job, every_s: float, job: Callable[[], object]) -> None:
-        """Have the thread run a job every so many seconds, 0 for never; call it before `start`."""
+        """Make the thread run a job every `seconds`, 0 for never; call this before `start`."""
         if every_s:
             self._periodic.append((name, every_s, job))
 
     def start(self, *, at_once: bool = False) -> None:
-        """Start the thread, which runs the jobs `at_once` or waits their time."""
+        """Start the thread, which runs all jobs `at_once` or after their first interval."""
         self._began_at = -math.inf if at_once else time.monotonic()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread; a job that runs is not waited for. Idempotent."""
+        """Stop the thread, without waiting for a running job. Idempotent."""
         self._closed.set()
 
     def _run_periodic(self) -> None:

@@ -15,18 +15,18 @@ _NO_LIMIT = 2**60  # cgroup v1 writes a number near 2**63
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process and its children open as many files and sockets as the system allows; return how many.
+    """Let this process and its children open as many descriptors as the system allows; return their number.
 
-    Each connection needs one. gRPC's listener does not recover once it has failed to get one.
+    Each connection needs one. gRPC's listener does not recover after it has failed to get one.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # no limit, which not every system accepts
+    with contextlib.suppress(ValueError, OSError):  # not every system accepts an infinite limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def num_oom_kills() -> int:
-    """Return a number that rises whenever the kernel ends a process of this machine for want of memory."""
+    """Return a number that rises whenever the kernel ends a process of this machine because memory ran out."""
     total = 0
     for path in _OOM_COUNTERS:
         with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ def num_oom_kills() -> int:
 
 
 def statistics(entry: str) -> list[str]:
-    """Return the fields of /proc/ENTRY/stat from the state on; none if that process or thread has ended."""
+    """Return the fields of /proc/ENTRY/stat from the state on; none if the process or thread has ended."""
     try:
         return Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -44,7 +44,7 @@ def statistics(entry: str) -> list[str]:
 
 
 def cpu_s(entry: str) -> float:
-    """Return how many seconds of processor time the process or thread of /proc/ENTRY has had; 0 if it has ended."""
+    """Return the processor time of the process or thread of /proc/ENTRY in seconds; 0 if it has ended."""
     return sum(map(int, statistics(entry)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -66,7 +66,7 @@ def available_bytes(cgroup: Path = _CGROUP, own_groups: Path = Path("/proc/self/
 
 
 def used_bytes(processes: Iterable[int | str] = ("self",)) -> int:
-    """Return the resident memory of those processes that run."""
+    """Return the resident memory of these processes, as far as they run."""
     total = 0
     for process in processes:
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""Saves: when Reverb writes a checkpoint, what is kept of it, and the last one.
+"""Make Reverb write checkpoints at the right times, keep them, and write the last checkpoint.
 
-Reverb has one call for it, which ends when all is written. It cannot be asked how far it is, and two saves at once
-delete each other. So the call has a connection of its own and is never sent twice; before each save the service waits
-for one that a client has asked for; and a save has succeeded only when its checkpoint was read to its end and kept.
+Reverb saves in one call, which returns when all data are written. It does not report progress, and two saves at once
+delete each other. So the call has its own connection and is never sent twice, and before each save the service waits
+for a save that a client requested. A save has succeeded when its checkpoint was read to its end and kept.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ _logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 _FOR_EVER_S = 1e9
 _CONNECT_TIMEOUT_S = 10.0
-_STILL_S = 60.0  # a save that neither writes nor computes for this long has come to a standstill
-_REFRESH_S = 10.0  # whether kept checkpoints were removed by hand
-_YOUNG_S = 2.0  # within which a client's save is sure to have opened its first file
-_LOOK_S = 1.0  # in less time, even a save that moves may have written nothing
-_BUSY_PART = 0.1  # of a processor's time, from which on the process computes
+_STILL_S = 60.0  # a save that neither writes nor computes for this time stands still
+_REFRESH_S = 10.0  # interval of tests whether kept checkpoints were removed by hand
+_YOUNG_S = 2.0  # within this time, a client's save has opened its first file
+_LOOK_S = 1.0  # within less time, even a save that progresses may have written nothing
+_BUSY_PART = 0.1  # share of a processor's time from which on the process counts as computing
 _ATTEMPTS = 3
 _LAST_ATTEMPTS = 2
-_GROWTH = 2  # a save that has failed may have been for a checkpoint that is so many times as large
+_GROWTH = 2  # after a failed save, expect a checkpoint that is this many times as large
 
 
 class SaveProgress:
-    """Whether a save of Reverb moves. Reverb tells nothing of it; but its files grow, or its process computes.
+    """The progress of a save of Reverb, which shows in growing files, or in processor time.
 
     Used by one thread.
     """
 
     def __init__(self, process: ReverbProcess, incoming: Path) -> None:
-        """Begin to look; `incoming` is the folder that the process writes to."""
+        """Start to watch; `incoming` is the folder to which the process writes."""
         self._process, self._incoming = process, incoming
         self._moved_at, self._written, self._cpu_s = time.monotonic(), self._written_bytes(), process.cpu_s()
 
     def moves(self) -> bool:
-        """Return whether a save is under way, of the service or of a client, and comes on."""
+        """Return whether a save of the service or of a client is under way and progresses."""
         return self._process.has_open(self._incoming) and self.still_s() < _LOOK_S
 
     def still_s(self) -> float:
-        """Return for how many seconds the process has neither written nor computed, as far as calls have seen it."""
+        """Return the seconds for which the process has neither written nor computed, according to earlier calls."""
         now = time.monotonic()
         seconds = now - self._moved_at
         if seconds < _LOOK_S:
@@ -68,12 +68,12 @@ class SaveProgress:
     def _written_bytes(self) -> int:
         try:
             return sum(file.stat().st_size for file in self._incoming.rglob("*"))
-        except OSError:  # a file has gone
+        except OSError:  # a file was deleted meanwhile
             return 0
 
 
 class SaveError(rw.errors.ReverbWriterError):
-    """A save that has led to no checkpoint."""
+    """A save gave no checkpoint."""
 
 
 class Saver:
@@ -88,7 +88,7 @@ class Saver:
         state: ServiceState,
         jobs: Jobs,
     ) -> None:
-        """Connect, for as long as the server has descriptors; with `every_s` = 0, only requested saves are made."""
+        """Connect, while the server still has descriptors; with `every_s` = 0, only requested saves are made."""
         self._every_s, self._folder, self._process, self._state = every_s, folder, process, state
         self._jobs = jobs
         self._channel = Channel(address, permanent=True)
@@ -99,7 +99,7 @@ class Saver:
         self._jobs.run("connect", self.connect)
 
     def tick(self, is_stopping: Callable[[], bool]) -> None:
-        """Keep what was finished meanwhile, and save if it is time; a save ends early when `is_stopping` says so."""
+        """Keep finished checkpoints, and save if a save is due; `is_stopping` can end the save early."""
         self._jobs.run("keep", self._keep_finished)
         is_due = 0 < self._every_s <= time.monotonic() - self._began_at
         if (is_due or self._is_requested.is_set()) and not is_stopping():
@@ -109,17 +109,17 @@ class Saver:
             self._jobs.run("keep", self._refresh)
 
     def request(self) -> None:
-        """Have the next `tick` save, whatever the clock says. Any thread may call it."""
+        """Make the next `tick` save, even if no save is due. Any thread may call it."""
         self._is_requested.set()
 
     def connect(self) -> None:
-        """Have a connection, or see that it is still there: it is kept when those of clients are ended."""
+        """Connect, or test the existing connection, which survives the end of the clients' connections."""
         self._channel.call(messages.SERVER_INFO, b"", _CONNECT_TIMEOUT_S)
 
     def save_last(self) -> bool:
-        """Save all data when clients are gone, and return whether it is on disk, complete and read again.
+        """Save all data after clients were disconnected; return whether the checkpoint is on disk and was read again.
 
-        A save that a client has asked for, and that is still under way, is ended.
+        If a client's save is still under way, it is ended.
         """
         self._jobs.run("keep", self._keep_finished)
         for _ in range(_LAST_ATTEMPTS):
@@ -130,7 +130,7 @@ class Saver:
         return False
 
     def _refresh(self) -> None:
-        """Look at what is kept, and tell it."""
+        """Read the kept checkpoints from disk, and report them."""
         self._refreshed_at = time.monotonic()
         latest, before = self._folder.latest(), self._state.checkpoints
         size = latest.size_bytes if latest else 0
@@ -141,7 +141,7 @@ class Saver:
         self._channel.close()
 
     def _save(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> None:
-        """Save, and keep the result; end this save if `is_stopping`, and those of clients if `end_others`."""
+        """Save, and keep the result; end this save if `is_stopping`, and clients' saves if `end_others`."""
         self._began_at = time.monotonic()
         try:
             self._save_until_kept(is_stopping, end_others)
@@ -156,7 +156,7 @@ class Saver:
         for _ in range(_ATTEMPTS):
             if self._save_once(is_stopping, end_others):
                 return
-        raise SaveError(f"{_ATTEMPTS} saves in a row were deleted by others that clients had asked for.")
+        raise SaveError(f"{_ATTEMPTS} saves in a row were deleted by saves that clients requested.")
 
     def _save_once(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> bool:
         """Save once; return False if another save has deleted the result."""
@@ -175,7 +175,7 @@ class Saver:
         except ReverbProcessError:
             raise
         except rw.errors.ReverbWriterError as error:
-            if self._keep_finished():  # of a client, begun later: it has what ours had, and has deleted ours
+            if self._keep_finished():  # a client's later save has the same data, and has deleted ours
                 return True
             raise SaveError(f"Reverb could not write a checkpoint: {error}") from error
         finally:
@@ -183,11 +183,11 @@ class Saver:
         self._state.checkpoints = replace(self._state.checkpoints, took_s=time.monotonic() - started)
         _logger.debug("Reverb wrote %s", path)
         if not path.exists():
-            self._wait_for_others(end_others)  # it has begun later, so it has what ours had
+            self._wait_for_others(end_others)  # it began later, so it has all data of ours
         return self._keep_finished()
 
     def _wait(self, is_done: Callable[[], bool], is_stopping: Callable[[], bool]) -> bool:
-        """Wait for a save; return whether it came to its end by itself."""
+        """Wait for a save; return whether it ended by itself."""
         progress = SaveProgress(self._process, self._folder.incoming)
         while not is_done():
             if not self._process.alive():
@@ -196,40 +196,40 @@ class Saver:
                 with self._process.without_room():
                     self._wait(is_done, lambda: False)
                 self._folder.clear_incoming()
-                _logger.info("the checkpoint under way was ended: the last one follows, and has all that it had")
+                _logger.info("the checkpoint under way was ended: the last one follows, and has all its data")
                 return False
             self._pause.wait(_POLL_S)
             self._state.work_runs()
             if progress.still_s() > _STILL_S:
                 raise SaveError(
-                    f"the save has come to a standstill: for {_STILL_S:g} s the Reverb process has neither written nor "
+                    f"the save stands still: for {_STILL_S:g} s the Reverb process has neither written nor "
                     "computed. It may be stopped, or its disk does not answer."
                 )
         return True
 
     def _wait_for_others(self, end_others: Callable[[], bool]) -> None:
-        """Wait for a save that a client has asked for: of two at once, one deletes the other."""
+        """Wait for a save that a client requested, because two saves at once delete each other."""
         if self._process.has_open(self._folder.incoming):
-            _logger.info("a checkpoint that a client has asked for is under way")
+            _logger.info("a checkpoint that a client requested is under way")
             self._wait(lambda: not self._process.has_open(self._folder.incoming), end_others)
 
     def _make_room(self) -> None:
-        """Delete the older kept ones if the disk has no room for another; the newest sound one stays."""
+        """Delete older kept checkpoints if the disk has no room for another; keep the newest sound one."""
         latest = self._folder.latest()
         expected = 0 if latest is None else latest.size_bytes * (_GROWTH if self._has_failed else 1)
         if latest is not None and self._folder.free_bytes() < expected:
             pruned = self._folder.prune(1)
             if pruned:
                 _logger.warning(
-                    "the disk has no room for another checkpoint of %s: the %d older ones are deleted, of "
-                    "checkpoints.keep = %d one stays. Give it more room, or lower checkpoints.keep.",
+                    "the disk has no room for another checkpoint of %s: %d older ones are deleted, and one of "
+                    "checkpoints.keep = %d remains. Give it more room, or lower checkpoints.keep.",
                     format_bytes(expected),
                     pruned,
                     self._folder.keep,
                 )
 
     def _keep_finished(self) -> bool:
-        """Keep the checkpoints that Reverb has finished, for us or a client; return whether there was a sound one."""
+        """Keep the checkpoints that Reverb has finished, ours or a client's; return whether one was sound."""
         adopted = self._folder.adopt_finished()
         for one in adopted.kept.values():
             _logger.info("checkpoint %s, %s", one.name, format_bytes(one.size_bytes))

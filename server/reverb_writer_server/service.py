@@ -1,14 +1,14 @@
 """The life of a server: start, restore, serve, drain, write a last checkpoint, stop.
 
     starting -> restoring -> serving -> draining -> stopped
-        │ three starts failed alike │ first signal, or not alive │ second signal: stopped at once
+        │ same failure three times  │ first signal, or not alive │ second signal: stopped at once
         └-> failed, until a signal
 
-Two threads: the main one answers signals and touches no disk; the other does all the rest.
+Two threads: the main thread answers signals and touches no disk; the other thread does all other work.
 
-Exit codes: 0 stopped as asked, with the last checkpoint on disk; 1 cannot start as configured; 3 cannot restore; 4 the
-Reverb process has died; 5 the last checkpoint failed; 6 ended by itself because it was not alive; 128 + signal: stopped
-at once by a signal; 7 another server has claimed its checkpoints. (2 is wrong usage of the command line.)
+Exit codes: 0 stopped by request, with the last checkpoint on disk; 1 cannot start as configured; 3 cannot restore; 4
+the Reverb process has died; 5 the last checkpoint failed; 6 ended itself because it was not alive; 128 + signal:
+stopped at once by a signal; 7 another server has claimed its checkpoints. (2 is wrong usage of the command line.)
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _TICK_S = 1.0
 _PAUSE_S = 0.1
 _STOP_TIMEOUT_S = 10.0
 _MAX_ALIKE = 3
-_REARM_SHARE = 0.85  # of memory.alert_bytes, below which it may be crossed again
-_GRACE_S = 5.0  # a stopped Reverb process may be continued by hand in this time
+_REARM_SHARE = 0.85  # share of memory.alert_bytes below which the alert ends
+_GRACE_S = 5.0  # time in which a stopped Reverb process may be continued by hand
 _FILES_EVERY_S = 10.0
-_END_TIMEOUT_S = 10.0  # for the other thread to notice that Reverb has died
+_END_TIMEOUT_S = 10.0  # time for the other thread to notice that Reverb has died
 
 
 class Service:
     """One server from start to end; `run` it once, in the main thread."""
 
     def __init__(self, config: ServerConfig, ready: Callable[[str], None], claim: str | None = None) -> None:
-        """Prepare; nothing is started yet.
+        """Prepare, without starting anything.
 
         `ready` is called when clients can connect, with a line that names the address. `claim` is the name of this
-        machine for clients, if the server is to claim its checkpoints.
+        machine for clients if the server must claim its checkpoints, otherwise None.
         """
         self._config = config
         self._ready = ready
@@ -76,8 +76,8 @@ class Service:
         self._pause = threading.Event()  # never set
         self._outcome, self._ends_itself = DIED, False
         self._died_at: float | None = None
-        self._failed_at: float | None = None  # since when it has not been alive, though it serves
-        self._stopped_at: float | None = None  # since when Reverb is stopped, though it is to write a last checkpoint
+        self._failed_at: float | None = None  # time since which it serves but is not alive
+        self._stopped_at: float | None = None  # time since which Reverb is stopped but must write a last checkpoint
         self._work_cpu_s = 0.0
         self._error: Exception | None = None
 
@@ -94,15 +94,15 @@ class Service:
             self._state.loop_runs()
             received = signals.next_signal(_PAUSE_S)
             if received == signal.SIGHUP and self._stop.is_set():
-                received = None  # the end of its terminal or parent is no second request
+                received = None  # the end of its terminal or parent does not count as a second signal
             if received is not None and (was_asked or not self._may_have_clients()):
                 if was_asked:
                     _logger.warning("%s again: stopped at once", received.name)
-                self._stop_at_once()  # or nothing is served yet, so nothing is lost
+                self._stop_at_once()  # also if it does not serve yet, because no data are lost
                 return 128 + received
             if received is not None:
                 was_asked = received != signal.SIGHUP
-                _logger.info("%s: taking no more work; a second signal stops at once", received.name)
+                _logger.info("%s: refusing new work; a second signal stops at once", received.name)
                 self._stop.set()
             code = self._look_at_turn()
             if code is None and not self._turn.in_doubt:
@@ -116,7 +116,7 @@ class Service:
         return NOT_ALIVE if self._ends_itself and self._outcome == STOPPED else self._outcome
 
     def _look_at(self, work: threading.Thread) -> int | None:
-        """See whether the service is alive; return the exit code if it is to end at once, because `work` hangs."""
+        """Test whether the service is alive; return the exit code if it must end at once because its thread hangs."""
         now = time.monotonic()
         if (had_s := cpu_s(f"self/task/{work.native_id}")) != self._work_cpu_s:
             self._work_cpu_s = had_s
@@ -130,7 +130,7 @@ class Service:
             return DIED if now - self._died_at > _END_TIMEOUT_S else None
         is_alive, why = self._state.alive()
         self._failed_at = None if is_alive else self._failed_at or now
-        # By this loop's time: after a pause of the whole machine, the monitor has its turn first.
+        # Counted in this loop's time, so that after a pause of the whole machine the monitor runs first.
         if self._failed_at is None or not 0 < self._config.http_max_silence_s < now - self._failed_at:
             return None
         hangs = self._state.work_hangs()
@@ -138,12 +138,12 @@ class Service:
             _logger.error("the server ends itself: %s", why)
             self._ends_itself = True
             self._stop.set()
-        if hangs:  # no thread is left to write a last checkpoint
+        if hangs:  # no thread can write a last checkpoint
             self._stop_at_once()
         return NOT_ALIVE if hangs else None
 
     def _look_at_the_end(self) -> int | None:
-        """Do the same while the last checkpoint is written: its disk may not answer, and Reverb may be stopped."""
+        """Do the same while the last checkpoint is written: the disk may not answer, and Reverb may be stopped."""
         if self._process is not None:
             self._continue_reverb(self._process)
         if not self._state.work_hangs():
@@ -153,7 +153,7 @@ class Service:
         return NOT_ALIVE if self._ends_itself else LAST_CHECKPOINT_FAILED
 
     def _continue_reverb(self, process: ReverbProcess) -> None:
-        """Let Reverb go on if it is stopped: at any time, because a signal to stop takes effect late."""
+        """Continue Reverb if it is stopped; called repeatedly, because a stop signal takes effect late."""
         now = time.monotonic()
         if not process.is_stopped():
             self._stopped_at = None
@@ -164,7 +164,7 @@ class Service:
             process.resume()
 
     def _look_at_turn(self) -> int | None:
-        """End for a newer server; return the exit code if this one is to end at once."""
+        """End for a newer server; return the exit code if this server must end at once."""
         if self._turn.must_end_at_once(self._process):
             self._stop_at_once()
             return CLAIMED
@@ -173,7 +173,7 @@ class Service:
         return None
 
     def _may_have_clients(self) -> bool:
-        """Return whether there may be items to save: Reverb takes inserts a moment before this service hears of it."""
+        """Return whether items may need a save: Reverb takes inserts before this service knows that it runs."""
         if self._state.phase not in ("starting", "restoring"):
             return True
         if self._process is not None and self._config.port:
@@ -185,7 +185,7 @@ class Service:
         if self._process is not None:
             self._process.kill()
 
-    # All below runs in the other thread.
+    # All methods below run in the other thread.
 
     def _work(self) -> None:
         try:
@@ -199,14 +199,14 @@ class Service:
             signals.wake()
 
     def _live(self, resources: contextlib.ExitStack) -> int:
-        """Go through all phases; return the exit code."""
+        """Run all phases; return the exit code."""
         config = self._config
         resources.enter_context(notifying(self._state))
         self._begin(resources)
         try:
             self._turn.take(resources)
         except ClaimError as error:
-            _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
+            _logger.error("%s", error)  # noqa: TRY400  # a traceback would hide the message
             return CLAIMED
         self._open_checkpoint_folder(resources)
         self._watch_files(resources)
@@ -219,10 +219,10 @@ class Service:
             elif code == CANNOT_START:
                 raise
             else:
-                _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
+                _logger.error("%s", error)  # noqa: TRY400  # a traceback would hide the message
             return code
         if self._folder is not None:
-            self._folder.owner.update(failure="", failures=0, end="killed")  # unless this one tells something else
+            self._folder.owner.update(failure="", failures=0, end="killed")  # until this server writes another end
         code = self._serve(resources, started)
         if self._folder is not None:
             died = "oom" if started.process.was_ended_for_want_of_memory() else "died"
@@ -231,7 +231,7 @@ class Service:
         return code
 
     def _begin(self, resources: contextlib.ExitStack) -> None:
-        """Say what is going to be served, and serve the status page."""
+        """Log the configuration, and serve the status page."""
         config, state = self._config, self._state
         for level, line in banner.start_lines(config):
             _logger.log(level, "%s", line)
@@ -261,7 +261,7 @@ class Service:
         state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())
 
     def _watch_files(self, resources: contextlib.ExitStack) -> None:
-        """Look at them in a thread of its own: a network file system may answer late or never."""
+        """Watch disk and certificate in a separate thread, because a network file system may never answer."""
         watch = Jobs(self._state.failures)
         resources.callback(watch.close)
         if self._config.checkpoints_directory is not None:
@@ -271,7 +271,7 @@ class Service:
         watch.start(at_once=True)
 
     def _look_at_disk(self) -> None:
-        self._state.disk = None  # unless it answers
+        self._state.disk = None  # remains None if the disk does not answer
         found = shutil.disk_usage(str(self._config.checkpoints_directory))
         self._state.disk = found.free, found.total
 
@@ -286,8 +286,8 @@ class Service:
         return process
 
     def _fails_again(self, code: int, error: Exception) -> bool:
-        """Count a failed start; return whether so many have failed alike that another one is of no use."""
-        if self._folder is None or self._turn.is_claimed:  # the program that starts it again says so
+        """Count a failed start; return whether too many starts have failed with the same error."""
+        if self._folder is None or self._turn.is_claimed:  # the program that restarts it decides
             return False
         failure = f"{code}: {str(error).partition(chr(10))[0]}"
         before = self._folder.owner.mark
@@ -296,11 +296,11 @@ class Service:
         return failures >= _MAX_ALIKE
 
     def _wait_failed(self, error: Exception) -> None:
-        """Stay up, not ready, and say why, until a signal."""
-        self._state.phase, self._state.detail = "failed", f"to start, {_MAX_ALIKE} times alike: {error}"
+        """Stay up, not ready, and report the reason, until a signal."""
+        self._state.phase, self._state.detail = "failed", f"to start, {_MAX_ALIKE} times with the same error: {error}"
         _logger.error(
-            "%s\nThe last %d starts have failed alike, so another one is of no use: the service stays up, not ready, "
-            "and serves nothing. Mend the cause, then restart it.",
+            "%s\nThe last %d starts failed with the same error, so the service does not retry: it stays up, not "
+            "ready, and serves nothing. Fix the cause, then restart it.",
             error,
             _MAX_ALIKE,
         )
@@ -344,13 +344,13 @@ class Service:
         self._figures = monitor.latest()
 
     def _look_at_memory(self, saver: Saver | None) -> None:
-        """Have a checkpoint written when memory crosses its limit: the kernel may end the Reverb process soon."""
+        """Request a checkpoint when memory exceeds its limit, because the kernel may end the Reverb process soon."""
         used, was_high = used_bytes(self._state.process_ids), self._state.memory_is_high
         self._state.memory_is_high = is_high(used, self._config.memory_alert_bytes, was_high=was_high)
         if self._state.memory_is_high and not was_high:
             limit = format_bytes(self._config.memory_alert_bytes)
             _logger.error(
-                "the server takes %s, more than memory.alert_bytes = %s%s. Nothing refuses inserts: lower max_size of "
+                "the server takes %s, more than memory.alert_bytes = %s%s. No limit refuses inserts: lower max_size of "
                 "its tables, or give it more memory",
                 format_bytes(used),
                 limit,
@@ -360,7 +360,7 @@ class Service:
                 saver.request()
 
     def _end(self, process: ReverbProcess, port: int, saver: Saver | None) -> int:
-        """Take no more work, write a last checkpoint and stop; return the exit code."""
+        """Refuse new work, write a last checkpoint and stop; return the exit code."""
         assert self._state.monitor is not None  # noqa: S101  # the server runs
         self._state.phase = "draining"
         while self._turn.in_doubt or process.is_stopped():  # the main thread ends both
@@ -385,7 +385,7 @@ class Service:
 
 
 def is_high(used_bytes: int, alert_bytes: int, *, was_high: bool) -> bool:
-    """Return whether memory is above the limit of its alert, or was and has not fallen well below it since."""
+    """Return whether memory is above the limit of its alert, or was above it and is not well below it yet."""
     return used_bytes > alert_bytes * (_REARM_SHARE if was_high else 1)
 
 

@@ -1,9 +1,9 @@
 """The signals that stop a server. Linux only, as the server is.
 
-Handlers queue them, and the service reads them from the queue.
+Handlers queue the signals, and the service reads the queue.
 
-SIGHUP is one: it comes when a terminal is closed, and would otherwise end the process without a checkpoint. A server
-that is to end with the program that has started it sends it to itself.
+One of these signals is SIGHUP: a closed terminal sends it, and it would otherwise end the process without a checkpoint.
+A server that must end with the program that started it sends SIGHUP to itself.
 
 `signal.sigtimedwait` is not used: in CPython 3.11 it returns a signal that was not sent if the process is stopped for
 longer than its time-out and continued (SIGSTOP, a debugger, a frozen container).
@@ -30,13 +30,13 @@ def install_handlers() -> None:
 
 
 def ignore() -> None:
-    """Ignore them from now on: the interpreter takes their handlers away when it ends, and the next would kill it."""
+    """Ignore these signals from now on: the interpreter removes handlers at its end, and a signal would kill it."""
     for handled in _ENDING:
         signal.signal(handled, signal.SIG_IGN)
 
 
 def next_signal(timeout_s: float) -> signal.Signals | None:
-    """Return the next signal, or None if none is received within `timeout_s` seconds, or before `wake`."""
+    """Return the next signal, or None if none arrives within `timeout_s` seconds or before `wake`."""
     try:
         number = _received.get(timeout=timeout_s)
     except queue.Empty:
@@ -45,12 +45,12 @@ def next_signal(timeout_s: float) -> signal.Signals | None:
 
 
 def wake() -> None:
-    """Have `next_signal` return at once, without a signal."""
+    """Make `next_signal` return at once, without a signal."""
     _received.put(_NO_SIGNAL)
 
 
 def end_with_input() -> None:
-    """Have SIGHUP sent to this process when its standard input ends: a pipe ends with the process at its other end."""
+    """Send SIGHUP to this process when its standard input ends; a pipe ends with the process at its other end."""
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -61,9 +61,9 @@ def end_with_input() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that has started it ends; call it in the main thread.
+    """Make the kernel kill this process when the thread that started it ends; call this in the main thread.
 
-    If the process `parent` has ended before this call, this one ends at once.
+    If the process `parent` ended before this call, this process ends at once.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""One start of Reverb: with the newest sound checkpoint, or empty."""
+"""One start of Reverb, with the newest sound checkpoint or empty."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Started:
     process: ReverbProcess
     port: int
     tables: tuple[rw.TableConfig, ...]
-    restored: Checkpoint | None  # None if it has begun empty
-    seconds: float  # that the start took
+    restored: Checkpoint | None  # None if it started empty
+    seconds: float  # duration of the start
 
     def log(self, monitor: Monitor) -> None:
-        """Log what was restored."""
+        """Log the restored checkpoint and its items."""
         if self.restored is not None:
             held = ", ".join(f"{name} {info.current_size:,}" for name, info in monitor.latest().tables.items())
             _logger.info("restored checkpoint %s in %.1f s; items: %s", self.restored.name, self.seconds, held)
@@ -56,7 +56,7 @@ def start(
     """Start Reverb, and try one checkpoint after the other until it serves; `undo` ends its process.
 
     Raises:
-        RestoreError: no checkpoint can be restored, or the one to restore differs from the configuration.
+        RestoreError: no checkpoint can be restored, or the chosen checkpoint differs from the configuration.
         ReverbProcessError: the process has ended.
         ReverbWriterError, OSError: Reverb cannot start as configured.
     """
@@ -82,8 +82,8 @@ def start(
             if config.checkpoints_restore != "latest":
                 raise RestoreError(f"{faults[-1]}. Choose another one, or `none`.") from error
             if older := found[number + 1 :]:
-                _logger.error(  # noqa: TRY400  # the message says what is done; a traceback would hide it
-                    "%s. THE NEXT OLDER ONE IS TRIED, %s: what came after it is not served. The damaged one stays "
+                _logger.error(  # noqa: TRY400  # a traceback would hide the message
+                    "%s. THE NEXT OLDER ONE IS TRIED, %s: newer items are not served. The damaged one stays "
                     "until newer ones replace it.",
                     faults[-1],
                     older[0].name,
@@ -91,7 +91,7 @@ def start(
     if faults:
         try:
             select_checkpoint(found[0].path.parent.parent, config.checkpoints_restore)
-        except CheckpointError as error:  # none is even complete: `validate` says the same
+        except CheckpointError as error:  # no checkpoint is complete; `validate` reports the same
             raise RestoreError(str(error)) from error
         more = f" (and {len(faults) - 1} older ones)" if len(faults) > 1 else ""
         remedy = 'Restore its files from a copy, or set checkpoints.restore = "none" to begin empty.'
@@ -138,7 +138,7 @@ def _start_with(
 
 
 def _progress(state: ServiceState, restore: Checkpoint | None) -> Callable[[int], None]:
-    """Return the callback of the start, which tells the progress of a restore."""
+    """Return the callback of the start, which reports the progress of a restore."""
     total = (
         sum((restore.path / name).stat().st_size for name in ("items.tfrecord", "chunks.tfrecord")) if restore else 0
     )
@@ -160,7 +160,7 @@ def _progress(state: ServiceState, restore: Checkpoint | None) -> Callable[[int]
 
 
 def what_to_restore(config: ServerConfig) -> Checkpoint | None:
-    """Return the checkpoint that a start would restore; None if it would begin empty. The items are not read.
+    """Return the checkpoint that a start would restore; None for an empty start. The items are not read.
 
     Raises:
         CheckpointError: the folder cannot hold checkpoints.
@@ -178,10 +178,10 @@ def what_to_restore(config: ServerConfig) -> Checkpoint | None:
 
 
 def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tuple[rw.TableConfig, ...]:
-    """Return the tables to serve if that checkpoint is restored.
+    """Return the tables to serve if this checkpoint is restored.
 
     Raises:
-        RestoreError: the checkpoint differs from the configuration, and that is refused.
+        RestoreError: the checkpoint differs from the configuration, and `on_mismatch` is "refuse".
         FormatError: the checkpoint is damaged.
     """
     tables, whose = tuple(table.config for table in config.tables), config.checkpoints_on_mismatch
@@ -195,8 +195,8 @@ def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tupl
     lines = "\n  ".join(found)
     if whose == "refuse":
         raise RestoreError(
-            f"{differ}:\n  {lines}\nSet checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables are "
-            "served, or checkpoints.restore to `none`."
+            f"{differ}:\n  {lines}\nSet checkpoints.on_mismatch to `checkpoint` or `config` to choose the served "
+            "tables, or checkpoints.restore to `none`."
         )
     _logger.warning("%s; the tables of the %s are served:\n  %s", differ, whose, lines)
     if whose == "config":

@@ -1,20 +1,19 @@
-"""Whose the checkpoints are: of several servers one at a time uses a folder, on whichever machines they are.
+"""The turns of servers at a folder of checkpoints: one server at a time uses it, even if they are on several machines.
 
-A server takes the next number; no other one can, because its file is created exclusively. It begins when each server
-of a lower number
+A server takes the next number, exclusively, by creating its file. It begins when each server with a lower number
 
-    tells that it has ended,
-    or was on this machine and has left the lock of the folder,
-    or has been silent for `LEASE_S` and has left the lock, too: NFS keeps that of a lost machine for a while.
+    has written that it has ended,
+    or was on this machine and has released the lock of the folder,
+    or has been silent for `LEASE_S` and has released the lock, which NFS keeps for a while after the loss of a machine.
 
-In return a server that sees a higher number than its own writes its last checkpoint and ends. One that could not look
-for `DOUBT_S`, which is less than `LEASE_S`, stands still and confirms nothing until it can, because the next one may
-have begun. No machine's clock is compared with another's.
+In return, a server that sees a higher number than its own writes its last checkpoint and ends. If a server could not
+read the folder for `DOUBT_S`, which is less than `LEASE_S`, the next server may have begun: it stands still and
+confirms nothing until it can read the folder again. Clocks of different machines are never compared.
 
     reverb_writer.ray.addresses  the file of a number, which clients read
-    FolderClaim                  takes a number, writes its file, reads the others'
-    Turn                         what the service does about it: wait, stand still, end
-    checkpoints.owner            the lock of the folder, which a server without a number takes, too
+    FolderClaim                  takes a number, writes its file, reads the other files
+    Turn                         the reaction of the service: wait, stand still, end
+    checkpoints.owner            the lock of the folder, which a server without a number also takes
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ _logger = logging.getLogger(__name__)
 
 
 class ClaimError(CheckpointError):
-    """A server of a higher number has taken the folder."""
+    """A server with a higher number has taken the folder."""
 
 
 class FolderClaim:
-    """The claim of this server, written by a thread of its own because a disk may not answer."""
+    """The claim of this server; a separate thread writes it, because a disk may not answer."""
 
     def __init__(self, directory: Path, address: str, phase: Callable[[], str], *, machine: str | None = None) -> None:
-        """Take the next number; `phase` returns what the server does now, `machine` is the id of the machine's boot."""
-        self.newer: int | None = None  # the highest number that another server has taken since
+        """Take the next number; `phase` returns the server's phase, `machine` is the id of the machine's boot."""
+        self.newer: int | None = None  # the highest number of a later server
         self._folder, self._directory = directory.parent, directory
         self._address, self._phase = address, phase
         self._machine = machine or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -69,12 +68,14 @@ class FolderClaim:
         return time.monotonic() - self._looked_at > DOUBT_S
 
     def wait(self, tell: Callable[[str], None]) -> None:
-        """Wait until every server of a lower number has ended; remove their claims; refuse if a newer claim exists."""
-        heard: dict[int, tuple[int, float]] = {}  # the last beat of each, and when it was new here
+        """Wait until all servers with lower numbers have ended; remove their claims; refuse if a newer one exists."""
+        heard: dict[
+            int, tuple[int, float]
+        ] = {}  # the last beat of each server, and the time at which it was read first
         while self.newer is None and (what := self._obstacle(heard)):
             tell(what)
             time.sleep(_POLL_S)
-        with contextlib.suppress(OSError):  # a claim that stays only delays the next server
+        with contextlib.suppress(OSError):  # a remaining claim only delays the next server
             for claim in self._lower() if self.newer is None else ():
                 path_of(self._folder, claim.number).unlink(missing_ok=True)
                 for partial in self._folder.glob(f".{claim.number}.*"):
@@ -86,7 +87,7 @@ class FolderClaim:
             )
 
     def close(self) -> None:
-        """Tell that this server has ended. Idempotent."""
+        """Write that this server has ended. Idempotent."""
         if not self._closed.is_set():
             self._closed.set()
             self._thread.join(_BEAT_S)
@@ -101,7 +102,7 @@ class FolderClaim:
                 continue
             told, told_at = phase, began_at
             try:
-                # A file that is new in the folder has NFS read the folder again.
+                # A new file in the folder makes NFS read the folder again.
                 self._write(phase)
                 newest = numbers_in(self._folder)[-1]
             except (OSError, IndexError) as error:
@@ -124,20 +125,20 @@ class FolderClaim:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            with path.open("r+") as file:  # a full disk has room for what is written in place of something
+            with path.open("r+") as file:  # a full disk still allows to overwrite data
                 file.write(text.ljust(path.stat().st_size))
         else:
             partial.replace(path)
 
     def _obstacle(self, heard: dict[int, tuple[int, float]]) -> str:
-        """Say what is to be waited for; nothing if every server of a lower number has ended."""
+        """Return the reason to wait; "" if all servers with lower numbers have ended."""
         try:
             blocking = [claim for claim in self._lower() if not self._has_ended(claim, heard)]
-        except OSError as error:  # as of NFS, if a file is replaced while it is read
+        except OSError as error:  # for example of NFS, if a file is replaced while it is read
             return f"waits until it can read the claims of other servers ({error})"
         if not blocking:
             return ""
-        return f"waits for the server before it to end ({blocking[-1].address or 'starting'}, {blocking[-1].phase})"
+        return f"waits for the end of the previous server ({blocking[-1].address or 'starting'}, {blocking[-1].phase})"
 
     def _lower(self) -> list[Claim]:
         found = []
@@ -160,7 +161,7 @@ class FolderClaim:
 
 
 class Turn:
-    """The turn of one server; of a server that is to claim nothing it is always."""
+    """The turn of one server; a server that claims nothing always has its turn."""
 
     def __init__(self, config: ServerConfig, host: str | None, state: ServiceState) -> None:
         """Prepare; `host` is the name of this machine for clients, None to claim nothing."""
@@ -181,26 +182,26 @@ class Turn:
         return self._claim is not None and self._claim.newer is not None
 
     def take(self, resources: contextlib.ExitStack) -> None:
-        """Claim the checkpoints, and wait until no other server uses them; the thread that does the work calls it."""
+        """Claim the checkpoints, and wait until no other server uses them; called in the thread that does the work."""
         if self._directory is None:
             return
         self._claim = FolderClaim(self._directory, self._address, lambda: self._state.phase)
-        resources.callback(self._claim.close)  # last of all: then nothing of this server is left
+        resources.callback(self._claim.close)  # closed last, when this server has released everything else
         self._claim.wait(self._tell)
         self._state.detail = ""
 
     def must_end_at_once(self, process: ReverbProcess | None) -> bool:
-        """Stop Reverb as long as there is a doubt; return whether a newer server may have begun in it.
+        """Pause Reverb while in doubt; return whether a newer server may have begun meanwhile.
 
-        Then a last checkpoint would come too late. The main thread calls this again and again.
+        In this case a last checkpoint would be too late. The main thread calls this repeatedly.
         """
         if self._claim is None or (process is not None and not process.alive()):
             self.in_doubt = False
             return False
         was_in_doubt, self.in_doubt = self.in_doubt, self._claim.in_doubt()
         if self.in_doubt and not was_in_doubt:
-            _logger.error("the folder of checkpoints does not answer: Reverb stands still, another server may begin")
-        if self.in_doubt and process is not None:  # again each time, because it may have been started in the doubt
+            _logger.error("the folder of checkpoints does not answer: Reverb is paused, another server may begin")
+        if self.in_doubt and process is not None:  # each time, because it may have been started meanwhile
             process.suspend()
         elif was_in_doubt and not self.is_over and process is not None:
             process.resume()
@@ -215,6 +216,6 @@ class Turn:
 def _take_number(folder: Path) -> int:
     while True:
         number = 1 + max(numbers_in(folder), default=0)
-        with contextlib.suppress(FileExistsError):  # another one has just taken it
+        with contextlib.suppress(FileExistsError):  # another server has just taken it
             path_of(folder, number).open("x").close()
             return number

@@ -103,7 +103,7 @@ def test_stop_leaves_a_checkpoint_within_the_grace_period(project: Project) -> N
 
 
 def test_actor_and_learner_say_how_it_goes(project: Project) -> None:
-    eventually(lambda: "mean return of late" in project("logs", "actor"), "the actor says its return")
+    eventually(lambda: "recent mean return" in project("logs", "actor"), "the actor says its return")
     eventually(lambda: "mean value of a state" in project("logs", "learner"), "the learner says its updates")
 
 

@@ -181,7 +181,7 @@ def test_commands_start_and_stop_a_cluster_which_the_next_start_restores(machine
     again = rwr.ReplayCluster.attach("typed")
     with rw.Client(again.target(), timeout_s=60) as client:
         assert client.server_info()["replay"].current_size == 30
-    assert "exists already" in run(*up)
+    assert "already exists" in run(*up)
     assert run("status").split() == ["typed"]
     again.stop(60)
     again.stop(60)
@@ -330,7 +330,7 @@ def test_cluster_whose_actors_cannot_run_is_taken_down(machines: Any) -> None:
     ray.remote(ReplayShard).options(**options).remote(spec, 0)
     assert stop_shards("stranded", [name], 600, patience_s=1) == {name: "its actor has not answered for 1 s"}
     assert nothing_is_left("stranded")
-    with pytest.raises(rw.errors.ServerUnavailableError, match="there is no cluster `stranded` on this Ray"):
+    with pytest.raises(rw.errors.ServerUnavailableError, match="this Ray has no cluster `stranded`"):
         rwr.ReplayCluster.remove("stranded")
 
 

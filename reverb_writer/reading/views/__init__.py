@@ -1,4 +1,4 @@
-"""Datasets as the frameworks have them; each module imports its framework when it is called for."""
+"""Datasets as iterators of a framework's arrays; a framework is imported at the first call that needs it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 class Views:
-    """An iterator over batches, and what it is for PyTorch, JAX and TensorFlow."""
+    """An iterator over batches, with its views for PyTorch, JAX and TensorFlow."""
 
     _num_open_sizes = 2  # leading dimensions of leaves that may differ from batch to batch: B and T
 
     def transitions(self, n: int = 1, gamma: float = 0.99) -> Any:
         """Return this dataset as an iterator over transitions over n steps, `NStepTransitions` with leaves [B, ...].
 
-        From each window comes its first transition, so `sequence_length` is n + 1; from slices one from each row, with
-        a mask. The target of values is `reward + gamma * discount * value(next_observation)`, whatever n is.
+        Each window gives its first transition, so write windows of n + 1 steps. Slices give a transition from each row,
+        with a mask. The target of values is `reward + gamma * discount * value(next_observation)` for every n.
 
         Args:
-            n: maximum of steps, >= 1; fewer at the end of an episode.
-            gamma: the agent's discount, in [0, 1]; with n = 1 it is not used.
+            n: steps of a transition, >= 1; fewer at the end of an episode.
+            gamma: the agent's discount, in [0, 1]; not used with n = 1.
 
         Raises:
-            SpecError: a number out of range.
+            SpecError: a number is out of range.
 
         Example:
             for transitions in dataset.transitions(n=3, gamma=0.99):
@@ -51,8 +51,8 @@ class Views:
             device: device of the tensors; None for the CPU. For a CUDA device memory is pinned.
 
         With `DataLoader(dataset.as_torch(), batch_size=None, num_workers=N, multiprocessing_context="spawn")` each
-        worker process opens a dataset like this one, with a client of the same servers, certificates and token. This
-        dataset should be closed then: it fetches as well.
+        worker process opens an equal dataset, with a client of the same servers, certificates and token. Close this
+        dataset then, because it also fetches.
         """
         from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
 
@@ -70,7 +70,7 @@ class Views:
             return array if array.dtype.kind == "O" else jax.device_put(array, device)
 
         def batches() -> Iterator[Batch]:
-            for batch in iter(self):  # type: ignore[call-overload]  # every one of these is an iterator
+            for batch in iter(self):  # type: ignore[call-overload]  # every view is an iterator
                 yield batch.map_arrays(put)
 
         return batches()
@@ -78,12 +78,12 @@ class Views:
     def as_tf(self) -> Any:
         """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.
 
-        With `with_next` it has triples, `batch.next` as the third.
+        With `with_next` it has triples, whose third element is `batch.next`.
         """
         return _tf_dataset(self, self._num_open_sizes)
 
     def close(self) -> None:
-        """Stop to fetch, and close what was opened for it."""
+        """Stop fetching, and close all resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -97,11 +97,11 @@ class TransitionsView(Views):
     """The result of `dataset.transitions()`: the same dataset, whose `next` and `take` return transitions.
 
     Each `NStepTransitions` has its `batch`, for `update_priorities(transitions.batch, ...)` and the weights of its
-    `info`. All else is the dataset's.
+    `info`. All other attributes are the dataset's.
     """
 
     def __init__(self, dataset: Any, n: int, gamma: float) -> None:
-        """Wrap a dataset; arguments and errors as of its `transitions`."""
+        """Wrap a dataset; arguments and errors are as in its method `transitions`."""
         self._dataset = dataset
         self._arguments = integer("n", n, minimum=1), check_fraction("gamma", gamma)
         self._make = functools.partial(_transitions_of, n=self._arguments[0], gamma=self._arguments[1])
@@ -114,26 +114,26 @@ class TransitionsView(Views):
         return self
 
     def __next__(self) -> NStepTransitions:
-        """Return those of the next batch; errors as those of the dataset and of `rw.to_transitions`."""
+        """Return the transitions of the next batch; errors are as in the dataset and in `rw.to_transitions`."""
         return self._make(next(self._dataset))
 
     def take(self, timeout_s: float = 0.0) -> NStepTransitions | None:
-        """Return those of what has arrived by now, or None; `timeout_s` seconds as of the dataset's `take`."""
+        """Return transitions of the samples that have arrived, or None; see `take` of the dataset."""
         batch = self._dataset.take(timeout_s)
         return None if batch is None else self._make(batch)
 
     def as_torch(self, device: Any = None) -> Any:
-        """Return a `torch.utils.data.IterableDataset` of transitions of tensors on `device`; see the dataset's."""
+        """Return a `torch.utils.data.IterableDataset` of transitions on `device`; see `as_torch` of the dataset."""
         from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
 
         return replay_view(self._dataset, device, self._make)
 
     def as_jax(self, device: Any = None) -> Iterator[Any]:
-        """Return an iterator over transitions of JAX arrays on `device`; see the dataset's."""
+        """Return an iterator over transitions of JAX arrays on `device`; see `as_jax` of the dataset."""
         return map(self._make, self._dataset.as_jax(device))
 
     def as_tf(self) -> Any:
-        """Return a `tf.data.Dataset` of pairs: the fields of the transitions, and those of the dataset's."""
+        """Return a `tf.data.Dataset` of pairs: the fields of transitions, and the second element of the dataset's."""
 
         def batches() -> Iterator[Batch]:
             for found in self:
@@ -155,7 +155,7 @@ class TransitionsView(Views):
 
 
 def _transitions_of(batch: Batch, *, n: int, gamma: float) -> NStepTransitions:
-    """Return transitions over n steps: of each window the first one, of slices those from each row."""
+    """Return transitions over n steps: the first one of each window, or one from each row of slices."""
     found = n_step(to_transitions(batch), n, gamma)
     if found.mask.ndim > 1:
         found = found.first()
@@ -164,9 +164,9 @@ def _transitions_of(batch: Batch, *, n: int, gamma: float) -> NStepTransitions:
 
 
 def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
-    """Return a `tf.data.Dataset` whose element spec is that of the first batch, but for the first `num_open` sizes.
+    """Return a `tf.data.Dataset` with the element spec of the first batch, except the first `num_open` sizes.
 
-    These are None because a last batch may be smaller. Lists become tuples, as `tf.data` requires.
+    These sizes are None because the last batch may be smaller. Lists become tuples, as `tf.data` requires.
     """
     with needs("`as_tf`", "tensorflow"):
         import tensorflow as tf  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Batches as PyTorch tensors: one rule of dtypes and devices, and one `IterableDataset` for every data set."""
+"""Batches as PyTorch tensors: the rule of dtypes and devices, and an `IterableDataset` for every data set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with needs("`as_torch`", "reverb-writer[torch]"):
     import torch
     import torch.utils.data
 
-# Dtypes that PyTorch lacks, or computes nothing with.
+# Dtypes that PyTorch lacks, or cannot compute with.
 _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
 
@@ -30,10 +30,10 @@ class TensorConverter:
     """
 
     def __init__(self, device: Any) -> None:
-        """Set the device; None for the CPU. For a CUDA device, tensors are pinned and copied without waiting.
+        """Set the device; None for the CPU. For a CUDA device, tensors are pinned and copied asynchronously.
 
         Raises:
-            SpecError: it is a CUDA device, and PyTorch finds none.
+            SpecError: `device` is a CUDA device, and PyTorch finds none.
         """
         self._device = None if device is None else torch.device(device)
         self._pins = self._device is not None and self._device.type == "cuda"
@@ -41,19 +41,19 @@ class TensorConverter:
             raise SpecError(f"`device` is {str(device)!r}, but PyTorch finds no CUDA device. Pass None for the CPU.")
 
     def __call__(self, batch: Any) -> Any:
-        """Return a `Batch` or a nest of arrays as tensors; of a batch, also markers and info. None stays None."""
+        """Return a nest of arrays, or a `Batch` with markers and info, as tensors. None stays None."""
         if isinstance(batch, Batch):
             return batch.map_arrays(self.tensor, self._info_tensor)
         return map_present(self.tensor, batch)
 
     def _info_tensor(self, array: Any) -> Any:
-        """Return keys with the same bits as int64, and float64 as float32, so that weights do not widen a loss."""
+        """Return keys as int64 with the same bits, and float64 as float32, so that weights do not widen a loss."""
         if array.dtype == np.uint64:
             array = array.view(np.int64)
         return self.tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
 
     def tensor(self, array: Any) -> Any:
-        """Return an array as a tensor, or as a list if it holds strings; a tensor, of a transform, on the device."""
+        """Return an array, or a transform's tensor, as a tensor on the device; an array of strings as a list."""
         if isinstance(array, torch.Tensor):
             return array if self._device is None else array.to(self._device)
         if array.dtype.kind == "O":
@@ -64,15 +64,15 @@ class TensorConverter:
             tensor = torch.from_numpy(array.astype(_WIDER.get(array.dtype, array.dtype), copy=False))
         if self._device is None:
             return tensor
-        # A copy from pinned memory does not wait; the batch's own memory is not pinned.
+        # A copy from pinned memory is asynchronous; the batch's own memory is not pinned.
         return (tensor.pin_memory() if self._pins else tensor).to(self._device, non_blocking=self._pins)
 
 
 class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]  # not installed where mypy runs
     """Batches as tensors: their data, their markers, and the numbers of their info.
 
-    In a `DataLoader`, each worker process opens a data set of its own. Pass `batch_size=None`: batches are batches
-    already.
+    In a `DataLoader`, each worker process opens its own data set. Pass `batch_size=None`, because this data set already
+    makes batches.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
         dataset: Any = None,
         make: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Wrap a data set: `dataset` in this process, or without it the share of the only worker.
+        """Wrap a data set: `dataset` in this process, or the share of a single worker if it is None.
 
-        `open_share` gets the number of a worker and how many there are, and opens what that worker reads; `make` is
-        applied to each batch of tensors. Both must be picklable for workers that are spawned.
+        `open_share` gets the number of a worker and the number of workers, and opens that worker's share. `make` is
+        applied to each batch of tensors. Both must be picklable for spawned workers.
         """
         super().__init__()
         self._open_share, self._to_tensors, self._dataset = open_share, TensorConverter(device), dataset
@@ -112,12 +112,12 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
         return tensors if self._make is None else self._make(tensors)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker needs; the data set of this process stays here."""
+        """Return the state for a worker, without the data set of this process."""
         return {**self.__dict__, "_dataset": None, "_iterator": None}
 
 
 def replay_view(dataset: Any, device: Any, make: Callable[[Any], Any] | None = None) -> TorchDataset:
-    """Return the view of a dataset of replay tables. A worker opens a dataset like it, as unpickling does."""
+    """Return the view of a dataset of replay tables. Each worker opens an equal dataset, as unpickling does."""
     return TorchDataset(functools.partial(_opened_anew, *dataset.__reduce__()), device, dataset, make)
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: what is in one, which are kept, how they become those of other tables and shards."""
+"""Checkpoints on disk: their contents, their folder, and their conversion to other tables and shards."""

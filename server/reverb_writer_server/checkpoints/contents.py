@@ -1,4 +1,4 @@
-"""One checkpoint: whether it is complete and undamaged, its contents, and how it differs from a configuration."""
+"""One checkpoint: its completeness, its damage, its contents, and its differences from a configuration."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from reverb_writer.protocol import messages, signatures
 from reverb_writer.tables import Prioritized, Selector, TableConfig
 from reverb_writer.tables.table_messages import read_balance, read_selector, write_table
 
-MANIFEST = "MANIFEST.json"  # size and checksum of each file, so that a short one is noticed without reading it
+MANIFEST = "MANIFEST.json"  # size and checksum of each file; the size shows a short file without reading it
 
 
 class Checkpoint(SavedReplay):
-    """A checkpoint of a server, whose files have their sizes and checksums beside them."""
+    """A checkpoint of a server, with a manifest of the sizes and checksums of its files."""
 
     @property
     def name(self) -> str:
@@ -33,12 +33,12 @@ class Checkpoint(SavedReplay):
 
     @property
     def sequence(self) -> int:
-        """Its number in its folder; 0 for a name without one, which is older than all that have one."""
+        """Its number in its folder; 0 for a name without a number, which is older than all numbered checkpoints."""
         return sequence_of(self.name)
 
     @property
     def written_at(self) -> datetime:
-        """When it was finished, UTC; if it is incomplete, when it was last changed; if it is gone, long ago."""
+        """The time at which it was finished, UTC; if it is incomplete, of its last change; if it is gone, long ago."""
         done = self.path / DONE
         for path in (done, self.path):
             with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ class Checkpoint(SavedReplay):
         return total
 
     def fault(self) -> str | None:
-        """Return what is missing or has a wrong size; None if the checkpoint is complete. Files are not read."""
+        """Return the missing files or a wrong size; None if the checkpoint is complete. Files are not read."""
         missing = [name for name in FILES if not (self.path / name).is_file()]
         if missing:
             return f"{', '.join(missing)} missing"
@@ -72,13 +72,13 @@ class Checkpoint(SavedReplay):
         return None
 
     def check(self) -> None:
-        """Read the files, and see whether they are as they were written."""
+        """Read the files, and compare them with the manifest; return the fault, or None."""
         fault = self.fault()
         if fault:
             raise FormatError(fault)
         expected = self._manifest()
         if not expected:
-            inspect(self)  # it is from elsewhere, or the disk was full
+            inspect(self)  # without a manifest, because another program wrote it or the disk was full
             return
         try:
             for name in FILES:
@@ -88,7 +88,7 @@ class Checkpoint(SavedReplay):
             raise FormatError(f"cannot be read ({error})") from error
 
     def _manifest(self) -> dict[str, tuple[int, int]]:
-        """Return size and checksum of each file; nothing without the manifest."""
+        """Return size and checksum of each file; {} without the manifest."""
         try:
             found = json.loads((self.path / MANIFEST).read_bytes())
             return {name: (int(one["bytes"]), int(one["crc32"])) for name, one in found.items()}
@@ -102,20 +102,20 @@ class Checkpoint(SavedReplay):
 class Contents:
     """The contents of a checkpoint."""
 
-    tables: tuple[Any, ...]  # a PriorityTableCheckpoint of each
+    tables: tuple[Any, ...]  # one PriorityTableCheckpoint per table
     items: dict[str, int]  # number of items of each table
-    chunks: int  # their number
-    steps: int  # of the chunks
+    chunks: int  # number of chunks
+    steps: int  # number of steps in the chunks
 
 
 def checked(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
-    """Read a finished checkpoint to its end, and return what its manifest says: size and checksum of each file."""
+    """Read a finished checkpoint to its end, and return its manifest: size and checksum of each file."""
     found = {name: read_file(checkpoint.path / name, inflate=name != DONE) for name in FILES}
     return {name: {"bytes": size, "crc32": crc} for name, (size, crc) in found.items()}
 
 
 def rules_of(table: Any) -> dict[str, Any]:
-    """Return the rules of a PriorityTableCheckpoint by name, as people read them."""
+    """Return the rules of a PriorityTableCheckpoint as text, by name."""
     signature = signatures.decode(table.signature)
     leaves = () if signature is None else tree.flatten_with_path(signature)
     return {
@@ -132,7 +132,7 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     """Read all of a checkpoint and return its contents.
 
     Raises:
-        FormatError: it is not a checkpoint, or is damaged or incomplete, or an item refers to a missing table or chunk.
+        FormatError: this is no checkpoint, it is damaged or incomplete, or an item refers to a missing table or chunk.
     """
     if not any((checkpoint.path / name).is_file() for name in FILES):
         raise FormatError(f"{checkpoint.path}: {_why_not_a_checkpoint(checkpoint.path)}")
@@ -145,7 +145,7 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     needed: set[int] = set()
     for item in checkpoint.parsed_items(messages.PrioritizedItem):
         if item.table not in names:
-            raise FormatError(f"{checkpoint.path}: item {item.key} is of table `{item.table}`, which is missing.")
+            raise FormatError(f"{checkpoint.path}: item {item.key} belongs to table `{item.table}`, which is missing.")
         items[item.table] += 1
         needed.update(part.chunk_key for column in item.flat_trajectory.columns for part in column.chunk_slices)
     chunks = steps = 0
@@ -161,7 +161,7 @@ def inspect(checkpoint: Checkpoint) -> Contents:
 
 
 def differences(tables: Sequence[TableConfig], saved: Iterable[Any]) -> list[str]:
-    """Return the differences between configured tables and those of a checkpoint, a line each."""
+    """Return the differences between configured tables and the tables of a checkpoint, one per line."""
     configured = {table.name: table for table in tables}
     theirs = {table.table_name: rules_of(table) for table in saved}
     lines = [f"table `{name}`: in the checkpoint, not configured" for name in theirs if name not in configured]
@@ -180,7 +180,7 @@ def differences(tables: Sequence[TableConfig], saved: Iterable[Any]) -> list[str
 
 
 def _why_not_a_checkpoint(path: Path) -> str:
-    """Explain why a folder is not a checkpoint, and name one inside it if there is one."""
+    """Explain why a folder is not a checkpoint, and name a checkpoint inside it if one exists."""
     if not path.is_dir():
         return "the folder does not exist. Check the path."
     inside = sorted({done.parent for pattern in ("*", "kept/*") for done in path.glob(f"{pattern}/{DONE}")})

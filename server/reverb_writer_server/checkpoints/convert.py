@@ -1,11 +1,11 @@
-"""Checkpoints of M servers as checkpoints of N, for a changed configuration and for another number of shards.
+"""Convert checkpoints of M servers to checkpoints of N servers, for a changed configuration or number of shards.
 
-    all items, each once -> without the oldest, if there are too many -> an equal share for each of the N
-    all chunks           -> those that the share of each needs
+    all items, each once -> without the oldest, if the tables have too little room -> an equal share per server
+    all chunks           -> the chunks that the share of each server needs
 
-An item keeps its key, priority, data, times sampled (below the table's limit) and, in its table, its order by the time
-of its insertion. Items that share chunks stay together. Of a table with `max_size` 1, as of weights, each of the N gets
-the newest item. It takes the memory of the items, but not of the chunks.
+An item keeps its key, priority, data, number of samples (below the table's limit) and, in its table, its place in the
+order of insertion. Items that share chunks stay together. All servers get the newest item of a table with `max_size` 1,
+such as a table of weights. The conversion needs memory for the items, but not for the chunks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from reverb_writer_server.checkpoints.owner import CheckpointError
 from reverb_writer_server.config.keys import ConfigError
 from reverb_writer_server.config.schema import load
 
-_RESHARDED = "resharded"  # `CheckpointFolder` moves it to its place when it is complete
-_RUN = 256  # items at most that go to one server before the next one's turn, though they share chunks
+_RESHARDED = "resharded"  # `CheckpointFolder` adopts it when it is complete
+_RUN = 256  # limit of consecutive items that go to one server because they share chunks
 
 
 class _Item(NamedTuple):
     key: int
-    at: tuple[int, int]  # when it was inserted: seconds and nanoseconds
+    at: tuple[int, int]  # time of insertion: seconds and nanoseconds
     chunks: frozenset[int]
     data: bytes  # a PrioritizedItem
 
@@ -47,16 +47,16 @@ class Target:
     """A checkpoint to write."""
 
     path: Path  # its folder, which does not exist
-    tables: Mapping[str, TableConfig]  # the rules that its tables get, by name
-    items: dict[str, list[_Item]] = field(default_factory=dict, init=False)  # of each table, the oldest first
+    tables: Mapping[str, TableConfig]  # the rules of its tables, by name
+    items: dict[str, list[_Item]] = field(default_factory=dict, init=False)  # items of each table, the oldest first
 
 
 def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[str, int]:
-    """Write the items of checkpoints to others, and return how many items of each table are left out.
+    """Write the items of checkpoints to new checkpoints, and return the number of items left out by table.
 
-    The items of tables that the targets do not have are left out, and the oldest items of a table that has less room
-    than before. If the rate limiter of a table differs, its counters are set as if samplers had kept pace with inserts.
-    An item that several sources have under one key is taken once. All targets have the same tables.
+    Items of tables that the targets lack are left out, and the oldest items of a table that has less room than before.
+    If the rate limiter of a table differs, its counters start in balance. If several sources have an item with the same
+    key, it is taken once. All targets have the same tables.
     """
     tables = _tables_by_name(sources)
     left_out: dict[str, int] = {}
@@ -68,7 +68,7 @@ def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[s
         if max(sizes) == 1:
             shares = [[max(items, key=_time)] for _ in targets]
             is_version = all(table.max_size == 1 for table in tables[name])
-            left_out[name] = 0 if is_version else len(items) - 1  # an older version is not missed
+            left_out[name] = 0 if is_version else len(items) - 1  # older versions do not count
         else:
             newest = {item.key for item in sorted(items, key=_time)[-sum(sizes) :]}
             shares = _deal([item for item in items if item.key in newest], sizes)
@@ -87,10 +87,10 @@ def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[s
 
 
 def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str], shards: int | None) -> Iterator[str]:
-    """Write checkpoints for the servers of a configuration, and yield a line about each, and about what is left out.
+    """Write checkpoints for the servers of a configuration; yield a line about each, and about items left out.
 
-    `saved` has of each old server a checkpoint, or a folder of checkpoints, of which the newest is taken. `shards` is
-    the number of new servers, in place of the configuration's.
+    `saved` has a checkpoint of each old server, or a folder of checkpoints, whose newest one is taken. `shards` is the
+    number of new servers, in place of the configuration's number.
     """
     flags: dict[tuple[str, ...], Any] = {} if shards is None else {("cluster", "shards"): shards}
     num_shards = load(config, environment, {**flags, ("cluster", "shard"): 0}).cluster_shards
@@ -101,7 +101,7 @@ def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str],
             if one.checkpoints_directory is None:
                 raise ConfigError(f"{config}: `checkpoints.directory`: got nothing, allowed: a path.")
             folders.append(stack.enter_context(CheckpointFolder(one.checkpoints_directory, one.checkpoints_keep)))
-        sources = [_open(path) for path in saved]  # now that what was finished in the new folders is kept
+        sources = [_open(path) for path in saved]  # after the new folders have kept their finished checkpoints
         targets = [
             Target(folder.incoming / _RESHARDED, {table.config.name: table.config for table in one.tables})
             for folder, one in zip(folders, loaded, strict=True)
@@ -115,14 +115,14 @@ def reshard(saved: Sequence[Path], config: Path, environment: Mapping[str, str],
             counts = ", ".join(f"{name} {len(items):,}" for name, items in sorted(target.items.items()))
             yield f"{adopted.kept[_RESHARDED].path}: {counts or 'no items'}"
     for name, count in sorted(left_out.items()):
-        yield f"table `{name}`: {count:,} items left out: it has no room for them, or is not configured"
+        yield f"table `{name}`: {count:,} items left out: the table has no room for them, or is not configured"
 
 
 def _open(path: Path) -> SavedReplay:
     if finished := finished_in(path):
         raise CheckpointError(
-            f"{path}: {finished[-1].name} is finished, but its server has ended before it has kept it. Start that "
-            "server and end it, or name a checkpoint."
+            f"{path}: {finished[-1].name} is finished, but its server ended before it kept it. Start and stop that "
+            "server, or name a checkpoint."
         )
     return open_saved(path)
 
@@ -139,7 +139,7 @@ def _items_by_table(sources: Sequence[SavedReplay], tables: Mapping[str, TableCo
             chunks = frozenset(
                 part.chunk_key for column in read.flat_trajectory.columns for part in column.chunk_slices
             )
-            if read.table in limits:  # a server removes an item that reaches the limit, and no item that is past it
+            if read.table in limits:  # a server removes an item that reaches the limit, but not an item beyond it
                 read.times_sampled = min(read.times_sampled, limits[read.table] - 1)
             at = (read.inserted_at.seconds, read.inserted_at.nanos)
             item = _Item(read.key, at, chunks, read.SerializeToString())
@@ -156,10 +156,10 @@ def _tables_by_name(sources: Sequence[SavedReplay]) -> dict[str, list[Any]]:
 
 
 def _deal(items: Sequence[_Item], sizes: Sequence[int]) -> list[list[_Item]]:
-    """Divide items equally, as far as there is room; items that follow each other and share chunks stay together."""
+    """Divide items equally, as far as targets have room; consecutive items that share chunks stay together."""
     left, num_left = [0] * len(sizes), len(items)
     by_room = sorted(range(len(sizes)), key=lambda target: sizes[target])
-    for turn, target in enumerate(by_room):  # the one with the least room first: the others take what it cannot
+    for turn, target in enumerate(by_room):  # the target with the least room first; the others take the rest
         left[target] = min(sizes[target], -(-num_left // (len(sizes) - turn)))
         num_left -= left[target]
     shares: list[list[_Item]] = [[] for _ in sizes]
@@ -182,18 +182,18 @@ def _tables_of(target: Target, tables: Mapping[str, Sequence[Any]], targets: Seq
 
 
 def _table(config: TableConfig, before: Sequence[Any], num_items: int, share: float) -> bytes:
-    """Return a PriorityTableCheckpoint with so many items, and a share of the counters that there were."""
+    """Return a PriorityTableCheckpoint with `num_items` items and a share of the old counters."""
     table = messages.PriorityTableCheckpoint()
     write_table(config, table)
     table.num_deleted_episodes = round(share * sum(one.num_deleted_episodes for one in before))
     table.num_unique_samples = round(share * sum(one.num_unique_samples for one in before))
     limiter, limiters = table.rate_limiter, [one.rate_limiter for one in before]
     limiter.insert_count = max(num_items, round(share * sum(one.insert_count for one in limiters)))
-    limiter.delete_count = limiter.insert_count - num_items  # Reverb counts the items by it
+    limiter.delete_count = limiter.insert_count - num_items  # Reverb computes the number of items from it
     limiter.sample_count = round(share * sum(one.sample_count for one in limiters))
     new = read_balance(limiter)
     is_same = len(before) == 1 and read_balance(limiters[0]) == new
-    if isinstance(config.rate_limiter, Queue):  # its balance is its length: each item can be sampled once
+    if isinstance(config.rate_limiter, Queue):  # its balance is its length, so each item can be sampled once
         limiter.sample_count = limiter.delete_count
     elif not is_same and math.isfinite(new.max_diff):
         centre = min(new.max_diff, max(new.min_diff, new.samples_per_insert * new.min_size))

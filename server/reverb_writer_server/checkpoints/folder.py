@@ -2,14 +2,14 @@
 
     DIRECTORY/
       OWNER.json     marks the folder as one of this server; locked while a server uses it
-      incoming/      where Reverb writes. It keeps the checkpoint of the highest name and deletes everything else there
+      incoming/      Reverb writes here, keeps the checkpoint of the highest name and deletes all others
       kept/          the newest checkpoints, named by a sequence number and the time at which they were finished
         00000042-20260801T120000.123456Z/
           tables.tfrecord, items.tfrecord, chunks.tfrecord, DONE, MANIFEST.json
 
-A finished checkpoint is moved from `incoming` to `kept`: so Reverb, which names its own by the clock, never finds an
-older one that a later name protects. The numbers order `kept`, and no clock. A folder with anything else in it is
-refused: Reverb deletes what it does not know.
+A finished checkpoint is moved from `incoming` to `kept`, because Reverb names checkpoints by the clock and would keep
+an older one with a higher name. Numbers order `kept`, not the clock. A folder with other content is refused, because
+Reverb deletes files that it does not know.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ def checkpoints_in(directory: Path) -> list[Checkpoint]:
 
 
 def finished_in(directory: Path) -> list[Path]:
-    """Return what Reverb has finished in a folder of checkpoints, and no server has kept yet."""
+    """Return the checkpoints that Reverb has finished in a folder and no server has kept yet."""
     return [path for path in _entries(directory / _INCOMING) if path.name[0] != "." and (path / DONE).is_file()]
 
 
 def restorable(directory: Path, restore: str) -> list[Checkpoint]:
-    """Return the checkpoints that `restore` ("latest", "none" or a name) allows, in the order in which to try them."""
+    """Return the checkpoints that `restore` ("latest", "none" or a name) allows, in the order of the tries."""
     found = checkpoints_in(directory) if directory.exists() and any(directory.iterdir()) else []
     if restore in ("none", "latest"):
         return found if restore == "latest" else []
     named = [one for one in found if one.name == restore]
     if not named:
         names = ", ".join(one.name for one in found) or "none"
-        raise CheckpointError(f"{directory}: there is no checkpoint `{restore}`; found: {names}.")
+        raise CheckpointError(f"{directory}: has no checkpoint `{restore}`; found: {names}.")
     return named
 
 
 def select_checkpoint(directory: Path, restore: str) -> Checkpoint | None:
-    """Return the first complete one of `restorable`; None if there are none at all. Files are not read.
+    """Return the first complete checkpoint of `restorable`; None if `restorable` is empty. Files are not read.
 
     Raises:
-        CheckpointError: no checkpoint has that name, or it is incomplete; or with "latest", all are incomplete.
+        CheckpointError: no checkpoint has this name, or it is incomplete; or with "latest", all are incomplete.
     """
     found = restorable(directory, restore)
     for one in found:
@@ -77,32 +77,32 @@ def select_checkpoint(directory: Path, restore: str) -> Checkpoint | None:
     if not found:
         return None
     raise CheckpointError(
-        f"{directory}: all {len(found)} checkpoints are incomplete; of the newest, {found[0].name}: "
+        f"{directory}: all {len(found)} checkpoints are incomplete; the newest, {found[0].name}: "
         f'{found[0].fault()}. Restore its files, or set checkpoints.restore = "none" to begin empty.'
     )
 
 
 class Adopted(NamedTuple):
-    """The fate of the finished checkpoints that Reverb had left, by Reverb's names."""
+    """The finished checkpoints that Reverb had left, kept or refused, by Reverb's names."""
 
     kept: dict[str, Checkpoint]
-    refused: dict[str, str]  # what is wrong with those that are deleted
+    refused: dict[str, str]  # faults of the deleted checkpoints
 
 
 class CheckpointFolder:
     """The checkpoint folder of a running server; a context manager that holds its lock. Not thread-safe."""
 
     def __init__(self, directory: Path, keep: int) -> None:
-        """Lock the folder, which is created if it does not exist; clear what is unfinished, keep what is finished.
+        """Lock the folder, which is created if it does not exist; delete unfinished checkpoints, keep finished ones.
 
         Raises:
             CheckpointError: the folder contains other files, another server uses it, or it cannot be written.
         """
         self.directory = directory
-        self.incoming = directory / _INCOMING  # where Reverb writes
-        self.fitted = directory / KEPT / _FITTED  # where a copy for other tables may be written
+        self.incoming = directory / _INCOMING  # Reverb writes here
+        self.fitted = directory / KEPT / _FITTED  # place of a copy for other tables
         self.keep = keep
-        self.damaged: set[str] = set()  # names of checkpoints that could not be restored, though they look complete
+        self.damaged: set[str] = set()  # names of checkpoints that look complete but could not be restored
         self._kept = directory / KEPT
         with contextlib.ExitStack() as undo:
             try:
@@ -110,7 +110,7 @@ class CheckpointFolder:
                 directory.mkdir(parents=True, exist_ok=True)
                 self.owner = OwnerFile(directory)
                 undo.callback(self.owner.close)
-                self.clear_unfinished()  # first of all: they may fill the disk
+                self.clear_unfinished()  # first, because they may fill the disk
                 self._kept.mkdir(exist_ok=True)
                 self.incoming.mkdir(exist_ok=True)
                 self.adopt_finished()
@@ -121,7 +121,7 @@ class CheckpointFolder:
             self._undo = undo.pop_all()
 
     def clear_unfinished(self, min_age_s: float = 0.0) -> None:
-        """Delete what saves, restores and deletions have left unfinished; a save of less than this age stays."""
+        """Delete the unfinished files of saves, restores and deletions, except of saves younger than `min_age_s`."""
         for leftover in _entries(self.incoming):
             is_old = min_age_s == 0 or abs(time.time() - Checkpoint(leftover).written_at.timestamp()) >= min_age_s
             if leftover.name.startswith(".") or (is_old and not (leftover / DONE).is_file()):
@@ -130,18 +130,18 @@ class CheckpointFolder:
             _remove(leftover)
 
     def clear_incoming(self) -> None:
-        """Delete all that is left where Reverb writes."""
+        """Delete all files in Reverb's folder."""
         for leftover in _entries(self.incoming):
             _remove(leftover)
 
     def adopt_finished(self) -> Adopted:
-        """Keep what Reverb has finished since the last call if it is sound, and delete all but the newest."""
+        """Keep the sound checkpoints that Reverb has finished since the last call, and delete all but the newest."""
         adopted = Adopted({}, {})
         for path in sorted(finished_in(self.directory), key=lambda path: Checkpoint(path).written_at):
             try:
                 adopted.kept[path.name] = self._adopt(path)
             except (FormatError, FileNotFoundError) as error:
-                if path.exists():  # otherwise Reverb has deleted it meanwhile, because there is a newer one
+                if path.exists():  # Reverb may have deleted it for a newer one
                     adopted.refused[path.name] = str(error)
                     _logger.log(logging.ERROR, "Reverb's checkpoint %s is damaged and not kept: %s", path.name, error)
                     _remove(path)
@@ -150,9 +150,9 @@ class CheckpointFolder:
         return adopted
 
     def prune(self, keep: int) -> int:
-        """Delete what is older than the newest `keep` sound checkpoints; return how many were deleted.
+        """Delete checkpoints older than the newest `keep` sound ones; return the number of deleted checkpoints.
 
-        One that another program reads under a lock of its folder, as `flock --shared` takes it, stays until it is free.
+        A checkpoint whose folder another program has locked, for example by `flock --shared`, stays until it is free.
         """
         found = _kept_in(self.directory)
         sound = [one for one in found if self._is_sound(one)]
@@ -162,17 +162,17 @@ class CheckpointFolder:
         for old in found[found.index(sound[keep - 1]) + 1 :]:
             partial = self._kept / f"{PARTIAL}{old.name}"
             with contextlib.suppress(FileNotFoundError, BlockingIOError), _locked(old.path):
-                old.path.rename(partial)  # a kill leaves no half of a checkpoint under its name
+                old.path.rename(partial)  # renamed first, so that a kill leaves no incomplete checkpoint under its name
                 _remove(partial)
                 pruned += 1
         return pruned
 
     def free_bytes(self) -> int:
-        """Return how much room there is on its disk."""
+        """Return the free bytes of its disk."""
         return shutil.disk_usage(self.directory).free
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest sound checkpoint, if there is one."""
+        """Return the newest sound checkpoint, or None."""
         return next(self._sound(), None)
 
     def count(self) -> int:
@@ -198,11 +198,11 @@ class CheckpointFolder:
         return one.name not in self.damaged and one.fault() is None
 
     def _adopt(self, path: Path) -> Checkpoint:
-        """Read a checkpoint to its end, write what it must be like beside it, and move it; all is on disk then."""
+        """Read a checkpoint to its end, write its manifest, sync both to disk, and move the checkpoint."""
         one = Checkpoint(path)
         manifest = checked(one)
         for table in one.tables():
-            rules_of(table)  # or it could not be restored
+            rules_of(table)  # raises an error if the table could not be restored
         try:
             (path / MANIFEST).write_text(json.dumps(manifest))
         except OSError as error:  # a full disk: the checkpoint itself exists
@@ -223,7 +223,7 @@ class CheckpointFolder:
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a folder that cannot hold checkpoints; one that does not exist yet can."""
+    """Refuse a folder that cannot hold checkpoints; a folder that does not exist yet is accepted."""
     if not directory.exists():
         return
     try:
@@ -231,15 +231,15 @@ def check_directory(directory: Path) -> None:
         others = sorted({*found} - {OWNER, _INCOMING, KEPT})
         if others or (found and not _is_ours(directory)):
             raise CheckpointError(
-                f"{directory}: must hold checkpoints and nothing else, found {', '.join(others or found)}. Name a "
-                f"folder of its own, such as {directory / 'checkpoints'}: Reverb deletes what it does not know."
+                f"{directory}: must hold checkpoints and nothing else, found {', '.join(others or found)}. Name an "
+                f"empty folder, such as {directory / 'checkpoints'}: Reverb deletes files that it does not know."
             )
     except OSError as error:
         raise _unusable(directory, error) from error
 
 
 def _is_ours(directory: Path) -> bool:
-    """Return whether a folder has the mark, or is one of ours that has lost it."""
+    """Return whether a folder has the mark, or is a folder of checkpoints that has lost its mark."""
     if (directory / OWNER).is_file():
         return True
     kept = _entries(directory / KEPT)
@@ -261,7 +261,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Delete a file or a folder; what cannot be deleted is logged and stays."""
+    """Delete a file or a folder; log an error and leave it if that fails."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -284,8 +284,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _unusable(directory: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"{directory}: cannot be used ({error}). This process runs as user {os.getuid()}: make the folder, or the one "
-        f"that it is in, writable for that user, as `chown {os.getuid()}` does."
+        f"{directory}: cannot be used ({error}). This process runs as user {os.getuid()}: make the folder, or its "
+        f"parent, writable for this user, for example by `chown {os.getuid()}`."
     )
 
 

@@ -1,6 +1,7 @@
-"""The mark of a folder of checkpoints: its lock, and what must outlive a server.
+"""The mark of a folder of checkpoints: its lock, and the facts that must outlive a server.
 
-The mark is a convenience. A damaged one, or a full disk, stops nothing: the checkpoints tell their numbers themselves.
+The mark is a convenience. A damaged mark, or a full disk, stops nothing, because the names of checkpoints contain their
+numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CheckpointError(ReverbWriterError):
-    """A folder of checkpoints or a checkpoint that cannot be used."""
+    """A folder of checkpoints, or a checkpoint, cannot be used."""
 
 
 class UnrestorableError(RuntimeError):
@@ -33,12 +34,12 @@ class Mark:
     """Facts about an owner that remain after its end."""
 
     owner: str = "reverb-writer-server"
-    starts: int = 0  # of a server on the folder
-    sequence: int = 0  # the highest number that a checkpoint has had
-    failure: str = ""  # why the last start failed; empty if it did not
-    failures: int = 0  # how many starts in a row have failed for that reason
-    # How the last server that served has ended: `stopped` as asked, `unhealthy` by itself, `died` with Reverb, `oom` if
-    # the kernel ended Reverb for want of memory; `killed` while one serves, or if it told nothing else.
+    starts: int = 0  # number of starts on the folder
+    sequence: int = 0  # the highest number of any checkpoint so far
+    failure: str = ""  # reason of the last start's failure; empty if it succeeded
+    failures: int = 0  # number of starts in a row that failed for this reason
+    # The end of the last server that served: `stopped` by request, `unhealthy` by itself, `died` with Reverb, `oom` if
+    # the kernel ended Reverb because memory ran out; `killed` while a server serves, and if it wrote nothing else.
     end: str = "stopped"
 
 
@@ -62,12 +63,12 @@ class OwnerFile:
             raise
 
     def update(self, **changed: int | str) -> None:
-        """Change the mark; if it cannot be written, that is logged and the change is lost with this process."""
+        """Change the mark; if it cannot be written, log this: the change is then lost with this process."""
         self.mark = replace(self.mark, **changed)  # type: ignore[arg-type]  # the names and types are those of `Mark`
         text = json.dumps(asdict(self.mark)).encode()
         try:
             size = os.fstat(self._descriptor).st_size
-            os.pwrite(self._descriptor, text.ljust(size), 0)  # never shorter: a kill leaves no end of the old text
+            os.pwrite(self._descriptor, text.ljust(size), 0)  # never shorter: a kill leaves no rest of the old text
             os.fsync(self._descriptor)
         except OSError as error:
             _logger.warning("%s: cannot be written (%s); starts are not counted", self._path, error)

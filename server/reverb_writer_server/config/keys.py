@@ -27,22 +27,22 @@ _Path: TypeAlias = tuple[str, ...]  # such as ("tables", "replay", "max_size")
 
 
 class ConfigError(SpecError):
-    """An invalid configuration; the message names the file or variable, the key, the value and what is allowed."""
+    """An invalid configuration; the message names the file or variable, the key, the value and the allowed values."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key: what it means, and its allowed values."""
+    """A key: its meaning and its allowed values."""
 
-    default: Any  # None if there is none, or if `meaning` has it
+    default: Any  # None without a default, or if `meaning` has it
     allowed: str  # a description of the allowed values
     meaning: str  # a line for the manual and for help
-    option: str = ""  # of `serve`, which sets it
-    types: tuple[type, ...] = (str,)  # of allowed values
+    option: str = ""  # the option of `serve` that sets it
+    types: tuple[type, ...] = (str,)  # types of allowed values
     minimum: float = -math.inf
     maximum: float = math.inf
     options: tuple[str, ...] = ()  # the allowed strings; empty for any
-    read: Callable[[Any], Any] = lambda value: value  # makes the setting of an allowed value
+    read: Callable[[Any], Any] = lambda value: value  # converts an allowed value
 
     def fits(self, value: Any) -> bool:
         """Return whether the value is allowed."""
@@ -70,13 +70,13 @@ def quantity(default: float | None, unit: str, meaning: str) -> Any:
 
 
 def choice(options: str, meaning: str, option: str = "", default: str | None = None) -> Any:
-    """Return the field of one of several words; the first is the default unless another is."""
+    """Return the field of a choice of words; the first word is the default unless `default` is given."""
     words = tuple(options.split())
     return key(default or words[0], " or ".join(f'"{word}"' for word in words), meaning, option, options=words)
 
 
 def path(meaning: str, option: str = "") -> Any:
-    """Return the field of a path, which need not be set."""
+    """Return the field of an optional path."""
     return key(None, "a path", meaning, option, read=lambda text: Path(text) if text else None)
 
 
@@ -84,7 +84,7 @@ class Settings:
     """The values that were set, with their origins.
 
     Attributes:
-        tables: origin of each table by name, also of one without values.
+        tables: origin of each table by name, even of a table without values.
     """
 
     def __init__(self, keys: Mapping[str, Key]) -> None:
@@ -129,7 +129,7 @@ class Settings:
             self.set((*at, name), inner, origin)
 
     def values(self, *section: str) -> dict[str, Any]:
-        """Return what was set in a section and those within it, by dotted name."""
+        """Return the values of a section and its subsections, by dotted name."""
         within = len(section)
         return {".".join(at[within:]): value for at, (value, _) in self._found.items() if at[:within] == section}
 
@@ -139,7 +139,7 @@ class Settings:
         return within[0] if within else self.tables.get(at[-1], "default")
 
     def _names_in(self, section: _Path) -> list[str]:
-        """Return the names that a section may have; none if there is no such section."""
+        """Return the allowed names in a section; none if the section does not exist."""
         prefix = f"{_pattern(section)}." if section else ""
         found = (name.removeprefix(prefix).split(".")[0] for name in self._keys if name.startswith(prefix))
         return list(dict.fromkeys(found))

@@ -26,7 +26,7 @@ _SELECTORS = "uniform fifo lifo max_heap min_heap prioritized"
 
 @dataclass(frozen=True)
 class TableKeys:
-    """The keys of a table. `table_from_dict` makes its rules of it, where a key that is not set counts."""
+    """The keys of a table; `table_from_dict` makes the table of the keys that are set."""
 
     max_size: int = whole(1_000_000, 1, _MAX, "maximum number of items")
     sampler: str = choice(_SELECTORS, "chooses the next item to sample")
@@ -58,7 +58,7 @@ class TableKeys:
 
 @dataclass(frozen=True)
 class ServedTable:
-    """A table, and how it is used."""
+    """A table, and facts about its use."""
 
     config: TableConfig
     sequence_length: int | None = None  # steps of an item; None if unknown
@@ -73,7 +73,7 @@ class ServedTable:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The configuration of a server; the first word of a name of several is its section."""
+    """The configuration of a server; if a name has several words, the first is its section."""
 
     port: int = whole(8000, 0, 65535, "port of the Reverb server; 0 for a free one", "--port")
     bind: str = choice("127.0.0.1 0.0.0.0", "address of this port; `0.0.0.0` needs a gateway or a firewall", "--bind")
@@ -114,7 +114,7 @@ def load(
 ) -> ServerConfig:
     """Read the configuration from TOML, JSON or textproto of Reverb, the environment, and options by key.
 
-    Tables that the command line names are served even if nothing sets a key of theirs.
+    Tables that the command line names are served even if none of their keys is set.
 
     Raises:
         ConfigError: a value is not allowed, or a table would always block.
@@ -128,7 +128,7 @@ def load(
     for at, value in [*((("tables", name), {}) for name in tables), *(flags or {}).items()]:
         settings.set(at, value, "command line")
     if twice := settings.tables.keys() & made.keys():
-        raise ConfigError(f"{file}: table `{min(twice)}` cannot be changed elsewhere: textproto sets all of it.")
+        raise ConfigError(f"{file}: table `{min(twice)}` cannot be changed elsewhere: textproto sets all its keys.")
     found = {name.replace(".", "_"): value for name, value in settings.values().items() if name in KEYS}
     config = ServerConfig(**found)
     shards, shard, directory = config.cluster_shards, config.cluster_shard, config.checkpoints_directory
@@ -136,16 +136,16 @@ def load(
         if shard is None or shard >= shards:
             origin = settings.origin("cluster", "shards" if shard is None else "shard")
             got = "nothing" if shard is None else shard
-            allowed = f"0 to {shards - 1}, for `cluster.shards` is {shards}"
+            allowed = f"0 to {shards - 1}, because `cluster.shards` is {shards}"
             raise ConfigError(f"{origin}: `cluster.shard`: got {got}, allowed: {allowed}.")
-        directory = directory and directory / f"shard-{shard}"  # each locks its own
+        directory = directory and directory / f"shard-{shard}"  # each server locks its own folder
     names = [*made, *settings.tables] or ["replay"]
     served = tuple(_served(settings, name, made.get(name), shard or 0, shards) for name in names)
     return replace(config, tables=served, checkpoints_directory=directory)
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, TableConfig]]:
-    """Return the values of a file, and the tables of one in Reverb's format."""
+    """Return the values of a file, or the tables of a file in Reverb's format."""
     form = "TOML"
     try:
         text = file.read_bytes().decode()
@@ -163,7 +163,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, TableConfig]]:
 
 
 def _served(settings: Settings, name: str, made: TableConfig | None, shard: int, shards: int) -> ServedTable:
-    """Return what one of several servers serves of a table, with all warnings about it."""
+    """Return the share of a table on one of several servers, with all warnings about it."""
     values = settings.values("tables", name)
     try:
         with warnings.catch_warnings(record=True) as caught:

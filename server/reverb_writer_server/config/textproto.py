@@ -16,7 +16,7 @@ SUFFIXES = frozenset({".textproto", ".textpb", ".pbtxt", ".prototxt"})
 
 
 def parse(text: str, path: Path) -> tuple[int, list[TableConfig]]:
-    """Return the port, 0 if there is none, and the tables of a file's text."""
+    """Return the port, or 0 without one, and the tables of a file's text."""
     message = messages.ReverbServerConfig()
     try:
         text_format.Parse(text, message)

@@ -1,4 +1,4 @@
-"""The server in sentences: its tables, when they block, its memory, and a line of the log once a minute."""
+"""Sentences about the server for its log: its tables, their limits, its memory, and its figures once a minute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reverb_writer_server.reverb.sockets import ALL
 _SELECTED_ITEM = {
     "fifo": "the oldest item",
     "lifo": "the newest item",
-    "uniform": "any item, all equally likely",
+    "uniform": "any item, with equal probability",
     "max_heap": "the item of highest priority",
     "min_heap": "the item of lowest priority",
 }
@@ -31,18 +31,18 @@ _KB = 1024
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that run, by name in snake case."""
+    """Return the versions of the installed packages, by name in snake case."""
     names = ("reverb-writer-server", "dm-reverb", "tensorflow")
     return {**{name.replace("-", "_"): _version(name) for name in names}, "python": platform.python_version()}
 
 
 def start_lines(config: ServerConfig) -> Iterator[tuple[int, str]]:
-    """Yield the level and text of lines about what is going to be served."""
+    """Yield level and text of log lines about a configuration that is about to be served."""
     yield logging.INFO, ", ".join(f"{name.replace('_', '-')} {version}" for name, version in versions().items())
     if config.bind == ALL and config.gateway_certificate is None:
         exposure = (
-            f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Let a "
-            "gateway or a firewall decide who does (SECURITY.md)"
+            f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Put a "
+            "gateway or a firewall in front (SECURITY.md)"
         )
         yield logging.WARNING, exposure
     for line in table_lines(config.tables):
@@ -65,7 +65,7 @@ def table_lines(tables: Sequence[ServedTable]) -> Iterator[str]:
 
 
 def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
-    """Return lines about the estimated memory of the tables, and whether it is more than is available."""
+    """Return lines about the estimated memory of the tables, and whether it exceeds the available memory."""
     estimates = [table.estimate() for table in config.tables]
     available = available_bytes()
     lines = [f"memory of table `{one.table}`: {_describe_estimate(one)}" for one in estimates]
@@ -85,7 +85,7 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
 
 
 def figures_line(state: ServiceState, before: ServerSnapshot) -> str:
-    """Return one line with the sizes of the tables, and their rates since `before`; or why there are none."""
+    """Return a line with the sizes of the tables and their rates since `before`, or with the reason why it has none."""
     assert state.monitor is not None  # noqa: S101  # the service calls it while it serves
     if not state.monitor.answers():
         return str(state.monitor.fault())
@@ -109,7 +109,7 @@ def _describe_estimate(one: Estimate) -> str:
 
 
 def _version(name: str) -> str:
-    for package in (name, f"{name}-cpu"):  # TensorFlow's release for CPUs only has a name of its own
+    for package in (name, f"{name}-cpu"):  # TensorFlow's release for CPUs has another name
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(package)
     return "(not installed)"
@@ -129,7 +129,7 @@ def describe(table: TableConfig) -> list[str]:
     """
     limiter, balance = table.rate_limiter, table.rate_limiter.balance
     holds = f"holds up to {_items(table.max_size)}"
-    times = {0: "", 1: ", each once"}.get(table.max_times_sampled, f", each {table.max_times_sampled} times at most")
+    times = {0: "", 1: ", each once"}.get(table.max_times_sampled, f", each at most {table.max_times_sampled} times")
     sentences = [
         holds
         if isinstance(limiter, Queue)
@@ -158,14 +158,14 @@ def describe(table: TableConfig) -> list[str]:
 
 
 def _advice(table: TableConfig) -> list[str]:
-    """Return what to know of a ratio that `max_times_sampled` makes unreachable."""
+    """Return a warning about a ratio that `max_times_sampled` makes unreachable."""
     balance, times = table.rate_limiter.balance, table.max_times_sampled
     if not times or not math.isfinite(balance.max_diff) or balance.samples_per_insert <= times:
         return []
     grows, most = balance.samples_per_insert - times, math.ceil(balance.samples_per_insert)
     sentence = (
         f"samples_per_insert {balance.samples_per_insert:g} cannot be reached, because an "
-        f"item is removed after {times} samples: each insert raises diff by {grows:g} for good. After "
+        f"item is removed after {times} samples: each insert raises diff by {grows:g} permanently. After "
         f"{math.floor(balance.max_diff / grows)} inserts the limiter blocks inserts that would take the table above "
         f"min_size {balance.min_size}. Raise max_times_sampled to {most}."
     )

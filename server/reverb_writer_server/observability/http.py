@@ -1,7 +1,7 @@
-"""Health checks, metrics and the status page over HTTP, read-only, on a port of their own.
+"""Health checks, metrics and the status page over HTTP, read-only, on a separate port.
 
-Waitress bounds threads and requests. It stops accepting at its limit of connections, so that idle ones would shut out
-health checks; here the oldest idle connection is closed instead.
+Waitress bounds threads and requests. At its limit of connections it stops accepting, so idle connections would block
+health checks; this module closes the oldest idle connection instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MAX_CONNECTIONS = 128
 _NUM_THREADS = 4
 _BACKLOG = 1024
-_IDLE_TIMEOUT_S = 10  # after which a silent client is disconnected
+_IDLE_TIMEOUT_S = 10  # time after which a silent client is disconnected
 _MAX_REQUEST_BYTES = 8192
 _TEXT = "text/plain; charset=utf-8"
 _Routes: TypeAlias = Mapping[str, tuple[str, Callable[[], tuple[bool, bytes | str]]]]
@@ -60,7 +60,7 @@ class StatusServer:
         }
         self.host, self.port = _reachable(host), port
         self.address = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
-        logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a burst of requests is no event
+        logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a burst of requests needs no log line
         self._sockets: wasyncore.Map = {}
         self._server = _Server(_application(routes), self._sockets, _listener(host, port))
         self._thread = threading.Thread(target=self._server.run, name="status-server", daemon=True)
@@ -87,7 +87,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             cleanup_interval=_IDLE_TIMEOUT_S,
             max_request_header_size=_MAX_REQUEST_BYTES,
             max_request_body_size=_MAX_REQUEST_BYTES,
-            log_socket_errors=False,  # clients that disconnect
+            log_socket_errors=False,  # clients may disconnect
             asyncore_use_poll=True,  # select() ends at descriptor 1,024
             ident=None,
         )
@@ -118,7 +118,7 @@ def _reachable(host: str) -> str:
 
 
 def _application(routes: _Routes) -> WSGIApplication:
-    """Return the application of routes: the kind of each one's content, and a function that says if all is well."""
+    """Return the application of routes, each with a type of content and a function that returns success and content."""
 
     def application(environment: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method, path = environment["REQUEST_METHOD"], environment["PATH_INFO"]

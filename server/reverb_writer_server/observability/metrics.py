@@ -20,18 +20,18 @@ from reverb_writer_server.observability.state import Job, ServiceState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_TableValue: TypeAlias = Callable[[TableInfo], float | None]  # None for none
+_TableValue: TypeAlias = Callable[[TableInfo], float | None]  # None for a missing value
 
 _GAUGES: dict[str, tuple[str, _TableValue]] = {
     "size": ("items in the table", lambda table: table.current_size),
     "max_size": ("maximum number of items", lambda table: table.max_size),
     "fill_ratio": ("size / max_size", lambda table: table.current_size / table.max_size),
     "ratio_reached": ("samples per insert so far", lambda table: reached_ratio(table) or 0.0),
-    "min_diff": ("the lowest diff that a sample may lead to", lambda table: table.rate_limiter.min_diff),
-    "max_diff": ("the highest diff that an insert may lead to", lambda table: table.rate_limiter.max_diff),
-    "insert_room": ("inserts before something must be sampled", insert_room),
-    "sample_room": ("samples before something must be inserted", sample_room),
-    "episodes": ("episodes that its items come from", lambda table: table.num_episodes),
+    "min_diff": ("the lowest diff after a sample", lambda table: table.rate_limiter.min_diff),
+    "max_diff": ("the highest diff after an insert", lambda table: table.rate_limiter.max_diff),
+    "insert_room": ("inserts that are possible before the next sample", insert_room),
+    "sample_room": ("samples that are possible before the next insert", sample_room),
+    "episodes": ("episodes of its items", lambda table: table.num_episodes),
     "ratio_wanted": (
         "samples per insert that the rate limiter aims at",
         lambda table: table.rate_limiter.samples_per_insert if keeps_ratio(table) else None,
@@ -48,7 +48,7 @@ _COUNTERS: dict[str, tuple[str, _TableValue]] = {
         lambda table: table.rate_limiter.num_samples,
     ),
     "unique_samples": ("items sampled at least once", lambda table: table.num_unique_samples),
-    "deleted_episodes": ("episodes of which no item is left", lambda table: table.num_deleted_episodes),
+    "deleted_episodes": ("episodes whose items were all removed", lambda table: table.num_deleted_episodes),
 }
 
 
@@ -69,27 +69,27 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         state = self._state
-        yield InfoMetricFamily("reverb_build", "versions of the packages that run", versions())
+        yield InfoMetricFamily("reverb_build", "versions of the installed packages", versions())
         yield CounterMetricFamily("reverb_starts", "starts of a server with this checkpoint folder", state.starts)
         yield CounterMetricFamily("reverb_checkpoint_failures", "checkpoints that failed", state.checkpoints.failures)
-        failed = CounterMetricFamily("reverb_job_failures", "failures of what the service does", labels=["job"])
+        failed = CounterMetricFamily("reverb_job_failures", "failures of jobs of the service", labels=["job"])
         for job in get_args(Job):
             failed.add_metric([job], state.failures[job])
         yield failed
-        ended = GaugeMetricFamily("reverb_previous_end", "how the server before has ended: 1", labels=["how"])
+        ended = GaugeMetricFamily("reverb_previous_end", "end of the previous server: 1", labels=["how"])
         ended.add_metric([state.previous_end], 1)
         yield ended
         for name, (meaning, value) in _of_service(state).items():
             if value is not None:
                 yield GaugeMetricFamily(f"reverb_{name}", meaning, value)
-        if state.monitor is not None and state.monitor.answers():  # old figures would pass for those of now
+        if state.monitor is not None and state.monitor.answers():  # old figures would look like present ones
             snapshot = state.monitor.latest()
             yield from _of_tables(list(snapshot.tables.values()))
             yield _blocked(snapshot)
 
 
 def _of_service(state: ServiceState) -> dict[str, tuple[str, float | None]]:
-    """Return meaning and value of each gauge of the whole server; None for a gauge that is missing now."""
+    """Return meaning and value of each gauge of the whole server; the value is None if the gauge is missing now."""
     saved, monitor = state.checkpoints, state.monitor
     free, size_of_disk = state.disk or (None, None)
     size = None if saved.written_at is None else saved.size_bytes

@@ -12,12 +12,12 @@ from reverb_writer_server.checkpoints.contents import Checkpoint
 from reverb_writer_server.machine import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import Monitor
 
-_MAX_PAUSE_S = 30.0  # of a thread that is alive; its calls end within seconds
-# Times `max_silence_s`, for the thread that waits for disks: a slow disk syncs gigabytes for minutes.
+_MAX_PAUSE_S = 30.0  # limit of a pause of a live thread, whose calls end within seconds
+# Factor of `max_silence_s` for the thread that waits for disks: a slow disk syncs gigabytes for minutes.
 _DISK_PATIENCE = 10
 
 Job: TypeAlias = Literal["checkpoint", "keep", "connect", "figures", "memory", "disk", "certificate"]
-"""The kinds of periodic work, as their failures are counted."""
+"""The kinds of periodic work, by which failures are counted."""
 
 
 @dataclass(frozen=True)
@@ -25,44 +25,44 @@ class CheckpointStatus:
     """The checkpoints so far."""
 
     latest: Checkpoint | None = None  # the newest complete one
-    size_bytes: int = 0  # of the latest one
+    size_bytes: int = 0  # size of the latest one
     kept: int = 0  # complete checkpoints on disk
     took_s: float | None = None  # duration of the last checkpoint of this service
     failures: int = 0  # checkpoints that failed
     written_at: float | None = field(init=False, default=None)  # Unix time of the latest one
 
     def __post_init__(self) -> None:
-        """Look at the disk once: the checkpoint may be removed at any time, and readers must not fail."""
+        """Read the disk once, because the checkpoint may be removed at any time, and readers must not fail."""
         with contextlib.suppress(OSError):
             object.__setattr__(self, "written_at", self.latest and self.latest.written_at.timestamp())
 
     def age_s(self) -> float | None:
-        """Return the age of the newest checkpoint in seconds; None if there is none."""
+        """Return the age of the newest checkpoint in seconds; None without a checkpoint."""
         return None if self.written_at is None else max(0.0, time.time() - self.written_at)
 
 
 class ServiceState:
-    """The state of the service, written by it alone. Thread-safe for readers: each attribute is replaced as a whole."""
+    """The state of the service, which only the service writes. Thread-safe for readers: attributes are replaced."""
 
     def __init__(self) -> None:
         """Begin in the phase "starting"."""
         self.phase = "starting"  # then "restoring", "serving", "draining", "stopped"; or "failed" if it cannot start
         self.detail = ""  # more about the phase, such as the progress of a restore
         self.address = ""
-        self.monitor: Monitor | None = None  # before the server runs
+        self.monitor: Monitor | None = None  # None before the server runs
         self.checkpoints = CheckpointStatus()
-        self.keeps_checkpoints = False  # whether there is a folder for them
+        self.keeps_checkpoints = False  # whether a folder is configured
         self.checkpoint_every_s = 0.0
-        self.starts = 1  # of a server with that folder
-        self.previous_end = "stopped"  # how the server before has ended, as the mark of the folder says
+        self.starts = 1  # number of starts with this folder
+        self.previous_end = "stopped"  # end of the previous server, from the mark of the folder
         self.damaged: tuple[str, ...] = ()  # names of the checkpoints that could not be restored
         self.disk: tuple[int, int] | None = None  # free bytes and all bytes of the checkpoints' disk, if it answers
-        self.certificate_expires_at: float | None = None  # Unix time at which the first of the gateway's ends
+        self.certificate_expires_at: float | None = None  # Unix time at which the gateway's first certificate ends
         self.failures: Counter[Job] = Counter()
-        self.reverb_pid: int | None = None  # before it runs
+        self.reverb_pid: int | None = None  # None before it runs
         self.estimates: dict[str, int | None] = {}  # bytes of each table when it is full
-        self.memory_is_high = False  # above memory.alert_bytes, or not yet well below it again
-        self.max_silence_s = 0.0  # without an answer of Reverb, after which the service is not alive; 0 for no limit
+        self.memory_is_high = False  # True above memory.alert_bytes, until memory is well below it
+        self.max_silence_s = 0.0  # silence of Reverb after which the service is not alive; 0 for no limit
         self.started_at = time.time()
         self._began_at = self._loop_ran_at = self._work_ran_at = time.monotonic()
 
@@ -72,26 +72,26 @@ class ServiceState:
         return ("self",) if self.reverb_pid is None else ("self", self.reverb_pid)
 
     def loop_runs(self) -> None:
-        """Take note that the service's own loop runs; it calls this at least once a second."""
+        """Note that the service's own loop runs; the loop calls this at least once per second."""
         self._loop_ran_at = time.monotonic()
 
     def work_runs(self) -> None:
-        """Take note that the thread that keeps checkpoints runs, or computes."""
+        """Note that the thread that keeps checkpoints runs or computes."""
         self._work_ran_at = time.monotonic()
 
     def work_hangs(self) -> bool:
-        """Return whether that thread stands still, as when a disk does not answer any more."""
+        """Return whether that thread stands still, for example because a disk no longer answers."""
         return 0 < _DISK_PATIENCE * self.max_silence_s < time.monotonic() - self._work_ran_at
 
     def work_fault(self) -> str:
-        """Say for how long that thread has stood still."""
+        """Return a sentence about the time for which that thread has stood still."""
         return f"the thread that keeps checkpoints has stood still for {time.monotonic() - self._work_ran_at:.0f} s"
 
     def alive(self) -> tuple[bool, str]:
-        """Return whether the service works, and a reason. If it does not, a restart is due.
+        """Return whether the service works, and a reason. If it does not, it must be restarted.
 
-        Its loop and its monitor must run. While it serves, the thread that keeps checkpoints must run, too, and Reverb
-        must answer at least once in `max_silence_s`, unless it writes a checkpoint and comes on with it.
+        Its loop and its monitor must run. While it serves, the thread that keeps checkpoints must also run, and Reverb
+        must answer at least once in `max_silence_s`, except while it writes a checkpoint that progresses.
         """
         now = time.monotonic()
         if now - self._loop_ran_at > _MAX_PAUSE_S:

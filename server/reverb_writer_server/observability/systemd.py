@@ -2,7 +2,7 @@
 
 starting, restoring  STATUS, and more time to start
 serving              READY=1; WATCHDOG=1 as long as `/livez` would answer 200
-draining             STOPPING=1, and more time to stop: a last checkpoint takes as long as it takes
+draining             STOPPING=1, and more time to stop, because a last checkpoint may take minutes
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXTENSION_S = 30
 
 @contextlib.contextmanager
 def notifying(state: ServiceState, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Tell systemd once a second what the service does, until the end of the block; does nothing elsewhere."""
+    """Report the service's state to systemd once per second, until the end of the block; no effect without systemd."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address:
         yield
@@ -33,8 +33,8 @@ def notifying(state: ServiceState, environment: Mapping[str, str] = os.environ) 
     def run() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
             while True:
-                is_last = ended.is_set()  # a service that stops within a second tells that, too
-                with contextlib.suppress(OSError):  # systemd itself is started again now and then
+                is_last = ended.is_set()  # a service that stops within a second also reports it
+                with contextlib.suppress(OSError):  # systemd itself may be restarting
                     end.sendto("\n".join(_lines(state)).encode(), address)
                 if is_last:
                     return

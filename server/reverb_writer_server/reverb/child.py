@@ -2,7 +2,7 @@
 
 Reverb holds the GIL while it restores, and its C++ code may end the process. So it has its own process, and health
 checks, metrics and log keep working. The process ends when the service closes the connection, and at once if the
-service is killed: a server that restores for minutes would otherwise hold the port of the next one.
+service is killed: otherwise a server that restores for minutes would hold the port of the next server.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class StartRequest:
     port: int | None  # None for a free one
     checkpoints: Path | None  # the folder that Reverb writes to; None for a temporary one
     restore: Path | None  # a complete checkpoint; None to begin empty
-    fitted: Path | None  # where to write a copy with the rules of `tables`, to restore it in its place
-    bind: str  # the address to accept connections on, as `ReplayServer` takes it
+    fitted: Path | None  # place of a copy with the rules of `tables`, which is restored instead
+    bind: str  # the `bind` of `ReplayServer`
 
 
 def main(connection: Connection) -> None:
     """Handle requests until the connection is closed."""
     faulthandler.enable()
-    from reverb_writer_server.reverb.replay_server import ReplayServer  # noqa: PLC0415  # loads for seconds; a crash is reported
+    from reverb_writer_server.reverb.replay_server import ReplayServer  # noqa: PLC0415  # takes seconds to load
 
     with contextlib.suppress(EOFError), contextlib.ExitStack() as servers:
         connection.send((None, None))
@@ -61,7 +61,7 @@ def main(connection: Connection) -> None:
 
 
 def _start(server: Any, request: StartRequest) -> tuple[Any, dict[str, int]]:
-    """Return the running server, and how many items of each table its checkpoint had to leave out."""
+    """Return the running server, and the number of items of each table that were left out of its checkpoint."""
     serve = functools.partial(server, request.tables, request.port, checkpoints=request.checkpoints, bind=request.bind)
     if request.fitted is None or request.restore is None:
         return serve(restore=request.restore), {}

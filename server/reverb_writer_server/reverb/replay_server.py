@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # dm-reverb compares versions by distutils
+    warnings.simplefilter("ignore", DeprecationWarning)  # dm-reverb compares versions with distutils
     import reverb
     import tensorflow as tf
     import tree
@@ -38,11 +38,11 @@ class ReplayServer:
 
     Args:
         tables: The tables to serve: at least one, with unique names.
-        port: 1 to 65535, or None for a free one.
+        port: 1 to 65535, or None for a free port.
         checkpoints: The folder for checkpoints, in which Reverb deletes all but its newest one; None for a temporary
             folder, which is deleted when the server stops.
-        restore: The checkpoint to restore if `checkpoints` has none. Its tables keep the rules that they had; each must
-            be among `tables`.
+        restore: The checkpoint to restore if `checkpoints` has none. Its tables keep their old rules; each must be
+            among `tables`.
         bind: "127.0.0.1" for clients on this machine, IPv6 included; "0.0.0.0" for clients on all interfaces.
 
     Attributes:
@@ -50,7 +50,7 @@ class ReplayServer:
         address: "localhost:PORT", for clients on this machine.
 
     Raises:
-        SpecError: There are no tables, two have one name, one is not a TableConfig, or `port` or `bind` is invalid.
+        SpecError: A table, `port` or `bind` is invalid, or two tables have the same name.
         PortInUseError: Another process uses the port.
         LoopbackError: This system cannot restrict a port to this machine.
         RuntimeError: The checkpoint cannot be restored; the message is Reverb's.
@@ -67,7 +67,7 @@ class ReplayServer:
         restore: str | os.PathLike[str] | None = None,
         bind: str = LOOPBACK,
     ) -> None:
-        """Start the server; when this returns, clients can connect."""
+        """Start the server; clients can connect when this returns."""
         check_tables(tables)
         self.port = free_port() if port is None else integer("port", port, minimum=1, maximum=65535)
         if bind not in (LOOPBACK, ALL):
@@ -110,7 +110,7 @@ class ReplayServer:
         """Wait until another thread has called `stop()`, and return whether it has.
 
         Args:
-            timeout_s: time to wait, seconds; None for no limit. It has no default.
+            timeout_s: time-out in seconds; None for no limit.
         """
         return self._stopped.wait(timeout_s)
 

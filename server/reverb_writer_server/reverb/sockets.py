@@ -3,14 +3,14 @@
 reserve   Reverb binds with SO_REUSEPORT: it starts without an error on a port that another server uses, and the
           kernel then distributes connections over both. So the port is first bound without that option. A lock
           excludes other servers of this package until Reverb has started. The lock is a socket in the abstract
-          namespace, because that vanishes with its owner, as a port does. A foreign server that starts within the
+          namespace, which vanishes with its owner, as a port does. A foreign server that starts within the
           same millisecond is not noticed.
 loopback  Reverb binds the wildcard address. A listening socket can be bound to a network interface afterwards; the
           kernel then answers connections over any other interface as if there were no listener.
 drain     A last checkpoint needs a running server, and items that the server confirms while it writes the
           checkpoint would be lost. So listeners and connections are shut down within the server's process, except
-          for those of the service, which asks for the checkpoint. Clients see a lost connection, keep what is not
-          acknowledged, and reconnect later.
+          the connections of the service, which requests the checkpoint. Clients see a lost connection, keep
+          unacknowledged items, and reconnect later.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 from reverb_writer.errors import ReverbWriterError
 
-LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104  # the user says so
+LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104  # only if the user sets it
 _INTERFACE = b"lo"
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
-_NUM_SPARE = 16  # a listing of descriptors, a save's files, and some that a client may snatch
+_NUM_SPARE = 16  # for a listing of descriptors, the files of a save, and descriptors that clients may take
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and an empty SETTINGS frame
 _FRAME_HEADER_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
 
@@ -37,7 +37,7 @@ class PortInUseError(ReverbWriterError, OSError):
     """Another process uses the port."""
 
     def __str__(self) -> str:
-        """Return the message, without the number that the system has for it."""
+        """Return the message, without the system's error number."""
         return str(self.strerror)
 
 
@@ -46,7 +46,7 @@ class LoopbackError(ReverbWriterError, OSError):
 
 
 class Endpoint(NamedTuple):
-    """One end of a connection: its address, an IPv4 one in its own notation, and its port."""
+    """One end of a connection: its address, with IPv4 addresses in IPv4 notation, and its port."""
 
     address: str
     port: int
@@ -57,7 +57,7 @@ def reserved(port: int) -> Iterator[None]:
     """Reserve `port` for the server that starts within the block.
 
     Raises:
-        PortInUseError: Something listens on the port, on any address, or another server is starting on it.
+        PortInUseError: A process listens on the port, on any address, or another server is starting on it.
         PermissionError: The port is below 1024 and this process may not bind it.
     """
     with socket.socket(socket.AF_UNIX) as lock:
@@ -83,10 +83,10 @@ def port_in_use(port: int) -> PortInUseError:
 
 
 def accepts_connections(address: str, timeout_s: float) -> bool:
-    """Return whether a server of gRPC accepts a new connection now.
+    """Return whether a gRPC server accepts a new connection now.
 
-    The kernel completes the handshake of a connection that the server never takes, so this waits for the first frame of
-    HTTP/2 that the server sends.
+    The kernel completes the handshake even if the server never takes the connection, so this waits for the server's
+    first HTTP/2 frame.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -99,10 +99,10 @@ def accepts_connections(address: str, timeout_s: float) -> bool:
 
 
 def restrict_to_loopback(port: int) -> None:
-    """Accept connections to `port`, on which this process listens, only from this machine; end those that there are.
+    """Accept connections to `port`, on which this process listens, only from this machine; end existing connections.
 
     Raises:
-        LoopbackError: the system refuses it, as Linux before 5.7 does without the capability NET_RAW.
+        LoopbackError: the system refuses this; Linux before 5.7 needs the capability NET_RAW.
     """
     ours = [(one, remote) for one, local, remote in _tcp_sockets() if local.port == port]
     for one in [one for one, remote in ours if remote is None]:  # listeners first, or clients would reconnect
@@ -119,10 +119,10 @@ def restrict_to_loopback(port: int) -> None:
 
 
 class Drain:
-    """Ends the connections of a port of this process, later, even if no descriptor is left by then.
+    """Ends the connections of a port of this process later, even if no descriptor is left then.
 
-    Two things are prepared: the listening sockets, which are then shut down without a new descriptor, and spare
-    descriptors, which are given back after that. A freed one cannot be taken by a client that waits to be accepted.
+    It notes the listening sockets, which are shut down without a new descriptor, and reserves descriptors, which are
+    released afterwards. So a waiting client cannot take a released descriptor.
     """
 
     def __init__(self, port: int) -> None:
@@ -132,7 +132,7 @@ class Drain:
         self._spare = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_NUM_SPARE)]
 
     def end_connections(self, keep: Collection[Endpoint]) -> int:
-        """Refuse new connections, end the existing ones but those from `keep`; return how many were ended."""
+        """Refuse new connections, end existing ones except those from `keep`; return the number of ended ones."""
         for listener in self._listeners:
             _shut_down(listener)
         while self._spare:
@@ -151,7 +151,7 @@ def connections_to(port: int) -> set[Endpoint]:
 
 
 def _shut_down(descriptor: int) -> None:
-    """Shut down a socket whose descriptor another owner keeps; no further one is needed."""
+    """Shut down a socket whose descriptor belongs to another owner, without a new descriptor."""
     with contextlib.suppress(OSError):
         borrowed = socket.socket(fileno=descriptor)
         try:
@@ -161,7 +161,7 @@ def _shut_down(descriptor: int) -> None:
 
 
 def _tcp_sockets() -> Iterator[tuple[int, Endpoint, Endpoint | None]]:
-    """Yield descriptor, local and remote end (None for a listener) of each TCP socket of this process."""
+    """Yield descriptor, local end and remote end (None for a listener) of each TCP socket of this process."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):
             if str(entry.readlink()).startswith("socket:"):
@@ -183,7 +183,7 @@ def _bind(port: int) -> int:
     """Bind a port on all interfaces, as Reverb does but exclusively, close the socket, and return the port."""
     dual = socket.has_dualstack_ipv6()
     with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as trial:
-        # Connections in TIME_WAIT of an ended server are no obstacle.
+        # Connections of an ended server in TIME_WAIT are no obstacle.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if dual:
             trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

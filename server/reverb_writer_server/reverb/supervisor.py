@@ -32,8 +32,8 @@ _ANSWER_TIMEOUT_S = 60.0
 _NUM_LAST_LINES = 20
 _PRELOAD = "LD_PRELOAD"
 
-# gRPC and TensorFlow write the levels of what they log. Reverb 0.14 writes none, but in three of its files each message
-# is for information, and the others only tell what is wrong.
+# gRPC and TensorFlow write the level of each log line. Reverb 0.14 writes no levels: in three of its files all messages
+# are information, and all other messages are errors.
 _INFO = re.compile(
     r"\[reverb/cc/(platform/default/server|platform/tfrecord_checkpointer|reverb_service_impl)\.cc:"
     r"|[ID]\d{4} |\S+ \S+: I \S+\.cc:|WARNING: All log messages before absl"
@@ -41,22 +41,22 @@ _INFO = re.compile(
 _ERROR = re.compile(
     r"[EF]\d{4} |\S+ \S+: [EF] \S+\.cc:|\[reverb/cc/\S+\] (Check failed|\S+\(\) failed)|Fatal Python error"
 )
-_EXPECTED_WHEN_DRAINING = "Failed accept4: Invalid argument"  # of gRPC, whose listener is shut down
+_EXPECTED_WHEN_DRAINING = "Failed accept4: Invalid argument"  # gRPC logs this when its listener is shut down
 
 
 class ReverbProcessError(ReverbWriterError):
     """The Reverb process has ended, or does not answer."""
 
     def __init__(self, message: str, number: int | None = None) -> None:
-        """Take the message, and the exit code or minus the signal that has ended it; None if it runs."""
+        """Take the message, and the exit code, or minus the signal that ended the process; None if it runs."""
         super().__init__(message)
         self.number = number
 
 
 class ReverbProcess:
-    """A process that runs Reverb until it is stopped, or until the thread that has started it ends.
+    """A process that runs Reverb until it is stopped, or until the thread that started it ends.
 
-    Only one thread at a time may start, drain and stop it. Any thread may ask whether it lives, and kill it.
+    Only one thread at a time may start, drain and stop it. Any thread may test whether it lives, and kill it.
     """
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class ReverbProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C goes to the service, which then stops this process
+                start_new_session=True,  # Ctrl-C reaches only the service, which then stops this process
             )
         self._connection = Connection(ours.detach())
-        self._pause = threading.Event()  # never set: `Event.wait` needs no wall clock, as some systems' `sleep` does
+        self._pause = threading.Event()  # never set; `Event.wait` does not depend on the wall clock
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._drains = False
         self._num_oom_kills = num_oom_kills()
@@ -90,23 +90,23 @@ class ReverbProcess:
         return self._process.poll() is None
 
     def is_stopped(self) -> bool:
-        """Return whether the process is stopped, as by SIGSTOP, so that `resume` lets it go on."""
-        return statistics(str(self.pid))[:1] == ["T"]  # t: a debugger has stopped it, and alone lets it go on
+        """Return whether the process is stopped, for example by SIGSTOP, so that `resume` continues it."""
+        return statistics(str(self.pid))[:1] == ["T"]  # t: only the debugger that stopped it can continue it
 
     def suspend(self) -> None:
-        """Stop the process where it is: it confirms nothing until `resume`."""
+        """Pause the process, which confirms nothing until `resume`."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a stopped process go on."""
+        """Continue a stopped process."""
         self._process.send_signal(signal.SIGCONT)
 
     def cpu_s(self) -> float:
-        """Return how many seconds of processor time it has had; 0 if it has ended."""
+        """Return its processor time in seconds; 0 if it has ended."""
         return cpu_s(str(self.pid))
 
     def has_open(self, folder: Path) -> bool:
-        """Return whether it has a file open in a folder or below."""
+        """Return whether it has an open file in a folder or below."""
         prefix = f"{folder.resolve()}{os.sep}"
         try:
             descriptors = list(Path(f"/proc/{self.pid}/fd").iterdir())
@@ -120,7 +120,7 @@ class ReverbProcess:
 
     @contextlib.contextmanager
     def without_room(self) -> Iterator[None]:
-        """Within the block, what it writes to files fails as on a full disk: nothing else ends a save of Reverb."""
+        """Within the block, its writes to files fail as on a full disk: the only way to end a save of Reverb."""
         try:
             _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
             soft, _ = resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (0, hard))
@@ -134,10 +134,10 @@ class ReverbProcess:
                 resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
     def start(self, request: StartRequest, waiting: Callable[[int], None]) -> tuple[int, dict[str, int]]:
-        """Start the server; return its port and how many items of each table were left out.
+        """Start the server; return its port, and the number of items of each table that were left out.
 
-        `waiting` is called several times a second until the server runs, with the number of bytes that it has read from
-        its checkpoint, or 0 where the system does not count them. An exception from it ends the wait.
+        `waiting` is called several times per second until the server runs, with the number of bytes read from its
+        checkpoint, or 0 if the system does not count them. If it raises, the wait ends.
         """
         while not self._connection.poll(_POLL_S):
             waiting(0)
@@ -150,7 +150,7 @@ class ReverbProcess:
         return port, left_out
 
     def drain(self, keep: Collection[Endpoint]) -> int:
-        """End all connections but those from `keep`, refuse new ones; return how many were ended."""
+        """Refuse new connections, end existing ones except those from `keep`; return the number of ended ones."""
         self._drains = True
         self._send(("drain", frozenset(keep)))
         return int(self._receive(_ANSWER_TIMEOUT_S))
@@ -170,30 +170,30 @@ class ReverbProcess:
         self._listener.join(_ANSWER_TIMEOUT_S)
 
     def was_ended_for_want_of_memory(self) -> bool:
-        """Return whether the kernel has ended the process because there was no memory left."""
+        """Return whether the kernel ended the process because memory ran out."""
         return self._process.poll() == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills
 
     def describe_end(self) -> str:
-        """Say how the process has ended, with the last lines that it has logged."""
+        """Return a text about the end of the process, with the last lines of its log."""
         self._wait(_POLL_S)
         self._listener.join(_POLL_S)
         code = self._process.poll()
         how = f"has ended with code {code}" if code is None or code >= 0 else f"has died of {_signal_name(-code)}"
         if self.was_ended_for_want_of_memory():
             how += (
-                ": the kernel has ended it for want of memory. Lower max_size of its tables, or give it more; "
+                ": the kernel ended it because memory ran out. Lower max_size of its tables, or raise its limit; "
                 f"{DOCS}/deploy/sizing.html has the sizes"
             )
         return f"the Reverb process {how}. Its last log lines:\n" + "\n".join(self._last_lines)
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait for the end of the process, `timeout_s` seconds at most."""
+        """Wait at most `timeout_s` seconds for the end of the process."""
         until = time.monotonic() + timeout_s
         while self.alive() and time.monotonic() < until:
             self._pause.wait(_PAUSE_S)
 
     def _bytes_read(self) -> int:
-        """Return how many bytes the process has read from files so far; 0 where the system does not count them."""
+        """Return the bytes that the process has read from files so far; 0 if the system does not count them."""
         try:
             counters = Path(f"/proc/{self.pid}/io").read_text()
         except OSError:
@@ -221,8 +221,8 @@ class ReverbProcess:
         return ReverbProcessError(self.describe_end(), self._process.poll())
 
     def _listen(self) -> None:
-        """Forward the log of the process: information at level debug, errors as errors, the rest as warnings."""
-        assert self._process.stderr is not None  # noqa: S101  # a pipe was asked for
+        """Forward the log of the process: information at level debug, errors as errors, other lines as warnings."""
+        assert self._process.stderr is not None  # noqa: S101  # it is a pipe
         with self._process.stderr as log:
             for raw in log:
                 line = raw.decode(errors="replace").rstrip()
@@ -240,7 +240,7 @@ def with_jemalloc(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def level_of(line: str, *, drains: bool) -> int:
-    """Return the level of `logging` of a line of the Reverb process; `drains` if it was told to refuse connections."""
+    """Return the level of a log line of the Reverb process; `drains` if the process refuses connections by request."""
     if _INFO.match(line) or (drains and _EXPECTED_WHEN_DRAINING in line):
         return logging.DEBUG
     return logging.ERROR if _ERROR.match(line) else logging.WARNING

@@ -61,7 +61,7 @@ def test_healthy_server_is_shown_with_exit_code_0(replay_server: StartServer) ->
     assert "healthy: no inserts or samples are blocked" in done.stdout
     words = " ".join(done.stdout.split())
     assert (
-        "inserts never wait. samples would have to wait. Table `replay` has 1 items; its rate limiter waits for 4 more "
+        "inserts never wait. samples would wait now. Table `replay` has 1 items; its rate limiter waits for 4 more "
         "(min_size_to_sample 5). 4 inserts"
     ) in words
 
@@ -91,7 +91,7 @@ def test_blocked_side_is_named_with_exit_code_1(replay_server: StartServer) -> N
     assert (shown.exit_code, machine.exit_code) == (1, 1)
     words = " ".join(shown.stdout.split())
     assert "table `queue`: inserts have stood still for 1 s or more." in words
-    assert "1 sample lets the next insert in; so does a larger `max_size`." in words
+    assert "1 sample unblocks the next insert; so does a larger `max_size`." in words
     told = json.loads(machine.stdout)
     assert told["health"] == "blocked"
     assert [(one["table"], one["side"]) for one in told["blocked"]] == [("queue", "inserts")]
@@ -119,7 +119,7 @@ def test_insert_of_an_actor_that_has_died_is_told_as_what_it_is(replay_server: S
     words = " ".join(status(server.address, "--why").stdout.split())
     for claim in ("start the learner", "start the actors", "blocked for"):
         assert claim not in words
-    assert "of an actor that may have gone" in words  # the server keeps its insert
+    assert "its actor may have ended" in words  # the server keeps its insert
 
 
 def test_missing_server_is_exit_code_2() -> None:
@@ -262,5 +262,5 @@ def test_taken_port_is_told_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("local", "--port", str(port))
-    expected = f"Error: cannot listen on 127.0.0.1:{port}: Address already in use. Give another --port.\n"
+    expected = f"Error: cannot listen on 127.0.0.1:{port}: Address already in use. Pass another --port.\n"
     assert (done.exit_code, done.stdout, done.stderr) == (1, "", expected)

@@ -321,7 +321,7 @@ def test_messages_that_are_skipped_without_end_are_told_at_the_time_out(three: H
     with (
         CallForwarder(three.port, change=lambda _: DAMAGED) as relay,
         rw.ReplayDataset(relay.address, "replay", 4, skip_unsafe=True, timeout_s=1.0) as dataset,
-        pytest.raises(rw.errors.ReplayTimeoutError, match=r"0 of 4 samples have come. \d+ were unsafe or damaged"),
+        pytest.raises(rw.errors.ReplayTimeoutError, match=r"0 of 4 samples have arrived. \d+ were unsafe or damaged"),
     ):
         next(dataset)
 

@@ -197,7 +197,7 @@ def test_a_batch_that_is_ready_is_handed_out_while_another_is_made(place: Place)
             assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
             dataset.timeout_s = 0.5
             with pytest.raises(
-                rw.errors.ReplayTimeoutError, match="its samples have come, and are still made to a batch"
+                rw.errors.ReplayTimeoutError, match="its samples have arrived, and the batch is being made"
             ):
                 next(dataset)
         finally:
@@ -334,7 +334,7 @@ def test_mixture_routes_priorities_back_and_sets_none_of_a_batch_if_one_is_bad(r
         ):
             with pytest.raises(rw.errors.SpecError, match=message):
                 mixed.update_priorities(batch, priorities)
-        with pytest.raises(rw.errors.SpecError, match="one of this dataset"):
+        with pytest.raises(rw.errors.SpecError, match="must come from this dataset"):
             mixed.update_priorities(next(mixed.datasets[0]), np.ones(2))
         mixed.flush_priorities()
         assert [stats.priority_updates for stats in mixed.stats()] == [0, 0]

@@ -97,7 +97,7 @@ def test_queue_gives_everything_once_and_the_rest_when_it_is_taken(replay_server
         eventually(lambda: dataset.stats().ready_samples == 4)
         dataset.timeout_s = 0.5
         assert first_numbers(next(dataset)) == [3, 4, 5]
-        with pytest.raises(rw.errors.ReplayTimeoutError, match="1 of 3 samples have come"):
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="1 of 3 samples have arrived"):
             next(dataset)
         batch = dataset.take()
         assert batch is not None

@@ -51,7 +51,7 @@ def test_rate_limiter_that_waits_for_inserts_is_named(replay_server: StartServer
         dataset.timeout_s = 1.0
         # 2 x 2 - 5 = -1: the fifth sample was let out, each two more need one more insert.
         with pytest.raises(
-            rw.errors.ReplayTimeoutError, match=r"1 of 4 samples have come.*waits for 1 more insert:.*min_diff -1"
+            rw.errors.ReplayTimeoutError, match=r"1 of 4 samples have arrived.*waits for 1 more insert:.*min_diff -1"
         ):
             next(dataset)
 

@@ -253,7 +253,7 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
         assert len(keys) == 3
         stats = dataset.stats()
         assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (2, 0, 1)
-        assert [line for line in caplog.messages if "servers that are gone" in line]
+        assert [line for line in caplog.messages if "unreachable servers" in line]
 
         servers[1].process.restart()
         insert_numbers(servers[1].address, "replay", [3] * 4)

@@ -398,7 +398,7 @@ def test_checkpoint_that_its_server_could_not_keep_any_more_is_not_passed_over(t
     with rw.LocalServer.restore(new) as server:
         assert found(server.address, "replay") == windows(0, 30)
     refused = run([old], config)
-    assert "2026-01-01T00:00:00+00:00 is finished, but its server has ended" in str(refused.exception)
+    assert "2026-01-01T00:00:00+00:00 is finished, but its server ended" in str(refused.exception)
     assert run([old / saved.relative_to(new)], config).exit_code == 0
 
 

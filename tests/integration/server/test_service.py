@@ -92,7 +92,7 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
         insert(server.address, 1)
         os.kill(server.child(), signal.SIGSTOP)  # so that no last checkpoint can be written
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: "taking no more work" in server.log(), "the first signal is heard")
+        eventually(lambda: "refusing new work" in server.log(), "the first signal is heard")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 128 + signal.SIGTERM
 
@@ -410,7 +410,7 @@ def test_end_of_the_parent_and_signals_after_it_leave_time_for_the_last_checkpoi
         assert server.process.stdin is not None
         server.process.stdin.close()
         server.process.stdin = None  # or the end of the test would flush it
-        eventually(lambda: "SIGHUP: taking no more work" in server.log(), "it has seen the end")
+        eventually(lambda: "SIGHUP: refusing new work" in server.log(), "it has seen the end")
         server.process.send_signal(signal.SIGTERM)
         while server.process.poll() is None:  # the last ones come when the interpreter ends
             server.process.send_signal(signal.SIGHUP)

@@ -157,7 +157,7 @@ def test_kill_for_want_of_memory_is_named(tmp_path: Path) -> None:
             while server.process.poll() is None:
                 client.insert(np.random.default_rng(0).random((1, 1_000_000)), {"replay": 1.0}, timeout_s=5)
         assert server.process.wait(60) == 4
-        assert "the Reverb process has died of SIGKILL: the kernel has ended it for want of memory." in server.log()
+        assert "the Reverb process has died of SIGKILL: the kernel ended it because memory ran out." in server.log()
 
 
 def test_kill_by_somebody_is_not_called_want_of_memory(tmp_path: Path) -> None:

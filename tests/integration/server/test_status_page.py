@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import threading
 import time
@@ -101,7 +102,7 @@ def test_metrics_are_those_of_the_tables(served: ServiceProcess) -> None:
 def test_every_metric_is_explained_and_every_explained_one_is_told(served: ServiceProcess) -> None:
     guide = Path(__file__).parents[3] / "docs/reference/metrics.md"
     _, _, rows = guide.read_text().partition("## All metrics")
-    explained = {row.split("`")[1] for row in rows.splitlines() if row.startswith("| `")}
+    explained = {name for row in rows.splitlines() for name in re.findall(r"`([^`]+)`", row.partition(" | ")[0])}
     told = {name.partition("{")[0] for name in served.metrics()}
     # The server itself has asked for no checkpoint, and has no gateway.
     elsewhere = {"reverb_checkpoint_duration_seconds", "reverb_certificate_expiry_timestamp_seconds"}
@@ -153,7 +154,7 @@ def test_page_shows_the_tables_and_says_which_side_is_blocked(page: Any) -> None
     assert page.locator("#age").inner_text().startswith("figures of ")
     sentence = queue.locator(".blocked").inner_text()
     assert sentence.startswith("inserts have stood still for ")
-    assert sentence.endswith("1 sample lets the next insert in; so does a larger `max_size`.")
+    assert sentence.endswith("1 sample unblocks the next insert; so does a larger `max_size`.")
     assert page.locator("#phase").inner_text() == "serving, a side is blocked"
     assert "1" in page.locator("#kept").inner_text()
 

@@ -284,7 +284,7 @@ def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_a
     samples = samples_of(response(*[(together(n, [n], [(0, 2)], 1), [chunk(n, [content[n]])]) for n in (1, 3, 4, 2)]))
     assembler = BatchAssembler(1 << 20, 1 << 20, structure=TableStructure("table", None))
     errors = assembler.add(samples)
-    assert re.search(r"float64 \[3\], expected float64 \[1\]\. The actors", str(errors[0]))
+    assert re.search(r"float64 \[3\], expected float64 \[1\]\. Make the actors", str(errors[0]))
     assert re.search(r"int8 \[1\], expected float64 \[1\]", str(errors[1]))
     assert list(map(type, errors)) == [FormatError] * 2  # a class that users can name
     assert [rows.tolist() for rows in assembler.take()[0][0].split()] == [[[1.0], [1.0]]] * 2
@@ -302,7 +302,7 @@ GOOD = (together(8, [1], [(0, 2)], 1), [chunk(1, [[5, 6, 7]])])
 @pytest.mark.parametrize(
     ("one", "chunks", "message"),
     [
-        (together(1, [2], [(0, 2)], 1), [chunk(1, [[1, 2]])], "chunk 2, which did not come"),
+        (together(1, [2], [(0, 2)], 1), [chunk(1, [[1, 2]])], "chunk 2, which its sample does not contain"),
         (together(1, [2], [(0, 3)], 1), [chunk(2, [[1, 2]])], r"rows 0\+3 of a chunk of 2"),
         (together(1, [1], [(2, 2)], 1), [], r"rows 2\+2 of a chunk of 3"),
         (item(1, [[(2, 0, 2, 1)]]), [chunk(2, [[1, 2]])], "tensor 1 of a chunk of 1"),

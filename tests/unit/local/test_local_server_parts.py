@@ -244,10 +244,10 @@ def test_huge_priorities_stay_finite() -> None:
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (messages.StoredRequest(items=[item(1, 8)]), "names chunk 8"),
-        (messages.StoredRequest(chunks=[chunk(8)], items=[item(1, 8)], keep_chunk_keys=[9]), "names chunk 9"),
-        (messages.StoredRequest(chunks=[b"\xff"]), "no insert request"),
-        (messages.StoredRequest(items=[b"\x08"]), "no insert request"),
+        (messages.StoredRequest(items=[item(1, 8)]), "refers to chunk 8"),
+        (messages.StoredRequest(chunks=[chunk(8)], items=[item(1, 8)], keep_chunk_keys=[9]), "refers to chunk 9"),
+        (messages.StoredRequest(chunks=[b"\xff"]), "not an insert request"),
+        (messages.StoredRequest(items=[b"\x08"]), "not an insert request"),
         (messages.StoredRequest(chunks=[chunk(8)], items=[item(1, 8, "other")]), "other was not found"),
     ],
     ids=["no chunk", "not kept", "damaged chunk", "damaged item", "no table"],
@@ -266,7 +266,7 @@ def test_item_that_names_a_tensor_behind_the_last_of_its_chunk_is_refused() -> N
     incoming = Incoming(store_of(TableConfig("replay")), lambda _: None)
     named = sampled.item(1, [[(7, 0, 1, 1)], [(7, 0, 1, 0)]]).SerializeToString()
     request = messages.StoredRequest(keep_chunk_keys=[7], chunks=[chunk(7)], items=[named])
-    with pytest.raises(Refusal, match="item 1 names tensor 1 of chunk 7, which has 1"):
+    with pytest.raises(Refusal, match="item 1 refers to tensor 1 of chunk 7, which has 1"):
         incoming.feed(request.SerializeToString())
 
 

@@ -110,7 +110,7 @@ class TestClaim:
                 old.close()
 
         new.wait(tell)
-        assert waited[0] == "waits for the server before it to end (a:1, serving)"
+        assert waited[0] == "waits for the end of the previous server (a:1, serving)"
         with pytest.raises(claim.ClaimError, match="server 2 has taken over from this one, number 1"):
             old.wait(waited.append)
         new.close()

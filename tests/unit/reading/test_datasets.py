@@ -72,9 +72,9 @@ def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
 @pytest.mark.parametrize(
     ("keys", "priorities", "message"),
     [
-        ([-1, 2], [1.0, 1.0], r"`keys` must be \[n\] integers .* got int64 \(2,\)"),
-        ([[1]], [[1.0]], r"`keys` must be \[n\] integers .* got int64 \(1, 1\)"),
-        ([0.5], [1.0], r"`keys` must be \[n\] integers .* got float64 \(1,\)"),
+        ([-1, 2], [1.0, 1.0], r"`keys` must be \[n\] integers as in `info.keys`, got int64 \(2,\)"),
+        ([[1]], [[1.0]], r"`keys` must be \[n\] integers as in `info.keys`, got int64 \(1, 1\)"),
+        ([0.5], [1.0], r"`keys` must be \[n\] integers as in `info.keys`, got float64 \(1,\)"),
         ([1, 2], [1.0], r"`priorities` has shape \(1,\), expected \(2,\)"),
         ([1], [-1.0], "must be finite and >= 0, got -1.0.$"),
         ([1, 2, 3], [np.inf, np.nan, 0.0], "must be finite and >= 0, got inf and 1 more such"),
@@ -122,5 +122,5 @@ def test_priorities_that_nothing_goes_by_are_warned_of_once(
             for _ in range(2):
                 dataset.update_priorities(next(dataset), [2.0])
             dataset.flush_priorities()
-    said = "table `replay`: neither its sampler (uniform) nor its remover (fifo) go by priorities"
+    said = "table `replay`: neither its sampler (uniform) nor its remover (fifo) uses priorities"
     assert len([text for text in caplog.messages if said in text]) == warns

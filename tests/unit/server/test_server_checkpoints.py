@@ -260,9 +260,7 @@ def test_name_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) 
         written(folder.incoming, "a", at=1)
         folder.adopt_finished()
         assert select_checkpoint(tmp_path, "none") is None
-        with pytest.raises(
-            CheckpointError, match=r"there is no checkpoint `b`; found: 00000001-19700101T000001\.000000Z"
-        ):
+        with pytest.raises(CheckpointError, match=r"has no checkpoint `b`; found: 00000001-19700101T000001\.000000Z"):
             select_checkpoint(tmp_path, "b")
 
 

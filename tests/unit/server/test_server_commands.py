@@ -90,7 +90,7 @@ def made(tmp_path: Path, case: str) -> Path:
         ("a table twice", "more than once"),
         ("a folder of somebody else", "found thesis.tex"),
         ("a file for a folder", "cannot be used"),
-        ("a checkpoint that there is not", "there is no checkpoint `20260801T120000.123456Z`"),
+        ("a checkpoint that there is not", "has no checkpoint `20260801T120000.123456Z`"),
         ("only checkpoints that are incomplete", "all 1 checkpoints are incomplete"),
     ],
 )

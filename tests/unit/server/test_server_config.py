@@ -251,7 +251,7 @@ def test_file_may_be_json_as_programs_write_it(tmp_path: Path) -> None:
     ("more", "advice"),
     [
         # Each insert raises diff by 8 - 3 = 5, and 1000 / 5 = 200.
-        ("error_buffer = 200\nmax_times_sampled = 3", "each insert raises diff by 5 for good. After 200 inserts"),
+        ("error_buffer = 200\nmax_times_sampled = 3", "each insert raises diff by 5 permanently. After 200 inserts"),
         ("error_buffer = [0, 700]", "max_diff 700 is below"),  # told, and no Python warning
     ],
 )
@@ -267,8 +267,8 @@ def test_ratio_out_of_reach_and_what_a_table_warns_of_are_told(tmp_path: Path, m
 def test_tables_are_described() -> None:
     table = TableConfig("a", 5000, "lifo", "uniform", SampleToInsertRatio(8, 100, 200), 4)
     assert describe(table) == [
-        "holds up to 5,000 items; when it is full, an insert removes any item, all equally likely",
-        "samples the newest item, each 4 times at most",
+        "holds up to 5,000 items; when it is full, an insert removes any item, with equal probability",
+        "samples the newest item, each at most 4 times",
         "blocks samples while it holds fewer than 100 items, or when inserts x 8 - samples would fall below 600",
         "blocks inserts when inserts x 8 - samples would rise above 1,000, once it holds 100",
         "a learner takes 8 samples per insert and may fall 50 inserts behind",
@@ -425,17 +425,17 @@ def test_each_server_of_a_cluster_serves_its_share(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [
-        (CLUSTER, {}, "`cluster.shard`: got nothing, allowed: 0 to 3, for `cluster.shards` is 4."),
+        (CLUSTER, {}, "`cluster.shard`: got nothing, allowed: 0 to 3, because `cluster.shards` is 4."),
         (CLUSTER, {"cluster__shard": 4}, "command line: `cluster.shard`: got 4, allowed: 0 to 3"),
         (
             "",
             {"cluster__shard": 1},
-            "command line: `cluster.shard`: got 1, allowed: 0 to 0, for `cluster.shards` is 1.",
+            "command line: `cluster.shard`: got 1, allowed: 0 to 0, because `cluster.shards` is 1.",
         ),
         (
             CLUSTER,
             {"cluster__shard": 0, "tables__replay__error_buffer": 7.0},
-            "`tables.replay`: table `replay`: sizes and bounds are of all 4 shards together",
+            "`tables.replay`: table `replay`: sizes and bounds are those of all 4 shards together",
         ),
     ],
 )

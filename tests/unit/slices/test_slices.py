@@ -221,9 +221,9 @@ def test_bad_priorities_are_named(by: Any, priorities: Any, error: type[Exceptio
 
 def test_leaves_of_other_rows_are_named() -> None:
     slices = SliceSampler(2, 5).sample(THREE, rng())
-    with pytest.raises(StructureError, match=r"leaf `a/b`: shape \(10, 2\), expected rows \(11,\)"):
+    with pytest.raises(StructureError, match=r"leaf `a/b`: shape \(10, 2\), expected \(11,\) as in all leaves"):
         gather({"a": {"b": np.zeros((10, 2))}}, slices)
-    with pytest.raises(StructureError, match=r"leaf `done`: shape \(12,\), expected rows \(11,\)"):
+    with pytest.raises(StructureError, match=r"leaf `done`: shape \(12,\), expected \(11,\) as in all leaves"):
         gather({"reward": np.zeros(11)}, slices, Markers(done=np.zeros(12, bool)))
 
 
@@ -237,7 +237,7 @@ def test_bad_members_are_named() -> None:
     no_numbers: Any = ["a", "b"]
     with pytest.raises(SpecError, match="`weights` must be a finite number"):
         sample_members([member(0, [4])] * 2, SliceSampler(2, 2), rng(), no_numbers)
-    with pytest.raises(StructureError, match="steps of one structure"):
+    with pytest.raises(StructureError, match="steps of equal structure"):
         sample_members(
             [member(0, [4]), ({"reward": np.zeros(4)}, Trajectories.from_lengths([4]))], SliceSampler(2, 2), rng()
         )

@@ -76,7 +76,7 @@ def test_markers_are_not_changed() -> None:
 @pytest.mark.parametrize(
     ("markers", "ring", "error", "message"),
     [
-        (Markers(), {}, StructureError, "the steps do not say where trajectories end"),
+        (Markers(), {}, StructureError, "the steps do not show the ends of trajectories"),
         (Markers(done=flags(0)), {}, IncompleteError, "no rows yet"),
         (Markers(done=np.True_), {}, IncompleteError, "no rows yet"),  # type: ignore[arg-type]
         (Markers(done=flags(3)), {"cursor": 1}, SpecError, "`cursor` needs a ring that is full, got 1"),
@@ -224,15 +224,15 @@ def test_strings_are_padded_with_empty_ones() -> None:
     [
         (lambda: pad_trajectories([]), StructureError, "one trajectory or more, got none"),
         (lambda: pad_trajectories([np.zeros(3)], 2), SpecError, "`length` must be >= 3, got 2"),
-        (lambda: pad_trajectories([np.zeros(3), np.zeros(3, int)]), StructureError, "of one structure"),
-        (lambda: pad_trajectories([np.zeros(3), np.zeros((3, 2))]), StructureError, "of one structure"),
+        (lambda: pad_trajectories([np.zeros(3), np.zeros(3, int)]), StructureError, "equal structure"),
+        (lambda: pad_trajectories([np.zeros(3), np.zeros((3, 2))]), StructureError, "equal structure"),
         (
             lambda: pad_trajectories([{"a": np.zeros(3), "b": np.zeros(2)}]),
             StructureError,
             "one T for all",
         ),
         (lambda: pad_trajectories([np.float64(1)]), StructureError, "one T for all"),
-        (lambda: split_trajectories({"obs": np.zeros(3)}), StructureError, "do not say where trajectories end"),
+        (lambda: split_trajectories({"obs": np.zeros(3)}), StructureError, "do not show the ends of trajectories"),
     ],
 )
 def test_bad_trajectories_are_named(call: Any, error: type[Exception], message: str) -> None:

@@ -161,19 +161,19 @@ def test_figures_are_json() -> None:
             table(inserts=125),  # one more: 1008, 8 above 1000
             "inserts",
             "The rate limiter of table `replay` blocks inserts: inserts x 8 - samples = 1000, max_diff 1000.",
-            "8 samples let the next insert in; so does a larger `error_buffer`.",
+            "8 samples unblock the next insert; so does a larger `error_buffer`.",
         ),
         (
             table(samples=200),  # one more: 599, and an insert brings 8
             "samples",
             "The rate limiter of table `replay` waits for 1 more insert: inserts x 8 - samples = 600, min_diff 600.",
-            "1 insert lets the next sample out; so does a larger `error_buffer`.",
+            "1 insert unblocks the next sample; so does a larger `error_buffer`.",
         ),
         (
             table(size=97),
             "samples",
             "Table `replay` has 97 items; its rate limiter waits for 3 more (min_size_to_sample 100).",
-            "3 inserts let sampling start; so does a lower `min_size`.",
+            "3 inserts unblock sampling; so does a lower `min_size`.",
         ),
     ],
 )
@@ -192,7 +192,7 @@ def test_side_that_waits_and_does_not_move_stands_still_and_since_when_is_kept()
     assert (first.table, first.side, first.seconds, second.seconds) == ("replay", "inserts", 2, 5)
     assert str(second).startswith(
         "table `replay`: inserts have stood still for 5 s or more. "
-        "An insert is in the server's queue, of an actor that may have gone. The rate limiter of table `replay` blocks"
+        "An insert is in the server's queue; its actor may have ended. The rate limiter of table `replay` blocks"
     )
 
 
@@ -255,5 +255,5 @@ def test_limiter_that_lets_inserts_in_is_not_blamed_for_a_learner_that_does_not_
     assert why == (
         "The rate limiter of table `a` blocks inserts: inserts x 1 - samples = 10, max_diff 10; it let 12 in during "
         "the last 4.0 s, in the order of their arrival. The learner is slower than the actors: wait longer, make it "
-        "faster, or have less in flight."
+        "faster, or lower `max_in_flight_items`."
     )

@@ -122,7 +122,7 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], error: type[Exceptio
 
 def test_rows_with_boundary_steps_are_refused_by_their_number() -> None:
     # Four rows were recorded: three actions and the boundary step. Their values are four, not five.
-    with pytest.raises(StructureError, match=r"expected \(1, 5\).*`values` are those of T \+ 1 observations"):
+    with pytest.raises(StructureError, match=r"expected \(1, 5\).*`values` belong to T \+ 1 observations"):
         gae(np.array([[1.0, 1.0, 1.0, 0.0]]), np.full((1, 4), 10.0), gamma=1.0, lam=0.0)
 
 

@@ -104,7 +104,8 @@ def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batc
 def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
     parts = [discounts_alone(end) for end in ("terminated", "truncated")]
     steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
-    with pytest.raises(rw.errors.StructureError, match=r"`discount` is the only flag, and 3 rows .* follow one with 0"):
+    said = r"`discount` is the only flag, and 3 rows .* follow a discount of 0"
+    with pytest.raises(rw.errors.StructureError, match=said):
         rw.to_transitions(steps)
     mask = np.array([[True] * 4 + [False] * 4])
     assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
@@ -155,7 +156,7 @@ STEPS = recorded("terminated")
         ([STEPS], "got a list. .* `collate='list'`"),
         ((1, 2, 3), "got a tuple"),
         (without(STEPS, "action"), "the steps lack `action`; found 'observation', 'reward'"),
-        ({**STEPS, "next_observation": 1}, "transitions already"),
+        ({**STEPS, "next_observation": 1}, "already are transitions"),
         (
             without(STEPS, "discount", "is_first", "is_last", "terminated", "truncated"),
             "no flags, only 'observation', 'action', 'reward'. They need `discount`, or `is_last`",
@@ -169,7 +170,7 @@ STEPS = recorded("terminated")
         (
             # CleanRL's way: flags beside the action. The reward of 4 gives it away; without it the discount does.
             without(gymnasium_flags("terminated"), terminated=np.array([[0, 0, 1, 0]])),
-            "set on 1 rows with an action: they have a reward",
+            "set on 1 rows of actions: these rows have a reward",
         ),
         (
             without(
@@ -179,10 +180,13 @@ STEPS = recorded("terminated")
                 reward=np.zeros((1, 4)),
                 terminated=np.array([[False, False, True, False]]),
             ),
-            "set on 1 rows with an action",
+            "set on 1 rows of actions",
         ),
         ({**STEPS, "is_last": STEPS["is_last"][0]}, "flags must all be"),
-        ({**STEPS, "reward": STEPS["reward"][:, :3]}, r"`reward`: expected leaves \(1, 4\)"),
+        (
+            {**STEPS, "reward": STEPS["reward"][:, :3]},
+            r"`reward`: expected leaves that begin with the flags' shape, \(1, 4\)",
+        ),
         (tree.map_structure(lambda column: column[:, :1], STEPS), "windows of 1 steps hold no transition"),
     ],
 )
@@ -192,9 +196,7 @@ def test_what_steps_do_not_say_is_refused(batch: Any, message: str) -> None:
 
 
 def test_masks_and_markers_of_other_shapes_are_refused() -> None:
-    with pytest.raises(
-        rw.errors.StructureError, match=r"a mask has shape \(4,\), expected that of the flags, \(1, 4\)"
-    ):
+    with pytest.raises(rw.errors.StructureError, match=r"a mask has shape \(4,\), expected \(1, 4\) as the flags"):
         rw.to_transitions(STEPS, mask=np.ones(4, bool))
     slices = SliceSampler(1, 3).each(Trajectories.from_lengths([3]), np.random.default_rng(0))
     markers = gather({"reward": np.zeros(3)}, slices).markers
@@ -204,11 +206,11 @@ def test_masks_and_markers_of_other_shapes_are_refused() -> None:
 
 def test_transitions_over_n_steps_are_not_taken_twice() -> None:
     folded = rw.n_step(rw.to_transitions(STEPS), 2, 0.5)
-    with pytest.raises(rw.errors.StructureError, match="over several steps already"):
+    with pytest.raises(rw.errors.StructureError, match="already are over several steps"):
         rw.n_step(folded, 2, 0.5)
     with pytest.raises(rw.errors.StructureError, match="transitions over n steps overlap"):
         rw.returns.gae(folded, np.ones((1, 4)), gamma=0.5, lam=0.5)
-    with pytest.raises(rw.errors.SpecError, match="`discounts` and `continues` are in the transitions"):
+    with pytest.raises(rw.errors.SpecError, match="the transitions already have `discounts` and `continues`"):
         rw.returns.gae(rw.to_transitions(STEPS), np.ones((1, 4)), gamma=0.5, lam=0.5, discounts=np.ones((1, 3)))
     nested = rw.to_transitions({**STEPS, "reward": {"a": STEPS["reward"], "b": STEPS["reward"]}})
     assert nested.reward["b"].tolist() == [[1, 2, 4]]
@@ -304,9 +306,7 @@ def test_targets_of_a_batch_are_those_of_its_transitions(layout: Any, end: str) 
 def test_values_of_a_batch_that_are_not_known_are_refused() -> None:
     """Extras of a recorder are 0 on the boundary step, whose value counts only if the episode was truncated."""
     values = np.array([[8.0, 4.0, 2.0, 0.0]])
-    with pytest.raises(
-        rw.errors.StructureError, match="`value` is 0 on final observations of episodes that were truncated"
-    ):
+    with pytest.raises(rw.errors.StructureError, match="`value` is 0 on final observations of truncated episodes"):
         rw.returns.gae({**recorded("truncated"), "value": values}, "value", gamma=0.5, lam=0.5)
     found = rw.returns.gae({**recorded("terminated"), "value": values}, "value", gamma=0.5, lam=0.5)
     assert found.advantages.tolist() == [[-5.125, -0.5, 2.0]]
