@@ -44,7 +44,7 @@ def learn(client: rw.Client, seed: int | None) -> None:
             observations, transitions = batch.data["observation"], rw.to_transitions(batch)
             best = online(observations).argmax(axis=-1, keepdims=True)  # double Q: `online` chooses, `target` evaluates
             values = np.take_along_axis(target(observations), best, axis=-1)[..., 0]
-            returns = rw.returns.lambda_returns(transitions, values, gamma=DISCOUNT, lam=TRACE_DECAY)
+            returns = rw.returns.lambda_returns(transitions, values, gamma=DISCOUNT, lambda_=TRACE_DECAY)
             real = transitions.mask
             gradients = online.gradient(transitions.observation[real], transitions.action[real], returns[real])
             optimizer.descend(online.weights, gradients)

@@ -61,7 +61,7 @@ def train(agent: ActorCritic, optimizer: Any, batch: rw.Batch) -> None:
     """Learn from windows [B, T + 1] with PPO's clipped ratio (Schulman et al., 2017)."""
     found = rw.to_transitions(batch)
     with torch.no_grad():
-        advantages, returns = rw.returns.gae(found, agent.values(batch.data["observation"]), gamma=GAMMA, lam=LAM)
+        advantages, returns = rw.returns.gae(found, agent.values(batch.data["observation"]), gamma=GAMMA, lambda_=LAM)
     rows = found.mask.reshape(-1).nonzero()[:, 0]  # boundary steps have no action
     columns = [found.observation, found.action, found.extras["extras"]["log_prob"], advantages, returns]
     columns = [column.flatten(0, 1)[rows] for column in columns]

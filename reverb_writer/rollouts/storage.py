@@ -179,7 +179,7 @@ class RolloutStorage:
         self,
         last_values: Any,
         gamma: float,
-        lam: float,
+        lambda_: float,
         *,
         approximate_time_outs: bool = False,
         normalize_advantages: bool = True,
@@ -192,7 +192,7 @@ class RolloutStorage:
         Args:
             last_values: [B, R], values of the observations after the newest row.
             gamma: the discount, in [0, 1].
-            lam: in [0, 1].
+            lambda_: in [0, 1].
             approximate_time_outs: use the values of truncated rows themselves in place of those of their final
                 observations, and also in the last rows of windows if the value of what follows is not known.
             normalize_advantages: whether to normalize to mean 0 and standard deviation 1, over all rewards together.
@@ -210,7 +210,7 @@ class RolloutStorage:
         last_values = self._arrays.conform("last_values", last_values, self._shapes["values"], self.num_envs)
         rewards, values = self._in_time("rewards"), self._in_time("values")
         ends = ends_of(self._arrays, self._in_time, self._written, last_values, approximate=approximate_time_outs)
-        advantages, returns = gae(rewards, values, gamma=gamma, lam=lam, time_axis=0, **ends)
+        advantages, returns = gae(rewards, values, gamma=gamma, lambda_=lambda_, time_axis=0, **ends)
         self._put_final_values(last_values)
         rows = self._rows_in_time()
         self.advantages[rows] = normalize(advantages, self._real_rows()) if normalize_advantages else advantages

@@ -126,9 +126,9 @@ class ReturnInputs:
             return concatenated(self.xp, [x[:-1, ...], self.xp.zeros_like(x[-1:, ...])], 0)
         return x * self.continues  # takes a third of the time of `where`
 
-    def lambda_return_terms(self, lam: float) -> tuple[Array, Array]:
-        """Return a_t and b_t of the lambda-return x_t = a_t + b_t x_{t+1}; lam = 1 is the discounted return."""
-        weight = self.zero_at_ends(self.discounts * lam)
+    def lambda_return_terms(self, lambda_: float) -> tuple[Array, Array]:
+        """Return a_t and b_t of the lambda-return x_t = a_t + b_t x_{t+1}; lambda_ = 1 is the discounted return."""
+        weight = self.zero_at_ends(self.discounts * lambda_)
         return self.rewards + (self.discounts - weight) * self.next_values, weight
 
     def scan_backwards(self, start: Array, weight: Array) -> Array:

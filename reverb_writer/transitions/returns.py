@@ -1,11 +1,11 @@
 """Returns, advantages and targets. One backward recursion computes most results: x_t = a_t + b_t x_{t+1}.
 
-    function            a_t                                b_t                x is
-    ------------------  ---------------------------------  -----------------  -----------------------------------------
-    discounted_returns  r_t                                gamma d_t          the return
-    lambda_returns      r_t + gamma d_t (1 - lam) v'_t     gamma d_t lam      the lambda-return, target of TD(lambda)
-    gae                 r_t + gamma d_t v'_t - v_t         gamma d_t lam      the advantage; x + v is the lambda-return
-    vtrace              rho_t (r_t + gamma d_t v'_t - v_t) gamma d_t lam c_t  the correction of v
+    function            a_t                                 b_t                    x is
+    ------------------  ----------------------------------  ---------------------  -------------------------------------
+    discounted_returns  r_t                                 gamma d_t              the return
+    lambda_returns      r_t + gamma d_t (1 - lambda_) v'_t  gamma d_t lambda_      the lambda-return, target of TD
+    gae                 r_t + gamma d_t v'_t - v_t          gamma d_t lambda_      the advantage; x + v: lambda-return
+    vtrace              rho_t (r_t + gamma d_t v'_t - v_t)  gamma d_t lambda_ c_t  the correction of v
 
 v_t is the value of the observation of row t, and v'_t the value of the observation after its action. d_t is 0 if the
 action terminated the episode. A run of rows ends where the episode ended or was truncated, or where the rows are cut.
@@ -13,9 +13,9 @@ There v'_t replaces x_{t+1} in the first two functions, and 0 replaces it in the
 
 The first argument is a batch, `Transitions`, or rewards:
 
-    advantages, returns = gae(batch, "extras/value", gamma=0.99, lam=0.95)              # with a leaf of values
-    advantages, returns = gae(rw.to_transitions(batch), values, gamma=0.99, lam=0.95)   # values of all rows, [B, T]
-    advantages, returns = gae(rewards, values, gamma=0.99, lam=0.95)                    # [B, T], [B, T + 1]
+    advantages, returns = gae(batch, "extras/value", gamma=0.99, lambda_=0.95)             # with a leaf of values
+    advantages, returns = gae(rw.to_transitions(batch), values, gamma=0.99, lambda_=0.95)  # values of all rows, [B, T]
+    advantages, returns = gae(rewards, values, gamma=0.99, lambda_=0.95)                   # [B, T], [B, T + 1]
 
 Arrays are batch-major: [B, T, ...]. With `time_axis=0` they are [T, ...] or [T, B, ...]. `Transitions` of slices are
 [N - 1, ...]; their values are [N]. Where `Transitions.mask` is False, results are 0.
@@ -29,7 +29,7 @@ Arguments that the functions share:
                   "extras/value", which must include the values of final observations; rows [B, T] give results
                   [B, T - 1]
     gamma         the agent's discount, a number in [0, 1]
-    lam           a number in [0, 1]
+    lambda_       a number in [0, 1]
     discounts     [B, T, ...] or None, d_t: 0, or False, where the action of the row terminated the episode, otherwise
                   usually 1. All layouts store `discount` beside the action. Not with `Transitions`, which have it
     continues     [B, T, ...] or None, flags: False where the next row is not the next step of the same episode, because
@@ -114,18 +114,18 @@ def discounted_returns(
 
 
 def lambda_returns(
-    rewards: Array | Transitions, values: Array, *, gamma: float, lam: float, **rows: Unpack[RowKeywords]
+    rewards: Array | Transitions, values: Array, *, gamma: float, lambda_: float, **rows: Unpack[RowKeywords]
 ) -> Array:
-    """Return the mean of the n-step returns of all n, weighted by (1 - lam) lam^(n-1): the target of TD(lambda).
+    """Return the mean of the n-step returns of all n, weighted by (1 - lambda_) lambda_^(n-1): the TD(lambda) target.
 
-    Arguments and errors: as in `rw.returns`. `lam` is 0 for one-step targets, 1 for discounted returns.
+    Arguments and errors: as in `rw.returns`. `lambda_` is 0 for one-step targets, 1 for discounted returns.
 
-    >>> lambda_returns([[1.0, 1.0]], [[2.0, 2.0, 4.0]], gamma=0.5, lam=0.5).tolist()
+    >>> lambda_returns([[1.0, 1.0]], [[2.0, 2.0, 4.0]], gamma=0.5, lambda_=0.5).tolist()
     [[2.25, 3.0]]
     """
-    lam = check_fraction("lam", lam)
+    lambda_ = check_fraction("lambda_", lambda_)
     inputs = ReturnInputs(rewards, values, gamma, **rows)
-    return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(lam)))
+    return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(lambda_)))
 
 
 def n_step_returns(
@@ -149,9 +149,9 @@ def n_step_returns(
 
 
 def gae(
-    rewards: Array | Transitions, values: Array, *, gamma: float, lam: float, **rows: Unpack[RowKeywords]
+    rewards: Array | Transitions, values: Array, *, gamma: float, lambda_: float, **rows: Unpack[RowKeywords]
 ) -> Advantages:
-    """Estimate advantages: A_t = delta_t + gamma lam d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
+    """Estimate advantages: A_t = delta_t + gamma lambda_ d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
 
     Arguments and errors: as in `rw.returns`.
 
@@ -161,13 +161,13 @@ def gae(
     Source: Schulman et al., High-dimensional continuous control using generalized advantage estimation, 2016, (16).
 
     >>> rewards, values = [[1.0, 1.0, 1.0]], [[0.5, 0.5, 0.5, 2.0]]
-    >>> advantages, returns = gae(rewards, values, gamma=0.9, lam=0.8, discounts=[[1, 0, 1]])
+    >>> advantages, returns = gae(rewards, values, gamma=0.9, lambda_=0.8, discounts=[[1, 0, 1]])
     >>> advantages.round(4).tolist(), returns.round(4).tolist()
     ([[1.31, 0.5, 2.3]], [[1.81, 1.0, 2.8]])
     """
-    lam = check_fraction("lam", lam)
+    lambda_ = check_fraction("lambda_", lambda_)
     inputs = ReturnInputs(rewards, values, gamma, **rows)
-    advantages = inputs.scan_backwards(inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lam))
+    advantages = inputs.scan_backwards(inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lambda_))
     return Advantages(inputs.result(advantages), inputs.result(advantages + inputs.values))
 
 
@@ -177,7 +177,7 @@ def vtrace(
     ratios: Array,
     *,
     gamma: float,
-    lam: float = 1.0,
+    lambda_: float = 1.0,
     max_rho: float = 1.0,
     max_c: float = 1.0,
     **rows: Unpack[RowKeywords],
@@ -201,7 +201,7 @@ def vtrace(
     >>> targets.tolist(), advantages.tolist()
     ([[2.25, 3.0]], [[0.25, 1.0]])
     """
-    lam = check_fraction("lam", lam)
+    lambda_ = check_fraction("lambda_", lambda_)
     inputs = ReturnInputs(rewards, values, gamma, **rows)
     ratios = inputs.masked(inputs.broadcast_like("ratios", ratios))
     xp, bounds = inputs.xp, {"max_rho": max_rho, "max_c": max_c}
@@ -209,7 +209,7 @@ def vtrace(
         if not bound > 0:
             raise SpecError(f"`{name}` must be > 0, got {bound!r}.")
     rho, c = (xp.where(ratios > bound, xp.full_like(ratios, bound), ratios) for bound in bounds.values())
-    corrections = inputs.scan_backwards(rho * inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lam) * c)
+    corrections = inputs.scan_backwards(rho * inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lambda_) * c)
     targets = inputs.values + corrections
     advantages = rho * (inputs.rewards + inputs.discounts * inputs.following(targets) - inputs.values)
     return VTrace(inputs.result(targets), inputs.result(advantages))

@@ -83,8 +83,8 @@ def test_discounted_returns_are_those_of_tf_agents() -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
-def test_advantages_are_those_of_tf_agents(lam: float) -> None:
-    theirs = value_ops.generalized_advantage_estimation(VALUES, AFTER, DISCOUNTS, REWARDS, td_lambda=lam)
-    ours = gae(REWARDS, FOLLOWED, gamma=1.0, lam=lam, discounts=DISCOUNTS, time_axis=0).advantages
+@pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
+def test_advantages_are_those_of_tf_agents(lambda_: float) -> None:
+    theirs = value_ops.generalized_advantage_estimation(VALUES, AFTER, DISCOUNTS, REWARDS, td_lambda=lambda_)
+    ours = gae(REWARDS, FOLLOWED, gamma=1.0, lambda_=lambda_, discounts=DISCOUNTS, time_axis=0).advantages
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

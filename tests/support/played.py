@@ -178,8 +178,8 @@ def targets(found: rw.Transitions, values: Any, ratios: Any, **common: Any) -> d
     folded = rw.n_step(found, N, GAMMA)
     return {
         "discounted": rw.returns.discounted_returns(found, values, gamma=GAMMA, **common),
-        "lambda": rw.returns.lambda_returns(found, values, lam=LAM, gamma=GAMMA, **common),
-        "gae": rw.returns.gae(found, values, lam=LAM, gamma=GAMMA, **common).advantages,
+        "lambda": rw.returns.lambda_returns(found, values, lambda_=LAM, gamma=GAMMA, **common),
+        "gae": rw.returns.gae(found, values, lambda_=LAM, gamma=GAMMA, **common).advantages,
         "n-step": rw.returns.n_step_returns(found, values, N, gamma=GAMMA, **common),
         "folded": np.stack([folded.reward, folded.discount, folded.next_observation], axis=-1),
         "vtrace": traced.values,

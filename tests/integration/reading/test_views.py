@@ -348,7 +348,7 @@ def test_windows_give_their_first_transitions(played: str, n: int, gamma: float)
             check(one, n, gamma)
             break
         with pytest.raises(rw.errors.StructureError, match="overlap"):
-            rw.returns.gae(found, np.ones((64, 4)), gamma=0.5, lam=0.5)
+            rw.returns.gae(found, np.ones((64, 4)), gamma=0.5, lambda_=0.5)
         with pytest.raises(rw.errors.StructureError, match="`first` is for"):
             found.first()
 

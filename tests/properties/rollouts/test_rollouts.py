@@ -110,7 +110,7 @@ def test_a_queue_holds_the_newest_rows_and_their_returns_in_the_order_of_time(
     newest = Steps(of.dones[-held:], of.rewards[-held:], of.values[-held:])
     last = np.ones(num_envs, np.float32)
     values = np.concatenate([newest.values, last[None]])
-    expected = gae(newest.rewards, values, gamma=0.9, lam=0.8, discounts=~newest.dones, time_axis=0)
+    expected = gae(newest.rewards, values, gamma=0.9, lambda_=0.8, discounts=~newest.dones, time_axis=0)
     storage.compute_returns(last, 0.9, 0.8, normalize_advantages=False)
     before = sorted(zip(plain(storage.observations.ravel()), plain(storage.returns.ravel()), strict=True))
     storage.untie_buffer_loop()

@@ -34,7 +34,7 @@ class Rollout(NamedTuple):
     final_values: Floats
     ratios: Floats
     gamma: float
-    lam: float
+    lambda_: float
 
     @property
     def ends(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         final_values=rng.normal(size=size),
         ratios=rng.lognormal(size=size),
         gamma=draw(fractions),
-        lam=draw(fractions),
+        lambda_=draw(fractions),
     )
 
 
@@ -104,9 +104,9 @@ def test_lambda_returns_are_the_weighted_sum_of_all_n_step_returns(r: Rollout) -
     expected = []
     for t in range(len(r.rewards)):
         rows = r.episode_end(t) - t + 1  # longer returns are all the same
-        parts = [(1 - r.lam) * r.lam ** (n - 1) * r.n_step(t, n) for n in range(1, rows)]
-        expected.append(sum(parts) + r.lam ** (rows - 1) * r.n_step(t, rows))
-    found = lambda_returns(r.rewards, r.values, lam=r.lam, **r.ends)
+        parts = [(1 - r.lambda_) * r.lambda_ ** (n - 1) * r.n_step(t, n) for n in range(1, rows)]
+        expected.append(sum(parts) + r.lambda_ ** (rows - 1) * r.n_step(t, rows))
+    found = lambda_returns(r.rewards, r.values, lambda_=r.lambda_, **r.ends)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -114,18 +114,18 @@ def test_lambda_returns_are_the_weighted_sum_of_all_n_step_returns(r: Rollout) -
 def test_gae_is_the_discounted_sum_of_errors_within_the_episode(r: Rollout) -> None:
     size = len(r.rewards)
     errors = [r.rewards[t] + r.gamma * r.next_value(t) - r.values[t] for t in range(size)]
-    weight = r.gamma * r.lam
+    weight = r.gamma * r.lambda_
     expected = [sum(weight ** (k - t) * errors[k] for k in range(t, r.episode_end(t) + 1)) for t in range(size)]
-    advantages, returns = gae(r.rewards, r.values, lam=r.lam, **r.ends)
+    advantages, returns = gae(r.rewards, r.values, lambda_=r.lambda_, **r.ends)
     np.testing.assert_allclose(advantages, expected, atol=1e-12)
-    mixed = lambda_returns(r.rewards, r.values, lam=r.lam, **r.ends)
+    mixed = lambda_returns(r.rewards, r.values, lambda_=r.lambda_, **r.ends)
     np.testing.assert_allclose(returns, mixed, atol=1e-12)
 
 
 @given(rollouts(), st.sampled_from([0.5, 1.0, 2.0, np.inf]), st.sampled_from([0.5, 1.0, np.inf]))
 def test_vtrace_is_the_sum_of_weighted_errors_of_impala(r: Rollout, max_rho: float, max_c: float) -> None:
     size = len(r.rewards)
-    rho, c = np.minimum(r.ratios, max_rho), r.lam * np.minimum(r.ratios, max_c)
+    rho, c = np.minimum(r.ratios, max_rho), r.lambda_ * np.minimum(r.ratios, max_c)
     errors = [rho[t] * (r.rewards[t] + r.gamma * r.next_value(t) - r.values[t]) for t in range(size)]
     targets = np.array(
         [
@@ -135,7 +135,7 @@ def test_vtrace_is_the_sum_of_weighted_errors_of_impala(r: Rollout, max_rho: flo
     )
     moved = r._replace(values=targets)  # so that what follows a row is worth the target
     advantages = [rho[t] * (r.rewards[t] + r.gamma * moved.next_value(t) - r.values[t]) for t in range(size)]
-    found = vtrace(r.rewards, r.values, r.ratios, lam=r.lam, max_rho=max_rho, max_c=max_c, **r.ends)
+    found = vtrace(r.rewards, r.values, r.ratios, lambda_=r.lambda_, max_rho=max_rho, max_c=max_c, **r.ends)
     np.testing.assert_allclose(found.values, targets, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found.advantages, advantages, rtol=1e-9, atol=1e-9)
 
@@ -168,15 +168,15 @@ def test_lanes_have_nothing_to_do_with_each_other(envs: list[Rollout]) -> None:
         )
         for env in envs
     ]
-    alone = [gae(env.rewards, env.values, lam=0.8, **{**env.ends, "gamma": 0.9}) for env in parts]
+    alone = [gae(env.rewards, env.values, lambda_=0.8, **{**env.ends, "gamma": 0.9}) for env in parts]
     ends = [env.ends for env in parts]
     columns = {name: np.stack([end[name] for end in ends]) for name in ("discounts", "continues", "next_values")}
     rewards, values = (np.stack([getattr(env, name) for env in parts]) for name in ("rewards", "values"))
-    together = gae(rewards, values, gamma=0.9, lam=0.8, **columns)
+    together = gae(rewards, values, gamma=0.9, lambda_=0.8, **columns)
     np.testing.assert_allclose(together.advantages, [one.advantages for one in alone], atol=1e-12)
     # Time first is the same, turned.
     turned = {name: column.T for name, column in columns.items()}
-    again = gae(rewards.T, values.T, gamma=0.9, lam=0.8, time_axis=0, **turned)
+    again = gae(rewards.T, values.T, gamma=0.9, lambda_=0.8, time_axis=0, **turned)
     np.testing.assert_array_equal(again.advantages.T, together.advantages)
 
 

@@ -286,13 +286,13 @@ def numbers(array: Any) -> list[Any]:
 
 
 def test_advantages_neither_use_masked_rows_nor_have_them(storage: RolloutStorage) -> None:
-    storage.compute_returns(np.array([50.0, 7.0]), gamma=0.5, lam=1.0, normalize_advantages=False)
+    storage.compute_returns(np.array([50.0, 7.0]), gamma=0.5, lambda_=1.0, normalize_advantages=False)
     first, second = numbers(storage.returns)
     # Row 1 terminates: 2. Row 0: 1 + 0.5 * 2. Row 4: 5 + 0.5 * 50, and row 3: 4 + 0.5 * 30.
     assert [first[t] for t in (0, 1, 3, 4)] == [2.0, 2.0, 19.0, 30.0]
     # Row 2 is followed by the value of the boundary step, 2: 100 + 0.5 * 2 = 101, then 100 + 101 / 2, and so on.
     assert second[:3] == [175.25, 150.5, 101.0]
-    storage.compute_returns(np.array([50.0, 7.0]), gamma=0.5, lam=1.0)
+    storage.compute_returns(np.array([50.0, 7.0]), gamma=0.5, lambda_=1.0)
     advantages = np.asarray(storage.advantages)[..., 0]
     real = np.array([[1, 1], [1, 1], [0, 1], [1, 0], [1, 0]], bool)
     assert (advantages[~real] == 0).all()

@@ -32,8 +32,8 @@ def cut_after_the_second(next_value: float) -> dict[str, Any]:
 
 
 def test_nothing_follows_a_termination_whatever_its_value_is() -> None:
-    terminated = gae(REWARDS, VALUES, gamma=GAMMA, lam=LAM, **TERMINATED)
-    both = gae(REWARDS, VALUES[:, :3], gamma=GAMMA, lam=LAM, **TERMINATED, **cut_after_the_second(np.nan))
+    terminated = gae(REWARDS, VALUES, gamma=GAMMA, lambda_=LAM, **TERMINATED)
+    both = gae(REWARDS, VALUES[:, :3], gamma=GAMMA, lambda_=LAM, **TERMINATED, **cut_after_the_second(np.nan))
     np.testing.assert_array_equal(both.advantages, terminated.advantages)
 
 
@@ -43,14 +43,14 @@ def test_discounts_of_0_and_1_may_be_flags_or_numbers(dtype: type) -> None:
     how: dict[str, Any] = {"gamma": GAMMA, "discounts": np.array([[1, 0, 1]], dtype)}
     np.testing.assert_allclose(discounted_returns(REWARDS, VALUES, **how), [[1.9, 1.0, 2.8]])
     np.testing.assert_allclose(n_step_returns(REWARDS, VALUES, 2, **how), [[1.9, 1.0, 2.8]])
-    np.testing.assert_allclose(lambda_returns(REWARDS, VALUES, lam=LAM, **how), [[1.81, 1.0, 2.8]])
-    np.testing.assert_allclose(gae(REWARDS, VALUES, lam=LAM, **how).advantages, [[1.31, 0.5, 2.3]])
-    np.testing.assert_allclose(vtrace(REWARDS, VALUES, REWARDS, lam=LAM, **how).values, [[1.81, 1.0, 2.8]])
+    np.testing.assert_allclose(lambda_returns(REWARDS, VALUES, lambda_=LAM, **how), [[1.81, 1.0, 2.8]])
+    np.testing.assert_allclose(gae(REWARDS, VALUES, lambda_=LAM, **how).advantages, [[1.31, 0.5, 2.3]])
+    np.testing.assert_allclose(vtrace(REWARDS, VALUES, REWARDS, lambda_=LAM, **how).values, [[1.81, 1.0, 2.8]])
 
 
 @pytest.mark.parametrize("discounts", [None, [[1, 1, 1]]])
 def test_nothing_follows_with_a_gamma_of_0_whatever_its_value_is(discounts: Any) -> None:
-    advantages, returns = gae(REWARDS, [[0.5, 0.5, 0.5, np.inf]], gamma=0.0, lam=LAM, discounts=discounts)
+    advantages, returns = gae(REWARDS, [[0.5, 0.5, 0.5, np.inf]], gamma=0.0, lambda_=LAM, discounts=discounts)
     assert advantages.tolist() == [[0.5, 0.5, 0.5]]
     assert returns.tolist() == [[1.0, 1.0, 1.0]]
 
@@ -71,8 +71,8 @@ def test_results_have_the_dtype_of_the_rewards(shape: tuple[int, ...]) -> None:
     ends: dict[str, Any] = {"discounts": ones > 1, "continues": ones > 1, "next_values": ones}
     results = [
         discounted_returns(ones, gamma=0.9, **ends),
-        *gae(ones, ones, gamma=0.9, lam=0.8, **ends),
-        lambda_returns(ones, ones, gamma=0.9, lam=0.8, **ends),
+        *gae(ones, ones, gamma=0.9, lambda_=0.8, **ends),
+        lambda_returns(ones, ones, gamma=0.9, lambda_=0.8, **ends),
         n_step_returns(ones, ones, 3, gamma=0.9, **ends),
         *vtrace(ones, ones, ones, gamma=0.9, **ends),
         normalize(ones),
@@ -87,7 +87,7 @@ def test_arguments_are_left_as_they_are() -> None:
     rewards, values, flags = np.ones((1, 3)), np.full((1, 3), 0.5), np.array([[1, 0, 1]])
     for array in (rewards, values, flags):
         array.flags.writeable = False
-    gae(rewards, values, gamma=GAMMA, lam=LAM, continues=flags, next_values=values)
+    gae(rewards, values, gamma=GAMMA, lambda_=LAM, continues=flags, next_values=values)
 
 
 def test_masked_elements_are_not_normalized() -> None:
@@ -102,7 +102,7 @@ def test_masked_elements_are_not_normalized() -> None:
     ("arguments", "error", "message"),
     [
         ({"gamma": 1.5}, SpecError, r"`gamma` must be in \[0, 1\], got 1.5."),
-        ({"lam": -0.1}, SpecError, r"`lam` must be in \[0, 1\], got -0.1."),
+        ({"lambda_": -0.1}, SpecError, r"`lambda_` must be in \[0, 1\], got -0.1."),
         ({"time_axis": 2}, SpecError, r"`time_axis` must be 1 for .*, got 2."),
         ({"continues": [[1, 0, 1]]}, SpecError, "`continues` needs `next_values`"),
         ({"rewards": np.ones((1, 0))}, StructureError, r"must be \[B, T, ...\] with T >= 1, got shape \(1, 0\)"),
@@ -115,7 +115,7 @@ def test_masked_elements_are_not_normalized() -> None:
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    good = {"rewards": REWARDS, "values": VALUES, "gamma": GAMMA, "lam": LAM}
+    good = {"rewards": REWARDS, "values": VALUES, "gamma": GAMMA, "lambda_": LAM}
     with pytest.raises(error, match=message):
         gae(**{**good, **arguments})
 
@@ -123,7 +123,7 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], error: type[Exceptio
 def test_rows_with_boundary_steps_are_refused_by_their_number() -> None:
     # Four rows were recorded: three actions and the boundary step. Their values are four, not five.
     with pytest.raises(StructureError, match=r"expected \(1, 5\).*`values` belong to T \+ 1 observations"):
-        gae(np.array([[1.0, 1.0, 1.0, 0.0]]), np.full((1, 4), 10.0), gamma=1.0, lam=0.0)
+        gae(np.array([[1.0, 1.0, 1.0, 0.0]]), np.full((1, 4), 10.0), gamma=1.0, lambda_=0.0)
 
 
 def test_no_function_takes_flags_whose_row_is_not_known() -> None:
@@ -153,7 +153,7 @@ def test_arrays_of_pytorch_are_taken_with_their_gradients() -> None:
     values = torch.full((1, 3), 0.5, requires_grad=True)
     following = torch.cat([values[:, 1:2], torch.tensor([[3.0, 2.0]])], dim=1)
     ends = {"continues": torch.tensor([[1, 0, 1]]), "next_values": following}
-    advantages, returns = gae(torch.ones(1, 3), values, gamma=GAMMA, lam=LAM, **ends)
+    advantages, returns = gae(torch.ones(1, 3), values, gamma=GAMMA, lambda_=LAM, **ends)
     assert (advantages.dtype, returns.dtype) == (torch.float32, torch.float32)
     torch.testing.assert_close(advantages.detach(), torch.tensor([[3.254, 3.2, 2.3]]))
     advantages[0, 0].backward()
@@ -165,4 +165,4 @@ def test_arrays_of_pytorch_are_taken_with_their_gradients() -> None:
     masked = normalize(torch.tensor([[1.0, 2.0, 99.0, 3.0]]), torch.tensor([[1, 1, 0, 1]]))
     torch.testing.assert_close(masked, torch.tensor([[-1.0, 0.0, 0.0, 1.0]]))
     with pytest.raises(StructureError, match="arrays must be of one library"):
-        gae(torch.ones(1, 3), np.ones((1, 4)), gamma=GAMMA, lam=LAM)
+        gae(torch.ones(1, 3), np.ones((1, 4)), gamma=GAMMA, lambda_=LAM)

@@ -56,12 +56,14 @@ def assert_close(ours: Sequence[Floats], theirs: Sequence[Floats]) -> None:
         np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
-def test_advantages_and_returns_are_those_of_torchrl(lam: float) -> None:
-    ours = [*gae(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)]
-    ours += [lambda_returns(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)]
-    theirs = of_torchrl("generalized_advantage_estimate", lam, VALUES) + of_torchrl("td_lambda_return_estimate", lam)
-    if lam == 1:
+@pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
+def test_advantages_and_returns_are_those_of_torchrl(lambda_: float) -> None:
+    ours = [*gae(REWARDS, VALUES, gamma=GAMMA, lambda_=lambda_, **ENDS)]
+    ours += [lambda_returns(REWARDS, VALUES, gamma=GAMMA, lambda_=lambda_, **ENDS)]
+    theirs = of_torchrl("generalized_advantage_estimate", lambda_, VALUES) + of_torchrl(
+        "td_lambda_return_estimate", lambda_
+    )
+    if lambda_ == 1:
         ours += [discounted_returns(REWARDS, VALUES, gamma=GAMMA, **ENDS)]
         theirs += of_torchrl("td1_return_estimate")
     assert_close(ours, theirs)
@@ -88,11 +90,11 @@ def test_returns_are_those_of_rlax_whose_discounts_are_0_where_an_episode_termin
         theirs = rlax.n_step_bootstrapped_returns(rewards, discounts, following, n)
         np.testing.assert_allclose(n_step_returns(*arguments, n, **common), theirs, rtol=1e-4, atol=1e-4)
     theirs = rlax.lambda_returns(rewards, discounts, following, 0.7)
-    np.testing.assert_allclose(lambda_returns(*arguments, lam=0.7, **common), theirs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(lambda_returns(*arguments, lambda_=0.7, **common), theirs, rtol=1e-4, atol=1e-4)
     theirs = rlax.discounted_returns(rewards, discounts, following)
     np.testing.assert_allclose(discounted_returns(*arguments, **common), theirs, rtol=1e-4, atol=1e-4)
     theirs = rlax.truncated_generalized_advantage_estimation(rewards, discounts, 0.7, np.append(values, LAST[env]))
-    np.testing.assert_allclose(gae(*arguments, lam=0.7, **common).advantages, theirs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gae(*arguments, lambda_=0.7, **common).advantages, theirs, rtol=1e-4, atol=1e-4)
     errors = rlax.vtrace(values, following, rewards, discounts, ratios, 0.7)
-    ours = vtrace(*arguments, ratios, lam=0.7, **common)
+    ours = vtrace(*arguments, ratios, lambda_=0.7, **common)
     np.testing.assert_allclose(ours.values - values, errors, rtol=1e-4, atol=1e-4)

@@ -209,9 +209,9 @@ def test_transitions_over_n_steps_are_not_taken_twice() -> None:
     with pytest.raises(rw.errors.StructureError, match="already are over several steps"):
         rw.n_step(folded, 2, 0.5)
     with pytest.raises(rw.errors.StructureError, match="transitions over n steps overlap"):
-        rw.returns.gae(folded, np.ones((1, 4)), gamma=0.5, lam=0.5)
+        rw.returns.gae(folded, np.ones((1, 4)), gamma=0.5, lambda_=0.5)
     with pytest.raises(rw.errors.SpecError, match="the transitions already have `discounts` and `continues`"):
-        rw.returns.gae(rw.to_transitions(STEPS), np.ones((1, 4)), gamma=0.5, lam=0.5, discounts=np.ones((1, 3)))
+        rw.returns.gae(rw.to_transitions(STEPS), np.ones((1, 4)), gamma=0.5, lambda_=0.5, discounts=np.ones((1, 3)))
     nested = rw.to_transitions({**STEPS, "reward": {"a": STEPS["reward"], "b": STEPS["reward"]}})
     assert nested.reward["b"].tolist() == [[1, 2, 4]]
     with pytest.raises(rw.errors.StructureError, match="is a nest"):
@@ -245,7 +245,7 @@ def test_tensors_and_jax_arrays_are_taken(name: str, layout: Any) -> None:
         for one, other in zip(tree.flatten(folded), tree.flatten(rw.n_step(expected, 2, gamma=0.5)), strict=True):
             np.testing.assert_array_equal(np.asarray(one), other)
         values = make(np.array([[8.0, 4.0, 2.0, 6.0]], np.float32))
-        advantages = rw.returns.gae(found, values, gamma=0.5, lam=0.5).advantages
+        advantages = rw.returns.gae(found, values, gamma=0.5, lambda_=0.5).advantages
         last = 2.0 if end == "terminated" else 5.0
         np.testing.assert_allclose(np.asarray(advantages)[0, 2], last)
 
@@ -266,7 +266,9 @@ def test_jax_compiles_it() -> None:
 
     def advantages(steps: Any, values: Any) -> Any:
         transitions = rw.to_transitions(steps)
-        return rw.returns.gae(transitions, values, gamma=0.5, lam=0.5).advantages, rw.n_step(transitions, 2, 0.5).reward
+        return rw.returns.gae(transitions, values, gamma=0.5, lambda_=0.5).advantages, rw.n_step(
+            transitions, 2, 0.5
+        ).reward
 
     compiled = jax.jit(advantages)
     found, folded = compiled(tree.map_structure(make, STEPS), make(np.array([[8.0, 4.0, 2.0, 6.0]], np.float32)))
@@ -289,13 +291,13 @@ def test_targets_of_a_batch_are_those_of_its_transitions(layout: Any, end: str) 
     steps, values = layout(end), np.array([[8.0, 4.0, 2.0, 6.0]])
     fields = steps._asdict() if layout is trajectory else steps
     fields = without(fields, "observation", "action", value=values, extras={"value": values[..., None]})
-    expected = rw.returns.gae(rw.to_transitions(steps), values, gamma=0.5, lam=0.5)
+    expected = rw.returns.gae(rw.to_transitions(steps), values, gamma=0.5, lambda_=0.5)
     batch: Any = rw.Batch(fields, SimpleNamespace(mask=None, lengths=np.array([4])))
     for found in (
-        rw.returns.gae(batch, "value", gamma=0.5, lam=0.5),
-        rw.returns.gae(batch, "extras/value", gamma=0.5, lam=0.5),
-        rw.returns.gae(fields, "value", gamma=0.5, lam=0.5),
-        rw.returns.gae(batch, values, gamma=0.5, lam=0.5),
+        rw.returns.gae(batch, "value", gamma=0.5, lambda_=0.5),
+        rw.returns.gae(batch, "extras/value", gamma=0.5, lambda_=0.5),
+        rw.returns.gae(fields, "value", gamma=0.5, lambda_=0.5),
+        rw.returns.gae(batch, values, gamma=0.5, lambda_=0.5),
     ):
         assert found.advantages.tolist() == expected.advantages.tolist()
         assert found.returns.tolist() == expected.returns.tolist()
@@ -307,13 +309,13 @@ def test_values_of_a_batch_that_are_not_known_are_refused() -> None:
     """Extras of a recorder are 0 on the boundary step, whose value counts only if the episode was truncated."""
     values = np.array([[8.0, 4.0, 2.0, 0.0]])
     with pytest.raises(rw.errors.StructureError, match="`value` is 0 on final observations of truncated episodes"):
-        rw.returns.gae({**recorded("truncated"), "value": values}, "value", gamma=0.5, lam=0.5)
-    found = rw.returns.gae({**recorded("terminated"), "value": values}, "value", gamma=0.5, lam=0.5)
+        rw.returns.gae({**recorded("truncated"), "value": values}, "value", gamma=0.5, lambda_=0.5)
+    found = rw.returns.gae({**recorded("terminated"), "value": values}, "value", gamma=0.5, lambda_=0.5)
     assert found.advantages.tolist() == [[-5.125, -0.5, 2.0]]
     with pytest.raises(rw.errors.StructureError, match=r"no leaf `critic`: there are `action`, `discount`"):
-        rw.returns.gae(recorded("truncated"), "critic", gamma=0.5, lam=0.5)
+        rw.returns.gae(recorded("truncated"), "critic", gamma=0.5, lambda_=0.5)
     with pytest.raises(rw.errors.SpecError, match="so the first argument must be a batch"):
-        rw.returns.gae(np.ones((1, 3)), "value", gamma=0.5, lam=0.5)
+        rw.returns.gae(np.ones((1, 3)), "value", gamma=0.5, lambda_=0.5)
 
 
 def test_slices_with_the_row_after_them_have_a_target_for_each_row() -> None:
@@ -330,6 +332,6 @@ def test_slices_with_the_row_after_them_have_a_target_for_each_row() -> None:
     assert found.next_observation[found.mask].tolist() == [11, 12, 13, 12, 13] * 2
     assert found.discount[found.mask].tolist() == [1, 1, 0, 1, 0, 1, 1, 1, 1, 1]
     assert found.continues.tolist() == [True, True, False, True, False, False] * 2
-    advantages = rw.returns.gae(batch, "value", gamma=0.5, lam=0.5).advantages
+    advantages = rw.returns.gae(batch, "value", gamma=0.5, lambda_=0.5).advantages
     # By hand, as in docs/explanation/steps.md: terminated, then truncated.
     assert advantages.tolist() == [-5.125, -0.5, 2, -0.5, 2, 0, -4.9375, 0.25, 5, 0.25, 5, 0]
