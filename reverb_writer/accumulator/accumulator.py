@@ -174,20 +174,16 @@ class TrajectoryAccumulator:
                 item may be written twice.
             StructureError, SpecError, ServerUnavailableError: as for `Client.insert`. Nothing changed.
         """
-        # They import gRPC and protobuf, which `add` and `build` do not need.
+        # It imports gRPC and protobuf, which `add` and `build` do not need.
         from reverb_writer.client.client import as_client  # noqa: PLC0415
-        from reverb_writer.protocol.signatures import ArraySpec  # noqa: PLC0415
 
         self._check(partial=partial)
         data = {name: timescale.pack(none=()) for name, timescale in self._timescales.items()}
         squeeze = {name: timescale.without_time() for name, timescale in self._timescales.items()}
-        spec = tree.map_structure(
-            lambda column, bare: ArraySpec(column.shape[0 if bare else 1 :], column.dtype), data, squeeze
-        )
         tables = (table,) if isinstance(table, str) else table
         client, owned = as_client(client, timeout_s)
         try:
-            client.insert(data, dict.fromkeys(tables, priority), timeout_s, squeeze=squeeze, spec=spec)
+            client.insert(data, dict.fromkeys(tables, priority), timeout_s, squeeze=squeeze)
         finally:
             if owned:
                 client.close()

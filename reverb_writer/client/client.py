@@ -151,11 +151,11 @@ class Client:
         timeout_s: float | None = None,
         *,
         squeeze: Any = None,
-        spec: Any = None,
     ) -> None:
         """Write one item, and return when the server has it. An insert that waits does not block another one.
 
-        Several servers get items in turn; one that does not answer is left out.
+        A dict or a named tuple comes back as such, because the item carries its spec. A list of columns comes back as
+        a tuple. Several servers get items in turn; one that does not answer is left out.
 
         Args:
             data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis
@@ -163,8 +163,6 @@ class Client:
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
             timeout_s: in seconds; None for the client's.
             squeeze: nest of booleans like `data`: leaves that are one value, [...] without time; None for none.
-            spec: nest of `ArraySpec` like `data`, of one step, which the item carries, so that samples are nests; None
-                for tuples of columns where the table has no signature.
 
         Raises:
             SpecError: `priorities` is empty, or a priority is invalid.
@@ -176,7 +174,7 @@ class Client:
             ClosedError: another thread has closed the client.
         """
         deadline = self._deadline(timeout_s)
-        self._next(deadline).insert(data, priorities, deadline, squeeze=squeeze, spec=spec)
+        self._next(deadline).insert(data, priorities, deadline, squeeze=squeeze)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other, each as the nest of the table's signature, else of the item's own spec.

@@ -25,11 +25,11 @@ from reverb_writer.errors import (
     StructureError,
 )
 from reverb_writer.leaves import stored_dtype
-from reverb_writer.nests import named_leaves
+from reverb_writer.nests import fields_of, named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.responses import Samples, parse
-from reverb_writer.protocol.signatures import check_signature, packer, packer_of, spec_tensor
+from reverb_writer.protocol.signatures import ArraySpec, check_signature, packer, packer_of, spec_tensor
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import insert_items
@@ -93,9 +93,8 @@ class Server:
         deadline: Deadline,
         *,
         squeeze: Any = None,
-        spec: Any = None,
     ) -> None:
-        """Write one item, and return when the server has it."""
+        """Write one item, and return when the server has it; it carries its spec if the columns have names."""
         if not priorities:
             raise SpecError("`priorities` must name at least one table, got none.")
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
@@ -119,8 +118,9 @@ class Server:
         for table in checked:
             if (signature := info.tables[table].signature) is not None:
                 check_signature(table, signature, paths, dtypes, shapes, times)
-        tensor = b"" if spec is None else spec_tensor(spec)
-        request = one_item(columns, is_scalar, checked, tensor)
+        specs = list(map(ArraySpec, shapes, dtypes))
+        spec = b"" if fields_of(data) is None else spec_tensor(tree.unflatten_as(data, specs))
+        request = one_item(columns, is_scalar, checked, spec)
         insert_items(self.channel, request, deadline.left_s(), is_checked=True)
 
     def sample(self, table: str, num_samples: int, deadline: Deadline) -> Iterator[Sample]:

@@ -34,7 +34,7 @@ def insert_numbers(address: str, table: str, numbers: Any, length: int = 1) -> N
     """Insert an item a number, which holds it `length` times."""
     with rw.Client(address) as client:
         for number in numbers:
-            client.insert({"n": np.full(length, number, np.int64)}, {table: 1.0})
+            client.insert([np.full(length, number, np.int64)], {table: 1.0})
 
 
 def insert_variant(client: rw.Client, table: str) -> None:

@@ -353,3 +353,13 @@ def test_samples_may_be_left_unread(client: rw.Client) -> None:
         next(samples)
         samples.close()  # type: ignore[attr-defined]  # a generator's
     assert client.server_info()["replay"].current_size == 5
+
+
+def test_named_columns_come_back_by_name_and_others_as_a_tuple(client: rw.Client) -> None:
+    given: list[Any] = [{"x": [np.ones(2), np.zeros(1)]}, Pair(np.ones(1), np.ones(2)), [np.ones(1)], np.ones(1)]
+    for data in given:
+        client.insert(data, {"a": 1.0})
+    found = [sample.data for sample in client.sample("a", len(given))]
+    assert [column.tolist() for column in found[0]["x"]] == [[1.0, 1.0], [0.0]]
+    assert (type(found[1]).__name__, found[1]._fields, found[1][1].tolist()) == ("Pair", Pair._fields, [1.0, 1.0])
+    assert [(type(data), data[0].tolist()) for data in found[2:]] == [(tuple, [1.0])] * 2

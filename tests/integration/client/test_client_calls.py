@@ -22,7 +22,6 @@ from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.client.client import as_client
-from reverb_writer.protocol.signatures import ArraySpec
 
 DELAY_S = 2.0
 LONG_S = 60.0
@@ -131,7 +130,7 @@ def slow(replay_server: StartServer) -> Iterator[CallForwarder]:
 
 
 CALLS: dict[str, Callable[[rw.Client], object]] = {
-    "insert": lambda client: client.insert(np.zeros(1), {"a": 1.0}, spec=ArraySpec((), np.dtype(float))),
+    "insert": lambda client: client.insert(np.zeros(1), {"a": 1.0}),
     "sample": lambda client: list(client.sample("a", timeout_s=LONG_S)),
     "latest": lambda client: rw.Variables(client, "weights").latest(),
 }

@@ -41,18 +41,18 @@ def test_different_lengths_are_an_error_that_tells_what_to_do(ragged: str) -> No
 
 def test_pad_gives_zeros_and_a_mask(ragged: str) -> None:
     with rw.ReplayDataset(ragged, "queue", 3, collate="pad") as dataset:
-        (x, y), info = next(dataset)
-    np.testing.assert_array_equal(x, [[1, 2, 0], [1, 0, 0], [1, 2, 3]])
+        data, info = next(dataset)
+    np.testing.assert_array_equal(data["x"], [[1, 2, 0], [1, 0, 0], [1, 2, 3]])
     assert info.mask is not None
     np.testing.assert_array_equal(info.mask, [[1, 1, 0], [1, 0, 0], [1, 1, 1]])
-    np.testing.assert_array_equal(y, np.repeat(info.mask[..., None], 2, axis=-1))
+    np.testing.assert_array_equal(data["y"], np.repeat(info.mask[..., None], 2, axis=-1))
     assert info.lengths.tolist() == [2, 1, 3]
 
 
 def test_list_gives_a_nest_a_sample(ragged: str) -> None:
     with rw.ReplayDataset(ragged, "queue", 3, collate="list") as dataset:
         data, _ = next(dataset)
-    assert [x.tolist() for x, _ in data] == [[1, 2], [1], [1, 2, 3]]
+    assert [nest["x"].tolist() for nest in data] == [[1, 2], [1], [1, 2, 3]]
 
 
 Step = collections.namedtuple("Step", ["obs", "extras"])  # noqa: PYI024
@@ -167,11 +167,11 @@ def test_samples_keep_their_nest_when_the_table_is_reset_under_running_actors(re
 def test_time_out_names_items_of_another_structure(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("replay"))
     with rw.Client(server.address) as client:
-        client.insert({"n": np.zeros(1)}, {"replay": 1.0}, spec={"n": ArraySpec((), np.dtype(float))})
+        client.insert({"n": np.zeros(1)}, {"replay": 1.0})
         with rw.ReplayDataset(server.address, "replay", 1, max_in_flight_batches=1, timeout_s=3) as dataset:
             next(dataset)
             client.reset("replay")
-            client.insert({"m": np.zeros(1)}, {"replay": 1.0}, spec={"m": ArraySpec((), np.dtype(float))})
+            client.insert({"m": np.zeros(1)}, {"replay": 1.0})
             with pytest.raises(rw.errors.ReplayTimeoutError, match="of another structure were left out"):  # noqa: PT012
                 for _ in range(10):  # those that were on their way come first
                     next(dataset)

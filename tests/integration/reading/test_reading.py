@@ -187,7 +187,7 @@ def test_single_pass_of_a_heap_goes_by_priority(replay_server: StartServer) -> N
     server = replay_server(rw.TableConfig("heap", 10, sampler="max_heap", max_times_sampled=1))
     with rw.Client(server.address) as client:
         for number in (2, 9, 4, 7):
-            client.insert({"n": np.array([number])}, {"heap": float(number)})
+            client.insert([np.array([number])], {"heap": float(number)})
     with rw.ReplayDataset(server.address, "heap", 3, single_pass=True) as dataset:
         assert [first_numbers(batch) for batch in dataset] == [[9, 7, 4], [2]]
 

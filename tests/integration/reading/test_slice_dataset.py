@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tree
 from kinds import contents
-from reading import spec
 from server_process import StartServer
 from shard_files import ShardFile, shard_lines
 from threads import at_once
@@ -115,7 +113,7 @@ def test_sequences_that_span_episodes_are_parted_by_their_markers(replay_server:
         for start in (0, 1000):
             rows = start + np.array([5, 6, 100, 101, 102, 200])
             data = {"row": rows, "truncated": np.array([0, 1, 0, 0, 1, 0], bool)}
-            client.insert(data, {"queue": 1.0}, spec={"row": spec((), np.int64), "truncated": spec((), bool)})
+            client.insert(data, {"queue": 1.0})
     with rw.SliceDataset(server.address, "queue", 6, 10, pool_size=2, single_pass=True) as dataset:
         (batch,) = dataset
     assert slices_of(batch) == [
@@ -135,7 +133,7 @@ def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_prece
 
     with rw.Client(replay_server(QUEUE).address) as client:
         for each in (item([0, 1], [1, discount]), item([2], [1]), item([1, 2], [discount, 1])):
-            client.insert(each, {"queue": 1.0}, spec=tree.map_structure(lambda leaf: spec((), leaf.dtype), each))
+            client.insert(each, {"queue": 1.0})
         with rw.SliceDataset(client, "queue", 3, 2, seed=0) as dataset:
             batch = next(dataset)
     assert batch.markers.terminated.tolist() == [False, False, False, False, discount == 0]

@@ -15,7 +15,6 @@ import pytest
 from certificates import OPENSSL, make_identity, server_context
 from forwarder import Forwarder
 from kinds import contents
-from reading import spec
 from server_process import HostedServer, StartServer
 
 import reverb_writer as rw
@@ -89,7 +88,7 @@ def test_pytorch_workers_bring_the_client_s_certificates_and_token(
     pytest.importorskip("torch")
     server = replay_server(rw.TableConfig("replay"))
     with rw.Client(server.address) as client:
-        client.insert({"x": np.arange(3)}, {"replay": 1.0})
+        client.insert([np.arange(3)], {"replay": 1.0})
     gateway = make_identity(tmp_path, "gateway")
     with (
         Forwarder(server.port, tls=server_context(gateway)) as forwarder,
@@ -115,8 +114,8 @@ def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(replay_server: 
     torch = pytest.importorskip("torch")
     server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
     with rw.Client(server.address) as client:
-        client.insert({"x": np.arange(2.0)}, {"table": 1.0})
-        client.insert({"x": np.arange(3.0)}, {"table": 3.0})
+        client.insert([np.arange(2.0)], {"table": 1.0})
+        client.insert([np.arange(3.0)], {"table": 3.0})
     with rw.ReplayDataset(server.address, "table", 16, collate="pad", max_in_flight_batches=1) as dataset:
         batch = next(iter(dataset.as_torch("cpu")))
         info = batch.info
@@ -144,7 +143,7 @@ def test_priorities_are_tensors_of_any_dtype_with_gradients(replay_server: Start
     torch = pytest.importorskip("torch")
     server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
     with rw.Client(server.address) as client:
-        client.insert({"x": np.arange(2.0)}, {"table": 1.0})
+        client.insert([np.arange(2.0)], {"table": 1.0})
         with rw.ReplayDataset(server.address, "table", 4, max_in_flight_batches=1) as dataset:
             batch = next(dataset)
             priorities = torch.full((4,), 2.5, dtype=getattr(torch, dtype), requires_grad=True) * 2
@@ -162,7 +161,7 @@ def test_pytorch_gets_mixed_batches_with_their_members_and_routes_priorities(rep
     server = replay_server(*(rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in names))
     with rw.Client(server.address) as client:
         for number, name in enumerate(names):
-            client.insert({"x": np.full(2, number)}, {name: 1.0})
+            client.insert([np.full(2, number)], {name: 1.0})
         datasets = [rw.ReplayDataset(server.address, name, size) for name, size in zip(names, (4, 2), strict=True)]
         with rw.MixedDataset(datasets) as dataset:
             batch = next(iter(dataset.as_torch("cpu")))
@@ -270,7 +269,7 @@ def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: str) ->
     with rw.Client(sliced) as client:
         for row in range(4):
             data = {"row": np.full((3, 3), row, np.float32), "terminated": np.zeros(3, bool)}
-            client.insert(data, {"other": 1.0}, spec={"row": spec((3,), np.float32), "terminated": spec((), bool)})
+            client.insert(data, {"other": 1.0})
     assert [batch.data["row"][:, 0].tolist() for batch in in_workers(view)] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
 
 

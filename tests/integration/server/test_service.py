@@ -353,7 +353,7 @@ def test_newer_server_has_all_that_the_older_one_has_confirmed(tmp_path: Path) -
         """Insert until the server refuses: an item counts as confirmed when `insert` returns."""
         with rw.Client(address, timeout_s=5) as client, contextlib.suppress(rw.errors.ReverbWriterError):
             for number in itertools.count():
-                client.insert({"number": np.array([number])}, {"replay": 1.0})
+                client.insert([np.array([number])], {"replay": 1.0})
                 confirmed.append(number)
                 if may_end.is_set():
                     return

@@ -107,7 +107,7 @@ def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(
     servers = [replay_server(rw.TableConfig("replay", 1, "fifo")) for _ in range(3)]
     for number, server in enumerate(servers):
         with rw.Client(server.address) as client:
-            client.insert({"n": np.full(1, number)}, {"replay": 1.0})
+            client.insert([np.full(1, number)], {"replay": 1.0})
     file = ShardFile(tmp_path, servers[0].address)
     interrupt = EachMoment(8)
     with (

@@ -74,7 +74,7 @@ def test_queues_are_read_once_each_in_its_order(
     with places(len(counts), fifo("a")) as (place, alone):
         for one, own in zip(alone, numbers, strict=True):
             for number in own:
-                one.client.insert({"n": np.full(1 + number % 3, number)}, {"a": 1.0})
+                one.client.insert([np.full(1 + number % 3, number)], {"a": 1.0})
         end: dict[str, Any] = {"single_pass": True} if ends_itself or not total else {"max_samples": total}
         with rw.ReplayDataset(
             place.client, "a", batch_size, collate="list", max_in_flight_batches=ahead, timeout_s=20, **end
@@ -100,7 +100,7 @@ def test_uniform_tables_are_read_as_one(counts: list[int], batch_size: int, num_
     with places(len(counts), rw.TableConfig("a")) as (place, alone):
         for one, own in zip(alone, numbers, strict=True):
             for number in own:
-                one.client.insert({"n": np.array([number])}, {"a": 1.0})
+                one.client.insert([np.array([number])], {"a": 1.0})
         with rw.ReplayDataset(place.client, "a", batch_size, timeout_s=20) as dataset:
             batches = [next(dataset) for _ in range(num_batches)]
             stats = dataset.stats()
@@ -119,7 +119,7 @@ def test_priorities_are_set_on_the_server_that_has_the_item(counts: list[int], d
     with places(len(counts), rw.TableConfig("a", sampler=rw.Prioritized(1.0))) as (place, alone):
         for one, count in zip(alone, counts, strict=True):
             for _ in range(count):
-                one.client.insert({"n": np.array([0])}, {"a": 1.0})
+                one.client.insert([np.array([0])], {"a": 1.0})
         with rw.ReplayDataset(place.client, "a", 4, timeout_s=20) as dataset:
             mixed = rw.MixedDataset([dataset]) if data.draw(st.booleans()) else dataset
             batch = next(mixed)
