@@ -177,16 +177,26 @@ class Episode(EpisodeData):
         last = self.observations.rows.part(slice(-1, None), finalized=False)
         if not len(first) or not last.equal(first):
             raise SpecError("the next chunk must start with the last observation of this one.")
+
+        def joined(
+            own: InfiniteLookbackBuffer, following: InfiniteLookbackBuffer, rows: slice = slice(None)
+        ) -> InfiniteLookbackBuffer:
+            column = own.part(rows, own.lookback)
+            column.concat(following)
+            return column
+
         # The last observation and info of this one are the first of the next one.
         merged: dict[str, Any] = {
-            "observations": self.observations.part(slice(-1), self.observations.lookback) + other.observations,
-            "infos": self.infos.part(slice(-1), self.infos.lookback) + other.infos,
-            "actions": self.actions + other.actions,
-            "rewards": self.rewards + other.rewards,
+            "observations": joined(self.observations, other.observations, slice(-1)),
+            "infos": joined(self.infos, other.infos, slice(-1)),
+            "actions": joined(self.actions, other.actions),
+            "rewards": joined(self.rewards, other.rewards),
         }
         if len(other):
             extras = self._extra_columns(other.extra_model_outputs)
-            merged["extra_model_outputs"] = {key: extras[key] + other.extra_model_outputs[key] for key in extras}
+            merged["extra_model_outputs"] = {
+                key: joined(extras[key], following) for key, following in other.extra_model_outputs.items()
+            }
         vars(self).update(merged)
         self.custom_data.update(other.custom_data)
         self.t = other.t
@@ -206,8 +216,9 @@ class Episode(EpisodeData):
             raise ClosedError("the episode is over: no chunk can follow. Start a new `Episode`.")
         total = self.rewards.len_incl_lookback()
         lookback = min(integer("len_lookback_buffer", len_lookback_buffer, minimum=0), total)
-        rows = slice(total - lookback, None)
-        successor = self._part(rows, rows, lookback, self.t, finalized=False)
+        # From the end, because columns may have look-backs of different lengths.
+        observations, others = slice(-lookback - 1, None), slice(-lookback, None) if lookback else slice(0)
+        successor = self._part(observations, others, lookback, self.t, finalized=False)
         successor.start_timer()
         return successor
 

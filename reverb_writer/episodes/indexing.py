@@ -56,7 +56,7 @@ def span(wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool =
     Without a start or stop, the slice reads the data without its look-back, in the direction of the step.
 
     >>> span(slice(-4, 6), 5, 2, neg_index_as_lookback=True, fill=True)
-    (2, slice(0, 5, 1), 5, 3)
+    (2, slice(0, 5, None), 5, 3)
     """
     start, stop, step = wanted.start, wanted.stop, wanted.step
     if step is None:
@@ -78,6 +78,10 @@ def span(wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool =
         return _rows(range(first, last, step))
     if step > 0 and start > stop and (start < 0 or stop >= total):
         start, stop = stop, start
+    if step == 1 and start <= stop:  # the same as below, for the common case
+        before = min(-start, stop - start) if start < 0 else 0
+        after = min(stop - total, stop - start) if stop > total else 0
+        return before, slice(start + before, stop - after), stop - after - start - before, after
     line = range(start, stop, step)
     # The number of positions before the data, and before the end of the data, in the order of the slice.
     clip, first, last = (min, 0, total) if step > 0 else (max, total - 1, -1)

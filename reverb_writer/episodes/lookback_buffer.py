@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes.indexing import Indices, is_single, position, span
-from reverb_writer.episodes.rows import RowForm, Rows, listed
+from reverb_writer.episodes.rows import RowForm, Rows, block_of, listed
 from reverb_writer.episodes.spaces import SpaceLeaves, check, filled
 from reverb_writer.errors import ClosedError, FormatError, OutOfRangeError, ReverbWriterError, SpecError, StructureError
 
@@ -226,14 +226,16 @@ class InfiniteLookbackBuffer:
     def from_state(cls, state: Mapping[str, Any]) -> InfiniteLookbackBuffer:
         """Make a buffer of a `state` that `get_state` returned; raises FormatError if it is something else."""
         try:
-            data = copy.deepcopy(state["data"]) if state["untyped"] else state["data"]
-            buffer = cls(data, state["lookback"], state["space"], untyped=state["untyped"])
-            return buffer.finalize() if state["finalized"] else buffer
+            data, untyped, finalized = state["data"], state["untyped"], state["finalized"]
+            buffer = cls(space=state["space"], untyped=untyped)
+            if finalized and data is not None:
+                buffer.rows.put(block_of(data, "data"))  # arrays, also if rows are lists
+            elif data:
+                buffer.extend(copy.deepcopy(data) if untyped else data)
+            buffer.lookback = min(integer("lookback", state["lookback"], minimum=0), len(buffer.rows))
+            return buffer.finalize() if finalized else buffer
         except BROKEN_STATE as error:
             raise FormatError(f"this is not a state of a buffer: {type(error).__name__}: {error}") from error
-
-    def __reduce__(self) -> Any:
-        return InfiniteLookbackBuffer.from_state, (self.get_state(),)
 
     def __getitem__(self, indices: Any) -> Any:
         return self.get(indices)

@@ -55,6 +55,11 @@ class RowForm:
         self.pack = packer(self._example)
         self.read = self._reader()
 
+    def __reduce__(self) -> Any:
+        if self is ANY_OBJECTS:  # there is one, also in a copy and after a pickle
+            return "ANY_OBJECTS"
+        return RowForm, (self._example, self.paths, self.dtypes, self.shapes)
+
     def joined(self, other: RowForm, what: str) -> RowForm:
         """Return the form of rows of both: dtypes widen to those of `np.stack`."""
         check_same_leaves(what, other.paths, self.paths, "the first row")
@@ -122,14 +127,14 @@ class Rows:
                 return self.form, [self.form.read(item)]
             except _NOT_FITTING:
                 pass
-        return self.fitting(_block_of(item, what, is_row=True), what)
+        return self.fitting(block_of(item, what, is_row=True), what)
 
     def block(self, data: Any) -> Block:
         """Return rows as a block, copied: a list of rows, or a nest of arrays [m, ...]."""
         if self.form is ANY_OBJECTS:
             return ANY_OBJECTS, [(item,) for item in data]
         if not isinstance(data, list):
-            return _block_of(data, "data")
+            return block_of(data, "data")
         rows = Rows()
         for index, item in enumerate(data):
             rows.put(rows.checked(item, f"item {index}"))
@@ -235,7 +240,7 @@ def _rows_of(leaves: Sequence[Array]) -> list[Leaves]:
     return list(zip(*map(listed, leaves), strict=True))
 
 
-def _block_of(nest: Any, what: str, *, is_row: bool = False) -> Block:
+def block_of(nest: Any, what: str, *, is_row: bool = False) -> Block:
     """Return a nest of arrays [m, ...] as a block, copied; if `is_row`, a row [...] as a block of one."""
     paths, leaves = named_leaves(nest, what)
     if not leaves:

@@ -60,6 +60,7 @@ def write_trajectory(path: Path, manifest: Manifest, columns: Sequence[Array]) -
                 method,
                 _DEFLATE_LEVEL,
             )
+    path.parent.mkdir(parents=True, exist_ok=True)  # a user may have removed it
     partial = path.with_name(f"{_PARTIAL}{path.name}")
     try:
         partial.write_bytes(out.getbuffer())

@@ -119,7 +119,7 @@ class Cursor:
     def __init__(self, transitions: TransitionBatch, start: int) -> None:
         """Begin at transition number `start`; a shorter trajectory begins at 0."""
         num_transitions = len(transitions.reward)
-        self._at = start = start if start < num_transitions else 0
+        start = start if start < num_transitions else 0
         self.num_left = num_transitions - start
         is_first, mask = np.arange(num_transitions) == start, np.ones(num_transitions, bool)
         self.transitions = transitions._replace(is_first=is_first, mask=mask)
@@ -128,10 +128,11 @@ class Cursor:
     def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
         """Copy transitions into column `env` of leaves [T, N, ...], rows `at` to `at + room`; return how many, >= 1."""
         length = min(room, self.num_left)
+        start = len(self.transitions.reward) - self.num_left
         for target, column in zip(targets, self._columns, strict=True):
             if target is not None and column is not None:
-                target[at : at + length, env] = column[self._at : self._at + length]
-        self._at, self.num_left = self._at + length, self.num_left - length
+                target[at : at + length, env] = column[start : start + length]
+        self.num_left -= length  # one assignment, which an interrupt cannot divide
         return length
 
 

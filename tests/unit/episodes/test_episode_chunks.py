@@ -9,7 +9,7 @@ import pytest
 import tree
 
 import reverb_writer as rw
-from reverb_writer.episodes import Episode
+from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.leaves import padded_rows
 
@@ -47,6 +47,23 @@ def test_chunks_keep_ids_spaces_and_infos() -> None:
         assert (chunk.agent_id, chunk.module_id, chunk.multi_agent_episode_id) == ("a", "m", "e")
         assert chunk.observation_space is chunk.action_space is space
         assert chunk.infos.data == [{"n": n} for n in chunk.observations.data]
+
+
+def test_cut_counts_from_the_end_of_columns_whose_look_backs_differ() -> None:
+    episode = Episode(
+        "x",
+        observations=InfiniteLookbackBuffer([*range(-3, 4)], lookback=3),
+        infos=[{}] * 4,
+        actions=[1, 2, 3],
+        rewards=[1.0, 2.0, 3.0],
+        len_lookback_buffer=0,
+    )
+    assert [episode.cut(number).observations.data for number in (0, 2)] == [[3], [1, 2, 3]]
+    ended = five_steps().cut(5)
+    ended.add_env_step(6, 6, 6.0)
+    ended.set_extra_model_outputs(key="logp", new_data=[60])  # without look-back
+    chunk = ended.cut(2)
+    assert (chunk.get_actions([-2, -1]), chunk.get_extra_model_outputs("logp", -1)) == ([5, 6], 60)
 
 
 def test_negative_look_back_is_refused() -> None:
@@ -114,6 +131,21 @@ def test_nests_and_nan_meet() -> None:
     chunk.add_env_step({"a": np.array([0.0, 1.0]), "b": 3}, 0, 1.0, extra_model_outputs={"logp": 1})
     assert episode.concat_episode(chunk) is None  # type: ignore[func-returns-value]  # that is the point
     assert (len(episode), episode.get_extra_model_outputs("logp")) == (1, [1])
+
+
+def test_chunk_is_added_to_columns_that_were_given_as_arrays() -> None:
+    episode = Episode(
+        observations=np.arange(6),
+        actions=np.arange(1, 6),
+        rewards=[1.0] * 5,
+        extra_model_outputs={"v": np.ones(5)},
+        len_lookback_buffer=0,
+    )
+    chunk = episode.cut()
+    chunk.add_env_step(6, 6, 6.0, extra_model_outputs={"v": 2.0})
+    episode.concat_episode(chunk)
+    assert (episode.get_observations().tolist(), episode.get_actions(-1), episode.t) == ([*range(7)], 6, 6)
+    assert (episode.get_rewards(-1), episode.get_extra_model_outputs("v", -1)) == (6.0, 2.0)
 
 
 def test_chunk_that_does_not_follow_changes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 from collections import OrderedDict, namedtuple
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
-from reverb_writer.errors import FormatError
+from reverb_writer.errors import FormatError, StructureError
 
 spaces = pytest.importorskip("gymnasium").spaces
 
@@ -92,6 +93,22 @@ def test_state_keeps_dtypes_of_spaces_and_kinds_of_nests() -> None:
     assert info["order"]["a"][0] == Point(1, "text")
     assert type(info["order"]["a"][0]) is Point
     assert (observation["z"]._fields, observation["z"].y.tolist(), observation["a"]) == (("x", "y"), [0, 1], 2)
+
+
+@pytest.mark.parametrize(
+    "copied", [through_pickle, copy.deepcopy, lambda episode: Episode.from_state(episode.get_state())]
+)
+def test_rows_that_are_lists_survive_finalize_and_a_copy(copied: Any) -> None:
+    before = Episode(observations=[0, 1, 2], actions=[[1, 2, 3], [4, 5, 6]], rewards=[1.0, 2.0])
+    assert copied(before.finalize()).get_actions(-1) == [4, 5, 6]
+
+
+@pytest.mark.parametrize("copied", [through_pickle, copy.deepcopy])
+def test_copy_of_a_chunk_without_steps_knows_what_its_rows_are(copied: Any) -> None:
+    before = Episode(observations=[0, 1], actions=[np.float32(1)], rewards=[1.0])
+    chunk = copied(before.cut())
+    with pytest.raises(StructureError, match="expected float32"):
+        chunk.add_env_step(2, "text", 1.0)
 
 
 def test_state_has_infos_and_spaces_of_any_type() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tree
 from rollout_steps import tf_agents_steps, transition, write_transitions
 
 import reverb_writer as rw
 from reverb_writer.files import RolloutDataset, RolloutFileBase, RolloutWriter, list_trajectories
-from reverb_writer.files.transition_fields import TransitionBatch
+from reverb_writer.files.transition_fields import Cursor, TransitionBatch
 
 
 def delivered(batches: Any) -> list[tuple[int, int]]:
@@ -52,6 +55,38 @@ def test_next_observation_that_was_stored_is_delivered(tmp_path: Path, prefix: s
         stored, other = other, batch.next_observation[:, 0, 1]
     assert stored.tolist() == [10, 11, 12]
     assert other.tolist() == [1, 2, 2]
+
+
+def test_interrupt_at_any_instruction_leaves_a_cursor_that_delivers_the_rest() -> None:
+    def fill(interrupt_at: int) -> tuple[bool, list[int]]:
+        batch, rows = TransitionBatch(*[None] * 10), np.zeros((4, 1), np.int64)
+        cursor = Cursor(batch._replace(reward=np.arange(1, 5)), 0)
+        targets = tree.flatten(batch._replace(reward=rows))
+        num_events = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal num_events
+            frame.f_trace_opcodes = True
+            num_events += frame.f_code is Cursor.fill.__code__ and event == "opcode"
+            if num_events > interrupt_at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        with contextlib.suppress(KeyboardInterrupt):
+            cursor.fill(targets, 0, 0, 3)
+        sys.settrace(None)
+        is_interrupted, start = num_events > interrupt_at, 4 - cursor.num_left
+        assert cursor.fill(targets, start, 0, 4) == 4 - start
+        return is_interrupted, rows[:, 0].tolist()
+
+    fill(1000)  # CPython 3.12 traces no instruction the first time
+    number = 0
+    while fill(number) == (True, [1, 2, 3, 4]):
+        number += 1
+    assert number > 20
+    assert fill(number) == (False, [1, 2, 3, 4])
 
 
 def test_next_observation_is_that_of_the_observation(tmp_path: Path) -> None:

@@ -153,6 +153,14 @@ def test_whole_trajectories_can_be_saved_at_once(tmp_path: Path) -> None:
         writer.save({"x": np.arange(5), "y": np.zeros((5, 3), np.float32)})
 
 
+def test_writer_goes_on_after_its_directory_was_removed(tmp_path: Path) -> None:
+    writer = RolloutWriter(tmp_path / "demos")
+    writer(transition(0, 0), terminated=True)
+    shutil.rmtree(tmp_path / "demos")
+    writer(transition(1, 0), terminated=True)
+    assert only(tmp_path / "demos").manifest.num_steps == 1
+
+
 def test_nothing_is_seen_of_a_trajectory_before_it_is_complete(tmp_path: Path) -> None:
     writer = RolloutWriter(tmp_path)
     for t in range(4):
