@@ -331,19 +331,22 @@ class ConnectionLoss:
     @property
     def is_silent(self) -> bool:
         """Whether the server exists and does not answer, by all attempts to connect in the last seconds."""
-        seen = self._seen
-        is_late = isinstance(self.error, ReplayTimeoutError) or is_silence(seen)
-        return is_late or (is_refusal(seen) and is_listening(self.channel.address))
+        is_late = isinstance(self.error, ReplayTimeoutError) or is_silence(self._words)
+        return is_late or (is_refusal(self._words) and is_listening(self.channel.address))
 
     def explain(self) -> str:
         """Say what was seen. Only a refused connection advises a start: a paused server would lose its tables by it."""
         address, heard = self.channel.address, f"last heard of {time.monotonic() - self.since:.1f} s ago ({self._seen})"
         if self.is_silent:
             return f"The server at {address} does not answer, {heard}. It may be paused: look at its process."
-        if is_refusal(self._seen):
+        if is_refusal(self._words):
             return f"The server at {address} is gone, {heard}. Start it again."
         return f"There is no connection to the server at {address}, {heard}. It is tried again and again."
 
     @property
     def _seen(self) -> str:
         return "; ".join([str(self.error).rstrip("."), *self.channel.recent_connect_errors()])
+
+    @property
+    def _words(self) -> str:
+        return self._seen.replace(self.channel.address, "")  # an address may have `dns` or `timeout` in it

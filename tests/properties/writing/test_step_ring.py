@@ -140,12 +140,19 @@ class Server:
         self.items: dict[str, list[Item]] = collections.defaultdict(list)
         self.chunks: dict[int, Any] = {}
         self._keys: set[int] = set()
+        self._sent: set[int] = set()  # chunks over the connection
+
+    def lose(self) -> None:
+        """Lose the connection, and the chunks with it."""
+        self.chunks.clear()
+        self._sent.clear()
 
     def receive(self, message: bytes, *, mask: bool) -> list[int]:
         """Take a message; return the keys of its items."""
         request = InsertStreamRequest.FromString(message)
         for chunk in request.chunks:
-            assert chunk.chunk_key not in self.chunks, "a chunk is sent once"
+            assert chunk.chunk_key not in self._sent, "a connection gets a chunk once"
+            self._sent.add(chunk.chunk_key)
             self.chunks[chunk.chunk_key] = chunk
         for item in request.items:
             columns = [self._column(column) for column in item.flat_trajectory.columns]
@@ -154,7 +161,8 @@ class Server:
             if mask:
                 np.testing.assert_array_equal(columns[2], numbers > 0)
             assert len(columns) == 2 + mask
-            assert item.key not in self._keys
+            if item.key in self._keys:  # sent again after a loss
+                continue
             self._keys.add(item.key)
             env = int(numbers[0]) // ENV - 1
             self.items[f"{item.table}/{env}"].append(Item(tuple(numbers.tolist()), item.priority))
@@ -208,6 +216,7 @@ class Writer:
             math.inf if config.max_steps is None else config.max_steps,
         )
         self.flight = InFlight(self.cutter.needed_chunks)
+        self._unconfirmed: collections.deque[list[int]] = collections.deque()  # keys of each message
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
         self._budget: tuple[int, int, int] | None = None
 
@@ -287,9 +296,20 @@ class Writer:
             self.cutter.num_unencoded -= sum(each.num_items for each in ready)
             if request is not None:
                 self.flight.add(request)
-        while self.flight.has_queued:
-            keys = self.server.receive(self.flight.take_message(1 << 10), mask=self.config.mask)
-            self.flight.acknowledge(np.array(keys, np.uint64))
+
+    def message(self) -> None:
+        if self.flight.has_queued:
+            self._unconfirmed.append(self.server.receive(self.flight.take_message(1), mask=self.config.mask))
+
+    def confirm(self) -> None:
+        if self._unconfirmed:
+            self.flight.acknowledge(np.array(self._unconfirmed.popleft(), np.uint64))
+
+    def lose(self) -> None:
+        """Lose the connection, and the confirmations that were to come by it."""
+        self.server.lose()
+        self._unconfirmed.clear()
+        self.flight.requeue()
 
     def send(self) -> None:
         self.take()
@@ -327,6 +347,9 @@ class Writer:
                 getattr(self, name)(*value)
         self.reset(every, discard=True)
         self.send()
+        while self.flight.pending:
+            self.message()
+            self.confirm()
 
     def check(self) -> None:
         """Compare all that has come with what should."""
@@ -349,6 +372,7 @@ class Writer:
 SPECS = st.sampled_from(specs(range(1, 7), range(1, 9))) | st.just(WindowSpec.whole_episode())
 PRIORITIES: st.SearchStrategy[Any] = st.sampled_from([1.0, 0.5, mean_of_real_steps])
 SOME = st.integers(0, 15)  # environments, as bits
+SENDING = st.sampled_from(["take", "encode", "send", "send_late", "send_fullest", "message", "confirm", "lose"])
 OPERATIONS = st.lists(
     st.tuples(st.just("steps"), st.tuples(st.integers(1, 12), SOME, SOME))
     | st.tuples(st.just("steps"), st.tuples(st.integers(1, 12), st.just(15), SOME))
@@ -356,7 +380,7 @@ OPERATIONS = st.lists(
     | st.tuples(st.just("reset"), st.tuples(SOME, st.booleans()))
     | st.tuples(st.just("new_priority"), st.tuples(st.sampled_from([2.0, 3.0])))
     | st.tuples(st.just("budget"), st.tuples(st.integers(1, 60)))
-    | st.tuples(st.sampled_from(["take", "encode", "send", "send_late", "send_fullest"]), st.just(())),
+    | st.tuples(SENDING, st.just(())),
     max_size=40,
 )
 

@@ -52,3 +52,12 @@ def test_server_that_refuses_a_call_is_neither_gone_nor_silent() -> None:
             "There is no connection to the server at localhost:1, last heard of 0.0 s ago (the server at localhost:1 "
             "refused: RESOURCE_EXHAUSTED: too many). It is tried again and again."
         )
+
+
+def test_words_of_an_address_do_not_say_why_the_connection_is_lost() -> None:
+    late = Ended(grpc.StatusCode.UNAVAILABLE, "connect: Connection timed out (110)")
+    refused = Ended(grpc.StatusCode.UNAVAILABLE, "connect: Connection refused (111)")
+    for ended, address, kind in ((late, "dns:localhost:1", "does not answer"), (refused, "timeout:1", "is gone")):
+        with Channel(address) as channel:
+            loss = ConnectionLoss(channel, translate_error(ended, address, is_stream=True), time.monotonic())
+            assert loss.explain().startswith(f"The server at {address} {kind}, last heard of ")
