@@ -37,6 +37,7 @@ RULES = {
 READ_TWICE = {
     "cli",
     "decoding",
+    "environments",
     "episodes",
     "files",
     "local",
