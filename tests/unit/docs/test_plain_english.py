@@ -40,6 +40,7 @@ READ_TWICE = {
     "environments",
     "episodes",
     "files",
+    "instinct_rl",
     "local",
     "ray",
     "reading",
