@@ -1,6 +1,6 @@
 """Reverb for every Python: write and sample replay data without TensorFlow.
 
-The names below load when they are first touched, so `import reverb_writer` costs next to nothing.
+Names load at first use, so `import reverb_writer` takes almost no time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from reverb_writer.lazy import lazy_names
 
 if "grpc" not in sys.modules:
-    # gRPC's own handlers let one forked child in five crash, even one that does not use gRPC, such as the worker of a
-    # data loader. Without them none does. Read by gRPC when it is imported; a value that is set already stays.
+    # With gRPC's own handlers one forked child in five crashes, even without using gRPC, such as a data loader's
+    # worker; without them none does. gRPC reads the variable at its import. The user's own value is kept.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Checks of arguments that callers pass. Any integer or real type becomes a plain one, anything else is an error."""
+"""Checks of callers' arguments. Any integer or real type becomes a plain one; other values are errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/,]*:\d{1,5}|dns:[^\s,]+
 
 
 def options_of(kind: Callable[..., _T], options: Mapping[str, Any], caller: object) -> _T:
-    """Return a record of the options that a caller was given as keywords.
+    """Return a record of a caller's keyword arguments.
 
     Raises:
-        TypeError: one has no such name; names the `caller`, as Python does, and a similar name.
+        TypeError: an option is unknown; the error names the `caller`, as Python does, and a similar option.
     """
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # of a dataclass
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass
     for name in options.keys() - names:
         similar = "".join(f" Did you mean {near!r}?" for near in difflib.get_close_matches(name, names, 1))
         raise TypeError(f"{type(caller).__name__}() got an unexpected keyword argument {name!r}.{similar}")
@@ -32,18 +32,18 @@ def options_of(kind: Callable[..., _T], options: Mapping[str, Any], caller: obje
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
-    """Return an int, or anything with `__index__` but a bool, as an int between `minimum` and `maximum`.
+    """Return `value`, which has `__index__` and is not a bool, as an int between `minimum` and `maximum`.
 
-    The argument's `name` and the `hint`, what to do about it, are for the message.
+    The argument's `name` and the `hint`, a remedy, are for the message.
 
     >>> integer("stride_length", 0, minimum=1)
     Traceback (most recent call last):
     reverb_writer.errors.SpecError: `stride_length` must be >= 1, got 0.
     """
     hint = hint and f" {hint}"
-    is_bool = type(value).__name__ in ("bool", "bool_")  # NumPy's too, which has an index before NumPy 2
+    is_bool = type(value).__name__ in ("bool", "bool_")  # also NumPy's, which has an index before NumPy 2
     try:
-        number = None if is_bool else operator.index(value)  # type: ignore[arg-type]  # anything else raises TypeError
+        number = None if is_bool else operator.index(value)  # type: ignore[arg-type]  # other values raise TypeError
     except TypeError:
         number = None
     if number is None:
@@ -56,7 +56,7 @@ def integer(name: str, value: object, *, minimum: int, maximum: int | None = Non
 
 
 def number(name: str, value: object) -> float:
-    """Return anything with `__float__`, but no bool, string, NaN or infinity, as a float.
+    """Return `value`, which has `__float__` and is not a bool, string, NaN or infinity, as a float.
 
     >>> number("exponent", float("nan"))
     Traceback (most recent call last):
@@ -93,7 +93,7 @@ def check_fraction(name: str, value: object) -> float:
 
 
 def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
-    """Return a time-out as a float; infinity as the longest time that locks can wait, some 292 years."""
+    """Return a time-out as a float; infinity becomes the longest time that locks can wait, some 292 years."""
     seconds = _as_float(timeout_s)
     if not seconds > 0:
         raise SpecError(f"`{name}` must be > 0 seconds, got {timeout_s!r}. To wait for ever, pass float('inf').")
@@ -101,7 +101,7 @@ def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
 
 
 def check_wait(timeout_s: object, name: str = "timeout_s") -> float:
-    """Return a time that may be 0, for no wait, in seconds."""
+    """Return a time >= 0 in seconds; 0 means no wait."""
     seconds = number(name, timeout_s)
     if seconds < 0:
         raise SpecError(f"`{name}` must be >= 0 seconds, got {seconds:g}.")
@@ -127,7 +127,7 @@ def check_priority(priority: Any) -> float:
 
 
 def _as_float(value: Any) -> float:
-    """Return a number as a float, and NaN for anything else, such as text with digits."""
+    """Return a number as a float; NaN for other values, such as text with digits."""
     try:
         return math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):

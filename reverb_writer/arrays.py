@@ -1,4 +1,4 @@
-"""Arrays of NumPy, PyTorch, JAX and others through one code path: the array API of array-api-compat."""
+"""Arrays of NumPy, PyTorch, JAX and other libraries, through the array API of array-api-compat."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from reverb_writer.errors import StructureError
 from reverb_writer.lazy import needs
 
 _EXTRAS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}
-"""Extras of this package that install array-api-compat beside a library; `arrays` for all other libraries."""
+"""Extras of this package, by library, that install array-api-compat; `arrays` for other libraries."""
 
 Array = Any
-"""An array of NumPy, or of another library that array-api-compat knows."""
+"""An array of NumPy or another library of array-api-compat."""
 
 
 def array_namespace(*arrays: Any) -> Any:
-    """Return the library of the arrays: NumPy, unless an array is of another library."""
+    """Return the library of the arrays: NumPy, or the only other one."""
     own = (np.ndarray, np.generic, int, float, list, tuple, NoneType)
     if all(isinstance(array, own) for array in arrays):
         return np
@@ -35,13 +35,13 @@ def array_namespace(*arrays: Any) -> Any:
 
 
 def as_array(xp: Any, x: Any) -> Array:
-    """Return an array as it is, and a list as an array."""
-    return x if hasattr(x, "ndim") else xp.asarray(x)  # `torch.asarray` would cut off the gradients of a tensor
+    """Convert a list to an array; an array is returned unchanged."""
+    return x if hasattr(x, "ndim") else xp.asarray(x)  # `torch.asarray` would drop a tensor's gradients
 
 
 def array_like(xp: Any, x: Any, like: Array) -> Array:
-    """Return anything, such as an array of NumPy, as an array of the library and on the device of another one."""
-    is_tensor = hasattr(like, "get_device")  # arrays of JAX move by themselves
+    """Convert `x`, such as a NumPy array, to an array of the library `xp` on the device of `like`."""
+    is_tensor = hasattr(like, "get_device")  # JAX moves arrays by itself
     return xp.asarray(x, device=like.device) if is_tensor else as_array(xp, x) if xp is np else xp.asarray(x)
 
 
@@ -57,7 +57,7 @@ def is_bool(xp: Any, x: Array) -> bool:
 
 
 def as_float(xp: Any, x: Any) -> Array:
-    """Return an array of a floating dtype: the same array if it has one already."""
+    """Return an array with a floating dtype: the same array if possible."""
     x = as_array(xp, x)
     return x if is_float(xp, x) else x * 1.0
 
@@ -68,25 +68,25 @@ def is_float(xp: Any, x: Array) -> bool:
 
 
 def concatenated(xp: Any, arrays: Any, axis: int) -> Array:
-    """Return arrays one after the other along an axis."""
+    """Concatenate arrays along an axis."""
     concat = xp.concatenate if xp is np else xp.concat  # NumPy 1.26 has no `concat`
     return concat(arrays, axis=axis)
 
 
 def take_rows(xp: Any, x: Array, rows: Any) -> Array:
-    """Return some rows of an array, by their numbers; `xp` is its library, unless it is an array of NumPy."""
-    if isinstance(x, np.ndarray):  # such as strings beside arrays of JAX
+    """Return some rows of an array by number; `xp` is its library, unless it is a NumPy array."""
+    if isinstance(x, np.ndarray):  # such as strings among JAX arrays
         return x.take(np.asarray(rows), axis=0)
     return xp.take(x, array_like(xp, rows, x), axis=0)
 
 
 def with_axes(x: Array, ndim: int) -> Array:
-    """Return x with axes of size 1 after its last one, as far as it has fewer than `ndim`."""
+    """Append axes of size 1 to an array until it has `ndim` axes."""
     return x.reshape((*x.shape, *(1,) * (ndim - x.ndim)))
 
 
 def any_true(x: Array) -> bool:
-    """Return whether a flag is set; False while JAX traces a function: there are no numbers yet."""
+    """Return whether any flag is set; False while JAX traces a function, because there are no numbers yet."""
     try:
         return bool(x.any())
     except TypeError:

@@ -1,13 +1,13 @@
-"""Work done by other threads, for a thread that an interrupt may meet at any moment.
+"""Work in other threads for the main thread, which an interrupt may stop at any moment.
 
-`KeyboardInterrupt`, and whatever else a handler of a signal raises, comes at any moment of the main thread: also in
-`threading.Condition.__enter__`, when the lock has just been taken and no code runs yet that releases it. All who need
-that lock later hang for ever. Other threads get no signals. So work that takes locks of Python's, such as starting a
-thread, is kept out of the main thread:
+`KeyboardInterrupt`, or another exception of a signal handler, may be raised anywhere in the main thread, even in
+`threading.Condition.__enter__`, after the lock was taken and before any code that releases it. Every thread that needs
+the lock later hangs for ever. Other threads get no signals. So work that takes Python's locks, such as starting a
+thread, runs outside the main thread:
 
     in_background(work) -> a new thread -> Outcome, which has no lock
 
-Calls to a server need none of this: they run on the loop, see `transport/loop.py`.
+Calls to a server do not need this, because they run on the loop, see `transport/loop.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Flag:
-    """As `threading.Event`, but without a lock: the main thread may be interrupted in any of its methods."""
+    """A `threading.Event` without a lock: an interrupt of the main thread in a method does no harm."""
 
     def __init__(self) -> None:
         """Start unset."""
@@ -32,21 +32,21 @@ class Flag:
         self._waiters: collections.deque[queue.SimpleQueue[None]] = collections.deque()
 
     def is_set(self) -> bool:
-        """Return whether it is set."""
+        """Return whether the flag is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Set it, and wake all that wait."""
+        """Set the flag, and wake all waiting threads."""
         self._is_set = True
         for waiter in self._waiters.copy():
             waiter.put(None)
 
     def clear(self) -> None:
-        """Take it back."""
+        """Unset the flag."""
         self._is_set = False
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set, `timeout_s` seconds at most, None for ever; return whether it is."""
+        """Wait at most `timeout_s` seconds, None for ever, until the flag is set; return whether it is."""
         if self._is_set:
             return True
         waiter: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -63,20 +63,20 @@ class Flag:
 
 
 class Outcome(Flag, Generic[_T]):
-    """The result of work in another thread; set when the work has ended. Thread-safe."""
+    """The result of work in another thread; set at the end of the work. Thread-safe."""
 
     def __init__(self) -> None:
-        """Begin without one."""
+        """Begin without a result."""
         super().__init__()
         self._value: Any = None
         self._error: Any = None
 
     def done(self) -> bool:
-        """Return whether the work has come to its end."""
+        """Return whether the work has ended."""
         return self.is_set()
 
     def result(self) -> _T:
-        """Wait for the end of the work; return what it has returned, or raise what it has raised."""
+        """Wait for the end of the work; return its result, or raise its error."""
         self.wait()
         if self._error is None:
             return self._value  # type: ignore[no-any-return]
@@ -86,26 +86,26 @@ class Outcome(Flag, Generic[_T]):
             del self  # the error refers to this frame
 
     def settle(self, work: Callable[[], _T]) -> None:
-        """Do the work and keep what comes of it."""
+        """Do the work, and store its result or error."""
         try:
             self._value = work()
-        except BaseException as error:  # noqa: BLE001  # raised in the thread that asks for the result
+        except BaseException as error:  # noqa: BLE001  # `result` raises it
             self._error = error
         self.set()
 
 
 def may_be_interrupted() -> bool:
-    """Return whether this is the main thread, and others can do its work: at the end of the interpreter none runs."""
-    # `current_thread` would remember for good each thread that was not started by `threading`.
+    """Return whether this is the main thread and others can do its work: none runs while the interpreter ends."""
+    # `current_thread` would permanently record each thread that `threading` did not start.
     return threading.get_ident() == threading.main_thread().ident and not sys.is_finalizing()
 
 
 def in_background(work: Callable[[], _T]) -> Outcome[_T]:
-    """Have another thread do something, or do it here if the interpreter ends; an interrupt does not end the work."""
+    """Do work in another thread, or here while the interpreter ends; an interrupt does not stop the work."""
     outcome: Outcome[_T] = Outcome()
     try:
         if not sys.is_finalizing():
-            _thread.start_new_thread(_begin, (lambda: outcome.settle(work),))  # `Thread.start` takes locks of Python's
+            _thread.start_new_thread(_begin, (lambda: outcome.settle(work),))  # `Thread.start` takes Python's locks
             return outcome
     except RuntimeError:
         pass
@@ -114,27 +114,27 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
 
 
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread. If this is interrupted, the thread may start all the same."""
+    """Start a daemon thread. After an interrupt of this call, the thread may still start."""
     thread = threading.Thread(target=target, name=name, daemon=True)
     in_background(thread.start).result()
     return thread
 
 
 class LateThread:
-    """A daemon thread that begins when it is first needed. Thread-safe."""
+    """A daemon thread that begins at first use. Thread-safe."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
-        """Take what it does, and its name."""
+        """Set the thread's function and name."""
         self._target, self._name = target, name
-        self._has_begun = threading.Lock()  # taken by the thread, and never released
+        self._has_begun = threading.Lock()  # the thread takes it, and never releases it
 
     @property
     def has_begun(self) -> bool:
-        """Whether it runs, or has run."""
+        """Whether the thread runs or has run."""
         return self._has_begun.locked()
 
     def start(self) -> None:
-        """Start it, if it does not run yet; an interrupt of this may be followed by another call."""
+        """Start the thread if it has not begun. After an interrupt, call again."""
         if not self.has_begun:
             start_thread(self._run, self._name)
 
@@ -144,7 +144,7 @@ class LateThread:
 
 
 def _begin(work: Callable[[], None]) -> None:
-    """Work in a thread that `threading` has started: it keeps a record for good of others that gRPC runs in."""
+    """Work in a thread that `threading` starts: it would permanently record another thread that runs gRPC."""
     try:
         threading.Thread(target=work, name="reverb-writer_calls", daemon=True).start()
     except RuntimeError:  # the interpreter ends

@@ -1,4 +1,4 @@
-"""The deadline of a call, passed down to every call that it makes."""
+"""The deadline of a call, shared by all calls that it makes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from reverb_writer.errors import ReplayTimeoutError
 
 LEAST_S = 0.05
-"""Time that a call gets, in seconds, even if the time of all has been spent on others."""
+"""Minimum time of a call, in seconds, even if other calls have used up the common time."""
 
 
 class Deadline:
@@ -15,11 +15,11 @@ class Deadline:
 
     def __init__(self, timeout_s: float) -> None:
         """Start the time now."""
-        self.timeout_s = timeout_s  # how long the call may take in all, seconds
+        self.timeout_s = timeout_s  # total time of the call, seconds
         self._end = time.monotonic() + timeout_s
 
     def extend(self, seconds: float) -> None:
-        """Add time, because the caller has spent so many seconds elsewhere."""
+        """Add `seconds` that the caller spent elsewhere."""
         self._end += seconds
 
     @property
@@ -28,7 +28,7 @@ class Deadline:
         return self.timeout_s - (self._end - time.monotonic())
 
     def left_s(self, what: str = "the server did not answer") -> float:
-        """Return the seconds that are left, > 0; `what` did not happen in time, for the error.
+        """Return the remaining seconds, > 0; `what` begins the error's message.
 
         Raises:
             ReplayTimeoutError: the time is up.

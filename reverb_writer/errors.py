@@ -7,16 +7,16 @@
     ├── StructureError          (ValueError)       a step, leaf or table of the wrong structure, dtype or shape
     ├── MissingExtraError       (ImportError)      an optional package is not installed
     ├── IncompleteError         (RuntimeError)     data was requested that is not complete yet
-    ├── ClosedError             (RuntimeError)     used after close(), or in a forked child
-    ├── FinishedError           (RuntimeError)     the learner has ended the run, so what was waited for never comes
-    ├── ServerUnavailableError  (ConnectionError)  nothing answers at the address
+    ├── ClosedError             (RuntimeError)     a resource was used after close(), or in a forked child
+    ├── FinishedError           (RuntimeError)     the learner has ended the run, so the call would wait for ever
+    ├── ServerUnavailableError  (ConnectionError)  no server answers at the address
     ├── PermissionDeniedError   (PermissionError)  a gateway refuses this client the call
     ├── ReplayTimeoutError      (TimeoutError)     the server answers, but the time is up; the message names the cause
     ├── FormatError             (ValueError)       bytes or files in an unexpected format
     └── UnsafeDataError         (ValueError)       data that could run code or exhaust memory if it were decoded
 
-Each also derives from the built-in error that a caller would expect, so that `except ValueError` and
-`except TimeoutError` work. A call that raises has changed nothing.
+Each error also derives from the expected built-in error, so that `except ValueError` and `except TimeoutError` work. A
+call that raises has changed nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class IncompleteError(ReverbWriterError, RuntimeError):
 
 
 class MissingExtraError(ReverbWriterError, ModuleNotFoundError):
-    """An optional package that this call needs is not installed; the message says how to install it."""
+    """An optional package that this call needs is not installed; the message has the command to install it."""
 
 
 class ClosedError(ReverbWriterError, RuntimeError):
@@ -77,15 +77,15 @@ class ClosedError(ReverbWriterError, RuntimeError):
 
 
 class FinishedError(ReverbWriterError, RuntimeError):
-    """The learner has ended the run, so what a call waited for never comes."""
+    """The learner has ended the run, so the call would wait for ever."""
 
 
 class ServerUnavailableError(ReverbWriterError, ConnectionError):
-    """Nothing answers at the address."""
+    """No server answers at the address."""
 
 
 class PermissionDeniedError(ReverbWriterError, PermissionError):
-    """A gateway in front of the server does not permit this client the call; the message is the gateway's."""
+    """A gateway in front of the server refuses this client the call; the message is the gateway's."""
 
 
 class ReplayTimeoutError(ReverbWriterError, TimeoutError):

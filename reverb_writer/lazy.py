@@ -1,6 +1,6 @@
-"""Names that load when they are used: public names of packages (PEP 562) and optional packages. Imports nothing heavy.
+"""Names that load at first use: public names of packages (PEP 562) and optional packages. Imports nothing heavy.
 
-The public names of a package stand in its stub, `__init__.pyi`: type checkers read them there, and so does the package.
+A package's stub, `__init__.pyi`, lists its public names for type checkers and for the package itself.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 from reverb_writer.errors import MissingExtraError
 
-# Two threads that first use names at once would each hold the import lock of a module that the other one needs:
-# Python then hands out modules that are half loaded.
+# Without this lock, two threads that first use names at the same time could each hold the import lock of a module that
+# the other one needs, and Python would return half-loaded modules.
 _loading = threading.RLock()
 
 
 def module_of_names(stub: Path) -> dict[str, str]:
-    """Return the full name of the module that each public name of a stub is imported from, by `as Name`."""
+    """Return the module's full name for each public name in a stub: an import with `as Name`."""
     statements = ast.parse(stub.read_text(encoding="utf-8")).body
     return {
         alias.name: node.module
@@ -38,19 +38,19 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     module_of = module_of_names(Path(file).with_suffix(".pyi"))
 
     def load(name: str) -> Any:
-        """Load a public name when it is first used."""
+        """Load a public name at first use."""
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = module_of[name]
         with _loading:
             value = vars(importlib.import_module(module)).get(name)
-            if value is None:  # a module, which is a name by itself
+            if value is None:  # the name is a module
                 value = importlib.import_module(f"{module}.{name}")
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
-        """List the public names, loaded or not, and what every module has."""
+        """List the public names, loaded or not, and the names of every module."""
         return sorted({*module_of, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
 
     return load, names, sorted(module_of)
@@ -58,7 +58,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
 
 @contextlib.contextmanager
 def needs(what: str, install: str) -> Iterator[None]:
-    """Turn a failed import in the block into an error: `what` needs it, `install` is the argument of `pip install`."""
+    """Raise MissingExtraError if an import in the block fails: `what` needs it, `pip install INSTALL` installs it."""
     try:
         yield
     except MissingExtraError:

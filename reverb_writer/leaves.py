@@ -1,15 +1,15 @@
-"""Whether a value fits a leaf of a known dtype and shape, and that value in the leaf's dtype.
+"""Check that a value fits a leaf of known dtype and shape, and convert it to the leaf's dtype.
 
-Callers differ in which conversions of dtype they accept, so that is an argument:
+Callers accept different conversions of dtype, which is an argument:
 
     `Fit`        numbers of another dtype                            Python numbers              used by
     -----------  --------------------------------------------------  --------------------------  --------------------
-    EXACT        refused, but for another byte order                 those that the dtype holds  steps of observers
-    LOSSLESS     if values change by rounding to a float at most     as for other dtypes         accumulators, spaces
+    EXACT        only another byte order                             if the dtype holds them     steps of observers
+    LOSSLESS     if values are kept, except for rounding to a float  as for other dtypes         accumulators, spaces
     LOSSY        any number                                          any number                  accumulators, spaces
 
-Strings fit leaves of strings, whose dtype is `object`, and nothing else does. A value that does not fit raises
-StructureError, which says what it is and what is expected.
+Only strings fit leaves of strings, whose dtype is `object`. A value that does not fit raises StructureError, which
+describes the value and the expected leaf.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 class Fit(enum.Enum):
-    """Which conversions of dtype are accepted; see the top of the module."""
+    """The accepted conversions of dtype; see the module's docstring."""
 
     EXACT = enum.auto()
     LOSSLESS = enum.auto()
@@ -39,10 +39,10 @@ _EXACT, _LOSSLESS, _ = Fit  # faster than attributes of the class
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype as which a leaf is stored: `object` for strings, else the same in native byte order."""
+    """Return the dtype of a stored leaf: `object` for strings, otherwise the dtype in native byte order."""
     if dtype.kind in "SUT":
         return np.dtype(object)
-    return dtype if dtype.isnative else dtype.newbyteorder("=")  # an identical object is compared faster
+    return dtype if dtype.isnative else dtype.newbyteorder("=")  # identical objects compare faster
 
 
 def zeros(dtype: np.dtype[Any], shape: Shape) -> Any:
@@ -51,7 +51,7 @@ def zeros(dtype: np.dtype[Any], shape: Shape) -> Any:
 
 
 def host_array(value: Any) -> Array:
-    """Return numbers of any framework as an array: a tensor of PyTorch may have a gradient and be on any device.
+    """Convert numbers of any framework to NumPy; PyTorch tensors may have a gradient and be on any device.
 
     NumPy has no bfloat16, so short floats of PyTorch become float32.
     """
@@ -72,18 +72,18 @@ def padded_rows(leaf: Array, num_rows: int) -> Array:
 def mismatch(
     where: str, got: Any, got_shape: Any, dtype: Any, shape: Any, like: str, action: str = ""
 ) -> StructureError:
-    """Return the error of a value that does not fit, which `where` holds, such as `step 3, leaf `reward``.
+    """Return the error for a value that does not fit, at `where`, such as `step 3, leaf `reward``.
 
-    `like` says why it must, such as `as in the first step`; `action` is a sentence on what to do, if there is one.
+    `like` is the reason for the expected form, such as `as in the first step`; `action` is a sentence with a remedy.
     """
     expected = "strings" if dtype == np.dtype(object) else dtype
     return StructureError(f"{where}: {got} {got_shape}, expected {expected} {shape} {like}.{action and ' ' + action}")
 
 
 def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Array:
-    """Return an array, number or string as an array, which shares no memory with it if `copy`; strings are `object`.
+    """Convert an array, number or string to an array, strings to `object`; with `copy`, the result has its own memory.
 
-    `where` begins the message of the error, `action` ends it.
+    `where` begins the error's message, `action` ends it.
     """
     # NumPy's fixed-width strings drop NUL characters at the end.
     array = (
@@ -97,7 +97,7 @@ def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Arra
 
 
 def env_flags(name: str, flags: Any, num_envs: int | None) -> npt.NDArray[np.bool_]:
-    """Return a flag for each of N environments, [N]; [1] of a single flag if `num_envs` is None."""
+    """Return the flags of N environments, [N]; [1] for a single flag if `num_envs` is None."""
     array = np.asarray(flags, bool)
     shape = () if num_envs is None else (num_envs,)
     if array.shape != shape:
@@ -106,7 +106,7 @@ def env_flags(name: str, flags: Any, num_envs: int | None) -> npt.NDArray[np.boo
 
 
 def as_bytes(strings: Array, where: str, like: str) -> Any:
-    """Return strings as Reverb stores them: an object array of `bytes`, or `bytes` if the array has no dimensions."""
+    """Convert strings as Reverb stores them: to an object array of `bytes`, or `bytes` for no dimensions."""
     result = np.empty(strings.shape, object)
     for index in np.ndindex(strings.shape):
         string = strings[index]
@@ -120,10 +120,10 @@ def as_bytes(strings: Array, where: str, like: str) -> Any:
 
 
 def fit(value: Any, dtype: np.dtype[Any], shape: Shape, where: str, like: str, policy: Fit, advice: str = "") -> Any:
-    """Return anything that NumPy makes an array of as an array of this dtype, `object` for strings, and shape.
+    """Return `value` as an array of this dtype, `object` for strings, or raise StructureError if it does not fit.
 
-    `policy` says which conversions of dtype are accepted; `advice`, what to do about a number that the dtype cannot
-    hold. `where` and `like` are for the message, as of `mismatch`.
+    `policy` is the set of accepted conversions; `advice` is a remedy for a number that the dtype cannot hold. `where`
+    and `like` are for the message, as in `mismatch`.
     """
     array = np.array(value, object) if isinstance(value, str | bytes) else np.asarray(value)
     if array.shape == shape:
@@ -138,7 +138,7 @@ def fit(value: Any, dtype: np.dtype[Any], shape: Shape, where: str, like: str, p
 
 
 def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice: str = "") -> Array | None:
-    """Return an array in this dtype, or None if the policy does not accept its dtype; arguments as of `fit`.
+    """Return an array in this dtype, or None if the policy does not accept its dtype; arguments as for `fit`.
 
     With `LOSSLESS`, a number that the dtype cannot hold raises StructureError.
     """
@@ -151,7 +151,7 @@ def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice:
         return None
     if relation == _SAFE:
         return array.astype(dtype)
-    # If the sum of the squares is below the limit, so is each number: the fastest check.
+    # The fastest check: if the sum of the squares is below the limit, each number is below it.
     if limit and (abs(array.item()) if array.ndim == 0 else float(abs(np.vdot(array, array)))) < limit:
         return array.astype(dtype)
     cast, kept = _cast(array, dtype)
@@ -162,7 +162,7 @@ def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice:
 
 
 def _number(value: float, dtype: np.dtype[Any]) -> Array | None:
-    """Return a Python number as an array if the dtype holds it: 0 may be a float32, 0.5 cannot be an int32."""
+    """Convert a Python number to an array if the dtype holds it: 0 may be a float32, 0.5 cannot be an int32."""
     if dtype.kind in "bO" or (dtype.kind in "iu" and type(value) is float):
         return None
     try:
@@ -180,10 +180,10 @@ _SAME, _SAFE, _NUMBERS, _NONE = range(4)
 
 @functools.lru_cache(maxsize=1024)
 def _relation(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[int, float]:
-    """Return what a dtype is to the one that it is cast to, and the largest number if both are floats, else 0.
+    """Return the relation of two dtypes, and the target's largest number if both are floats, or 0.
 
-    `_SAME` but for the byte order; `_SAFE` if the target holds all values; `_NUMBERS` if both are of numbers and no
-    imaginary part is lost; else `_NONE`.
+    `_SAME` if only the byte order differs; `_SAFE` if the target holds all values; `_NUMBERS` if both have numbers and
+    no imaginary part is lost; otherwise `_NONE`.
     """
     if stored_dtype(source) == target:
         return _SAME, 0
@@ -195,7 +195,7 @@ def _relation(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[int, float]
 
 
 def _cast(array: Array, dtype: np.dtype[Any]) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Return an array in another dtype, and which numbers are kept, but for rounding to the nearest float."""
+    """Cast an array; return it, and flags of the numbers that are kept, except for rounding to the nearest float."""
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
         is_float = dtype.kind in "fcV"  # the kind of ml_dtypes' bfloat16 is V

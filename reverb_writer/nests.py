@@ -1,8 +1,7 @@
-"""Nests of dicts, lists, tuples and named tuples: take them apart, put them together, name and compare their leaves.
+"""Nests of dicts, lists, tuples and named tuples: flatten and pack them, name and compare their leaves.
 
-The order of leaves is dm-tree's, which Reverb's own client uses too: dicts by sorted keys, whatever their type.
-`flattener` and `packer` look at a structure once and are then several times as fast as dm-tree; see
-docs/decisions.md#nests.
+The order of leaves is dm-tree's, which Reverb's own client also uses: dicts of any type by sorted keys. `flattener` and
+`packer` analyse a structure once; their functions are several times as fast as dm-tree; see docs/decisions.md#nests.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tree
 from reverb_writer.errors import StructureError
 
 _MAX_PARTS = 8
-"""Parts of a list or a tuple that `shapes_text` shows; of a longer one, only the first."""
+"""Maximum number of parts of a list or tuple that `shapes_text` shows; of longer ones it shows the first part."""
 
 
 def join_paths(paths: Sequence[str]) -> str:
@@ -34,7 +33,7 @@ def join_paths(paths: Sequence[str]) -> str:
 def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     """Return the names of a nest's leaves, such as `observation/rgb`, and the leaves. An array alone has the name "".
 
-    `where` begins the message of the StructureError if the keys of a dict cannot be sorted.
+    If the keys of a dict cannot be sorted, raise StructureError, whose message `where` begins.
     """
     try:
         with_paths = tree.flatten_with_path(nest)
@@ -44,7 +43,7 @@ def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str], like: str) -> None:
-    """Check that a nest has the leaves that it must have, those of `like`, in their order; `where` says what has them.
+    """Check that the leaves of the nest at `where` are the leaves of `like`, in the same order.
 
     >>> check_same_leaves("step 3", ("a", "b"), ("b", "c"), "the spec")
     Traceback (most recent call last):
@@ -61,7 +60,7 @@ def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str],
 
 
 def fields_of(nest: Any) -> Mapping[Any, Any] | None:
-    """Return the parts of a dict or of a named tuple by name; None for anything else."""
+    """Return the parts of a dict or a named tuple by name; None for other values."""
     return nest if isinstance(nest, Mapping) else nest._asdict() if hasattr(nest, "_asdict") else None
 
 
@@ -75,7 +74,7 @@ def common_length(nest: Any, what: str) -> int:
 
 
 def shapes_text(nest: Any) -> str:
-    """Return a nest, or a dataclass of nests, as text with `dtype [sizes]` for each array; without fields of None.
+    """Return a nest, or a dataclass of nests, as text with `dtype [sizes]` per array, without fields of None.
 
     >>> shapes_text({"x": np.zeros((2, 3), np.float32), "y": [np.arange(4)], "name": np.array([b"a"], object)})
     "{'x': float32 [2, 3], 'y': [int64 [4]], 'name': strings [1]}"
@@ -104,9 +103,9 @@ def structure_of(nest: Any) -> Any:
 
 
 def flattener(example: Any) -> Callable[[Any], Sequence[Any]]:
-    """Return a function that returns the leaves of nests of exactly this structure.
+    """Return a function that flattens nests of exactly this structure.
 
-    It raises TypeError or LookupError for a nest of another structure, or returns another number of leaves.
+    For a nest of another structure, it raises TypeError or LookupError, or returns another number of leaves.
     """
     if not tree.is_nested(example):
         return lambda nest: (nest,)
@@ -121,7 +120,7 @@ def flattener(example: Any) -> Callable[[Any], Sequence[Any]]:
 
 
 def _flatten_flat(kind: type[Any], leaves: Sequence[Any], empty: Mapping[Any, Any]) -> Callable[[Any], Sequence[Any]]:
-    """Flatten a container that holds leaves and empty containers only, such as TF-Agents' empty `policy_info`."""
+    """Flatten a container of leaves and empty containers, such as TF-Agents' empty `policy_info`."""
     get = operator.itemgetter(*leaves)
     size = len(leaves) + len(empty)
 
@@ -173,7 +172,7 @@ def _packer(nest: Any, numbers: Iterator[int]) -> Callable[[Sequence[Any]], Any]
         ordered = [(key, packers[key]) for key in nest]
         return lambda leaves: {key: pack(leaves) for key, pack in ordered}
     if type(nest) not in (list, tuple) and not hasattr(nest, "_make"):
-        structure = structure_of(nest)  # an OrderedDict, an attrs class or the like
+        structure = structure_of(nest)  # such as an OrderedDict or an attrs class
         places = [next(numbers) for _ in tree.flatten(nest)]
         return lambda leaves: tree.unflatten_as(structure, [leaves[place] for place in places])
     parts = [_packer(part, numbers) for part in nest]
@@ -184,7 +183,7 @@ def _packer(nest: Any, numbers: Iterator[int]) -> Callable[[Sequence[Any]], Any]
 
 
 def rows(example: Any, columns: Iterable[Iterable[Any]]) -> Iterator[Any]:
-    """Yield a nest of this structure for each row of some columns, one for each leaf in the order of `flattener`.
+    """Yield one nest of this structure per row; there is one column per leaf, in the order of `flattener`.
 
     A nest without leaves is yielded without end.
 
@@ -196,14 +195,14 @@ def rows(example: Any, columns: Iterable[Iterable[Any]]) -> Iterator[Any]:
 
 
 def write_row(column: Any, row: int, nest: Any) -> None:
-    """Copy a nest of the same structure into a row of leaves [T, ...], in place; None stays None."""
+    """Copy a nest into a row of leaves [T, ...] of the same structure, in place; None remains None."""
     for leaf, value in zip(tree.flatten(column), tree.flatten(nest), strict=True):
         if leaf is not None:
             leaf[row] = value
 
 
 def map_present(function: Callable[..., Any], *nests: Any) -> Any:
-    """Return a nest with the results of a function of the leaves of nests of one structure; None stays None.
+    """Apply a function to the leaves of nests of one structure; return a nest of results; None remains None.
 
     >>> map_present(lambda x: -x, (1, None))
     (-1, None)

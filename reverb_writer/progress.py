@@ -1,4 +1,4 @@
-"""A progress bar for what takes longer than a second, in terminals and notebooks."""
+"""A progress bar for work of more than a second, in terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _QUIET_S = 1.0
 
 @contextlib.contextmanager
 def progress(description: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Show a bar on standard error from the second second on; nothing in pipes, or in notebooks without ipywidgets.
+    """Show a bar on standard error after one second; no bar in pipes, or in notebooks without ipywidgets.
 
     Args:
-        description: the work that is done.
-        total: number of parts; None if it is not known.
+        description: name of the work.
+        total: number of parts; None if unknown.
 
     Yields:
-        A function that counts one part more; `said` is shown beside the bar.
+        A function that counts one more part; the bar shows its argument `said`.
     """
     in_notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
     if not in_notebook and not sys.stderr.isatty():

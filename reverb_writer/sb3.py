@@ -3,9 +3,9 @@
     rb = ReplayBuffer(10_000, envs.single_observation_space, envs.single_action_space, device)                 # before
     rb = sb3.ReplayBuffer("localhost:8000", envs.single_observation_space, envs.single_action_space, device)   # after
 
-    add(obs, next_obs, action, reward, done, infos) ─> one item for each environment ─> table ─> sample(batch_size)
+    add(obs, next_obs, action, reward, done, infos) ─> one item per environment ─> table ─> sample(batch_size)
 
-A transition is an item of one step with both of its observations, because a program may pass any `next_obs`.
+A transition is an item of one step with both observations, because a program may pass any `next_obs`.
 
 Source: Stable-Baselines3 2.x, `common/buffers.py`.
 """
@@ -28,11 +28,11 @@ __all__ = ["ReplayBuffer", "ReplayBufferSamples"]
 
 
 class ReplayBufferSamples(NamedTuple):
-    """A batch of transitions: tensors [B, ...] on the buffer's device. Of a `Dict` space a field is a dict of tensors.
+    """A batch of transitions: tensors [B, ...] on the buffer's device; dicts of tensors for a `Dict` space.
 
     Attributes:
         observations: [B, ...].
-        actions: [B, action]; of a discrete space [B, 1].
+        actions: [B, action]; [B, 1] for a discrete space.
         next_observations: [B, ...].
         dones: [B, 1] float32; 1 where the episode ended, except by a time limit.
         rewards: [B, 1] float32.
@@ -48,8 +48,8 @@ class ReplayBufferSamples(NamedTuple):
 class ReplayBuffer:
     """`add` and `sample` of Stable-Baselines3's buffer, on a table. For one thread; a context manager.
 
-    The table's size, sampler and rate limiter are those of the server. A program that adds and samples in turn needs a
-    rate limiter that waits for no insert, such as `MinSize`; other processes may write to and read from the table, too.
+    The server sets the table's size, sampler and rate limiter. A program that adds and samples in turn needs a rate
+    limiter that never blocks inserts, such as `MinSize`. Other processes may also write to and read from the table.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class ReplayBuffer:
 
         Args:
             replay: an address or several, a `Client`, or an object with an address, such as a `LocalServer`.
-            observation_space: of one environment, of Gymnasium; may be a `Dict`.
-            action_space: of one environment.
-            device: of the tensors; "auto" for CUDA where PyTorch finds it, and the CPU elsewhere.
+            observation_space: Gymnasium space of one environment's observations, possibly a `Dict`.
+            action_space: Gymnasium space of one environment's actions.
+            device: device of the tensors; "auto" for CUDA if PyTorch finds it, otherwise the CPU.
             n_envs: number of environments, >= 1.
-            optimize_memory_usage: has no effect; here for programs that give it.
+            optimize_memory_usage: ignored; for compatibility.
             handle_timeout_termination: whether `dones` is 0 where `infos` has a true `TimeLimit.truncated`.
-            table: its name.
+            table: the table's name.
             timeout_s: time-out of a call, seconds.
 
         Raises:
@@ -83,9 +83,9 @@ class ReplayBuffer:
             MissingExtraError: PyTorch is not installed.
         """
         with needs("`sb3.ReplayBuffer`", "reverb-writer[torch]"):
-            import torch  # noqa: PLC0415  # of the extra
+            import torch  # noqa: PLC0415  # in the extra
 
-            from reverb_writer.reading.views.torch import TensorConverter  # noqa: PLC0415  # of the extra
+            from reverb_writer.reading.views.torch import TensorConverter  # noqa: PLC0415  # needs the extra
         del optimize_memory_usage
         self._spaces = observation_space, action_space
         self._n_envs = integer("n_envs", n_envs, minimum=1)
@@ -101,19 +101,19 @@ class ReplayBuffer:
     def add(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Sequence[Mapping[str, Any]] = ()
     ) -> None:
-        """Add a transition of each environment; the arrays are copied.
+        """Add one transition per environment; the arrays are copied.
 
         Args:
-            obs: [n_envs, ...]; for a `Dict` space, a dict of these.
-            next_obs: the same of the following observations, those that ended an episode included.
-            action: [n_envs, ...].
-            reward: [n_envs].
-            done: [n_envs]; whether the transition ended its episode.
-            infos: one for each environment; only `TimeLimit.truncated` is read.
+            obs: observations, [n_envs, ...], or a dict of these for a `Dict` space.
+            next_obs: next observations, in the same form, including final observations of episodes.
+            action: actions, [n_envs, ...].
+            reward: rewards, [n_envs].
+            done: whether each transition ended its episode, [n_envs].
+            infos: one mapping per environment; only `TimeLimit.truncated` is read.
 
         Raises:
-            ValueError: an array has not as many numbers as the spaces and `n_envs` say.
-            ReplayTimeoutError: the table's rate limiter, or the network, let nothing through within the time.
+            ValueError: an array's size does not match its space and `n_envs`.
+            ReplayTimeoutError: the table's rate limiter, or the network, blocked the call until the time-out.
         """
         observations, actions = self._spaces
         ends = np.asarray(done, bool).reshape(self._n_envs)
@@ -131,23 +131,23 @@ class ReplayBuffer:
         self._observer(step, end_of_episode=ends)
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
-        """Return a batch of transitions; waits for the first ones.
+        """Return a batch of transitions; wait until the table has enough.
 
         Batches are fetched ahead, so a batch may have been drawn before the last few calls of `add`.
 
         Args:
-            batch_size: number of transitions, >= 1. Another one than before drops the batches that were fetched ahead.
-            env: a `VecNormalize`, by which observations and rewards are normalized; None for none.
+            batch_size: number of transitions, >= 1. A change drops the batches that were fetched ahead.
+            env: a `VecNormalize`, which normalizes observations and rewards; None for no normalization.
 
         Raises:
             SpecError: `batch_size` is invalid.
-            ReplayTimeoutError: no batch came within the time; the message has the reason.
+            ReplayTimeoutError: no batch arrived before the time-out; the message has the reason.
         """
         if self._dataset is not None and self._dataset.batch_size != batch_size:
             self._dataset.close()
             self._dataset = None
         if self._dataset is None:
-            self._observer.flush(self._timeout_s)  # so that a program that has just begun finds its own transitions
+            self._observer.flush(self._timeout_s)  # a new program can then sample its first transitions
             self._dataset = ReplayDataset(self._client, self._table, batch_size, timeout_s=self._timeout_s)
         step = tree.map_structure(lambda column: column[:, 0], next(self._dataset).data)  # windows of one step
         if env is not None:
@@ -160,14 +160,14 @@ class ReplayBuffer:
         )
 
     def size(self) -> int:
-        """Return how many transitions the table holds."""
+        """Return the number of transitions in the table."""
         return self._client.server_info()[self._table].current_size
 
     def __repr__(self) -> str:
         return f"<ReplayBuffer on table {self._table} at {self._client.address}>"
 
     def close(self) -> None:
-        """Deliver what was added, and close the connection. Idempotent."""
+        """Deliver added transitions, and close the connection. Idempotent."""
         try:
             self._observer.close()
         finally:
@@ -183,7 +183,7 @@ class ReplayBuffer:
         self.close()
 
     def _stored(self, observation: Any, space: Any) -> Any:
-        """Return observations in the dtype and shape of their space; a discrete one has the shape [1]."""
+        """Return observations in the dtype and shape of their space; [1] for a discrete space."""
         if isinstance(observation, Mapping):
             return {str(name): self._stored(observation[name], space[name]) for name in observation}
         shape = space.shape if space.shape or not hasattr(space, "n") else (1,)

@@ -1,4 +1,4 @@
-"""Records as a small table of text, and their numbers as one flat dict, which every logger of metrics takes."""
+"""Print records as small tables, and return their numbers as a flat dict for any logger of metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Record:
     """The base class of dataclasses that print as a small table."""
 
     def __str__(self) -> str:
-        """Return numbers and names as a table, without those that are 0 or empty.
+        """Return numbers and names as a table, without zeros and empty values.
 
         >>> @dataclasses.dataclass
         ... class Counts(Record):
@@ -35,10 +35,10 @@ class Scalars(Record):
     """The base class of dataclasses of counters."""
 
     def as_scalars(self, prefix: str = "") -> dict[str, float]:
-        """Return all numbers of the record by name; those of nested records and mappings with `/` in their names.
+        """Return all numbers of the record by name; names of nested records and mappings have a `/`.
 
         Args:
-            prefix: begins each name, such as "replay/".
+            prefix: beginning of each name, such as "replay/".
 
         >>> @dataclasses.dataclass
         ... class Counts(Scalars):

@@ -1,7 +1,7 @@
 """The structure of a step: its leaves, the leaf that marks the end of an episode, and its padding step.
 
 A step is any nest of dicts, lists, tuples and named tuples. Its leaves are arrays, numbers or strings. All steps of an
-observer must have the structure, dtypes and shapes of the first one.
+observer must have the structure, dtypes and shapes of the first step.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ FLAG_NAMES: Final = {
     "truncated": ("truncated",),
     "step_type": ("step_type",),
 }
-"""Names of the leaves that are flags of the state that a row shows, by kind; the first one that the steps have counts.
+"""Names of leaves with flags of a row's state, by kind; the first name that the steps have counts.
 
 `slices.markers` adds TorchRL's.
 """
 
 MARKER_NAMES: Final = frozenset(itertools.chain(["next_step_type"], *FLAG_NAMES.values()))
-"""All of these names, and the type of the row that follows."""
+"""All names of flags, and the name of the next row's type."""
 
 _BOUNDARY_MARKS = (("step_type", LAST), ("is_last", 1))
-"""The fields that mark a boundary step, and their values there; the first one that a step has counts."""
+"""The fields that mark a boundary step, and their values there; the first field that a step has counts."""
 
 _dtype_and_shape = operator.attrgetter("dtype", "shape")
 
@@ -48,15 +48,15 @@ _dtype_and_shape = operator.attrgetter("dtype", "shape")
 class Trajectory(NamedTuple):
     """One step in TF-Agents' form: the fields of its `Trajectory`, without TensorFlow.
 
-    `observation` and `action` are those of time t; `reward` and `discount` are the results of the action. An episode of
-    E environment steps has E + 1 steps: the last one, the boundary step, has `step_type` LAST and holds the final
+    `observation` and `action` are of time t; `reward` and `discount` are the results of the action. An episode of
+    E environment steps has E + 1 steps. The last one, the boundary step, has `step_type` LAST and the final
     observation.
 
     Attributes:
         step_type: int32, FIRST 0, MID 1 or LAST 2.
         observation, action: nests of arrays.
-        policy_info: nest of what else the policy returned; empty for nothing.
-        next_step_type: int32, that of the next step.
+        policy_info: nest of the policy's other results; may be empty.
+        next_step_type: int32, type of the next step.
         reward, discount: float32.
     """
 
@@ -71,9 +71,9 @@ class Trajectory(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    """Return a class of named tuples, the same one for the same arguments; `Trajectory` if it has these fields.
+    """Return a class of named tuples, the same for the same arguments; `Trajectory` if it has these fields.
 
-    Names that Python does not take are changed. A dict would take any names, but it would sort the leaves.
+    Names that are invalid in Python are changed. A dict accepts any names, but would sort the leaves.
     """
     if fields == Trajectory._fields:
         return Trajectory
@@ -82,9 +82,9 @@ def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def boundary_steps(steps: Any) -> Any:
-    """Return which steps hold a final observation and no action, as RLDS and TF-Agents flag them; None if neither does.
+    """Return flags of boundary steps, which have a final observation and no action; None for steps without marks.
 
-    Booleans of the shape of `step_type` or `is_last` in a dict or a named tuple of steps.
+    The marks are RLDS' `is_last` and TF-Agents' `step_type`, in a dict or a named tuple; the flags have their shape.
 
     >>> boundary_steps({"is_last": [[0, 1], [0, 0]]})
     array([[False,  True],
@@ -98,7 +98,7 @@ def boundary_steps(steps: Any) -> Any:
 
 
 def find_flags(steps: Any, names: Mapping[str, Sequence[str]] = FLAG_NAMES) -> dict[str, Any]:
-    """Return the leaves of steps that are flags, by kind: of each kind the first name that the steps have.
+    """Return the leaves that are flags, by kind: the first name of each kind that the steps have.
 
     >>> find_flags({"is_last": 0, "done": 1}, {"first": ["is_first"], "last": ["done", "is_last"]})
     {'last': 1}
@@ -115,17 +115,17 @@ class StepStructure:
 
     Attributes:
         example: a nest of the same structure, with None for leaves.
-        pack: a function that puts leaves, one for each path, into the nest.
+        pack: a function that puts leaves, one per path, into the nest.
         paths: name of each leaf, such as `observation/rgb`.
         dtypes: NumPy dtype of each leaf, native byte order; `object` for strings.
         shapes: shape of each leaf, without time.
     """
 
     def __init__(self, example: Any, *, batch_size: int | None = None, is_spec: bool = False) -> None:
-        """Take the structure from the first step, or from a nest of array specs: anything with `dtype` and `shape`.
+        """Take the structure from the first step, or from a nest of array specs: objects with `dtype` and `shape`.
 
-        `batch_size` is N if the leaves of steps are [N, ...]; `shapes` do not contain it, nor do those of an example
-        that `is_spec`. An example that cannot be a step raises StructureError.
+        `batch_size` is N if the leaves of steps are [N, ...]. `shapes` do not contain N; with `is_spec`, the shapes of
+        `example` do not contain it either. An example that cannot be a step raises StructureError.
         """
         self.paths, leaves = named_leaves(example, "first step")
         if not leaves:
@@ -146,15 +146,15 @@ class StepStructure:
                     )
             self.shapes = tuple(shape[1:] for shape in self.shapes)
         self._expected = [(dtype, batch + shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
-        # The elements of an object array must be checked one by one, so strings never take the fast path.
+        # Elements of an object array need a check one by one, so strings never take the fast path.
         self._fast = None if np.dtype(object) in self.dtypes else self._expected
         self._flatten = flattener(example)
         self._boundary = self._find_boundary()
 
     def flatten(self, step: Any, index: int) -> Sequence[Any]:
-        """Return the leaves of a step, checked, in the order of `paths`: the arrays of the step, if they fit.
+        """Check the leaves of a step, and return them in the order of `paths`: the step's own arrays if they fit.
 
-        Else arrays, or scalars that NumPy assigns to one, with the expected dtypes and shapes. Strings are `bytes`.
+        Otherwise arrays or scalars with the expected dtypes and shapes. Strings are `bytes`.
         """
         try:
             leaves = self._flatten(step)
@@ -165,7 +165,7 @@ class StepStructure:
         return self._convert(step, index)
 
     def ends_episode(self, leaves: Sequence[Any]) -> Any:
-        """Return whether this is a boundary step, [N] if `batch_size` is given; False if no leaf tells."""
+        """Return whether a step is a boundary step, [N] if `batch_size` is given; False if no leaf marks it."""
         if self._boundary is None:
             return False if self.batch_size is None else np.zeros(self.batch_size, bool)
         index, last = self._boundary
@@ -179,14 +179,14 @@ class StepStructure:
         return self._boundary is not None
 
     def padding_step(self) -> list[Any]:
-        """Return the leaves of a padding step: zeros; in a trajectory, `step_type` LAST, as TF-Agents pads."""
+        """Return the leaves of a padding step: zeros, and in a trajectory `step_type` LAST, as in TF-Agents."""
         leaves = list(map(zeros, self.dtypes, self.shapes))
         if "next_step_type" in self.paths and "step_type" in self.paths:
             leaves[self.paths.index("step_type")][...] = LAST
         return leaves
 
     def _convert(self, step: Any, index: int) -> list[Any]:
-        """Convert Python numbers, strings, tensors of other libraries and byte orders, or raise what is wrong."""
+        """Convert Python numbers, strings, other libraries' tensors and byte orders, or raise StructureError."""
         paths, leaves = named_leaves(step, f"step {index}")
         check_same_leaves(f"step {index}", paths, self.paths, "the first step")
         return [
@@ -195,7 +195,7 @@ class StepStructure:
         ]
 
     def _find_boundary(self) -> tuple[int, int] | None:
-        """Return the number of the leaf that marks a boundary step, and its value there."""
+        """Return the index of the leaf that marks a boundary step, and its value there."""
         for name, last in _BOUNDARY_MARKS:
             if name in self.paths:
                 index = self.paths.index(name)
@@ -210,12 +210,12 @@ class StepStructure:
 
 
 def step_bytes(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the bytes of all leaves of a step; a string counts as a pointer."""
+    """Return the number of bytes of a step; a string counts as a pointer."""
     return sum(dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True))
 
 
 def leaf_spec(leaf: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the dtype as which a leaf is stored, and its shape; the leaf may be a spec: `dtype` and `shape` alone."""
+    """Return the dtype of a stored leaf, and its shape; the leaf may be a spec, with only `dtype` and `shape`."""
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape") and not hasattr(leaf, "__array__"):
         dtype, sizes = leaf.dtype, leaf.shape
         if sizes is None or None in tuple(sizes):

@@ -1,4 +1,4 @@
-"""For the test suites of those who use the package: a replay server in a line.
+"""A replay server in one line, for test suites of programs that use the package.
 
     # pytest.ini, or [tool.pytest.ini_options]
     reverb_writer_server = true
@@ -7,8 +7,8 @@
         server = replay_server()                               # with one table, `replay`
         my_actor(server.address)
 
-pytest loads this module in every suite, by an entry point. So it loads nothing heavy, and a suite has the fixture only
-if that line, or `pytest --reverb-writer-server`, asks for it.
+By an entry point, pytest loads this module in every suite. So it loads nothing heavy, and a suite has the fixture only
+with that setting or `pytest --reverb-writer-server`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HELP = "give tests the fixture `replay_server`, a reverb_writer.LocalServer"
 
 
 def replay_server() -> Iterator[Callable[..., rw.LocalServer]]:
-    """Start a `LocalServer` by `replay_server(*tables)`, by default with one table `replay`; it ends with the test."""
+    """Start a `LocalServer` by `replay_server(*tables)`, by default with a table `replay`; it ends with the test."""
     with contextlib.ExitStack() as servers:
 
         def start(*tables: rw.TableConfig, max_bytes: int | None = None) -> rw.LocalServer:
@@ -37,7 +37,7 @@ def replay_server() -> Iterator[Callable[..., rw.LocalServer]]:
 
 
 class _Fixtures:
-    """A plugin of its own, because pytest takes all fixtures of a module that it loads."""
+    """A separate plugin, because pytest takes all fixtures of a module that it loads."""
 
     replay_server = staticmethod(pytest.fixture(replay_server))
 
@@ -49,6 +49,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the fixture if either asks for it."""
+    """Register the fixture if the option or the setting asks for it."""
     if config.getoption("--reverb-writer-server") or config.getini("reverb_writer_server"):
         config.pluginmanager.register(_Fixtures(), "reverb_writer.testing.fixtures")

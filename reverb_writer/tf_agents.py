@@ -3,17 +3,17 @@
     from tf_agents.replay_buffers.reverb_utils import ReverbAddTrajectoryObserver    # before
     from reverb_writer.tf_agents import ReverbAddTrajectoryObserver                  # after
 
-Arguments, properties and messages are those of TF-Agents 0.19. Further options of our own observers can be given by
-keyword: `timeout_s`, `end_of_episode`, `windows`, ...
+Arguments, properties and messages are the same as in TF-Agents 0.19. Further options of this package's observers are
+keyword arguments: `timeout_s`, `end_of_episode`, `windows`, ...
 
-    here                               is
+    name here                          subclass of
     ---------------------------------  -------------------
     ReverbAddTrajectoryObserver        TrajectoryObserver
     ReverbTrajectorySequenceObserver   SequenceObserver
     ReverbAddEpisodeObserver           EpisodeObserver
 
-The same calls give the same items, except for four faults of TF-Agents; docs/how-to/from-tf-agents.md has an example
-of each.
+The same calls write the same items, except for four faults of TF-Agents; docs/how-to/from-tf-agents.md has an example
+per fault.
 
 Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`.
 """
@@ -44,35 +44,35 @@ __all__ = [
 
 
 class NoWriterError(ClosedError, ValueError):
-    """The observer is closed; a ValueError as well, which is what TF-Agents raises."""
+    """The observer is closed; also a ValueError, as in TF-Agents."""
 
 
 class FlattenedTrajectoryError(StructureError, TypeError):
-    """A trajectory came as a flat list of leaves, and nothing tells which leaf is what."""
+    """A trajectory is a flat list of leaves, and its structure is unknown."""
 
 
 class _ReverbObserver(Observer):
-    """Common to TF-Agents' observers and not to ours; comes before one of ours among the bases."""
+    """The common part of TF-Agents' observers; must precede one of this package's observers among the bases."""
 
     @property
     def py_client(self) -> Any:
-        """The client, as it was given."""
+        """The client that the caller passed."""
         return self.client
 
     def get_table_signature(self) -> Any:
-        """Return the signature of the first table, as `py_client` tells it.
+        """Return the signature of the first table from `py_client`.
 
         Returns:
-            A nest of `tf.TensorSpec` from a `reverb.Client`, else of `ArraySpec`; None if the table has none.
+            A nest of `tf.TensorSpec` from a `reverb.Client`, otherwise of `ArraySpec`; None for a table without one.
 
         Raises:
-            ReplayTimeoutError, ServerUnavailableError: no answer in time. A `reverb.Client` has errors of its own.
+            ReplayTimeoutError, ServerUnavailableError: no answer in time. A `reverb.Client` has its own errors.
         """
         with contextlib.ExitStack() as own:
             client = self.py_client
             if not hasattr(client, "server_info"):
                 client = own.enter_context(as_client(client)[0])
-            # The time-out is the first argument of both methods, by different names; dm-reverb wants an integer.
+            # The time-out is the first argument of both methods, under different names; dm-reverb wants an integer.
             tables = client.server_info(math.ceil(self._timeout_s))
             return tables[self._targets[0].tables[0]].signature
 
@@ -80,17 +80,17 @@ class _ReverbObserver(Observer):
         """Write a step.
 
         Args:
-            step: a `Trajectory` of TF-Agents or of ours, without batch dimension. A list or tuple is a flattened
-                one: its leaves, in the order of `tree.flatten`, to be put into the structure of the first step, or of
-                the table's signature.
-            end_of_episode: whether it is the last of its episode; None to read `step_type`.
+            step: TF-Agents' or this package's `Trajectory`, without batch dimension. A list or tuple is a flattened
+                trajectory: leaves in the order of `tree.flatten`, which are packed into the structure of the first
+                step or of the table's signature.
+            end_of_episode: whether the step is the last of its episode; None to read `step_type`.
             env_mask: as for `TrajectoryObserver`, with `num_envs`.
 
         Raises:
             NoWriterError: the observer is closed.
-            FlattenedTrajectoryError: it is flat, and its structure is not known or has other leaves.
-            StructureError: a leaf differs from the first step's; named by path.
-            ReplayTimeoutError: no room in flight, and nothing moved for the time-out.
+            FlattenedTrajectoryError: the step is flat, and its structure is unknown or has other leaves.
+            StructureError: a leaf, named by path, differs from the first step's.
+            ReplayTimeoutError: no room in flight, and no progress until the time-out.
         """
         if type(step) in (list, tuple):
             step = self._unflatten(step)
@@ -102,8 +102,8 @@ class _ReverbObserver(Observer):
         """End the episode here; open the observer if it is closed.
 
         Args:
-            write_cached_steps: whether to write the steps that no window holds yet.
-            discard: the opposite, as our observers have it.
+            write_cached_steps: whether to write the steps that are in no window yet.
+            discard: the opposite, as in this package's observers.
             env_ids: as for `TrajectoryObserver`, with `num_envs`.
 
         Raises:
@@ -163,15 +163,15 @@ class _ReverbWindowObserver(_ReverbObserver, WindowObserver):
             table_name: the table, or several that get the same windows.
             sequence_length: L, steps in a window, >= 1.
             stride_length: S, steps from one window's start to the next one's, >= 1.
-            priority: of every item, finite and >= 0, or a function of the window.
-            pad_end_of_episodes: pad an episode that is shorter than L.
-            tile_end_of_episodes: with the former: pad until the last window begins with the last step.
-            end_of_episode: one of our other modes, instead of the two booleans.
+            priority: priority of every item, finite and >= 0, or a function of the window.
+            pad_end_of_episodes: whether to pad an episode that is shorter than L.
+            tile_end_of_episodes: whether to pad until the last window begins with the last step; needs the former.
+            end_of_episode: one of this package's other modes, instead of the two booleans.
             **options: the other keyword arguments of `TrajectoryObserver`.
 
         Raises:
             SpecError: an argument can never work; a ValueError.
-            StructureError: a table is not there; a ValueError.
+            StructureError: a table does not exist; a ValueError.
             ServerUnavailableError: no server answers within the time-out.
         """
         mode = _end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
@@ -205,8 +205,8 @@ class ReverbAddEpisodeObserver(_ReverbObserver, EpisodeObserver):
         Args:
             py_client: a `reverb.Client`, an `rw.Client` or an address.
             table_name: the table, or several.
-            max_sequence_length: steps in an episode at most, boundary step included, >= 1.
-            priority: of every item, finite and >= 0, or a function of the episode.
+            max_sequence_length: maximum number of steps in an episode, including the boundary step, >= 1.
+            priority: priority of every item, finite and >= 0, or a function of the episode.
             bypass_partial_episodes: whether a longer episode is dropped, not refused.
             **options: further arguments of `EpisodeObserver`.
 
@@ -217,7 +217,7 @@ class ReverbAddEpisodeObserver(_ReverbObserver, EpisodeObserver):
 
 
 def _end_of_episode_mode(mode: EndOfEpisode | str | None, *, pad: bool, tile: bool) -> EndOfEpisode:
-    """Return the mode that TF-Agents' two booleans mean.
+    """Return the mode for TF-Agents' two booleans.
 
     >>> _end_of_episode_mode(None, pad=True, tile=True)
     <EndOfEpisode.TILE: 'tile'>

@@ -1,13 +1,13 @@
-"""Which windows of an episode exist: integers only, no arrays and no I/O.
+"""The windows of an episode: integers only, no arrays and no I/O.
 
-Three numbers say it all: `L` = `sequence_length`, `S` = `stride_length`, and `c`, the steps appended so far in this
-episode. One rule makes the windows:
+Three numbers define them: `L` = `sequence_length`, `S` = `stride_length`, and `c`, the number of steps appended so far
+in this episode. One rule makes the windows:
 
     the last L steps are a window whenever c >= L and (c - L) % S == 0
 
-So the regular windows start at 0, S, 2S, ... The modes of `EndOfEpisode` differ only in what follows the boundary step
-of an episode of `n` steps: some padding steps, to which the same rule applies, or one closing window off that rule.
-`windows` puts together what `num_windows`, `num_padding` and `closing_window` return.
+So the regular windows start at 0, S, 2S, ... The modes of `EndOfEpisode` differ only after the boundary step of an
+episode of `n` steps: either padding steps follow, to which the same rule applies, or one closing window off the rule.
+`windows` combines the results of `num_windows`, `num_padding` and `closing_window`.
 
 A window is a pair (start, stop) of step numbers, as in `steps[start:stop]`; a stop beyond n means padding.
 """
@@ -25,16 +25,16 @@ from reverb_writer.errors import SpecError
 
 __all__ = ["SHORT_EPISODE", "STRIDE_GAP", "UNALIGNED_TAIL", "EndOfEpisode", "WindowSpec"]
 
-# Why a step is in no window.
+# Reasons why a step is in no window.
 SHORT_EPISODE: Final = "short_episode"  # its episode has no window at all
-STRIDE_GAP: Final = "stride_gap"  # it lies between two windows, because S > L
-UNALIGNED_TAIL: Final = "unaligned_tail"  # it comes after the last window
+STRIDE_GAP: Final = "stride_gap"  # it is between two windows, because S > L
+UNALIGNED_TAIL: Final = "unaligned_tail"  # it is after the last window
 
 
 class EndOfEpisode(enum.Enum):
-    """The treatment of the steps that no regular window holds when an episode of `n` steps ends.
+    """The treatment of steps that are in no regular window at the end of an episode of `n` steps.
 
-    Let `m` be the steps missing until the next regular window is complete: L - n if n < L, else (L - n) % S.
+    Let `m` be the number of steps missing in the next regular window: L - n if n < L, otherwise (L - n) % S.
 
     | mode      | padding steps k(n) | windows start at                                          | known elsewhere as  |
     | --------- | ------------------ | --------------------------------------------------------- | ------------------- |
@@ -45,8 +45,8 @@ class EndOfEpisode(enum.Enum):
     | TRUNCATE  | 0                  | as DROP; if m > 0 also at n + m - L, cut short at n       | Acme, TRUNCATE      |
     | ALIGN_END | 0                  | as DROP; if m > 0 and n >= L also at n - L, off the rule  | Acme, WRITE         |
 
-    COVER, TRUNCATE and TILE lose no step (S <= L), nor does ALIGN_END if n >= L. An episode of no steps has no windows.
-    Wherever a mode is taken, its lower-case name is too: `"drop"`, ... `"align_end"`.
+    If S <= L, COVER, TRUNCATE and TILE lose no step, nor does ALIGN_END if n >= L. An episode of no steps has no
+    windows. An argument may also be a mode's lower-case name: `"drop"`, ... `"align_end"`.
 
     Source: TF-Agents `ReverbAddTrajectoryObserver` and Acme `SequenceAdder`.
     """
@@ -66,18 +66,18 @@ class EndOfEpisode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WindowSpec:
-    """Say which windows are cut from an episode.
+    """The windows to cut from an episode.
 
-    Immutable, hashable, and safe to share between threads. Any integer type is taken, plain ints are stored.
+    Immutable, hashable, and safe to share between threads. Integers of any type are stored as plain ints.
 
     Attributes:
-        sequence_length: L, the steps of a window, >= 1; None for one window per episode, which holds all of it.
+        sequence_length: L, the steps of a window, >= 1; None for one window per episode, with all its steps.
         stride_length: S, the steps from one window's start to the next one's, >= 1. With S > L, S - L of every S steps
-            are in no window: DROP, PAD and TILE allow it with a warning (one per process and pair), the others do not.
-        end_of_episode: treatment of the last steps; a string is turned into the enum's member.
+            are in no window: DROP, PAD and TILE only warn (once per process and pair), other modes refuse it.
+        end_of_episode: treatment of the last steps; a string is converted to the enum's member.
 
     Raises:
-        SpecError: A number is not an integer or is too small, the mode is unknown, or the three do not go together.
+        SpecError: a number is not an integer or is too small, the mode is unknown, or the three contradict each other.
     """
 
     sequence_length: int | None
@@ -85,7 +85,7 @@ class WindowSpec:
     end_of_episode: EndOfEpisode | str = EndOfEpisode.DROP
 
     def __post_init__(self) -> None:
-        """Check the fields, alone and together, and store them as plain ints and a member of the enum."""
+        """Check the fields, and store them as plain ints and a member of the enum."""
         length, stride = self.sequence_length, integer("stride_length", self.stride_length, minimum=1)
         mode = EndOfEpisode(self.end_of_episode)
         if length is not None:
@@ -109,7 +109,7 @@ class WindowSpec:
         return cls(sequence_length=None)
 
     def num_windows(self, num_steps: Any) -> Any:
-        """Return how many regular windows are complete after `num_steps` steps; elementwise of an array; unchecked.
+        """Return the number of complete regular windows after `num_steps` steps, elementwise for an array; unchecked.
 
         >>> [WindowSpec(3, stride_length=2).num_windows(count) for count in (2, 3, 4, 5)]
         [0, 1, 1, 2]
@@ -118,7 +118,7 @@ class WindowSpec:
         return num_steps * 0 if length is None else (num_steps - length + stride) // stride * (num_steps >= length)
 
     def num_padding(self, n: int) -> int:
-        """Return k(n), the padding steps that follow the boundary step of an `n`-step episode.
+        """Return k(n), the number of padding steps after the boundary step of an `n`-step episode.
 
         >>> WindowSpec(4, end_of_episode="tile").num_padding(6)
         3
@@ -133,9 +133,9 @@ class WindowSpec:
         return self._num_missing(n, self.sequence_length) if self.end_of_episode is EndOfEpisode.COVER else 0
 
     def closing_window(self, n: int) -> tuple[int, int] | None:
-        """Return the window that the end of an `n`-step episode adds off the rule, or None; its stop is n.
+        """Return the window off the rule at the end of an `n`-step episode, or None; its stop is n.
 
-        TRUNCATE cuts a window short, ALIGN_END moves one off the stride, a whole episode has no other.
+        TRUNCATE cuts a window short, ALIGN_END moves one off the stride, a whole episode is one.
 
         >>> WindowSpec(4, stride_length=4, end_of_episode="truncate").closing_window(6)
         (4, 6)
@@ -155,9 +155,9 @@ class WindowSpec:
         return length - n if n < length else (length - n) % self.stride_length
 
     def windows(self, n: int) -> list[tuple[int, int]]:
-        """Return all windows of a complete `n`-step episode, in the order in which they are written.
+        """Return all windows of a complete `n`-step episode, in the order of writing.
 
-        stop - start is L, except for a closing window that TRUNCATE cut short and for a whole episode.
+        stop - start is L, except for a whole episode and for a closing window of TRUNCATE.
 
         >>> WindowSpec(3, stride_length=2, end_of_episode="cover").windows(6)
         [(0, 3), (2, 5), (4, 7)]
@@ -167,7 +167,7 @@ class WindowSpec:
         return self.spanning_windows(n + self.num_padding(n)) + ([closing] if closing else [])
 
     def spanning_windows(self, num_steps: int) -> list[tuple[int, int]]:
-        """Return the windows of a stream of `num_steps` steps in which c never resets; `end_of_episode` has no part.
+        """Return the windows of a stream of `num_steps` steps without a reset of c; `end_of_episode` is ignored.
 
         Source: TF-Agents `ReverbTrajectorySequenceObserver`, Acme CONTINUE.
 
@@ -179,7 +179,7 @@ class WindowSpec:
         return [(start, start + length) for start in range(0, self.num_windows(num_steps) * stride, stride)]
 
     def num_dropped(self, n: int) -> dict[str, int]:
-        """Return how many steps of an `n`-step episode no window holds, by reason; empty if none is dropped.
+        """Return the number of steps of an `n`-step episode that are in no window, by reason; empty if there are none.
 
         The reasons are `SHORT_EPISODE`, `STRIDE_GAP` and `UNALIGNED_TAIL`; O(1).
 
@@ -198,7 +198,7 @@ class WindowSpec:
         return {reason: count for reason, count in dropped.items() if count}
 
     def preview(self, n: int) -> str:
-        """Draw the windows of an `n`-step episode as text, a line a window: B is the boundary step, P padding.
+        """Draw the windows of an `n`-step episode as text, one per line: B is the boundary step, P padding.
 
         >>> print(WindowSpec(4, stride_length=3, end_of_episode="pad").preview(6))
         step     0 1 2 3 4 B

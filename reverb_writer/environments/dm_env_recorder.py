@@ -1,4 +1,4 @@
-"""dm_env environments that record themselves."""
+"""A wrapper that records a dm_env environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reverb_writer.errors import StructureError
 
 
 class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
-    """A dm_env environment that passes every step to an observer, and otherwise behaves like the one it wraps."""
+    """A dm_env environment that passes every step to an observer, and otherwise behaves like the wrapped one."""
 
     def __init__(
         self, env: dm_env.Environment, observer: Callable[[Any], Any], *, extras: Callable[[], Any] | None = None
@@ -30,7 +30,7 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
         return timestep
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Take a step and record it; after the last step of an episode, or before the first, begin a new episode."""
+        """Take a step and record it; before the first step or after the last one, begin an episode."""
         recording = self._recording
         if recording.needs_reset and recording.state.observation is not None:
             raise StructureError("call `reset` before `step`: no episode is being recorded; a step is missing.")
@@ -59,7 +59,7 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
         return self._env.discount_spec()
 
     def close(self) -> None:
-        """Record the end of an episode that was not over, and close the environment."""
+        """Record an unfinished episode as truncated, and close the environment."""
         try:
             self._recording.end()
         finally:

@@ -1,12 +1,12 @@
-"""Gymnasium environments and vector environments that record themselves.
+"""Wrappers that record Gymnasium environments and vector environments.
 
 A vector environment resets itself in one of three modes. `o5` is the terminal observation of an episode,
-`o0` the first one of the next:
+`o0` the first observation of the next episode:
 
-    mode       call   observation  terminated  infos           its last step is written
+    mode       call   observation  terminated  infos           the last step is written
     ---------  -----  -----------  ----------  --------------  ------------------------------------
     NEXT_STEP  step   o5           True
-               step   o0           False                       with this one, whose action has no effect
+               step   o0           False                       with this step, whose action has no effect
     SAME_STEP  step   o0           True        final_obs: o5   at once
     DISABLED   step   o5           True                        at once
                reset  o0                                       in the environments of the mask
@@ -39,8 +39,8 @@ _MODES = ("NextStep", "SameStep", "Disabled")
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """A Gymnasium environment that passes every step to an observer; see `reverb_writer.environments.recorded_steps`.
 
-    Around Gymnasium's `Autoreset`, the step that resets belongs to no episode and is not recorded. An environment that
-    is made again from its `spec` has the same observer.
+    Around Gymnasium's `Autoreset`, the resetting step belongs to no episode and is not recorded. An environment made
+    again from its `spec` has the same observer.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._recording = Recording(observer)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Take a step and record it; with the last step of an episode, also record the final observation."""
+        """Take a step and record it; at the end of an episode, also record the final observation."""
         recording = self._recording
         if recording.needs_reset:
             if recording.state.observation is None and self._autoreset is not None and self._autoreset.autoreset:
@@ -83,7 +83,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return observation, info
 
     def close(self) -> None:
-        """Record the end of an episode that was not over, and close the environment."""
+        """Record an unfinished episode as truncated, and close the environment."""
         try:
             self._recording.end()
         finally:
@@ -91,7 +91,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
 
 class VectorRecorder(VectorWrapper):
-    """A vector environment that passes every step of its environments to an observer; see the top of the module."""
+    """A vector environment that passes every step to an observer; the module's docstring draws the modes."""
 
     def __init__(
         self, env: VectorEnv[Any, Any, Any], observer: Any, *, extras: Callable[[], Any] | None = None
@@ -99,7 +99,7 @@ class VectorRecorder(VectorWrapper):
         """Wrap an environment; arguments and errors as for `record`."""
         n = env.num_envs
         given = env.metadata.get("autoreset_mode")
-        mode = getattr(given, "value", given)  # a member of `AutoresetMode`, or its name already
+        mode = getattr(given, "value", given)  # a member of `AutoresetMode`, or its name
         if mode not in _MODES:
             raise SpecError(
                 f"`env` must have one of {', '.join(map(repr, _MODES))} as its autoreset mode, got {given!r}. Set "
@@ -109,13 +109,13 @@ class VectorRecorder(VectorWrapper):
         self._encode_observation = encoder(env, "single_observation_space")
         self._encode_actions = encoder(env, "single_action_space", n)
         self._read_extras = extras_reader(extras, n)
-        # After the checks: at garbage collection, some versions of Gymnasium close an environment that was half made.
+        # After the checks: some versions of Gymnasium close a half-made environment at garbage collection.
         super().__init__(env)
         self._mode = mode
         self._recording = Recording(observer, n, mode)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take a step in every environment and record it, and the terminal observations of episodes that end."""
+        """Take a step in every environment; record it and the terminal observations."""
         recording = self._recording
         if recording.needs_reset.any():
             missing = np.flatnonzero(recording.needs_reset).tolist()
@@ -148,14 +148,14 @@ class VectorRecorder(VectorWrapper):
         return observations, infos
 
     def close(self, **kwargs: Any) -> None:
-        """Record the ends of episodes that were not over, and close the environment."""
+        """Record unfinished episodes as truncated, and close the environment."""
         try:
             self._recording.end()
         finally:
             self.env.close(**kwargs)
 
     def _with_final(self, observations: Any, infos: dict[str, Any], env_mask: Any) -> Any:
-        """Return the observations, with the terminal ones in the environments of the mask."""
+        """Return the observations, with terminal observations in the environments of the mask."""
         replaced, finals = tree.map_structure(np.copy, observations), infos.get("final_obs")
         for env_id in np.flatnonzero(env_mask).tolist():
             if finals is None or finals[env_id] is None:

@@ -1,6 +1,6 @@
 """Fold the steps of an environment into transitions over n steps, for an observer.
 
-    gamma = 0.5, discounts 1, n = 3           each line is a transition; they are passed on in this order
+    gamma = 0.5, discounts 1, n = 3           one transition per line, in the order of the observer's calls
 
     observation   s0    s1    s2    s3   s4   from   to   reward                    discount
     reward           2     3     5     7      s0     s1   2                         1
@@ -8,7 +8,7 @@
                   |-----------|               s0     s3   2 + 3/2 + 5/4             1/4
                   |-----------------|         s1     s4   3 + 5/2 + 7/4             1/4
                         |----------------|    s2     s4   5 + 7/2                   1/2     the episode is over:
-                              |----------|    s3     s4   7                         1       all that remain
+                              |----------|    s3     s4   7                         1       all remaining ones
                                     |----|
 
 The learner multiplies the value of `next_observation` by gamma times `discount`: the last gamma is not in `discount`.
@@ -41,13 +41,13 @@ class _Ring:
     """Starts of transitions: the step with index i of an episode is in row i % n.
 
     Attributes:
-        steps: leaves [n, N, ...] of the steps, without markers, rewards and discounts.
-        rewards: [n, N, ...] float64 each, the rewards since each start, discounted.
-        discounts: [n, N, ...] float64 each, their discounts.
+        steps: leaves of the steps, [n, N, ...], without markers, rewards and discounts.
+        rewards: discounted sums of rewards since each start, [n, N, ...] float64.
+        discounts: products of discounts and gammas since each start, [n, N, ...] float64.
     """
 
     def __init__(self, fields: Mapping[str, Any], n: int, num_envs: int | None) -> None:
-        """Make a ring for steps like this one."""
+        """Make a ring for steps like `fields`."""
         self._structure = StepStructure(fields, batch_size=num_envs)
         self._is_single = num_envs is None
         self._pack = packer(structure_of({name: part for name, part in fields.items() if name not in _FOLDED}))
@@ -56,7 +56,7 @@ class _Ring:
         others = [number for number, name in enumerate(names) if name not in _FOLDED]
         rewards, discounts = ([number for number, name in enumerate(names) if name == wanted] for wanted in _FOLDED)
         self._pack_folded = packer(structure_of(fields["discount" if len(discounts) > 1 else "reward"]))
-        # If only one is a nest, the other is repeated.
+        # If only the rewards or only the discounts are a nest, the other leaf is repeated.
         if not tree.is_nested(fields["discount"]):
             discounts *= len(rewards)
         if not tree.is_nested(fields["reward"]):
@@ -79,7 +79,7 @@ class _Ring:
         self.discounts = [np.zeros((*rows, *shapes[number])) for number in discounts]
 
     def split(self, fields: Mapping[str, Any], index: int) -> tuple[list[Array], list[Array], list[Array]]:
-        """Return a step as a row of `steps`, of `rewards` and of `discounts`, leaves [N, ...], [1, ...] if single."""
+        """Return rows of `steps`, `rewards` and `discounts` for a step, leaves [N, ...], or [1, ...] if single."""
         leaves = self._structure.flatten(fields, index)
         arrays = [np.asarray(leaf, dtype) for leaf, dtype in zip(leaves, self._structure.dtypes, strict=True)]
         if self._is_single:
@@ -90,7 +90,7 @@ class _Ring:
         return [arrays[number] for number in others], rewards, discounts
 
     def transition(self, rows: Array, env_ids: Array) -> dict[str, Any]:
-        """Return the steps of these starts, with folded rewards and discounts in their dtypes, float32 for integers."""
+        """Return the steps of these starts with folded rewards and discounts, as float32 if they were integers."""
         leaves, rewards, discounts = (
             [leaf[rows, env_ids] for leaf in column] for column in (self.steps, self.rewards, self.discounts)
         )
@@ -106,16 +106,15 @@ class _Ring:
 class NStepTransform:
     """Fold steps into transitions over n steps, and pass the transitions to an observer.
 
-    Takes steps as `reverb_writer.environments` records them, or any dict or named tuple (such as `Trajectory`) with
-    `observation`, `action`, `reward` and `discount`, where reward and discount are results of the action, and only the
-    observation of an episode's last step counts. Passes on dicts of `observation`, `action`, `reward`, `discount`,
-    `next_observation` and the other fields of the first of the n steps, without markers. Used from one thread at a
-    time.
+    Steps are dicts from `reverb_writer.environments`, or any dicts or named tuples (such as `Trajectory`) with
+    `observation`, `action`, `reward` and `discount`; reward and discount are results of the action. An episode's last
+    step only supplies its observation. Transitions are dicts of `observation`, `action`, `reward`, `discount`,
+    `next_observation` and the other fields of the first of the n steps, without markers. Not thread-safe.
 
-    In front of a `TrajectoryObserver`, steps have leaves [N, ...], and each environment has its own episodes.
+    With `num_envs`, steps have leaves [N, ...], and each environment has its own episodes.
 
     Attributes:
-        num_envs: N, or None for steps of one environment.
+        num_envs: N, number of environments; None for steps of one environment.
 
     Example:
         observer = rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=1)
@@ -128,13 +127,13 @@ class NStepTransform:
         Args:
             observer: called with each transition and `end_of_episode`, such as a `TrajectoryObserver`. With
                 `sequence_length=1` a transition is an item. With `num_envs`, it is also called with `env_mask`.
-            n_step: n, maximum of steps in a transition, >= 1; the first and the last transitions of an episode have
+            n_step: n, maximum number of steps in a transition, >= 1; the first and last transitions of an episode have
                 fewer.
             discount: gamma, in [0, 1].
-            num_envs: N, environments that step together, >= 1; None for the observer's `num_envs`, if it has one.
+            num_envs: N, number of environments that step together, >= 1; None for the observer's `num_envs`, if any.
 
         Raises:
-            SpecError: a number out of range.
+            SpecError: a number is out of range.
         """
         self._observer = observer
         self._n, self._gamma = integer("n_step", n_step, minimum=1), check_fraction("discount", discount)
@@ -147,25 +146,25 @@ class NStepTransform:
         return f"<NStepTransform of {self._n} steps to {self._observer!r}>"
 
     def reset(self) -> None:
-        """Forget the episode, or those of all environments; transitions that were passed on stay."""
+        """Forget the ongoing episodes; transitions that the observer already has remain."""
         self._ring: _Ring | None = None
         self._counts = np.zeros(len(self._env_ids), np.int64)  # steps of each ongoing episode
         self._num_passed = 0
 
     def __call__(self, step: Any, *, end_of_episode: Any = None, env_mask: Any = None) -> None:
-        """Add a step, and pass on the transition to its observation; at the end of an episode, all that remain.
+        """Add a step, and pass on the transition that ends at it; at the end of an episode, all remaining ones.
 
         Args:
             step: a dict or a named tuple; copied.
-            end_of_episode: whether it is the last of its episode, with `num_envs` [N] booleans; None to read `is_last`
-                or `step_type`.
-            env_mask: [N] booleans, which environments have a step here; None for all. With `num_envs` only.
+            end_of_episode: whether the step is the last of its episode, [N] with `num_envs`; None to read `is_last` or
+                `step_type`.
+            env_mask: whether each environment has a step, [N] booleans; None for all. With `num_envs` only.
 
         Raises:
-            StructureError: it lacks a field, has different numbers of rewards and discounts, or does not fit the first
-                step. Nothing changed.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Nothing changed, except that some
-                of the transitions may have been passed on; a call with the same step passes on the others.
+            StructureError: the step lacks a field, has different numbers of rewards and discounts, or does not fit the
+                first step. Nothing changed.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Nothing changed, except that the
+                observer may have some of the transitions; a call with the same step passes on the others.
         """
         if self.num_envs is None and env_mask is not None:
             raise StructureError(
@@ -185,11 +184,11 @@ class NStepTransform:
         present = self._env_ids >= 0 if env_mask is None else env_flags("env_mask", env_mask, self.num_envs)
         acting, ending = present & ~ends, present & ends
         ring, new = self._ring, None
-        if acting.any():  # of a last step, only the observation counts
+        if acting.any():  # a last step only supplies its observation
             step_fields = {name: value for name, value in fields.items() if name not in MARKER_NAMES}
             ring = ring or _Ring(step_fields, self._n, self.num_envs)
             new = ring.split(step_fields, int(self._counts.max()))
-        if ring is None:  # no step has come before this last one
+        if ring is None:  # no step precedes this last one
             return
         self._pass_on(ring, fields["observation"], present, ending)
         self._ring, self._num_passed = ring, 0
@@ -198,7 +197,7 @@ class NStepTransform:
         self._counts[ending] = 0
 
     def _pass_on(self, ring: _Ring, observation: Any, present: Array, ending: Array) -> None:
-        """Pass on the oldest start of each environment, and all starts of those whose episode ends."""
+        """Pass on the transition from each environment's oldest start, or from all starts where an episode ends."""
         held = np.minimum(self._counts, self._n)
         for index in range(self._num_passed, self._n):
             env_mask = (ending if index else present) & (held > index)
@@ -214,7 +213,7 @@ class NStepTransform:
             self._num_passed = index + 1
 
     def _push(self, ring: _Ring, new: tuple[list[Array], list[Array], list[Array]], acting: Array) -> None:
-        """Add a reward and a discount to all starts, and a start; rows that hold none become what is never read."""
+        """Add a reward and a discount to all starts, and then a start; rows without a start are never read."""
         for total, so_far, reward, discount in zip(ring.rewards, ring.discounts, *new[1:], strict=True):
             weights = self._gamma * _widened(so_far, total.ndim, 2)
             np.add(total, weights * reward, out=total, where=_widened(acting, reward.ndim, 1))
@@ -228,5 +227,5 @@ class NStepTransform:
 
 
 def _widened(array: Array, ndim: int, axis: int) -> Array:
-    """Return an array with as many axes, those that are new at `axis`."""
+    """Return an array with `ndim` axes; new ones are inserted at `axis`."""
     return array.reshape(*array.shape[:axis], *(1,) * (ndim - array.ndim), *array.shape[axis:])

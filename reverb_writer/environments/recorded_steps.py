@@ -1,22 +1,22 @@
-"""The steps that are recorded of an environment: one for each observation, the terminal one included.
+"""The recorded steps of an environment: one per observation, including the terminal observation.
 
     key           at time t                                                   in an episode's last step
     ------------  ----------------------------------------------------------  -------------------------------
     observation   the observation                                             the final observation
-    action        the action taken on it                                      zeros
-    reward        its reward                                                  0
-    discount      0 if the action led to a terminal state, else that of the   0
-                  environment, mostly 1
-    is_first      whether it is the first of its episode                      False
+    action        the action after the observation                            zeros
+    reward        the action's reward                                         0
+    discount      0 if the action led to a terminal state, otherwise the      0
+                  environment's discount, mostly 1
+    is_first      whether the step is the first of its episode                False
     is_last       False                                                       True
     terminated    False                                                       whether its state is terminal
     truncated     False                                                       whether a limit or the actor ended it
     extras        data of the policy that chose the action                    zeros
 
-So an episode of E environment steps has E + 1 steps, and the next step holds the observation that an action led to.
-`terminated` and `truncated` have the names that `rw.to_transitions` and `rw.slices` read; both may be set. `extras` is
-recorded with `extras=fn`. Episodes that the actor ends, with `reset` or `close`, are truncated. A reset without a step
-after it records nothing. docs/explanation/steps.md draws the three ends.
+So an episode of E environment steps has E + 1 steps, and the observation after an action is in the next step.
+`rw.to_transitions` and `rw.slices` read `terminated` and `truncated`; both may be set. `extras` is recorded with
+`extras=fn`. Episodes that the actor ends, with `reset` or `close`, are truncated. A reset without a step after it
+records nothing. docs/explanation/steps.md draws the three ends.
 
 Source: RLDS (reward and discount beside the action that led to them, a last step without a transition); Gymnasium
 (`terminated` and `truncated`).
@@ -38,42 +38,42 @@ Result = TypeVar("Result")
 
 
 class _Episodes(NamedTuple):
-    """The episodes under way, of one environment or of N: then arrays, which are never changed in place."""
+    """The ongoing episodes, of one environment or of N; arrays are never changed in place."""
 
-    observation: Any  # the last one
+    observation: Any  # the last observation
     is_first: Any  # whether no step of the episode is written yet
-    ends: tuple[Any, Any] | None = None  # `terminated`, `truncated` of episodes whose last step is to be written
+    ends: tuple[Any, Any] | None = None  # `terminated`, `truncated` of episodes whose last step is not written yet
     zeros: Any = None  # action, reward and so on of a last step; None before an episode's first step
 
 
 class Recording:
     """Makes the steps of episodes, and passes them to an observer: `first`, then `observe` after each step, or `end`.
 
-    An interrupt may come before the observer has taken a step or after it, and it must be known which: else the last
-    observation of an episode would be that before an action that was recorded. An observer of this package tells; of
-    another function, a call that raises counts as not taken.
+    An interrupt may come before or after the observer has taken a step. `Recording` must know which; otherwise an
+    episode might end with the observation before its last action. `num_steps` of this package's observers shows it; if
+    another function raises, the step counts as not taken.
 
     Attributes:
-        observer: takes the steps, with `env_mask` if not all of N environments have one.
-        state: of the episodes; it changes by one assignment.
-        needs_reset: a bool, or [N]: which environments are in no episode, or may have taken a step that is not
+        observer: function of a step; also called with `env_mask` if not all of N environments have one.
+        state: state of the episodes; one assignment changes it.
+        needs_reset: a bool, or [N]: whether an environment is in no episode, or may have taken a step that is not
             recorded.
     """
 
     def __init__(self, observer: Callable[..., Any], num_envs: int | None = None, mode: str = "Disabled") -> None:
-        """Begin without episodes; `mode` is when environments reset themselves, by Gymnasium's name."""
+        """Begin without episodes; `mode` is Gymnasium's name of the autoreset mode."""
         self.observer, self._num_envs, self._mode = observer, num_envs, mode
         self._false = np.zeros(() if num_envs is None else num_envs, bool)[()]
         self._true = ~self._false
         self._no_episodes = _Episodes(None, self._true)
         self.state = self._no_episodes
         self.needs_reset = self._true
-        self._open_call: tuple[int | None, Any] | None = None  # steps taken before a call, and the state after it
+        self._open_call: tuple[int | None, Any] | None = None  # number of steps before a call, and the state after it
 
     def call(self, method: Callable[..., Result], *args: Any, env_mask: Any = None, **kwargs: Any) -> Result:
-        """Return the result of a method that moves environments, which are those of `env_mask` or all.
+        """Call a method that moves the environments of `env_mask`, or all; return its result.
 
-        They need a reset until `first` or `observe` has recorded the result: an interrupt may come before that.
+        They need a reset until `first` or `observe` has recorded the result, because an interrupt may come before.
         """
         before = self.needs_reset
         self.needs_reset = self._true if env_mask is None else before | env_mask
@@ -84,7 +84,7 @@ class Recording:
             raise
 
     def first(self, observation: Any, *, env_mask: Any = None) -> None:
-        """Begin episodes, in the environments of `env_mask` or in all; those under way are recorded as truncated."""
+        """Begin episodes, in the environments of `env_mask` or in all; record unfinished ones as truncated."""
         mask = self._true if env_mask is None else env_mask
         self.end(mask)
         state = self.state
@@ -98,10 +98,10 @@ class Recording:
     def observe(
         self, result: dict[str, Any], observation: Any, ends: tuple[Any, Any] | None, following: Any = None
     ) -> None:
-        """Record an action, its result and the observation after it; of episodes that are over, also the last step.
+        """Record an action, its result and the observation after it, and the last steps of finished episodes.
 
-        `ends` are `terminated` and `truncated`, or None if no episode is over. `following` are the observations that
-        the next episodes begin with (SAME_STEP).
+        `ends` are `terminated` and `truncated`, or None if no episode is over. `following` are the first observations
+        of the next episodes (SAME_STEP).
         """
         self.needs_reset = self._true
         state = self.state
@@ -124,7 +124,7 @@ class Recording:
         self.needs_reset = over
 
     def end(self, env_mask: Any = None) -> None:
-        """Record the last step of episodes that have steps; those that are not over are truncated."""
+        """Record the last step of episodes that have steps; unfinished episodes are truncated."""
         mask = self._true if env_mask is None else env_mask
         self.needs_reset = self.needs_reset | mask
         self._settle()
@@ -147,7 +147,7 @@ class Recording:
         }
 
     def _without(self, ended: Any) -> _Episodes:
-        """Return the state once the last steps of these episodes are written."""
+        """Return the state after the last steps of these episodes."""
         state, ends = self.state, None
         if self._num_envs is None:
             return self._no_episodes
@@ -157,7 +157,7 @@ class Recording:
         return state._replace(is_first=state.is_first | ended, ends=ends)
 
     def _write(self, step: Any, after: _Episodes, options: dict[str, Any]) -> None:
-        """Pass a step on; `after` is the state once it is taken."""
+        """Pass a step to the observer; `after` is the state after it."""
         self._open_call = self._num_taken(), after
         try:
             self.observer(step, **options)
@@ -168,7 +168,7 @@ class Recording:
         self._open_call = None
 
     def _settle(self) -> None:
-        """Find out whether the step of a call that did not come to its end was taken."""
+        """Find out whether the observer took the step of an interrupted call."""
         if self._open_call is not None:
             num_before, after = self._open_call
             if self._num_taken() != num_before:
@@ -180,7 +180,7 @@ class Recording:
 
 
 def extras_reader(read: Callable[[], Any] | None, num_envs: int | None = None) -> Callable[[], dict[str, Any]]:
-    """Return a function that reads `extras`, the data of the policy that has chosen the action, as fields of a step.
+    """Return a function that reads `extras`, the data of the policy that chose the action, as fields of a step.
 
     `read` returns a nest, with leaves [N, ...] for `num_envs` = N environments; its arrays are copied.
     """
@@ -210,7 +210,7 @@ def _zeros(leaf: Any) -> Any:
 
 
 def _choose(env_mask: Any, where: Any, elsewhere: Any) -> Any:
-    """Return an array with the rows of `where` in the environments of the mask."""
+    """Return `where` in the environments of the mask, and `elsewhere` in the others."""
     chosen = elsewhere.copy()
     chosen[env_mask] = where[env_mask]
     return chosen

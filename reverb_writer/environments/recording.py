@@ -10,31 +10,31 @@ from reverb_writer.errors import SpecError
 
 
 def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) -> Any:
-    """Return an environment that passes its steps to an observer, and otherwise behaves like the given one.
+    """Return an environment that passes its steps to an observer, and otherwise behaves like `env`.
 
     Args:
         env: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a `dm_env.Environment`.
         observer: called with each step, a dict (see `reverb_writer.environments.recorded_steps`): a
             `TrajectoryObserver` or another observer, an `NStepTransform`, or any function. For a vector environment: a
-            `TrajectoryObserver` with their number as `num_envs`, or anything called like one. The caller closes it,
-            after the environment.
-        extras: called before each step, for data of the policy that has chosen the action, such as log-probability,
-            value, hidden state before the action, version of its weights: a nest, with leaves [N, ...] for N
-            environments, of one structure in all steps. Tensors may have gradients. Recorded as `extras`; zeros in an
-            episode's last step, which has no action. None for nothing.
+            `TrajectoryObserver` whose `num_envs` is their number, or a function with the same arguments. The caller
+            closes it after the environment.
+        extras: function, called before each step, that returns data of the policy that chose the action, such as
+            log-probability, value, hidden state before the action, version of its weights: a nest of one structure in
+            all steps, with leaves [N, ...] for N environments. Tensors may have gradients. Recorded as `extras`; zeros
+            in an episode's last step, which has no action. None to record none.
 
     Returns:
         A `gymnasium.Wrapper`, `gymnasium.vector.VectorWrapper` or `dm_env.Environment`, used from one thread at a time.
-        `reset` and `close` record episodes that are not over as truncated, with their last observation.
+        `reset` and `close` record unfinished episodes as truncated, with their last observation.
 
-        `step` raises StructureError if an action is not of its space; nothing has changed. Errors of `extras` and
-        of the observer are raised as they are: steps that were written stay written, and the next `reset` ends their
-        episodes. Until then `step` raises `gymnasium.error.ResetNeeded`, in dm_env StructureError, because a step would
-        be missing. So it does before the first `reset`, and after an interrupt.
+        `step` raises StructureError if an action is not in its space; nothing has changed. Errors of `extras` and
+        of the observer propagate: written steps remain, and the next `reset` ends their episodes. Until then, before
+        the first `reset`, and after an interrupt, `step` raises `gymnasium.error.ResetNeeded`, or in dm_env
+        StructureError, because a step would be missing.
 
     Raises:
-        SpecError: `env` is not an environment; it has a space that cannot be written (names the part, and the reason);
-            `extras` is no function; or the observer does not take its steps.
+        SpecError: `env` is not an environment; or a space cannot be written (the error has part and reason); or
+            `extras` is not a function; or the observer takes steps of another number of environments.
 
     Example:
         with rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20) as observer:
@@ -43,7 +43,7 @@ def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) 
             env.step(env.action_space.sample())
             env.close()
     """
-    # If a package was never imported, no environment of it exists.
+    # A package that was never imported has no environments.
     gymnasium, dm_env = sys.modules.get("gymnasium"), sys.modules.get("dm_env")
     is_vector = gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv)
     num_envs = env.num_envs if is_vector else None

@@ -1,4 +1,4 @@
-"""Record dm_env time steps from an actor's own loop."""
+"""Record dm_env time steps in an actor's own loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from reverb_writer.errors import StructureError
 class TimeStepRecorder:
     """Pass dm_env time steps and actions to an observer, as Acme's actors pass them to an adder.
 
-    An episode that ends with discount 0 is terminated, with any other discount truncated. Reward and discount are
-    recorded in the same step as the action that they follow; see `reverb_writer.environments.recorded_steps`. Used from
-    one thread at a time.
+    An episode that ends with discount 0 is terminated; with another discount, it is truncated. Reward and discount are
+    recorded in the step of the action before them; see `reverb_writer.environments.recorded_steps`. Not thread-safe.
 
     Example:
         recorder = rw.environments.TimeStepRecorder(observer)
@@ -26,20 +25,20 @@ class TimeStepRecorder:
     """
 
     def __init__(self, observer: Callable[[Any], Any]) -> None:
-        """Begin with no episode; `observer` is called with each step, and closed by the caller."""
+        """Begin without an episode; `observer` is called with each step, and the caller closes it."""
         self._recording = Recording(observer)
 
     def __repr__(self) -> str:
         return f"<TimeStepRecorder to {self._recording.observer!r}>"
 
     def observe_first(self, timestep: Any) -> None:
-        """Begin an episode. An episode that was not over is recorded as truncated, with its last observation.
+        """Begin an episode; an unfinished one is recorded as truncated, with its last observation.
 
         Args:
             timestep: a `dm_env.TimeStep`, or an object with its attributes, of type FIRST.
 
         Raises:
-            StructureError: it is not the first of an episode.
+            StructureError: the time step is not the first of an episode.
         """
         begin(self._recording, timestep)
 
@@ -47,22 +46,22 @@ class TimeStepRecorder:
         """Record an action and its result; if the result ends the episode, also the final observation.
 
         Args:
-            action: nest; taken on the observation before `next_timestep`, which is not checked; copied.
+            action: nest of the action before `next_timestep`; copied, not checked.
             next_timestep: a `dm_env.TimeStep`, or an object with its attributes, of type MID or LAST; copied.
-            extras: nest of further data of the action, such as its log-probability; of one structure in all steps.
+            extras: nest of further data of the action, such as its log-probability, of one structure in all steps.
                 Recorded as `extras` unless it is empty; copied.
 
         Raises:
-            StructureError: no episode has begun, or the time step is the first of one.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
-                written; the next `observe_first` ends their episode.
+            StructureError: no episode has begun, or the time step is the first of an episode.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Written steps remain; the next
+                `observe_first` ends their episode.
         """
         if self._recording.needs_reset:
             raise StructureError("call `observe_first` before `observe`: no episode is being recorded.")
         take(self._recording, action, next_timestep, extras)
 
     def end_episode(self) -> None:
-        """Record the end of an episode that was not over, as `observe_first` does."""
+        """Record an unfinished episode as truncated, as `observe_first` does."""
         self._recording.end()
 
 
@@ -74,7 +73,7 @@ def begin(recording: Recording, timestep: Any) -> None:
 
 
 def take(recording: Recording, action: Any, timestep: Any, extras: Any) -> None:
-    """Record an action and the time step that it led to."""
+    """Record an action and the time step after it."""
     if timestep.first():
         raise StructureError("`observe` takes the time step after an action, got the first time step of an episode.")
     result = {"action": action, "reward": timestep.reward, "discount": timestep.discount}
@@ -88,5 +87,5 @@ def take(recording: Recording, action: Any, timestep: Any, extras: Any) -> None:
 
 
 def _copy(nest: Any) -> Any:
-    """Copy the arrays of a nest, which the environment or the policy may reuse; numbers stay numbers of Python."""
+    """Copy the arrays of a nest, because the environment or the policy may reuse them; numbers remain as they are."""
     return tree.map_structure(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, nest)

@@ -18,7 +18,7 @@ from reverb_writer.errors import ClosedError, FormatError, IncompleteError, Spec
 
 _CHECK_EVERY = 50
 
-# Contents of a state: attributes that are never changed in place, columns, and objects of the user's.
+# Contents of a state: attributes that are never changed in place, columns, and the user's objects.
 _IDS = ("id_", "agent_id", "module_id", "multi_agent_episode_id")
 _PLAIN = (*_IDS, "t_started", "t", "is_terminated", "is_truncated")
 _COLUMNS = ("observations", "infos", "actions", "rewards")
@@ -28,22 +28,22 @@ _OBJECTS = ("temporary_timestep_data", "custom_data")
 class Episode(EpisodeData):
     """An episode of one agent, or a chunk of one: T steps, T + 1 observations and infos, and a look-back before them.
 
-    The getters of an ongoing episode return lists; after `finalize()`, arrays. Arguments are copied, except infos,
-    which are any objects; results are owned by the caller. A call that raises has changed nothing. Not thread-safe.
+    Getters return lists before `finalize()`, and arrays after it. Arguments are copied, except infos, which may be any
+    objects; the caller owns results. A call that raises has changed nothing. Not thread-safe.
 
     Source: RLlib 2.35 `SingleAgentEpisode`; docs/how-to/from-rllib.md lists the differences.
 
     Attributes:
-        id_: of the episode; its chunks share it.
+        id_: id of the episode; its chunks share it.
         agent_id, module_id, multi_agent_episode_id: any values of the caller.
-        t_started: the step of the environment's episode at which this chunk starts, >= 0.
+        t_started: first step of this chunk in the environment's episode, >= 0.
         t: the current step: t_started + len(self).
         is_terminated: whether the environment ended in a terminal state.
-        is_truncated: whether a time limit or the like ended it.
+        is_truncated: whether a time limit or a similar cause ended the episode.
         observations, infos, actions, rewards: the columns, each an `InfiniteLookbackBuffer`.
         extra_model_outputs: more columns, by name.
-        custom_data: whatever the caller wants to keep with it, by name; nothing is checked. Chunks that follow, and
-            slices, have copies; of a chunk that is added the entries win.
+        custom_data: the caller's objects, by name, without checks. Later chunks and slices have copies;
+            `concat_episode` overwrites entries of the same name.
 
     >>> episode = Episode()
     >>> episode.add_env_reset(observation=0)
@@ -56,12 +56,12 @@ class Episode(EpisodeData):
     """
 
     def add_env_reset(self, observation: Any, infos: Any = None) -> None:
-        """Add what `env.reset()` returned: `observation`, and `infos`, a dict or None.
+        """Add the results of `env.reset()`: `observation`, and `infos`, a dict or None.
 
         Raises:
-            SpecError: the episode has observations already, or is a later chunk of an episode.
+            SpecError: the episode already has observations, or is a later chunk of an episode.
             ClosedError: the episode is over, or finalized.
-            StructureError: the observation is not in its space, or no array, number, string or nest of these.
+            StructureError: the observation is not in its space, or is not an array, number, string or nest of these.
         """
         self._check_open()
         if self.observations.len_incl_lookback() or self.t != 0:
@@ -85,23 +85,23 @@ class Episode(EpisodeData):
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add what `env.step(action)` returned; amortised O(1).
+        """Add the results of `env.step(action)`; amortised O(1).
 
-        Structures and shapes must be those of the first step. Spaces are checked at the first step and at every 50th
-        only, because the check is slow.
+        Structures and shapes must match the first step. Spaces are checked only at the first and at every 50th step,
+        because the check is slow.
 
         Args:
-            observation: the one after the action.
-            action: the one before the observation.
+            observation: observation after the action.
+            action: action before the observation.
             reward: a number.
-            infos: of this step; None for an empty dict.
+            infos: infos of this step; None for an empty dict.
             terminated: whether the environment is in a terminal state.
-            truncated: whether a time limit or the like ended the episode.
+            truncated: whether a time limit or a similar cause ended the episode.
             extra_model_outputs: further outputs of the model by name; the same names at every step.
 
         Raises:
             ClosedError: the episode is over, or finalized.
-            IncompleteError: there was no reset.
+            IncompleteError: the episode has no reset.
             StructureError: a structure or shape differs from the first step, or a value is not in its space.
         """
         self._check_open()
@@ -122,7 +122,7 @@ class Episode(EpisodeData):
         ]
         if not added[2][1][0].is_number:
             raise StructureError(f"`reward` must be a number, got {reward!r}.")
-        for rows, block in added:  # none of this can fail
+        for rows, block in added:  # cannot fail from here on
             rows.put(block)
         self.infos.append({} if infos is None else infos)
         self.extra_model_outputs = buffers
@@ -131,7 +131,7 @@ class Episode(EpisodeData):
         self._last_step_time = time.perf_counter()
 
     def _extra_columns(self, extras: Mapping[str, Any]) -> dict[str, InfiniteLookbackBuffer]:
-        """Return the columns of extra model outputs of these names; the first step of a chunk may add columns."""
+        """Return the columns of these extra model outputs; the first step of a chunk may add columns."""
         columns = self.extra_model_outputs
         if not len(self):
             columns = {**{key: InfiniteLookbackBuffer() for key in extras}, **columns}
@@ -149,7 +149,7 @@ class Episode(EpisodeData):
     def finalize(self) -> Episode:
         """Make getters return arrays, remove temporary data and refuse further steps; return the episode.
 
-        Infos stay lists. Idempotent.
+        Infos remain lists. Idempotent.
         """
         for buffer in (self.observations, self.actions, self.rewards, *self.extra_model_outputs.values()):
             buffer.finalize()
@@ -157,14 +157,14 @@ class Episode(EpisodeData):
         return self
 
     to_numpy = finalize
-    """`finalize`, by RLlib's newer name."""
+    """`finalize` under RLlib's newer name."""
 
     def concat_episode(self, other: Episode) -> None:
-        """Add the steps of `other`, the chunk that follows this one, in place; its look-back is left out.
+        """Add the steps of `other`, the next chunk, in place, without its look-back.
 
         Raises:
-            SpecError: the other one has another id, starts at another step, or with another observation.
-            ClosedError: this one is done, or finalized.
+            SpecError: the next chunk has another id, first step or first observation than expected.
+            ClosedError: this chunk is done, or finalized.
             StructureError: steps differ in structure.
         """
         self._check_open()
@@ -185,7 +185,7 @@ class Episode(EpisodeData):
             column.concat(following)
             return column
 
-        # The last observation and info of this one are the first of the next one.
+        # The last observation and info of this chunk are the first of the next one.
         merged: dict[str, Any] = {
             "observations": joined(self.observations, other.observations, slice(-1)),
             "infos": joined(self.infos, other.infos, slice(-1)),
@@ -203,10 +203,10 @@ class Episode(EpisodeData):
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
 
     def cut(self, len_lookback_buffer: int = 0) -> Episode:
-        """Return the chunk that follows: no steps yet, starting where this one is now.
+        """Return the next chunk, without steps, which starts at the current step of this one.
 
         Args:
-            len_lookback_buffer: number of the last steps that can be looked back at, from 0 to all.
+            len_lookback_buffer: number of last steps for its look-back, from 0 to all.
 
         Raises:
             ClosedError: the episode is done.
@@ -225,8 +225,8 @@ class Episode(EpisodeData):
     def slice(self, slice_: slice) -> Episode:
         """Return the steps of `slice_` as an episode, as `episode[a:b]` does.
 
-        Its look-back is as long as that of this episode, if there are enough steps before it; `t_started` is its first
-        step. It is over if it contains the end of an episode that is over.
+        Its look-back is as long as this episode's, if enough steps precede it; `t_started` is its first step. It is
+        over if this episode is over and the slice contains the last step.
 
         Raises:
             SpecError: the step is not positive.
@@ -241,7 +241,7 @@ class Episode(EpisodeData):
             # A part of T steps has T + 1 observations.
             observations = np.concatenate([lookback, steps, [stop + num_lookback]])
             part = self._part(observations, np.concatenate([lookback, steps]), num_lookback, self.t_started + start)
-        else:  # it ends before it starts: it has no observation either
+        else:  # it ends before it starts, and also has no observation
             part = self._part(steps, steps, 0, self.t_started + start)
         if stop == len(self):
             part.is_terminated, part.is_truncated = self.is_terminated, self.is_truncated
@@ -250,7 +250,7 @@ class Episode(EpisodeData):
     def _part(
         self, observations: Any, others: Any, lookback: int, t_started: int, *, finalized: bool | None = None
     ) -> Episode:
-        """Return an episode of some of the rows, as `InfiniteLookbackBuffer.part`."""
+        """Return an episode with some of the rows, as `InfiniteLookbackBuffer.part` does."""
         part = Episode(t_started=t_started, **{name: getattr(self, name) for name in _IDS})
         for name in _COLUMNS:
             rows = observations if name in ("observations", "infos") else others
@@ -275,7 +275,7 @@ class Episode(EpisodeData):
         return self.slice(item)
 
     def add_temporary_timestep_data(self, key: str, data: Any) -> None:
-        """Store `data`, any object, under the name `key` until `finalize()`, without a check or a copy.
+        """Store `data`, any object, as `key` until `finalize()`, without a check or a copy.
 
         Raises:
             ClosedError: the episode is finalized.
@@ -284,11 +284,11 @@ class Episode(EpisodeData):
         self.temporary_timestep_data.setdefault(key, []).append(data)
 
     def get_temporary_timestep_data(self, key: str) -> list[Any]:
-        """Return the list of objects that were stored under the name `key`.
+        """Return the list of objects stored as `key`.
 
         Raises:
             ClosedError: the episode is finalized.
-            UnknownKeyError: nothing is stored under this name.
+            UnknownKeyError: no object has this name.
         """
         self._check_temporary()
         if key not in self.temporary_timestep_data:
@@ -302,9 +302,9 @@ class Episode(EpisodeData):
             raise ClosedError("the episode is finalized, which removed its temporary data. Read it before.")
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode as a dict of arrays, lists and spaces, to be pickled.
+        """Return the whole episode as a dict of arrays, lists and spaces, which can be pickled.
 
-        It shares no data with the episode: infos, temporary and custom data are copied with `copy.deepcopy`.
+        The state shares no data with the episode: infos, temporary and custom data are copied with `copy.deepcopy`.
         """
         state = {name: getattr(self, name) for name in _PLAIN}
         state |= {name: getattr(self, name).get_state() for name in _COLUMNS}
@@ -314,10 +314,10 @@ class Episode(EpisodeData):
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Episode:
-        """Return the episode of a `state` that `get_state` returned.
+        """Return the episode of `state`, a result of `get_state`.
 
         Raises:
-            FormatError: this is not a state of an episode.
+            FormatError: `state` is not a state of an episode.
         """
         episode, load = Episode(), InfiniteLookbackBuffer.from_state
         try:
@@ -334,7 +334,7 @@ class Episode(EpisodeData):
         return episode
 
     def steps(self) -> dict[str, Any]:
-        """Return the T + 1 steps that observers write of this episode, as a nest with leaves [T + 1, ...].
+        """Return the T + 1 steps of this episode, as observers write them: a nest with leaves [T + 1, ...].
 
         The look-back is left out. `reverb_writer.environments.recorded_steps` draws the layout.
 
@@ -345,13 +345,13 @@ class Episode(EpisodeData):
 
     @classmethod
     def from_steps(cls, data: Any, *, id_: str | None = None, t_started: int | None = None) -> Episode:
-        """Return the finalized episode of steps, such as those of a sampled whole episode.
+        """Make a finalized episode of its steps, such as a sampled whole episode.
 
         Args:
-            data: leaves [T + 1, ...]: a nest as `steps()` returns it, RLDS steps, or a TF-Agents trajectory. Rows after
+            data: steps, leaves [T + 1, ...]: a result of `steps()`, RLDS steps, or a TF-Agents trajectory. Rows after
                 the last step, such as padding, are left out.
-            id_: as when constructing.
-            t_started: as when constructing.
+            id_: as in the constructor.
+            t_started: as in the constructor.
 
         Raises:
             StructureError: observations, actions or rewards are missing, or their lengths differ.

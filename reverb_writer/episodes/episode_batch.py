@@ -1,4 +1,4 @@
-"""Episodes of environments that step together, made of their recorded steps."""
+"""Episodes of environments that step together, made from their recorded steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reverb_writer.episodes.episode import Episode
 
 
 class EpisodeBatch:
-    """An observer that makes an `Episode` of each episode of N environments.
+    """An observer that makes an `Episode` for each episode of N environments.
 
     `reverb_writer.environments.record` passes it the steps of a `gymnasium.vector` environment, in every autoreset
     mode. Episodes are finalized and end with their terminal observation; `extras`, a dict, become extra model outputs.
@@ -34,31 +34,31 @@ class EpisodeBatch:
     def __init__(self, num_envs: int) -> None:
         """Begin without episodes; raises SpecError if `num_envs` is not an integer >= 1."""
         self.num_envs = integer("num_envs", num_envs, minimum=1)
-        self._new: list[tuple[Any, Any]] = []  # steps that were not read yet, and in which environments they are
+        self._new: list[tuple[Any, Any]] = []  # unread steps, each with its `env_mask`
         self._num_read = 0
-        self._steps: list[list[Any]] = [[] for _ in range(num_envs)]  # of the ongoing episodes
+        self._steps: list[list[Any]] = [[] for _ in range(num_envs)]  # steps of the ongoing episodes
 
     def __repr__(self) -> str:
         return f"<EpisodeBatch of {self.num_envs} environments: {self.num_steps} steps>"
 
     @property
     def num_steps(self) -> int:
-        """Number of calls."""
+        """Number of recorded steps."""
         return self._num_read + len(self._new)
 
     def __call__(self, step: Any, *, env_mask: Any = None) -> None:
-        """Keep a recorded step.
+        """Store a recorded step.
 
         Args:
             step: leaves [N, ...]; not copied.
-            env_mask: [N] booleans, which environments have a step here; None for all.
+            env_mask: [N] booleans, whether each environment has a step; None for all.
         """
         self._new.append((step, env_mask))
 
     def take_finished(self) -> list[Episode]:
-        """Return the episodes that have ended since the last call.
+        """Return the episodes that ended since the last call.
 
-        In Gymnasium's mode NEXT_STEP an episode is complete after the call that resets its environment.
+        In Gymnasium's mode NEXT_STEP, an episode is complete after the step that resets its environment.
         """
         finished = []
         for step, env_mask in self._new:

@@ -28,8 +28,8 @@ def _space_of(column: str, doc: str) -> property:
 class EpisodeData:
     """The columns of an episode, with getters and setters; see `Episode`.
 
-    Getters have the arguments, results and errors of `InfiniteLookbackBuffer.get`, setters those of
-    `InfiniteLookbackBuffer.set`. A setter that raises has changed nothing.
+    `InfiniteLookbackBuffer.get` documents the arguments, results and errors of getters, `InfiniteLookbackBuffer.set`
+    those of setters. A setter that raises has changed nothing.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class EpisodeData:
         An `InfiniteLookbackBuffer` is copied together with its look-back.
 
         Args:
-            id_: None for a random one.
-            observations: T + 1.
-            observation_space: their Gymnasium space; only one-hot vectors need it.
-            infos: T + 1; None for empty ones.
-            actions: T.
-            action_space: their Gymnasium space.
+            id_: id of the episode; None for a random one.
+            observations: T + 1 observations.
+            observation_space: Gymnasium space of an observation; only one-hot vectors need it.
+            infos: T + 1 infos; None for empty ones.
+            actions: T actions.
+            action_space: Gymnasium space of an action; only one-hot vectors need it.
             rewards: T numbers.
             terminated: whether the environment ended in a terminal state.
-            truncated: whether a time limit or the like ended it.
-            extra_model_outputs: T of each, by name.
-            t_started: the step at which the chunk starts; None for 0.
+            truncated: whether a time limit or a similar cause ended the episode.
+            extra_model_outputs: more columns of T items, by name.
+            t_started: first step of the chunk; None for 0.
             len_lookback_buffer: number of the T steps that are look-back; "auto" for all.
             agent_id: stored as an attribute.
             module_id: stored as an attribute.
@@ -107,15 +107,15 @@ class EpisodeData:
 
     @property
     def is_finalized(self) -> bool:
-        """Whether getters return arrays; then no step can be added."""
+        """Whether getters return arrays, and no step can be added."""
         return self.rewards.finalized
 
     is_numpy = is_finalized
-    """`is_finalized`, by RLlib's newer name."""
+    """`is_finalized` under RLlib's newer name."""
 
     @property
     def is_reset(self) -> bool:
-        """Whether there is an observation: that of the reset, or of the step before a chunk."""
+        """Whether the episode has an observation, from the reset or from the step before the chunk."""
         return len(self.observations) > 0
 
     @property
@@ -124,12 +124,12 @@ class EpisodeData:
         return self.is_terminated or self.is_truncated
 
     def start_timer(self, duration_s: float = 0.0) -> None:
-        """Restart the timer, with `duration_s`, the seconds so far."""
+        """Restart the timer at `duration_s`, in seconds."""
         self._last_step_time = time.perf_counter()
         self._start_time = self._last_step_time - duration_s
 
     def get_duration_s(self) -> float:
-        """Return the seconds from the reset, or the cut, to the last step; 0.0 before the first."""
+        """Return the seconds from the reset, or the cut, to the last step; 0.0 if there is none."""
         return self._last_step_time - self._start_time
 
     def __len__(self) -> int:
@@ -137,10 +137,10 @@ class EpisodeData:
         return self.t - self.t_started
 
     def validate(self) -> None:
-        """Check that the numbers of items match; the look-back does not count.
+        """Check that the numbers of items match, without the look-back.
 
         Raises:
-            StructureError: they do not match.
+            StructureError: the numbers do not match.
         """
         sizes = {"observations": len(self.observations), "infos": len(self.infos), "actions": len(self.actions)}
         sizes |= {"rewards": len(self.rewards), **{key: len(b) for key, b in self.extra_model_outputs.items()}}
@@ -171,7 +171,7 @@ class EpisodeData:
         )
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return one info, or a list of several, by `indices`: the objects that were given, not copies."""
+        """Return one info, or a list of several, by `indices`; the objects are not copied."""
         return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
     def get_actions(
@@ -194,10 +194,10 @@ class EpisodeData:
     def get_extra_model_outputs(
         self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
-        """Return one of the extra model outputs of the name `key`, or several; see `InfiniteLookbackBuffer.get`.
+        """Return one item of the extra model output `key`, or several; see `InfiniteLookbackBuffer.get`.
 
         Raises:
-            UnknownKeyError: there is no such name.
+            UnknownKeyError: no extra model output has this name.
         """
         return self._extra(key).get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
@@ -218,12 +218,12 @@ class EpisodeData:
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite one of the extra model outputs of the name `key`, or several; see `InfiniteLookbackBuffer.set`.
+        """Overwrite one item of the extra model output `key`, or several; see `InfiniteLookbackBuffer.set`.
 
         A new name without `at_indices` adds a column without look-back.
 
         Raises:
-            UnknownKeyError: there is no such name, and `at_indices` is given.
+            UnknownKeyError: `at_indices` is given, and no extra model output has this name.
             StructureError: the number of items of a new column differs from the number of steps.
         """
         if key in self.extra_model_outputs or at_indices is not None:
@@ -243,7 +243,7 @@ class EpisodeData:
         return self.extra_model_outputs[key]
 
     def get_return(self) -> float:
-        """Return the sum of the rewards, undiscounted, without those of the look-back."""
+        """Return the undiscounted sum of the rewards, without the look-back."""
         return float(self.rewards.to_arrays().sum())
 
     def env_steps(self) -> int:
@@ -251,10 +251,10 @@ class EpisodeData:
         return len(self)
 
     agent_steps = env_steps
-    """`env_steps`, because the one agent acts at each step."""
+    """`env_steps`, because the agent acts at each step."""
 
     def get_data_dict(self) -> dict[str, Any]:
-        """Return T rows by RLlib's names, `obs`, `actions`, ..., without the last observation and the look-back.
+        """Return T rows under RLlib's names, `obs`, `actions`, ..., without the last observation and the look-back.
 
         Values are lists; if finalized, arrays, except `infos`.
 

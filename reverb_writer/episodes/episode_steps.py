@@ -1,8 +1,8 @@
-"""An episode as the steps that observers write, and back: the layout that `reverb_writer.environments` records.
+"""Convert an episode to steps in the layout that `reverb_writer.environments` records, and back.
 
-T steps of an environment are T + 1 rows; `environments.recorded_steps` draws them. Extra model outputs are beside the
-action, under `extra_model_outputs`. In a later chunk no row `is_first`. A chunk that was cut has no flag at its end,
-because the episode continues. Strings are bytes, as Reverb stores them.
+T steps of an environment are T + 1 rows; `environments.recorded_steps` draws them. `extra_model_outputs` are in the row
+of their action. In a later chunk no row has `is_first`. The last row of a cut chunk has no flag, because the episode
+continues. Strings are bytes, as Reverb stores them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def of(episode: EpisodeData) -> dict[str, Any]:
 def columns(data: Any) -> dict[str, Any]:
     """Return the arguments of `Episode` for steps with leaves [T + 1, ...].
 
-    Steps are a nest in the layout above, RLDS steps or a trajectory of TF-Agents, whose end
-    `reverb_writer.slices.read_markers` finds.
+    Steps are a nest in the layout above, RLDS steps, or a TF-Agents trajectory. `reverb_writer.slices.read_markers`
+    finds their end.
     """
     fields = fields_of(data) or {}
     found = {name: fields.get(name) for name in ("observation", "action", "reward")}
@@ -83,7 +83,7 @@ def columns(data: Any) -> dict[str, Any]:
 
 
 def _closed(leaf: Array) -> Array:
-    """Return a leaf with one row of zeros after its last row."""
+    """Append a row of zeros to a leaf."""
     return padded_rows(_stored(leaf), len(leaf) + 1)
 
 

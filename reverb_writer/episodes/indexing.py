@@ -1,13 +1,13 @@
-"""Which rows an index or a slice means: integers only, no arrays.
+"""Convert indices and slices to rows: integers only, no arrays.
 
 Positions have no limits. Position 0 is the oldest row of the look-back, `lookback` is ts 0, and `total` is the first
-position after the data. All positions outside the data hold the fill value:
+position after the data. All positions outside the data have the fill value:
 
     position   ... -2 -1 | 0  1 | 2  3  4 |  5  6 ...       total 5, lookback 2
                   fill   | look- | ts 0..2 |  fill
                          | back  |         |
 
-An index >= 0 counts from ts 0. A negative index counts from the end, as in Python, look-back included; or, with
+An index >= 0 counts from ts 0. A negative index counts from the end, as in Python, including the look-back; with
 `neg_index_as_lookback`, from ts 0 to the left.
 
 Source: RLlib 2.35 `InfiniteLookbackBuffer.get`, without its faults; see docs/how-to/from-rllib.md.
@@ -24,16 +24,16 @@ from reverb_writer.errors import SpecError
 Indices = int | slice | Sequence[int] | None
 
 Span = tuple[int, slice, int, int]
-"""The parts of a slice, in its order: number of fill values, rows, number of rows, number of fill values after them."""
+"""The parts of a slice, in its order: number of fill values, rows, number of rows, number of later fill values."""
 
 
 def is_single(indices: Any) -> bool:
-    """Return whether indices are one index; an array without dimensions is one."""
+    """Return whether `indices` is one index, such as an int or an array without dimensions."""
     return not (indices is None or isinstance(indices, slice | list | tuple) or getattr(indices, "ndim", 0) > 0)
 
 
 def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool = False) -> int:
-    """Return the position of an index; it may be outside the data.
+    """Return the position of an index, possibly outside the data.
 
     >>> position(-1, 5, 2), position(-1, 5, 2, neg_index_as_lookback=True)
     (4, 1)
@@ -47,13 +47,13 @@ def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool 
 
 
 def span(wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool = False, fill: bool = False) -> Span:
-    """Return what a slice reads.
+    """Return the parts of a slice.
 
-    Without `fill`, a slice is clamped to the data, as in Python. With it, the positions are `range(start, stop, step)`,
-    and those outside the data hold the fill value. As in RLlib, start and stop are swapped if start > stop and both are
-    left or both are right of the data; its users rely on this.
+    Without `fill`, a slice is clamped to the data, as in Python. With `fill`, its positions are
+    `range(start, stop, step)`; positions outside the data have the fill value. As in RLlib, start and stop are swapped
+    if start > stop and both are left or both are right of the data; RLlib's users rely on this.
 
-    Without a start or stop, the slice reads the data without its look-back, in the direction of the step.
+    A missing start or stop means the first or last row without the look-back, in the direction of the step.
 
     >>> span(slice(-4, 6), 5, 2, neg_index_as_lookback=True, fill=True)
     (2, slice(0, 5, None), 5, 3)

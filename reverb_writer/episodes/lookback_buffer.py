@@ -1,4 +1,4 @@
-"""`InfiniteLookbackBuffer`: one column of an episode, with its look-back, which can be read beyond both ends."""
+"""`InfiniteLookbackBuffer`: one column of an episode with its look-back; it can be read beyond both ends."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _ALL = slice(None)
 _NUMBERS = (int, float, complex, np.number)
 
 BROKEN_STATE = (ReverbWriterError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors that a value raises which is not a state."""
+"""Errors of a value that is not a state."""
 
 
 class InfiniteLookbackBuffer:
-    """Rows that are appended one by one; the first `lookback` rows are history that is only read.
+    """Rows that are appended one by one; the first `lookback` rows are earlier history.
 
-    Rows are nests without time. Their leaves are copied into lists, of which `finalize()` makes arrays. Before it,
-    getters return lists of rows; after it, arrays [T, ...] or nests of arrays. Results are owned by the caller. Not
-    thread-safe.
+    Rows are nests without time. Their leaves are copied into lists, which `finalize()` converts to arrays. Getters
+    return lists of rows before `finalize()`, and arrays [T, ...] or nests of arrays after it. The caller owns results.
+    Not thread-safe.
 
     Source: RLlib 2.35 `InfiniteLookbackBuffer`; docs/how-to/from-rllib.md lists the differences.
 
     Attributes:
-        lookback: number of rows that are look-back, >= 0.
+        lookback: number of look-back rows, >= 0.
         is_untyped: whether rows are any objects, stored unchanged.
 
     >>> buffer = InfiniteLookbackBuffer([10, 11, 12, 13, 14], lookback=2)
@@ -48,9 +48,9 @@ class InfiniteLookbackBuffer:
         """Start with the first rows.
 
         Args:
-            data: a list of rows, or a nest of arrays [T, ...], which makes the buffer finalized; copied.
-            lookback: number of rows that are look-back.
-            space: the Gymnasium space of a row; only one-hot vectors need it.
+            data: a list of rows, or a nest of arrays [T, ...], which finalizes the buffer; copied.
+            lookback: number of look-back rows.
+            space: Gymnasium space of a row; only one-hot vectors need it.
             untyped: whether rows are any objects, stored unchanged; such a buffer always returns lists.
 
         Raises:
@@ -80,11 +80,11 @@ class InfiniteLookbackBuffer:
 
     @property
     def data(self) -> Any:
-        """All rows, the look-back included, as a list or, if finalized, as arrays; copied."""
+        """A copy of all rows, including the look-back: a list or, if finalized, arrays."""
         return self._read(_ALL)
 
     def to_arrays(self) -> Any:
-        """Return all rows but the look-back as a nest with leaves [T, ...], finalized or not."""
+        """Return the rows without the look-back as a nest with leaves [T, ...], finalized or not."""
         return self._read(slice(self.lookback, None), as_list=False)
 
     def __len__(self) -> int:
@@ -92,14 +92,14 @@ class InfiniteLookbackBuffer:
         return max(len(self.rows) - self.lookback, 0)
 
     def len_incl_lookback(self) -> int:
-        """Return the number of rows, with the look-back."""
+        """Return the number of rows, including the look-back."""
         return len(self.rows)
 
     def append(self, item: Any) -> None:
         """Add `item`, a row. If the buffer is finalized, all rows are copied.
 
         Raises:
-            StructureError: its structure or shapes differ from the first row. Nothing changed.
+            StructureError: its structure or a shape differs from the first row. Nothing changed.
         """
         self.rows.put(self.rows.checked(item, "item"))
 
@@ -107,20 +107,20 @@ class InfiniteLookbackBuffer:
         """Add rows: `items` is a list of rows, or a nest of arrays [T, ...].
 
         Raises:
-            StructureError: structure or shapes of one differ from the first row. Nothing changed.
+            StructureError: the structure or a shape of a row differs from the first row. Nothing changed.
         """
         if not isinstance(items, list) or items:
             self.rows.put(self.rows.fitting(self.rows.block(items), "items"))
 
     def concat(self, other: InfiniteLookbackBuffer) -> None:
-        """Add the rows of `other`, another buffer, without its look-back."""
+        """Add the rows of the buffer `other`, without its look-back."""
         if other.rows.form is not None:
             self.rows.put(self.rows.fitting(other.rows.block_from(other.lookback), "added rows"))
 
     def part(self, index: slice | Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
-        """Return a buffer of the rows of `index`, a slice or integers [n], whose numbers count the look-back.
+        """Return a buffer of some rows: `index` is a slice or integers [n], counted from the first look-back row.
 
-        The first `lookback` rows are the new look-back. If `finalized` is None, it is that of this buffer.
+        The first `lookback` rows are the new look-back. If `finalized` is None, the part is finalized like this buffer.
         """
         part = InfiniteLookbackBuffer(space=self.space, untyped=self.is_untyped)
         part.rows = self.rows.part(index, finalized=self.finalized if finalized is None else finalized)
@@ -128,10 +128,10 @@ class InfiniteLookbackBuffer:
         return part
 
     def pop(self, index: int = -1) -> None:
-        """Remove a row and return nothing; `index` is that of a list of all rows, look-back included.
+        """Remove a row, and return None; `index` is as in a list of all rows, including the look-back.
 
         Raises:
-            OutOfRangeError: there is no such row.
+            OutOfRangeError: `index` is out of range.
         """
         at = position(index, len(self.rows), 0)
         if not 0 <= at < len(self.rows):
@@ -155,19 +155,19 @@ class InfiniteLookbackBuffer:
         """Return a row, or several.
 
         Args:
-            indices: an int for one row; a slice or a list for several; None for all but the look-back. Ints >= 0 count
-                from ts 0; negative ones from the end, look-back included.
-            neg_index_as_lookback: count negative ones from ts 0 to the left, into the look-back.
-            fill: the value of all positions outside the data: a number for every element, or a row. Cast to the dtype
-                of the space, if there is one; else the dtype of the result widens if it must.
-            one_hot_discrete: return Discrete and MultiDiscrete parts as one-hot vectors, float32.
+            indices: an int for one row; a slice or a list for several; None for all rows without the look-back. Ints
+                >= 0 count from ts 0, negative ints from the end, including the look-back.
+            neg_index_as_lookback: whether negative ints count from ts 0 to the left, into the look-back.
+            fill: value of all positions outside the data: a number for every element, or a row. It is cast to the
+                dtype of the space; without a space, the dtype of the result widens if necessary.
+            one_hot_discrete: whether to return Discrete and MultiDiscrete parts as one-hot vectors, float32.
 
         Returns:
-            A row for an int. For several: a list of rows, or, if finalized, leaves [T, ...]. Owned by the caller.
+            A row for an int; otherwise a list of rows or, if finalized, leaves [T, ...]. Owned by the caller.
 
         Raises:
-            OutOfRangeError: an int, alone or in a list, is outside the data, and there is no `fill`.
-            SpecError: `indices` or `fill` is invalid, or there is no space for one-hot vectors.
+            OutOfRangeError: an int, alone or in a list, is outside the data, and `fill` is None.
+            SpecError: `indices` or `fill` is invalid, or one-hot vectors lack a space.
         """
         if one_hot_discrete and self._space_leaves is None:
             raise SpecError("one-hot vectors need a space. Give one when constructing.")
@@ -185,14 +185,14 @@ class InfiniteLookbackBuffer:
         """Overwrite a row, or several.
 
         Args:
-            new_data: a row, if `at_indices` is an int; else a list of rows, or a nest of arrays [T, ...]. Copied.
-            at_indices: as in `get`; None for all but the look-back.
+            new_data: a row if `at_indices` is an int; otherwise a list of rows, or a nest of arrays [T, ...]. Copied.
+            at_indices: as in `get`; None for all rows without the look-back.
             neg_index_as_lookback: as in `get`.
 
         Raises:
             OutOfRangeError: a row does not exist, or `new_data` has another number of rows.
-            StructureError: structure or shapes of a new row differ; or the buffer is finalized and a row is not in its
-                space.
+            StructureError: the structure or a shape of a new row differs, or the buffer is finalized and a row is not
+                in its space.
             Nothing changed in any of these cases.
         """
         index, _, num, _ = self._located(at_indices, neg_index_as_lookback)
@@ -212,7 +212,7 @@ class InfiniteLookbackBuffer:
             self.rows.replace(index, (form, rows))
 
     def get_state(self) -> dict[str, Any]:
-        """Return the rows, a copy, with the look-back and the space; as `Episode.get_state`."""
+        """Return a copy of the rows, with the look-back and the space, as `Episode.get_state` does."""
         data = None if self.rows.form is None else self.data
         return {
             "data": copy.deepcopy(data) if self.is_untyped else data,
@@ -224,7 +224,7 @@ class InfiniteLookbackBuffer:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> InfiniteLookbackBuffer:
-        """Make a buffer of a `state` that `get_state` returned; raises FormatError if it is something else."""
+        """Make a buffer from `state`, a result of `get_state`; raises FormatError for another value."""
         try:
             data, untyped, finalized = state["data"], state["untyped"], state["finalized"]
             buffer = cls(space=state["space"], untyped=untyped)
@@ -244,9 +244,7 @@ class InfiniteLookbackBuffer:
         self.set(new_data, at_indices=indices)
 
     def __add__(self, other: Any) -> InfiniteLookbackBuffer:
-        """Return a new buffer: with a number added to every number, or with a list or a buffer appended.
-
-        The look-back of an appended buffer is left out.
+        """Add a number to every number, or append a list or a buffer without its look-back; return a new buffer.
 
         Raises:
             ClosedError: the buffer is finalized.
@@ -284,9 +282,9 @@ class InfiniteLookbackBuffer:
     def _located(
         self, indices: Any, neg_index_as_lookback: bool, fill: Any = None
     ) -> tuple[slice | Array, slice | Array, int, bool]:
-        """Return which rows to read, where they are in the result, its number of rows, and whether it has no others.
+        """Return the rows to read, their places in the result, its number of rows, and whether it has no fill values.
 
-        Without a fill value it has no others.
+        Without a fill value, it has none.
         """
         size, lookback = len(self.rows), self.lookback
         if indices is None or isinstance(indices, slice):
@@ -311,7 +309,7 @@ class InfiniteLookbackBuffer:
         where: slice | Array = _ALL,
         num: int = 0,
     ) -> Any:
-        """Return the rows of `index`, as a list or as arrays; with `fill`, `num` rows, those of `index` at `where`."""
+        """Return the rows of `index`, as a list or arrays; with `fill`, `num` rows, the rows of `index` at `where`."""
         as_list = not self.finalized if as_list is None else as_list
         form, leaves, parts = self.rows.form, self.rows.arrays(index), self._space_leaves
         if form is None:

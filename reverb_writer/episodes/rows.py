@@ -1,7 +1,7 @@
-"""Rows of one form: a list of rows, each a tuple of copied leaves, or an array for each leaf once they are finalized.
+"""Rows of one form: a list of rows, each a tuple of copied leaves; after `finalize`, one array per leaf.
 
-Adding a row is done in two parts, so that several columns can add a row together: `checked` may refuse it and changes
-nothing, `put` cannot fail. The same holds for several rows: `fitting` and `put`.
+A row is added in two parts, so that several columns can add a row together: `checked` may refuse the row and changes
+nothing, `put` cannot fail. For several rows, the two parts are `fitting` and `put`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from reverb_writer.nests import check_same_leaves, common_length, flattener, nam
 
 Array = npt.NDArray[Any]
 Index = slice | Array
-Leaves = Sequence[Any]  # of a row
+Leaves = Sequence[Any]  # the leaves of a row
 
 _NOT_FITTING = (AttributeError, LookupError, TypeError, ValueError)  # raised by `RowForm.read`
 
 _ARRAYS = (np.ndarray, np.generic)
-_LOWEST, _HIGHEST = -(2**63), 2**63 - 1  # of int64
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1  # limits of int64
 _PYTHON_TYPES: dict[np.dtype[Any], type[Any]] = {
     np.dtype(bool): bool,
     np.dtype(np.int64): int,
@@ -33,21 +33,21 @@ _ADVICE = "Turn it into an array, or keep it in `infos`."
 
 
 class RowForm:
-    """The structure, dtypes and shapes of rows. It never changes, so columns share it.
+    """The structure, dtypes and shapes of rows. Immutable, so columns share it.
 
     Attributes:
         paths: name of each leaf; ("",) for rows without a nest.
-        dtypes, shapes: of each leaf; `object` for strings.
+        dtypes, shapes: dtype and shape of each leaf; `object` for strings.
         is_number: whether rows are real numbers.
-        pack: puts leaves, one for each path, into the nest.
-        read: returns the leaves of a row, copied, if they have exactly these dtypes and shapes; else it raises one of
-            `_NOT_FITTING`.
+        pack: function that puts leaves, one per path, into the nest.
+        read: function that copies the leaves of a row if they have exactly these dtypes and shapes, and otherwise
+            raises one of `_NOT_FITTING`.
     """
 
     def __init__(
         self, example: Any, paths: tuple[str, ...], dtypes: list[np.dtype[Any]], shapes: list[tuple[int, ...]]
     ) -> None:
-        """Take a nest of this structure; its leaves have no meaning."""
+        """Set the attributes; `example` is a nest of this structure, with any leaves."""
         self._example = structure_of(example)
         self.paths, self.dtypes, self.shapes = paths, dtypes, shapes
         self._is_single = paths == ("",)
@@ -61,7 +61,7 @@ class RowForm:
         return RowForm, (self._example, self.paths, self.dtypes, self.shapes)
 
     def joined(self, other: RowForm, what: str) -> RowForm:
-        """Return the form of rows of both: dtypes widen to those of `np.stack`."""
+        """Return the common form of both: dtypes widen as in `np.stack`."""
         check_same_leaves(what, other.paths, self.paths, "the first row")
         for path, dtype, shape, got, got_shape in zip(
             self.paths, self.dtypes, self.shapes, other.dtypes, other.shapes, strict=True
@@ -72,7 +72,7 @@ class RowForm:
         return self if dtypes == self.dtypes else RowForm(self._example, self.paths, dtypes, self.shapes)
 
     def check_exact(self, columns: Iterable[Any], wider: RowForm) -> None:
-        """Raise StructureError if an integer of these columns would be rounded to a float of a wider form."""
+        """Raise StructureError if a wider form would round an integer of these columns to a float."""
         for column, old, new, path in zip(columns, self.dtypes, wider.dtypes, wider.paths, strict=False):
             if old.kind not in "iu" or new.kind not in "fc":
                 continue
@@ -84,7 +84,7 @@ class RowForm:
                 )
 
     def stack(self, rows: Sequence[Leaves]) -> list[Array]:
-        """Return m rows as arrays [m, ...], one for each leaf."""
+        """Return m rows as arrays [m, ...], one per leaf."""
         columns = zip(*rows, strict=True) if rows else [()] * len(self.paths)
         return list(map(_stacked, columns, self.dtypes, self.shapes))
 
@@ -106,22 +106,22 @@ Block = tuple[RowForm, list[Leaves]]
 
 
 class Rows:
-    """Rows that are added, read and overwritten by number; `form` is None before the first row."""
+    """A list of rows; `form` is None before the first row."""
 
     __slots__ = ("_leaves", "_rows", "finalized", "form")
 
     def __init__(self, *, untyped: bool = False, finalized: bool = False) -> None:
-        """Begin without rows; `untyped` rows are any objects, stored unchanged."""
+        """Begin without rows; `untyped` rows may be any objects, stored unchanged."""
         self.form: RowForm | None = ANY_OBJECTS if untyped else None
         self.finalized = finalized
         self._rows: list[Leaves] = []
-        self._leaves: list[Array] = []  # [T, ...], of finalized rows
+        self._leaves: list[Array] = []  # [T, ...], the finalized rows
 
     def __len__(self) -> int:
         return len(self._leaves[0]) if self._leaves else len(self._rows)
 
     def checked(self, item: Any, what: str) -> Block:
-        """Return a row as a block that is `fitting`, or raise StructureError, which calls it `what`."""
+        """Return a row as a `fitting` block, or raise StructureError, which calls the row `what`."""
         if self.form is not None:
             try:
                 return self.form, [self.form.read(item)]
@@ -141,7 +141,7 @@ class Rows:
         return rows.block_from(0)
 
     def fitting(self, block: Block, what: str) -> Block:
-        """Return a block in the form that all rows have once it is added, or raise StructureError."""
+        """Return the block in its common form with all rows, or raise StructureError."""
         form, rows = block
         if self.form is None or self.form is form:
             return block
@@ -151,7 +151,7 @@ class Rows:
         return joined, _rows_of(joined.stack(rows))
 
     def put(self, block: Block) -> None:
-        """Add the rows of a block that is `fitting`."""
+        """Add the rows of a `fitting` block."""
         form, rows = block
         self._take(form)
         if self.finalized:
@@ -160,7 +160,7 @@ class Rows:
             self._rows += rows
 
     def replace(self, index: Index, block: Block) -> None:
-        """Overwrite rows with those of a block that is `fitting`."""
+        """Overwrite rows with the rows of a `fitting` block."""
         form, rows = block
         self._take(form)
         for leaf, added in zip(self._leaves, form.stack(rows), strict=self.finalized):
@@ -183,12 +183,12 @@ class Rows:
         self._leaves = [np.delete(leaf, number, axis=0) for leaf in self._leaves]
 
     def finalize(self) -> None:
-        """Make arrays of lists."""
+        """Convert lists to arrays."""
         if not self.finalized:
             self._leaves, self._rows, self.finalized = self.arrays(), [], True
 
     def part(self, index: Index, *, finalized: bool) -> Rows:
-        """Return some of the rows. Those of lists never change, so both have the same objects."""
+        """Return some of the rows. Tuples of lists never change, so both share them."""
         part = Rows(finalized=finalized)
         part.form = self.form
         if finalized:
@@ -198,13 +198,13 @@ class Rows:
         return part
 
     def block_from(self, start: int) -> Block:
-        """Return the rows from number `start` on as a block."""
-        assert self.form is not None  # noqa: S101  # there is a row, or there was
+        """Return the rows from row `start` as a block."""
+        assert self.form is not None  # noqa: S101  # a row exists or existed
         return self.form, self._read(slice(start, None))
 
     def row(self, number: int) -> Any:
         """Return a row, copied."""
-        assert self.form is not None  # noqa: S101  # there is a row
+        assert self.form is not None  # noqa: S101  # a row exists
         leaves = [leaf[number] for leaf in self._leaves] if self.finalized else self._rows[number]
         if self.form is not ANY_OBJECTS:
             leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
@@ -241,7 +241,7 @@ def _rows_of(leaves: Sequence[Array]) -> list[Leaves]:
 
 
 def block_of(nest: Any, what: str, *, is_row: bool = False) -> Block:
-    """Return a nest of arrays [m, ...] as a block, copied; if `is_row`, a row [...] as a block of one."""
+    """Copy a nest of arrays [m, ...], or with `is_row` one row [...], to a block."""
     paths, leaves = named_leaves(nest, what)
     if not leaves:
         raise StructureError(f"{what} must have at least one leaf, got {nest!r}.")
@@ -261,7 +261,7 @@ def _leaf_reader(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Any]
     python_type = _PYTHON_TYPES.get(dtype)
 
     def read_string(leaf: Any) -> Any:
-        if shape or type(leaf) not in (str, bytes):  # the elements of an array must be checked one by one
+        if shape or type(leaf) not in (str, bytes):  # elements of an array need a check one by one
             raise TypeError
         return leaf
 
@@ -276,7 +276,7 @@ def _leaf_reader(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Any]
 
 
 ANY_OBJECTS = RowForm(None, ("",), [np.dtype(object)], [()])
-"""The form of rows that are any objects, which are neither checked nor copied."""
+"""The form of untyped rows: any objects, neither checked nor copied."""
 ANY_OBJECTS.read = lambda item: (item,)
 
 

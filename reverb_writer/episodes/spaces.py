@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as leaves of a step: what copies their elements, one-hot vectors, fill values outside the data.
+"""Gymnasium's spaces as leaves of a step: copies of elements, one-hot vectors, fill values outside the data.
 
     space                                   leaf, or nest
     --------------------------------------  ------------------------------------------------------
@@ -8,8 +8,8 @@
     Dict, Tuple                             dict, tuple of the leaves of their parts
     Graph, Sequence, OneOf, any other       refused: leaves or shapes differ from step to step
 
-Leaves of a vector environment of N environments are [N, ...]. Spaces are recognised by the names of their classes, so
-that nothing is imported: spaces of Gym work, too.
+Leaves of a vector environment of N environments are [N, ...]. Spaces are recognised by the names of their classes,
+without an import, so Gym's spaces also work.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _WRITABLE = {"Text", "Box", "Discrete", "MultiBinary", "MultiDiscrete"}
 
 
 class SpaceLeaf:
-    """A space that is not made of other spaces."""
+    """A space without other spaces in it."""
 
     def __init__(self, space: Any) -> None:
-        """Read the dtype, the shape and the numbers of values of a space."""
+        """Read the dtype, the shape and the numbers of values."""
         self.space = space
         dtype = np.dtype(object if space.dtype is None or space.shape is None else space.dtype)
-        self.dtype = np.dtype(object) if dtype.kind in "SU" else dtype  # of a sample; `object` for texts
-        # of a sample; () if the space has none, as that of texts
+        self.dtype = np.dtype(object) if dtype.kind in "SU" else dtype  # dtype of a sample; `object` for texts
+        # shape of a sample; () if the space has none, such as Text
         self.shape = () if self.dtype.kind == "O" else tuple(space.shape)
         kinds = _kinds_of(space)
-        # how many values each component has, if it is Discrete or MultiDiscrete; else None
+        # number of values of each component of a Discrete or MultiDiscrete space, or None
         self.sizes = (
             np.array([space.n]) if "Discrete" in kinds else np.ravel(space.nvec) if "MultiDiscrete" in kinds else None
         )
@@ -56,8 +56,8 @@ class SpaceLeaf:
     def one_hot(self, leaf: Array) -> Array:
         """Return the one-hot vectors of samples [m, *shape], or the samples if their space is not discrete.
 
-        They are float32 [m, n], or [m, sum(nvec)]: those of all components, one after the other. The `start` of a
-        discrete space is subtracted, which RLlib does not do.
+        Vectors are float32 [m, n], or [m, sum(nvec)] with the components' vectors joined. Unlike RLlib, subtract the
+        `start` of a discrete space.
         """
         sizes = self.sizes
         if sizes is None:
@@ -73,7 +73,7 @@ class SpaceLeaf:
     def cast(self, fill: Any, *, one_hot: bool) -> Array:
         """Return a fill value in the dtype of this space; float32 for one-hot vectors.
 
-        It is cast as RLlib does: 0.5 is 0 in a Discrete space; for one-hot vectors, 0 is a vector of zeros.
+        The cast is RLlib's: 0.5 becomes 0 in a Discrete space; for one-hot vectors, 0 is a vector of zeros.
         """
         dtype, shape = self.dtype, self.shape
         if one_hot and self.sizes is not None:
@@ -85,7 +85,7 @@ class SpaceLeaf:
 
 
 class SpaceLeaves:
-    """The leaves of a space: their names, and `struct`, their spaces in the structure of a sample."""
+    """The leaves of a space, their names, and `struct`: their spaces in the structure of a sample."""
 
     def __init__(self, space: Any) -> None:
         """Find the leaves of a space."""
@@ -99,7 +99,7 @@ def filled(
 ) -> list[Array]:
     """Return leaves [num, ...] with the rows of `leaves` at `where`, and the fill value elsewhere.
 
-    The fill value is a row, or a number for all leaves. It has the dtype of its space, if there is one.
+    The fill value is a row, or a number for all leaves. It takes the dtype of its space, if that is given.
     """
     values = tree.flatten(fill) if len(leaves) > 1 and tree.is_nested(fill) else [fill] * len(leaves)
     if len(values) != len(leaves):
@@ -150,13 +150,13 @@ def _struct_of(space: Any) -> Any:
 
 
 def _parts_of(space: Any) -> dict[Any, Any] | tuple[Any, ...] | None:
-    """Return the spaces directly within a Dict or Tuple space; None if it is another one, or None."""
-    kinds = _kinds_of(space)  # a OneOf has `spaces`, too, but a sample is of one space
+    """Return the spaces directly within a Dict or Tuple space; None for another value."""
+    kinds = _kinds_of(space)  # a OneOf also has `spaces`, but a sample is of one space
     return dict(space.spaces) if "Dict" in kinds else tuple(space.spaces) if "Tuple" in kinds else None
 
 
 def _kinds_of(space: Any) -> set[str]:
-    """Return the names of the class of a space and of its bases."""
+    """Return the class names of a space and of its bases."""
     return {kind.__name__ for kind in type(space).__mro__}
 
 
@@ -201,7 +201,7 @@ def _encoder(space: Any, name: str, num_envs: int | None) -> Callable[[Any], Any
 
 def _array_encoder(dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Callable[[Any], Any]:
     scalar = dtype.type
-    native = scalar if dtype == np.int64 else None  # it holds any int that an environment accepts
+    native = scalar if dtype == np.int64 else None  # int64 holds any int that an environment accepts
 
     def convert(element: Any) -> Any:
         array = np.asarray(element)

@@ -1,8 +1,8 @@
-"""Export the items of a table to disk, each item once; nothing is taken out of the table.
+"""Export the items of a table to disk, each item once, without removing them from the table.
 
-From what a server has saved, `export_saved` reads each item once. Of a live table, `export_items` samples until every
-key has been seen, because Reverb has no call that lists a table. Each sample counts for the table's rate limiter, which
-may make the export wait. To see every key of n items takes about n ln n random samples, and more if priorities differ.
+`export_saved` reads the items of a checkpoint. `export_items` samples a live table until it has seen every key, because
+Reverb has no call that lists a table. Each sample counts for the table's rate limiter, which may make the export wait.
+Seeing all keys of n items takes about n ln n random samples, more if priorities differ.
 """
 
 from __future__ import annotations
@@ -32,26 +32,25 @@ from reverb_writer.tables.table_info import check_tables_exist
 
 _BATCH = 256
 _RANDOM = ("uniform", "prioritized")
-_PATIENCE = 7.0  # a chance of e^-7, or 1 in 1000, that one of the items of a uniform table was not seen
-_CACHE_BYTES = 64 << 20  # of decoded chunks, which items that follow each other share
+_PATIENCE = 7.0  # an unseen item remains in a uniform table with probability e^-7, or 1 in 1000
+_CACHE_BYTES = 64 << 20  # decoded chunks: neighbouring items share them
 
 
 def export_saved(
     folder: str | os.PathLike[str], table: str, writer: RolloutWriter
 ) -> Generator[Transferred, None, None]:
-    """Write each item of a table that a server has saved as a trajectory, unless the writer's directory has it.
+    """Write each saved item of a table as a trajectory, unless the writer's directory has it; yield each outcome.
 
-    Key and priority are in the trajectory's metadata. Takes the memory of the table's data, compressed.
+    The trajectory's metadata has key and priority. The table's compressed data are held in memory.
 
     Args:
-        folder: a checkpoint, a folder of checkpoints, of which the newest is taken, or what `LocalServer.save` has
-            written.
-        table: its name.
-        writer: writer of the items, oldest first; the outcome of each is yielded.
+        folder: a checkpoint, such as `LocalServer.save` writes, or a folder of checkpoints: the newest one is read.
+        table: the table's name.
+        writer: writer of the items, oldest first.
 
     Raises:
-        FormatError: what was saved is damaged.
-        StructureError: it has no such table.
+        FormatError: the checkpoint is damaged.
+        StructureError: the checkpoint has no such table.
         OSError: the disk failed, for example because it is full.
     """
     saved = open_saved(Path(folder))
@@ -78,13 +77,13 @@ def export_saved(
 def export_items(client: Client, table: str, writer: RolloutWriter) -> Generator[Transferred, None, None]:
     """Write each item that `table` holds now as a trajectory, unless the directory of `writer` has it.
 
-    Key and priority are in the trajectory's metadata. An item is complete on disk, and its outcome yielded, before
+    The trajectory's metadata has key and priority. An item is complete on disk, and its outcome yielded, before
     `client` asks for the next one.
 
     Raises:
         SpecError: the table can only be read by removing its items.
-        StructureError: there is no such table.
-        ReplayTimeoutError: not all items came; says how many did.
+        StructureError: the server has no such table.
+        ReplayTimeoutError: some items did not arrive; the error has their number.
     """
     info = only_server(client).request_info()
     check_tables_exist([table], info, client.address)
@@ -115,7 +114,7 @@ def export_items(client: Client, table: str, writer: RolloutWriter) -> Generator
 
 
 def _keys_on_disk(data_dir: Path, table: str) -> set[int]:
-    """Return the keys of a table's items that a directory has already."""
+    """Return the keys of the table's items in the directory."""
     keys = set()
     for path in list_trajectories(data_dir):
         try:
@@ -141,14 +140,14 @@ def _chunk_keys(item: Any) -> set[int]:
     try:
         _, slices = parse_trajectory(item.flat_trajectory)
     except FormatError:
-        return set()  # it is named when it is decoded
+        return set()  # decoding reports it
     return {key for of_group in slices for key, _, _ in of_group}
 
 
 def _decoded(
     item: Any, keys: set[int], chunks: Mapping[int, bytes], assembler: BatchAssembler, signature: Any
 ) -> Sample:
-    """Return an item, which needs the chunks with these keys, as it would be sampled."""
+    """Return an item as a sample; `keys` are the keys of its chunks."""
     if missing := keys - chunks.keys():
         raise FormatError(f"it needs chunk {min(missing)}, which was not saved.")
     entry = messages.SampledResponse().entries.add(data=[chunks[key] for key in keys])

@@ -1,4 +1,4 @@
-"""Import trajectories from disk through an observer, so that the windows are the same as in live writing."""
+"""Import trajectories from disk through an observer, which writes the same windows as a live environment."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Transferred(NamedTuple):
     """The outcome of the import or the export of one trajectory or item.
 
     Attributes:
-        name: of the trajectory's file; of an item its key.
-        num_steps: steps that were transferred; 0 if it was left out.
-        error: why it was left out; empty if it was not.
+        name: name of the trajectory's file, or key of the item.
+        num_steps: number of transferred steps; 0 if it was skipped.
+        error: the reason why it was skipped, or "".
     """
 
     name: str
@@ -43,15 +43,15 @@ class Transferred(NamedTuple):
 
 
 class Journal:
-    """A file of JSON lines: first the purpose of the import, then the paths of confirmed trajectories in a directory.
+    """A file of JSON lines: first the purpose of the import, then the paths of confirmed trajectories.
 
-    Files of two runs may have the same name, and the directory may be moved: so paths are relative to it. A line that
-    was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again. `done` are the paths of
-    the trajectories that were delivered, as `name_of` returns them.
+    Paths are relative to the directory of the trajectories, because it may be moved, and because files of two runs may
+    have the same name. A line that a kill or a full disk cut short is ignored: its trajectory is sent again. `done` has
+    the paths of confirmed trajectories, as `name_of` returns them.
     """
 
     def __init__(self, path: Path, purpose: Mapping[str, Any], directory: Path) -> None:
-        """Read the file if it exists; raises SpecError if it belongs to another import, or is no journal."""
+        """Read the file if it exists; raises SpecError if it belongs to another import or is not a journal."""
         self._path, self._purpose, self._directory = path, dict(purpose), directory
         self.done: set[str] = set()
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -75,7 +75,7 @@ class Journal:
         return Path(os.path.relpath(path, self._directory)).as_posix()
 
     def add(self, names: Iterable[str]) -> None:
-        """Add the paths of delivered trajectories, as `name_of` returns them."""
+        """Add the paths of confirmed trajectories, as `name_of` returns them."""
         names = list(names)
         with self._path.open("a+b") as file:
             size = file.tell()
@@ -88,13 +88,13 @@ class Journal:
 
 
 def send_trajectory(trajectory: StoredTrajectory, observer: Any) -> int:
-    """Send the steps of `trajectory` to `observer`, of one environment, and return the number of steps.
+    """Send the steps of `trajectory` to `observer`, which has one environment; return the number of steps.
 
-    The episode is ended as it was ended when it was recorded.
+    The episode ends as it ended in the recording.
 
     Raises:
-        FormatError: it is damaged; none of it was sent.
-        StructureError: its steps differ in structure from those that the observer had before.
+        FormatError: the trajectory is damaged; no step was sent.
+        StructureError: its steps differ in structure from the observer's earlier steps.
         ReplayTimeoutError, ServerUnavailableError: as for the observer.
     """
     manifest, steps = trajectory.manifest, trajectory.load()
@@ -106,7 +106,7 @@ def send_trajectory(trajectory: StoredTrajectory, observer: Any) -> int:
     if manifest.end is End.RESET:
         try:
             observer.reset()
-        except SpecError:  # fewer steps than a window: live writing drops them too
+        except SpecError:  # fewer steps than a window: live writing also drops them
             observer.reset(discard=True)
     elif manifest.end is End.CUT:
         observer.reset(discard=True)
@@ -118,18 +118,18 @@ def import_trajectories(
 ) -> Generator[Transferred, None, None]:
     """Send trajectories one by one, and yield the outcome of each; confirm them every two seconds and at the end.
 
-    A damaged trajectory is skipped and named in the log. Close the iterator to stop between two trajectories: those
-    already sent are then confirmed and written to the journal, so that the next import writes no window twice. If the
-    process is killed instead, or the server does not answer, the next import sends again what was not confirmed.
+    A damaged trajectory is skipped, and the log names it. To stop between two trajectories, close the iterator: sent
+    trajectories are then confirmed and added to the journal, and the next import writes no window twice. After a kill,
+    or if the server does not answer, the next import sends unconfirmed trajectories again.
 
     Args:
         paths: files of trajectories.
         observer: any observer of one environment.
-        journal: the trajectories imported before, which are skipped; those imported now are added to it.
+        journal: record of confirmed trajectories: earlier ones are skipped, and new ones are added.
         before: called with each trajectory before its first step.
 
     Raises:
-        StructureError: the steps of a trajectory differ from those before or from the table's; names it.
+        StructureError: a trajectory's steps differ from earlier steps or from the table's; the error names it.
         ReplayTimeoutError, ServerUnavailableError: as for the observer.
     """
     unconfirmed: list[Path] = []

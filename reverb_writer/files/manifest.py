@@ -1,19 +1,19 @@
 """The description of a trajectory on disk: the member `manifest.json` of its file.
 
-    format, version               what wrote it
-    num_steps                     steps, the boundary step included
+    format, version               "reverb-writer trajectory" and the format's version
+    num_steps                     number of steps, including the boundary step
     boundary_step                 whether the last step only holds the final observation, as in TF-Agents and RLDS
-    end                           kind of its end
-    terminated                    whether the environment ended it; null if it is not known
-    truncated                     whether a limit ended it, so that the state after it has a value; null: not known
+    end                           kind of its end, a value of `End`
+    terminated                    whether the environment ended it; null: unknown
+    truncated                     whether a limit ended it, so that its final state has a value; null: unknown
     structure                     the nest of one step with dtypes and shapes: a signature of Reverb, in base 64
-    metadata                      data that the writer was given to keep with it
+    metadata                      the user's data
 
-A leaf is stored as an array by its name, such as `observation/rgb`; a step that is one array is called `step`. Strings
-are stored as all their bytes one after the other, and beside them, by the name `text.lengths`, are their lengths.
+Each leaf is an array named by its path, such as `observation/rgb`; the array of a step without a nest is named `step`.
+The strings of a leaf `text` are stored as their joined bytes, and their lengths as the array `text.lengths`.
 
-A named tuple is read as a new class of that name and those fields, a `Trajectory` as `reverb_writer.Trajectory`.
-Reading imports and runs nothing.
+A named tuple is read as a new class with the same name and fields, a `Trajectory` as `reverb_writer.Trajectory`.
+Reading imports no module and runs no code of the file.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from reverb_writer.steps import boundary_steps
 
 Array = npt.NDArray[Any]
 Read = Callable[[str, np.dtype[Any], tuple[int, ...]], Array]
-"""Returns the array of a name, a dtype and a shape from a file."""
+"""Reads an array from a file, given its name, dtype and shape."""
 
 FORMAT = "reverb-writer trajectory"
 VERSION = 1
 
 
 class End(enum.Enum):
-    """How a trajectory ended; an importing observer ends its episode in the same way."""
+    """The kind of a trajectory's end; an import ends the episode in the same way."""
 
-    STEP = "step"  # its last step was the last of the episode
+    STEP = "step"  # by the last step of the episode
     RESET = "reset"  # by `reset()`, with the cached steps written
     CUT = "cut"  # by `reset(discard=True)` or `close()`
 
@@ -57,19 +57,19 @@ class End(enum.Enum):
 class RowLayout:
     """Properties that all steps of a trajectory share."""
 
-    nest: Any  # of `ArraySpec`, in the structure of a step
-    leaves: Mapping[str, Any]  # the same by name, in dm-tree's order
+    nest: Any  # `ArraySpec` leaves in the structure of a step
+    leaves: Mapping[str, Any]  # `ArraySpec` by name, in dm-tree's order
     encoded: str  # the nest as a signature of Reverb, in base 64
 
     @classmethod
     def of(cls, nest: Any) -> RowLayout:
-        """Return the layout of steps like `nest`, of `ArraySpec`; raises StructureError if they cannot be stored."""
+        """Return the layout for a nest of `ArraySpec`; raises StructureError if its steps cannot be stored."""
         return cls(nest, _leaves(nest), base64.b64encode(signatures.encode(nest).SerializeToString()).decode())
 
     @classmethod
-    @functools.lru_cache(maxsize=64)  # most files of a directory have the same
+    @functools.lru_cache(maxsize=64)  # most files of a directory have the same layout
     def read(cls, encoded: str) -> RowLayout:
-        """Return the layout that a manifest describes; raises if it describes none."""
+        """Return the layout of a manifest's `structure`; raises if it is invalid."""
         nest = signatures.decode(StructuredValue.FromString(base64.b64decode(encoded)))
         _, specs = named_leaves(nest, "a step")
         if any(spec is None or spec.shape is None or None in spec.shape for spec in specs):
@@ -77,7 +77,7 @@ class RowLayout:
         return cls(nest, _leaves(nest), encoded)
 
     def encode(self, columns: Sequence[Array]) -> dict[str, Array]:
-        """Return the arrays to store for these columns, each [T, ...], by name."""
+        """Return the arrays to store, by name, for columns [T, ...]."""
         arrays: dict[str, Array] = {}
         for (name, spec), column in zip(self.leaves.items(), columns, strict=True):
             arrays[name] = column
@@ -99,7 +99,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a trajectory; the top of the module has the fields, and `layout` is their `structure`."""
+    """The description of a trajectory, with the fields listed above; `layout` is `structure`."""
 
     num_steps: int
     boundary_step: bool
@@ -122,7 +122,7 @@ class Manifest:
         truncated: bool | None = None,
         has_boundary: bool = False,
     ) -> Manifest:
-        """Describe a trajectory; its last steps, leaves [2, ...], tell what its writer does not."""
+        """Describe a trajectory; `last_rows`, leaves [2, ...], supply the outcome if the caller does not."""
         is_boundary = boundary_steps(last_rows)
         if end is not End.STEP:
             terminated, truncated = terminated or False, True if truncated is None else truncated
@@ -138,7 +138,7 @@ class Manifest:
 
     @property
     def num_transitions(self) -> int:
-        """The steps that have an action: all but the boundary step."""
+        """The number of steps with an action: all but the boundary step."""
         return self.num_steps - self.boundary_step
 
     def to_json(self) -> str:
@@ -149,7 +149,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read a manifest; raises FormatError if it is none, or of another version."""
+        """Read a manifest; raises FormatError if it is invalid or has another version."""
         try:
             values = json.loads(text)
             found = values.get("format"), values.get("version")

@@ -1,7 +1,7 @@
 """Convert Minari data sets to trajectories on disk.
 
-A Minari episode of n steps has n + 1 observations. Here it has n + 1 steps in the form of RLDS. The last one is a
-boundary step: the final observation, `is_last`, `is_terminal`, and zeros in the other leaves.
+A Minari episode of n steps has n + 1 observations. Its trajectory has n + 1 steps in the form of RLDS. The last one is
+a boundary step: the final observation, `is_last`, `is_terminal`, and zeros in the other leaves.
 
 Source: Minari 0.5.4, `minari/dataset/minari_storage.py`.
 """
@@ -19,11 +19,11 @@ from reverb_writer.progress import progress
 
 
 def from_minari(dataset: Any, writer: RolloutWriter) -> int:
-    """Write the episodes of a Minari data set as trajectories, and return how many.
+    """Write the episodes of a Minari data set as trajectories, and return their number.
 
     Args:
         dataset: a `minari.MinariDataset`.
-        writer: the writer of the trajectories. One episode is in memory at a time.
+        writer: the writer of the trajectories. Memory holds one episode at a time.
 
     Raises:
         StructureError: observations or actions are texts or graphs, which have no fixed shape.

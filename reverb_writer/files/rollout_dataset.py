@@ -4,7 +4,7 @@
           ^                        | end of the trajectory
           +------------------------+
 
-A cursor holds its trajectory in memory. When all trajectories were taken, a loop has ended.
+A cursor holds its trajectory in memory. A loop ends when all trajectories were taken.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from reverb_writer.nests import map_present
 from reverb_writer.protocol.signatures import ArraySpec
 
 _LOG = logging.getLogger(__package__)
-_POLL_S = 0.25  # between two searches for trajectories
+_POLL_S = 0.25  # interval of searches for trajectories
 
 
 class RolloutFileBase:
-    """Trajectories from files as if `num_envs` environments stepped through them.
+    """Transitions from files as if `num_envs` environments stepped through the trajectories.
 
     A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`. Not thread-safe.
 
     Attributes:
-        data_dir: folder of the files, in the form that the subclass documents.
-        num_envs: N, environments that step together, >= 1.
-        device: None for NumPy arrays, or the device of PyTorch tensors, such as "cpu".
+        data_dir: folder of the files; the subclass documents its form.
+        num_envs: N, number of environments that step together, >= 1.
+        device: device of PyTorch tensors, such as "cpu"; None for NumPy arrays.
         all_env_ids: [N], 0..N-1.
     """
 
     def __init__(self, data_dir: Any, num_envs: int, device: Any = None) -> None:
-        """Set the location of the files; they are read when they are first needed."""
+        """Set the arguments; files are read at the first use."""
         self.data_dir = data_dir
         self.num_envs = integer("num_envs", num_envs, minimum=1)
         self.device = device
@@ -61,10 +61,10 @@ class RolloutFileBase:
         """Start again from the first trajectories, or give some environments their next trajectory.
 
         Args:
-            env_ids: numbers of environments, each of which gets its next trajectory once; None to start again.
+            env_ids: numbers of the environments that get their next trajectory; None to start again.
 
         Raises:
-            SpecError: there is no such environment.
+            SpecError: an environment's number is out of range.
         """
         if env_ids is None or not self._is_initialized:
             self._is_initialized = True
@@ -75,13 +75,13 @@ class RolloutFileBase:
             self.refresh_handlers([*dict.fromkeys(chosen)])
 
     def get_batch(self, num_transitions_per_env: int | None = None) -> Any:
-        """Return the next transitions of each environment: the buffer of `get_buffer`, filled; owned by the caller.
+        """Return the next transitions of each environment, in a new buffer of `get_buffer`.
 
         Args:
             num_transitions_per_env: T, >= 1, for leaves [T, N, ...]; None for one transition, leaves [N, ...].
 
         Raises:
-            StopIteration: nothing is left for any environment.
+            StopIteration: all trajectories were delivered.
         """
         if num_transitions_per_env is not None:
             integer("num_transitions_per_env", num_transitions_per_env, minimum=1)
@@ -98,11 +98,11 @@ class RolloutFileBase:
     def as_torch(self, device: Any = None) -> Any:
         """Return a `torch.utils.data.IterableDataset` of the batches, for a `DataLoader` with any number of workers.
 
-        Pass `batch_size=None` to the loader: the data set makes the batches. Each worker reads its own share of
-        the trajectories, so together they deliver each one as often as a single reader does.
+        Pass `batch_size=None` to the loader: the data set makes the batches. Each worker reads its own share of the
+        trajectories; together the workers deliver each trajectory as often as a single reader does.
 
         Args:
-            device: of the tensors; None for the CPU. Workers of a data loader should use the CPU.
+            device: device of the tensors; None for the CPU. Workers of a data loader should use the CPU.
         """
         from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
 
@@ -136,7 +136,7 @@ class RolloutFileBase:
         """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it.
 
         Raises:
-            StopIteration: nothing is left for any environment.
+            StopIteration: all trajectories were delivered.
         """
         raise NotImplementedError
 
@@ -146,26 +146,26 @@ class RolloutFileBase:
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch, of one transition of each environment."""
+        """Return the next batch: one transition per environment."""
         return self.get_batch()
 
 
 class RolloutDataset(RolloutFileBase):
     """Deliver the transitions of a directory's trajectories, for `num_envs` environments at a time.
 
-    Each environment takes a trajectory, steps through it, and takes the next one that no other environment had.
-    New trajectories are found when a loop begins. Memory holds one trajectory for each environment, and the batch.
+    Each environment steps through a trajectory, and then takes the next one that no other environment has taken.
+    New trajectories are found when a loop begins. Memory holds one trajectory per environment, and the batch.
 
     Example:
         dataset = RolloutDataset("demos", num_envs=64, dataset_loops=10, shuffle=True, seed=0)
         for batch in dataset:
             ...  # batch.observation [64, ...], batch.done, batch.truncated, batch.next_observation, ...
 
-    Source: instinct_rl's `RolloutDataset` by its description; docs/how-to/from-instinct-rl.md lists the differences.
+    Source: the description of instinct_rl's `RolloutDataset`; docs/how-to/from-instinct-rl.md lists the differences.
 
     Attributes:
-        num_dataset_looped: the number of loops that have ended.
-        skipped: the reason, by name, for each trajectory that could not be read and was skipped.
+        num_dataset_looped: number of completed loops.
+        skipped: unreadable trajectories: the reason by name.
     """
 
     def __init__(
@@ -182,20 +182,20 @@ class RolloutDataset(RolloutFileBase):
         fields: Mapping[str, str] | None = None,
         wait_timeout_s: float = 30.0,
     ) -> None:
-        """Configure the reader; the first batch looks for the trajectories.
+        """Set the arguments; the first batch looks for the trajectories.
 
         Args:
-            data_dir: directory of trajectories, or several.
-            num_envs: N, environments that step together, >= 1.
+            data_dir: directory of trajectories, or several directories.
+            num_envs: N, number of environments that step together, >= 1.
             dataset_loops: number of deliveries of each trajectory; < 1 for ever.
             shuffle: whether to shuffle the trajectories, in a new order for each loop.
-            keep_latest: N, to read the newest N only, and to wait for as many; 0 for all.
-            start_range: [low, high), from which the first step of each trajectory is drawn; a shorter
+            keep_latest: number of newest trajectories to wait for and read; 0 for all.
+            start_range: [low, high): the first step of each trajectory is drawn from it; a shorter
                 trajectory begins at 0.
-            device: None for NumPy arrays, or the device of PyTorch tensors.
-            seed: for the order and the first steps; None for a random one.
-            fields: name of the leaf by field, if it is not one of the usual names.
-            wait_timeout_s: time to wait for the first trajectories, seconds, >= 0.
+            device: device of PyTorch tensors; None for NumPy arrays.
+            seed: seed of the order and of the first steps; None for a random one.
+            fields: name of the leaf by field, for unusual names.
+            wait_timeout_s: time-out for the first trajectories, seconds, >= 0.
 
         Raises:
             SpecError: an argument is out of range; nothing was read.
@@ -217,8 +217,8 @@ class RolloutDataset(RolloutFileBase):
         self._shard = (0, 1)
         self._rng = np.random.default_rng()
         self.num_dataset_looped = 0
-        self._unused: collections.deque[Path] = collections.deque()  # trajectories of this loop that are not taken yet
-        self._num_opened = 0  # trajectories of this loop that were taken
+        self._unused: collections.deque[Path] = collections.deque()  # trajectories of this loop, not taken yet
+        self._num_opened = 0  # trajectories taken in this loop
         self.skipped: dict[str, str] = {}
         self._cursors: list[Cursor | None] = []
         self._layout: TransitionBatch | None = None
@@ -229,7 +229,7 @@ class RolloutDataset(RolloutFileBase):
         A subclass may read other formats.
 
         Raises:
-            FormatError: it is torn or damaged; names it.
+            FormatError: the file is torn or damaged; the error names it.
         """
         return StoredTrajectory(path)
 
@@ -241,26 +241,26 @@ class RolloutDataset(RolloutFileBase):
     def reset_all(self) -> None:
         """Look for trajectories, and give each environment its first one.
 
-        With a seed, the order is the same as the first time.
+        With a seed, the order is the same each time.
 
         Raises:
-            ReplayTimeoutError: there are not enough within `wait_timeout_s`.
+            ReplayTimeoutError: too few trajectories exist after `wait_timeout_s`.
         """
         index, _ = self._shard
         self._rng = np.random.default_rng(self._seed if self._seed is None else [self._seed, index])
-        self.skipped = dict(self.skipped)  # not that of the data set of which this is a share
+        self.skipped = dict(self.skipped)  # a share has its own dict
         self._cursors = [None] * self.num_envs
         self.num_dataset_looped = 0
         self._start_loop()
         self.refresh_handlers(range(self.num_envs))
 
     def refresh_handlers(self, env_ids: Sequence[int]) -> None:
-        """Give the environments `env_ids` their next trajectory; the rest of their current ones is not delivered."""
+        """Give the environments `env_ids` their next trajectory; the rest of the current one is not delivered."""
         for env in env_ids:
             self._cursors[env] = self._take()
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> TransitionBatch:
-        """Make a batch of zeros, or empty strings: leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
+        """Make a batch of zeros and empty strings: leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
         if self._layout is None:
             raise StopIteration
         batch = (self.num_envs,) if num_transitions_per_env is None else (num_transitions_per_env, self.num_envs)
@@ -289,7 +289,7 @@ class RolloutDataset(RolloutFileBase):
         return [path for directory in self._directories for path in list_trajectories(directory)]
 
     def _take(self) -> Cursor | None:
-        """Return the next trajectory that is not damaged; None if all loops have ended."""
+        """Return the next undamaged trajectory; None after the last loop."""
         while True:
             while self._unused:
                 path = self._unused.popleft()
@@ -314,13 +314,13 @@ class RolloutDataset(RolloutFileBase):
 
     def _start_loop(self) -> None:
         index, num_shards = self._shard
-        paths = self._wait()[index::num_shards]  # before the shuffle, so that no two shards share a trajectory
+        paths = self._wait()[index::num_shards]  # before the shuffle: shards must not overlap
         order = self._rng.permutation(len(paths)) if self._shuffle else np.arange(len(paths))
         self._unused = collections.deque(paths[number] for number in order)
         self._num_opened = 0
 
     def _wait(self) -> Sequence[Path]:
-        """Return the paths of the trajectories to read, as soon as there are enough."""
+        """Wait for enough trajectories, and return the paths to read."""
         wanted = max(self._keep_latest, 1)
         end = time.monotonic() + self._wait_timeout_s
         while True:
@@ -335,7 +335,7 @@ class RolloutDataset(RolloutFileBase):
             time.sleep(min(_POLL_S, max(end - time.monotonic(), 0.0)))
 
     def _open(self, path: Path) -> Cursor:
-        """Open a trajectory at the first step to deliver; a damaged one raises here."""
+        """Open a trajectory at the first step to deliver; raises if it is damaged."""
         stored = self.open_trajectory(path)
         start = int(self._rng.integers(*self._starts))
         if not stored.manifest.num_transitions:

@@ -27,17 +27,17 @@ from reverb_writer.steps import StepStructure
 Array = npt.NDArray[Any]
 
 _Outcome: TypeAlias = Mapping[str, bool | None]
-"""`terminated` and `truncated`, as far as the caller tells."""
+"""`terminated` and `truncated`, where the caller gave them."""
 
-_FIRST_LENGTH = 64  # steps of each environment that there is room for at first
+_FIRST_LENGTH = 64  # initial capacity, in steps per environment
 
 
 class RolloutWriter:
     """Write each episode as one trajectory, which readers see as soon as it is complete.
 
     Any number of writers, in any number of processes, may write to one directory. The current episode of each
-    environment is in memory until it ends: end one that never does by `end_episode`. Steps are copied. Call it from one
-    thread at a time. It is a context manager.
+    environment is in memory until it ends; call `end_episode` if it never ends by itself. Steps are copied. Call the
+    writer, a context manager, from one thread at a time.
 
     Example:
         with RolloutWriter("demos", metadata={"env": "CartPole-v1"}) as writer:
@@ -52,7 +52,7 @@ class RolloutWriter:
         num_envs: int | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the directory if it does not exist, and remove what killed writers have left unfinished there.
+        """Make the directory if it does not exist, and remove partial files of killed writers.
 
         Args:
             data_dir: the directory of the trajectories.
@@ -78,8 +78,8 @@ class RolloutWriter:
         self._is_open = True
         self._steps: tuple[StepStructure, RowLayout] | None = None  # None before the first step
         self._all_envs = np.arange(self.num_envs or 1)
-        self._blocks: list[Array] = []  # [N, capacity, ...] for each leaf: the steps of the current episodes
-        self._lengths = np.zeros(self.num_envs or 1, np.intp)  # and how many steps each has
+        self._blocks: list[Array] = []  # steps of the current episodes, [N, capacity, ...] per leaf
+        self._lengths = np.zeros(self.num_envs or 1, np.intp)  # [N], steps of each current episode
 
     def __repr__(self) -> str:
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
@@ -98,20 +98,20 @@ class RolloutWriter:
 
         Args:
             step: any nest of arrays; leaves [N, ...] with `num_envs`.
-            end_of_episode: whether it is the last of its episode, [N] with `num_envs`; None to read `step_type`,
-                `is_last`, or the next two arguments.
+            end_of_episode: whether the step is the last of its episode, [N] with `num_envs`; None to read it from
+                `terminated` and `truncated`, or from the step's `step_type` or `is_last`.
             terminated: whether the environment ended the episode, [N] with `num_envs`.
-            truncated: whether a limit ended it.
-            final_observation: the observation after the step, like `observation`, where an episode ends: a boundary
-                step with it and zeros in the other leaves follows, as in RLDS.
-            env_mask: which environments have a step here, [N] with `num_envs`; None for all.
+            truncated: whether a limit ended the episode, [N] with `num_envs`.
+            final_observation: the observation after the step, like `observation`. Where an episode ends, a boundary
+                step follows, with this observation and zeros in the other leaves, as in RLDS.
+            env_mask: whether each environment has a step, [N] with `num_envs`; None for all.
 
         Raises:
-            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
+            StructureError: a leaf, named by path, differs from the first step's. Nothing changed.
             SpecError: `env_mask` without `num_envs`. Nothing changed.
             ClosedError: after `close()`.
-            OSError: the disk failed, for example because it is full. The episodes that it refused are dropped, those of
-                other environments go on.
+            OSError: the disk failed, for example because it is full. Episodes that were not written are dropped; other
+                environments continue.
         """
         self._check_open()
         num_envs = self.num_envs
@@ -127,7 +127,7 @@ class RolloutWriter:
             last = np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
         final = None if final_observation is None else self._boundary_step(structure, final_observation)
         env_ids = self._all_envs
-        present: Any = True  # or which environments have a step
+        present: Any = True  # [N], whether each environment has a step; True for all
         if env_mask is not None:
             if num_envs is None:
                 raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
@@ -155,10 +155,10 @@ class RolloutWriter:
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, as the observer's `reset` does.
 
-        `end` says how they ended: by default they were cut.
+        `end` is the kind of their end: by default they were cut.
 
         Raises:
-            OSError: the disk failed; the episodes that it refused are dropped.
+            OSError: the disk failed; episodes that were not written are dropped.
         """
         how, last = End(end), len(self._lengths) - 1
         chosen = [integer("env_ids", env, minimum=0, maximum=last) for env in env_ids or ()]
@@ -180,15 +180,15 @@ class RolloutWriter:
         """Write a whole trajectory at once, and return its file.
 
         Args:
-            steps: nest with leaves [T, ...], T >= 1, each like this writer's first step.
-            terminated: whether the environment ended it.
-            truncated: whether a limit ended it.
-            has_boundary: whether the last step is a boundary step, even if no field of it says so.
+            steps: nest with leaves [T, ...], T >= 1, whose steps are like this writer's first step.
+            terminated: whether the environment ended the trajectory.
+            truncated: whether a limit ended the trajectory.
+            has_boundary: whether the last step is a boundary step, even if it has no field for that.
             metadata: JSON, in addition to the writer's.
 
         Raises:
             ClosedError: the writer is closed.
-            StructureError: the leaves differ in length, or from what was written before. Nothing changed.
+            StructureError: the leaves differ in length, or from earlier steps. Nothing changed.
             OSError: the disk failed, for example because it is full.
         """
         self._check_open()
@@ -208,13 +208,13 @@ class RolloutWriter:
         return self._write_columns(columns, End.STEP, outcome, metadata or {}, has_boundary=has_boundary)
 
     def write_episode(self, episode: Episode) -> Path:
-        """Write `episode`, whole or a chunk that was cut, as one trajectory, and return its file.
+        """Write `episode`, whole or a cut chunk, as one trajectory, and return its file.
 
         Raises:
-            ReverbWriterError, OSError: as for `save`; IncompleteError: it has no step.
+            ReverbWriterError, OSError: as for `save`; IncompleteError if the episode has no step.
         """
         terminated = episode.is_terminated
-        truncated = episode.is_truncated or not terminated  # what was cut has a next state
+        truncated = episode.is_truncated or not terminated  # a cut episode has a next state
         return self.save(episode.steps(), terminated=terminated, truncated=truncated, has_boundary=True)
 
     def close(self) -> None:
@@ -231,17 +231,17 @@ class RolloutWriter:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ClosedError("the writer is closed. Make another one for the same directory to go on.")
+            raise ClosedError("the writer is closed. Make another one for the same directory to continue.")
 
     def _learn(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, RowLayout]:
-        """Return what all steps have in common with `example`: the first step, or a spec without N."""
+        """Return the structure of all steps, given an example: the first step, or a spec without N."""
         structure = StepStructure(example, batch_size=self.num_envs, is_spec=is_spec)
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
         return structure, RowLayout.of(structure.pack(specs))
 
     def _put(self, leaves: Sequence[Any], env_ids: Array) -> None:
-        """Copy a step of some environments, leaves [N, ...], behind those that they have, without counting it."""
-        if self.num_envs is None:  # an index of integers is faster than one of arrays
+        """Append a step of some environments, leaves [N, ...], without a change of `_lengths`."""
+        if self.num_envs is None:  # integers index faster than arrays
             at = int(self._lengths[0])
             self._make_room(at)
             for block, leaf in zip(self._blocks, leaves, strict=True):
@@ -253,7 +253,7 @@ class RolloutWriter:
             block[env_ids, ends] = leaf if is_all else leaf[env_ids]
 
     def _make_room(self, length: int) -> None:
-        """Make room for the first steps, or double it if it is full; what is in the new half is written over."""
+        """Allocate the blocks, or double them if they are full; the new half is overwritten later."""
         assert self._steps is not None  # noqa: S101  # because there is a step
         if not self._blocks:
             structure, _ = self._steps
@@ -263,7 +263,7 @@ class RolloutWriter:
             self._blocks = [np.concatenate([block, block], axis=1) for block in self._blocks]
 
     def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:
-        """Write the episodes of some environments that have steps; what the disk refuses stops none of the others."""
+        """Write the non-empty episodes of some environments; after an OSError the others are still written."""
         errors = []
         for env, outcome in outcomes.items():
             length = int(self._lengths[env])
@@ -297,7 +297,7 @@ class RolloutWriter:
         return path
 
     def _boundary_step(self, structure: StepStructure, observation: Any) -> Sequence[Any]:
-        """Return a padding step's leaves with this observation, [...], or [N, ...] with `num_envs`."""
+        """Return the leaves of a padding step with this observation, [...], or [N, ...] with `num_envs`."""
         batch = () if self.num_envs is None else (self.num_envs,)
         step = structure.pack([np.broadcast_to(leaf, batch + np.shape(leaf)) for leaf in structure.padding_step()])
         fields = fields_of(step) or {}

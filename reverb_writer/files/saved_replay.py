@@ -2,12 +2,12 @@
 
     FOLDER/
       OWNER.json     if `reverb-writer-server` has used the folder
-      kept/          named by a number, which orders them, and the time at which they were finished
+      kept/          checkpoints, named by a number, which orders them, and the time of their end
         00000042-20260801T120000.123456Z/
-          the files of a Reverb checkpoint, as `tfrecord` describes them
+          the files of a Reverb checkpoint, see `tfrecord`
 
-`LocalServer` and `reverb-writer-server` have their checkpoints in such folders, and read each other's. Reverb by itself
-has the checkpoints directly in the folder, named by the time.
+`LocalServer` and `reverb-writer-server` write such folders, and read each other's. Reverb's own server writes
+checkpoints, named by the time, directly into the folder.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, TABLES, rea
 from reverb_writer.protocol import messages, signatures
 
 OWNER, KEPT = "OWNER.json", "kept"
-PARTIAL = ".partial-"  # begins the name of an entry of `kept` that is being written or deleted
-NAME = re.compile(r"(?:(\d{8,})-)?\d{8}T\d{6}\.\d{6}Z")  # those without a number are of earlier versions
+PARTIAL = ".partial-"  # prefix of entries of `kept` that are being written or deleted
+NAME = re.compile(r"(?:(\d{8,})-)?\d{8}T\d{6}\.\d{6}Z")  # earlier versions wrote names without a number
 
 
 def checkpoint_name(sequence: int, at: datetime) -> str:
-    """Return the name of a checkpoint with a number, finished at a time."""
+    """Return the name of a checkpoint with number `sequence`, finished at `at`."""
     return f"{sequence:08d}-{at.astimezone(timezone.utc):%Y%m%dT%H%M%S.%fZ}"
 
 
 def sequence_of(name: str) -> int:
-    """Return the number in the name of a checkpoint; 0 for a name without one, which is older than any with one."""
+    """Return the number in a checkpoint's name; 0 without a number: such checkpoints are older."""
     named = NAME.fullmatch(name)
     return int(named[1] or 0) if named else 0
 
@@ -50,11 +50,11 @@ class SavedReplay:
         return [table for table, _ in read_messages(self.path / TABLES, messages.PriorityTableCheckpoint)]
 
     def signatures(self) -> dict[str, Any]:
-        """Return the nest of each table's items; None where it is not known."""
+        """Return the nest of each table's items, None if it is unknown, by table name."""
         return {table.table_name: signatures.decode(table.signature) for table in self.tables()}
 
     def parsed_items(self, message: Any) -> Iterator[Any]:
-        """Yield the items, table by table, the oldest first, as messages of a class that can read PrioritizedItem."""
+        """Yield the items, by table, oldest first, as `message`: a class that can parse PrioritizedItem."""
         return (item for item, _ in read_messages(self.path / ITEMS, message))
 
     def chunks(self) -> Iterator[tuple[Any, bytes]]:
@@ -63,7 +63,7 @@ class SavedReplay:
 
 
 def open_saved(path: Path) -> SavedReplay:
-    """Find a checkpoint: the folder itself, or of several in it the newest complete one; FormatError if none."""
+    """Find a checkpoint: the folder itself, or the newest complete one in it; raises FormatError if there is none."""
     try:
         if (path / DONE).is_file():
             found = [path]

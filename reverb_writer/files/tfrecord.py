@@ -5,8 +5,8 @@
     chunks.tfrecord   ChunkData
     DONE              empty; written last
 
-A file is one zlib stream of records: length (8 bytes), its checksum (4), the bytes, their checksum (4). zlib's own
-checksum covers all of it, so those of the records are skipped by the reader. Reverb's reader looks at both.
+A file is one zlib stream of records: length (8 bytes), its checksum (4), the bytes, their checksum (4). The reader here
+checks only zlib's checksum, which covers the whole file. Reverb's reader also checks the records' checksums.
 
 Source: Reverb 0.14 (`tfrecord_checkpointer.cc`), TensorFlow 2.15 (`record_writer.cc`).
 """
@@ -31,11 +31,11 @@ _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
 _HEADER_BYTES = _LENGTH_BYTES + _CHECKSUM_BYTES
 _MASK_DELTA = 0xA282EAD8
 _READ_BYTES = 1 << 20
-_MAX_RECORD_BYTES = 2**31  # of a protobuf message
+_MAX_RECORD_BYTES = 2**31  # limit of protobuf messages
 
 
 def read_records(path: Path) -> Iterator[bytes]:
-    """Yield the records of a file; a FormatError names it and the record that is truncated or damaged."""
+    """Yield the records of a file; raises FormatError at a truncated or damaged record."""
     buffer = bytearray()
     number = 0
     for block in _inflate(path):
@@ -59,7 +59,7 @@ def read_records(path: Path) -> Iterator[bytes]:
 
 
 def read_messages(path: Path, kind: Any) -> Iterator[tuple[Any, bytes]]:
-    """Yield the records of a file as messages of a class, each with its bytes; raises as `read_records`."""
+    """Yield the records of a file as messages of class `kind`, each with its bytes; raises as `read_records`."""
     for number, record in enumerate(read_records(path)):
         try:
             yield kind.FromString(record), record
@@ -70,12 +70,12 @@ def read_messages(path: Path, kind: Any) -> Iterator[tuple[Any, bytes]]:
 
 
 class RecordWriter:
-    """Writes a file of records, which are on disk at the end of the `with` block. Not thread-safe."""
+    """Writes a file of records; the end of the `with` block syncs it. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Make an empty file; this, `write` and the end of the block raise OSError if it cannot be written."""
+        """Make an empty file. All methods raise OSError if the disk fails."""
         self._file = path.open("wb")
-        self._stream = zlib.compressobj(0)  # chunks are compressed already, and zlib writes 20 MB a second
+        self._stream = zlib.compressobj(0)  # chunks are already compressed, and zlib writes 20 MB per second
 
     def write(self, record: bytes) -> None:
         """Add a record."""
@@ -87,7 +87,7 @@ class RecordWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Sync the file, unless an error has ended the block, and close it."""
+        """Sync the file, unless an error ended the block, and close it."""
         with self._file:
             if kind is None:
                 self._file.write(self._stream.flush())
@@ -96,22 +96,22 @@ class RecordWriter:
 
 
 def write_records(path: Path, records: Iterable[bytes]) -> None:
-    """Write a file of records; when this returns, it is on disk."""
+    """Write a file of records, and sync it."""
     with RecordWriter(path) as file:
         for record in records:
             file.write(record)
 
 
 def _checksum(data: bytes) -> bytes:
-    """Return the CRC-32C, masked as TensorFlow masks it: rotated, and a constant added."""
+    """Return the CRC-32C with TensorFlow's mask: rotated, plus a constant."""
     crc: int = google_crc32c.value(data)
     return (((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF).to_bytes(_CHECKSUM_BYTES, "little")
 
 
 def read_file(path: Path, *, inflate: bool = False) -> tuple[int, int]:
-    """Read a file to its end, and return its size and its CRC-32.
+    """Return the size of a file, in bytes, and its CRC-32.
 
-    If `inflate`, raise FormatError if it is no whole zlib stream.
+    With `inflate`, raise FormatError unless the file is one complete zlib stream.
     """
     size = crc = 0
     stream = zlib.decompressobj()
@@ -140,7 +140,7 @@ def _inflate(path: Path) -> Iterator[bytes]:
 
 
 def _inflated(stream: zlib._Decompress, block: bytes, path: Path) -> Iterator[bytes]:
-    """Yield the content of a block in parts of bounded size, however well it was compressed."""
+    """Yield the inflated block in parts of at most `_READ_BYTES`."""
     try:
         while not stream.eof:
             part = stream.decompress(block, _READ_BYTES)

@@ -3,10 +3,10 @@
 Images of uint8 are deflated. No member is a pickle, and none is unpickled.
 
 trajectory_01764000000000000000_1f3a9c2e_00000007.npz
-    manifest.json            how long it is, how it ended, what its steps are
+    manifest.json            length, kind of end, structure of the steps
     observation/rgb.npy      all steps of a leaf: [T, ...]
-    reward.npy               as NumPy's NEP 1 has it, version 1.0
-.partial_trajectory_...      being written, or left by a writer that was killed: never read
+    reward.npy               format of NumPy's NEP 1, version 1.0
+.partial_trajectory_...      in progress, or left by a killed writer; never read
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ PREFIX, SUFFIX = "trajectory_", ".npz"
 
 _PARTIAL = ".partial_"
 _MANIFEST = "manifest.json"
-_ABANDONED_S = 3600.0  # a file that is being written changes all the time: after an hour, its writer is gone
+_ABANDONED_S = 3600.0  # a file in progress changes often: if unchanged for an hour, its writer was killed
 _IMAGE_DIMS = 3  # [T, height, width], or more
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADER_ALIGNMENT = 64
-_DEFLATE_LEVEL = 1  # images: twice as fast as 6 to write, a sixtieth of the size instead of a hundredth
-# Errors of `zipfile` for a file that is damaged, torn or none; RuntimeError if it says that it is encrypted.
+_DEFLATE_LEVEL = 1  # writes images twice as fast as 6, to 1/60 of their size instead of 1/100
+# Errors of `zipfile` for a file that is damaged, torn or no zip file; RuntimeError if its header says encrypted.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError, RuntimeError, ValueError)
 
 
 def write_trajectory(path: Path, manifest: Manifest, columns: Sequence[Array]) -> None:
-    """Write a trajectory, leaves [T, ...], which is seen when all of it is on disk; a failure leaves nothing."""
+    """Write a trajectory, columns [T, ...]. It becomes visible when it is complete; a failure leaves no file."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_MANIFEST), manifest.to_json())  # dated 1980: equal data makes equal files
@@ -72,7 +72,7 @@ def write_trajectory(path: Path, manifest: Manifest, columns: Sequence[Array]) -
 
 
 def remove_abandoned(data_dir: Path) -> None:
-    """Remove what writers that were killed have left unfinished in a directory."""
+    """Remove partial files of killed writers from a directory."""
     for partial in data_dir.glob(f"{_PARTIAL}{PREFIX}*"):
         with contextlib.suppress(OSError):  # another writer does the same
             if time.time() - partial.stat().st_mtime > _ABANDONED_S:
@@ -87,15 +87,15 @@ class StoredTrajectory:
             steps = StoredTrajectory(path).load()
 
     Attributes:
-        path: its file.
-        manifest: its description.
+        path: path of the file.
+        manifest: description of the trajectory.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read the manifest; the steps are read later.
 
         Raises:
-            FormatError: it is torn, damaged, or not of this format; names the file.
+            FormatError: the file is torn, damaged, or of another format; the error names it.
         """
         self.path = Path(path)
         with self._archive() as archive:
@@ -108,7 +108,7 @@ class StoredTrajectory:
         """Return all steps, as a nest with leaves [T, ...], owned by the caller.
 
         Raises:
-            FormatError: the file is damaged; names it.
+            FormatError: the file is damaged; the error names it.
         """
         layout = self.manifest.layout
         with self._archive() as archive:
@@ -137,7 +137,7 @@ def _read_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape
 
 @functools.lru_cache(maxsize=1024)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the header of an array, always the same: to parse it takes longer than all else of a short trajectory."""
+    """Return the header, which is compared and not parsed: parsing takes most of the time of a short trajectory."""
     text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     size = -(-(10 + len(text) + 1) // _HEADER_ALIGNMENT) * _HEADER_ALIGNMENT - 10
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", size) + text.ljust(size - 1).encode("latin1") + b"\n"
@@ -145,9 +145,9 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def _read(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes:
     member = archive.getinfo(name)
-    if size is not None and member.file_size != size:  # checked first: a few deflated bytes may become very many
+    if size is not None and member.file_size != size:  # before inflating: a few bytes may inflate to gigabytes
         raise FormatError(f"`{name}` has {member.file_size} bytes, not {size}, as the manifest says.")
-    if member.compress_type not in _METHODS:  # another one raises errors of its own
+    if member.compress_type not in _METHODS:  # other methods raise other errors
         raise FormatError(f"`{name}` is compressed by method {member.compress_type}, expected one of {_METHODS}.")
     return archive.read(member)
 
@@ -155,7 +155,7 @@ def _read(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes
 def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
     """Return the files of the complete trajectories under `data_dir`, oldest first.
 
-    Subfolders are searched too, because several writers may each have one. A missing directory has no trajectories. The
+    Subfolders are also searched, because each writer may have its own. A missing directory has no trajectories. The
     order is that of the times in the names, so copying does not change it.
     """
     found: list[Path] = []

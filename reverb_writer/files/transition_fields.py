@@ -1,7 +1,7 @@
 """The fields of transitions found in steps of any form: observation, action, reward, done, truncated.
 
 A boundary step at the end of a trajectory (TF-Agents, RLDS) only holds the final observation: n steps are n - 1
-transitions. Without one each step is a transition, and the observation after the last one is known if it was stored.
+transitions. Without a boundary step each step is a transition; the final observation is known only if it was stored.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ _NAMES: Final = {
     "privileged_observation": _PRIVILEGED,
     "action": ("action", "actions"),
     "reward": ("reward", "rewards"),
-    # Else the markers of `slices.markers`, and the end flags of the manifest.
+    # Otherwise the markers of `slices.markers`, and the end flags of the manifest.
     "done": ("dones",),
     "truncated": ("timeout", "timeouts", "time_outs"),
-    # Else the next step's observation.
+    # Otherwise the next step's observation.
     "next_observation": tuple(f"next_{name}" for name in _OBSERVATION),
     "next_privileged_observation": tuple(f"next_{name}" for name in _PRIVILEGED),
 }
-"""The names that steps may have for each field: the first of these, or the one that the caller gives."""
+"""The usual names of each field; the first one that a step has is used."""
 
 
 class TransitionBatch(NamedTuple):
     """One transition of N environments, leaves [N, ...], or T of each, leaves [T, N, ...].
 
     Attributes:
-        observation: before the action; as stored, a nest if it was one.
-        privileged_observation: the observation for the critic alone; None if there is none.
+        observation: observation before the action, an array or a nest as stored.
+        privileged_observation: the critic's own observation before the action, or None.
         action: the action taken.
         reward: the reward of the action.
-        done: bool, whether it is the last transition of its trajectory.
-        truncated: bool, whether a limit ended the trajectory and not the environment, so that the state after it has
+        done: bool, whether the transition is the last of its trajectory.
+        truncated: bool, whether a limit and not the environment ended the trajectory, so that its final state has
             a value.
-        next_observation: after the action, of the same trajectory: the one in the step, if steps have it. After the
-            last step it is the final observation; where none was stored, the last one again.
-        next_privileged_observation: the same for the critic alone.
-        is_first: bool, whether it is the first transition delivered of its trajectory.
-        mask: bool, False where no trajectory is left for an environment; its other fields are zeros.
+        next_observation: observation after the action, in the same trajectory. After the last step it is the final
+            observation; if none was stored, the last observation is repeated.
+        next_privileged_observation: the critic's own observation after the action, or None.
+        is_first: bool, whether the transition is the first delivered one of its trajectory.
+        mask: bool, False for an environment without a trajectory; its other fields are zeros.
     """
 
     observation: Any
@@ -72,20 +72,20 @@ class TransitionBatch(NamedTuple):
 
 
 def names_of_fields(given: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the names that steps may have for each field: the usual ones, and given names in their place."""
+    """Return the possible names of each field: the given name, or the usual names."""
     if unknown := set(given) - set(_NAMES):
         raise SpecError(f"`fields` has {', '.join(sorted(unknown))}, expected some of {', '.join(_NAMES)}.")
     names = {field: (given[field],) if field in given else usual for field, usual in _NAMES.items()}
     for field in ("observation", "privileged_observation"):
         if field in given and f"next_{field}" not in given:
-            names[f"next_{field}"] = ()  # the usual one follows another leaf
+            names[f"next_{field}"] = ()  # the usual name belongs to another observation
     return names
 
 
 def read_transitions(steps: Any, manifest: Manifest, names: Mapping[str, tuple[str, ...]]) -> TransitionBatch:
-    """Return the transitions of a trajectory, fields [T, ...], all but `is_first` and `mask`; they are views.
+    """Return the transitions of a trajectory, fields [T, ...], views where possible, without `is_first` and `mask`.
 
-    A reward [T, 1] is [T].
+    A reward [T, 1] becomes [T].
     """
     named = fields_of(steps) or {}
     found = {field: next((named[name] for name in names[field] if name in named), None) for field in names}
@@ -97,7 +97,7 @@ def read_transitions(steps: Any, manifest: Manifest, names: Mapping[str, tuple[s
         before, after = found[field], found[f"next_{field}"]
         if before is None:
             found[f"next_{field}"] = None
-        elif after is None:  # it was not stored: it is the observation of the next step
+        elif after is None:  # not stored: take the next step's observation
             if not manifest.boundary_step:  # nothing follows the last step
                 before = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), before)
             found[field], found[f"next_{field}"] = before, tree.map_structure(lambda leaf: leaf[1:], before)
@@ -126,7 +126,7 @@ class Cursor:
         self._columns: list[Array | None] = tree.flatten(self.transitions)
 
     def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
-        """Copy transitions into column `env` of leaves [T, N, ...], rows `at` to `at + room`; return how many, >= 1."""
+        """Copy transitions into rows `at` to `at + room` of column `env`, leaves [T, N, ...]; return their number."""
         length = min(room, self.num_left)
         start = len(self.transitions.reward) - self.num_left
         for target, column in zip(targets, self._columns, strict=True):
@@ -137,7 +137,7 @@ class Cursor:
 
 
 def _ends(steps: Any, stored: Any, limits: Any, manifest: Manifest) -> tuple[Flags, Flags]:
-    """Return `done` and `truncated` of the steps: as they were stored, and at the end as the manifest says."""
+    """Return `done` and `truncated` of the steps: stored values, and the manifest's at the end."""
     done, truncated = np.zeros((2, manifest.num_steps), bool)
     is_recorded = False
     if not manifest.boundary_step:

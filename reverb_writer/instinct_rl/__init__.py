@@ -1,9 +1,9 @@
-"""instinct_rl's names, for a migration by one line: its spelling, its order of files, and its pickled trajectories.
+"""instinct_rl's names, for a one-line migration: its spelling, its order of files, and its pickled trajectories.
 
     from reverb_writer.instinct_rl import RolloutDataset, RolloutStorage
 
-Everything that this package adds is for code and files of instinct_rl; new code does not need it. Nothing else in the
-library imports it. docs/how-to/from-instinct-rl.md lists what is different on purpose. Names load at first use.
+This package only serves code and files of instinct_rl; new code does not need it, and no other module imports it.
+docs/how-to/from-instinct-rl.md lists the intended differences. Names load at first use.
 """
 
 from __future__ import annotations

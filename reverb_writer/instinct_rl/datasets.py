@@ -1,4 +1,4 @@
-"""Data sets of rollout files as instinct_rl has them: `IterableDataset`s of PyTorch, where that is installed."""
+"""instinct_rl's data sets of rollout files: PyTorch's `IterableDataset`s if PyTorch is installed."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def _iterable_dataset() -> Any:
 
 
 class RolloutFileBase(rollout_dataset.RolloutFileBase, _iterable_dataset()):  # type: ignore[misc]
-    """The base class of `reverb_writer.files`, as an `IterableDataset` of PyTorch.
+    """The base class of `reverb_writer.files`, as PyTorch's `IterableDataset`.
 
     A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`; the buffer is a named
     tuple with at least `observation`, `action`, `reward` and `done`. `all_env_ids` is on the device.
     """
 
     def __init__(self, data_dir: Any, num_envs: int, device: Any = None) -> None:
-        """Set the location of the files; they are read when they are first needed."""
+        """Set the arguments; files are read at the first use."""
         super().__init__(data_dir, num_envs, device)
         self.all_env_ids = Arrays(device).asarray(self.all_env_ids)
 
     def get_transition_batch(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Return observations, actions, rewards, dones and infos, as an environment's step: the next transitions.
+        """Return the next transitions as results of a step: observations, actions, rewards, dones and infos.
 
-        Infos are `{"time_outs": ...}` if the buffer has `timeout`. `get_batch` has all fields.
+        Infos are `{"time_outs": ...}` if the buffer has `timeout`. `get_batch` returns all fields.
 
         Raises:
-            StopIteration: nothing is left for any environment.
+            StopIteration: all trajectories were delivered.
         """
         batch = self.get_batch()
         infos = {"time_outs": batch.timeout} if hasattr(batch, "timeout") else {}
@@ -53,14 +53,14 @@ class RolloutFileBase(rollout_dataset.RolloutFileBase, _iterable_dataset()):  # 
 
 
 class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
-    """The trajectories of a directory as instinct_rl reads them: also its pickles, and in the order of modification.
+    """The trajectories of a directory, including instinct_rl's pickles, in the order of modification.
 
-    The unpickler makes NumPy arrays and nothing else; a pickle that asks for more is skipped by name. Each loop reads
-    the pickles again; `convert_trajectories` makes files that are read faster. In a `DataLoader` with
-    `batch_size=None`, each worker reads its own share of the trajectories.
+    The unpickler only makes NumPy arrays; pickles with other objects are skipped. Each loop reads the pickles again;
+    `convert_trajectories` makes files that load faster. In a `DataLoader` with `batch_size=None`, each worker reads its
+    own share of the trajectories.
 
     Attributes:
-        Transition: the class of the batches, a named tuple.
+        Transition: class of the batches, a named tuple.
     """
 
     Transition: Any = Transition
@@ -80,12 +80,12 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
         first_frame_done: bool = False,
         wait_timeout_s: float = 30.0,
     ) -> None:
-        """Configure the reader; the first batch looks for the trajectories.
+        """Set the arguments; the first batch looks for the trajectories.
 
-        Arguments and errors are those of `reverb_writer.files.RolloutDataset`, in the same order: `data_dir`, which may
-        have pickled trajectories here, `num_envs`, `dataset_loops`, `random_shuffle_traj_order` (there `shuffle`),
-        `keep_latest_n_trajs` (`keep_latest`), `starting_frame_range` (`start_range`), `device`, `seed`, `fields`, named
-        as those of `Transition`, and `wait_timeout_s` in seconds. With `first_frame_done`, `done` is also set on the
+        Arguments and errors are the same as in `reverb_writer.files.RolloutDataset`, in the same order: `data_dir`,
+        possibly with pickled trajectories, `num_envs`, `dataset_loops`, `random_shuffle_traj_order` (there `shuffle`),
+        `keep_latest_n_trajs` (`keep_latest`), `starting_frame_range` (`start_range`), `device`, `seed`, `fields`, with
+        the names of `Transition`, and `wait_timeout_s` in seconds. With `first_frame_done`, `done` is also set on the
         first transition of each trajectory, as in the original.
         """
         super().__init__(
@@ -116,27 +116,27 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
     get_frame_range = staticmethod(pickles.frame_range)
 
     def read_dataset_directory(self) -> bool:
-        """Return whether there are enough trajectories: `keep_latest_n_trajs`, or one. `reset` waits for them."""
+        """Return whether enough trajectories exist: `keep_latest_n_trajs`, or one. `reset` waits for them."""
         return len(self._list_trajectories()) >= max(self._keep_latest, 1)
 
     def open_trajectory(self, path: Path) -> Any:
-        """Return the trajectory at `path`, of this project or pickled."""
+        """Return the trajectory at `path`, this project's or a pickled one."""
         return pickles.open_pickled(path) if pickles.is_pickled(path) else super().open_trajectory(path)
 
     def assemble_obs_components(self, traj_data: dict[str, Any]) -> dict[str, Any]:
         """Return `traj_data`, arrays by key, with `observations` [T, D] in place of the components `obs_NAME`.
 
-        `metadata.json` of the data set lists the components under `obs_segments`, in their order, and those that are
-        compressed under `obs_disassemble_mapping`.
+        `metadata.json` of the data set lists the components in their order as `obs_segments`, and compressed
+        components as `obs_disassemble_mapping`.
 
         Raises:
-            FormatError: it lists none, or one is missing.
+            FormatError: no components are listed, or a component is missing.
         """
         metadata = map(pickles.read_metadata, self._directories)
         return pickles.assemble_components(traj_data, next(filter(None, metadata), {}))
 
     def __iter__(self) -> Any:
-        """Start again from the beginning; in a worker of a `DataLoader`, with the worker's share."""
+        """Start again from the beginning; a worker of a `DataLoader` reads its share."""
         loaded = sys.modules.get("torch.utils.data")
         worker = loaded.get_worker_info() if loaded else None
         if worker is not None:

@@ -1,10 +1,10 @@
-"""The trajectories of instinct_rl's savers, which are pickles: read as those of this project, or converted into them.
+"""instinct_rl's pickled trajectories: read them like this project's trajectories, or convert them.
 
     DIR/metadata.json
     DIR/trajectory_7/traj_000000_000064.pickle       frames 0..63: a dict of arrays [64, ...]
     DIR/trajectory_7/traj_000064_000100.pickle
 
-Keys are `observations`, or `obs_NAME` for each component that `metadata.json` lists under `obs_segments`, and
+Keys are `observations`, or `obs_NAME` for each component that `metadata.json` lists as `obs_segments`, and
 `privileged_observations`, `actions`, `rewards`, `dones`, `values`, `timeouts`. A file name may have any ending.
 """
 
@@ -25,18 +25,18 @@ from reverb_writer.files.manifest import End, Manifest, RowLayout
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 from reverb_writer.protocol.signatures import ArraySpec
 
-_FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\.(?!npz$).*)?")  # parts of this project's trajectories are .npz
+_FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\.(?!npz$).*)?")  # this project's trajectories are .npz files
 _LARGEST = 255
 
 
 def frame_range(filename: str) -> tuple[int, int]:
-    """Return the frames [start, stop) that `filename` states.
+    """Return the frames [start, stop) in `filename`.
 
     >>> frame_range("traj_100_200.pkl")
     (100, 200)
 
     Raises:
-        FormatError: the name states none.
+        FormatError: the name has no frames.
     """
     found = _FILE.fullmatch(filename)
     if not found:
@@ -50,12 +50,12 @@ def is_pickled(path: Path) -> bool:
 
 
 def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
-    """Return the trajectories under a directory, pickled ones and those of this project, by modification time."""
+    """Return the trajectories under a directory, pickled ones and this project's, by modification time."""
     return sorted({*files.list_trajectories(data_dir), *_pickled(data_dir)}, key=_modified)
 
 
 def load_trajectory(path: Path) -> dict[str, Any]:
-    """Return the arrays of a pickled trajectory by key, [T, ...], the components of observations put together."""
+    """Return the arrays of a pickled trajectory by key, [T, ...], with assembled components of observations."""
     chunks = sorted((*frame_range(file.name), file) for file in path.iterdir() if _FILE.fullmatch(file.name))
     if not chunks:
         raise FormatError(f"trajectory `{path.name}`: it has no files.")
@@ -81,7 +81,7 @@ def load_trajectory(path: Path) -> dict[str, Any]:
 
 
 def open_pickled(path: Path) -> Any:
-    """Return a pickled trajectory in memory, as far as `RolloutDataset` needs a `StoredTrajectory`."""
+    """Load a pickled trajectory; the result has the part of `StoredTrajectory` that `RolloutDataset` needs."""
     steps = load_trajectory(path)
     last_rows = {key: array[-2:] for key, array in steps.items()}
     layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in steps.items()})
@@ -93,13 +93,13 @@ def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.Path
     """Write the pickled trajectories under a directory as trajectories of this project, in the same order.
 
     Args:
-        data_dir: the directory of the pickles; it is not changed.
+        data_dir: directory of the pickles; not changed.
         target: the new directory, for `RolloutDataset` and `reverb-writer import`. `metadata.json` is stored with each
             trajectory.
 
     Returns:
-        The reason, by name, for each trajectory that was left out: it is damaged, its arrays have other shapes than
-        those before it, or it asks for more than arrays.
+        Skipped trajectories, the reason by name: it is damaged, its arrays have other shapes than earlier ones, or the
+        pickle has other objects than arrays.
 
     Raises:
         OSError: the disk failed, for example because it is full.
@@ -115,7 +115,7 @@ def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.Path
 
 
 def assemble_components(arrays: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return arrays with `observations` [T, D] in place of `obs_NAME`, in the order that `metadata.json` lists."""
+    """Return arrays with `observations` [T, D] in place of `obs_NAME`, in the order of `metadata.json`."""
     segments, compressors = metadata.get("obs_segments"), metadata.get("obs_disassemble_mapping") or {}
     if not segments:
         raise FormatError("there are no `observations`, and `metadata.json` lists no `obs_segments`.")
@@ -132,7 +132,7 @@ def assemble_components(arrays: dict[str, Any], metadata: dict[str, Any]) -> dic
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Return what `metadata.json` says; nothing if there is none, or it is damaged."""
+    """Return the contents of `metadata.json`, or {} if it is missing or damaged."""
     try:
         found = json.loads((folder / "metadata.json").read_bytes())
     except (OSError, ValueError):
@@ -149,7 +149,7 @@ def _modified(path: Path) -> tuple[int, str]:
 
 
 def _frames(arrays: Any, num_frames: int) -> dict[str, Any]:
-    """Return the arrays by key; the original's savers leave some arrays in a tuple of one, which is removed."""
+    """Return the arrays by key, some of which instinct_rl saves in a tuple of one."""
     if not isinstance(arrays, dict):
         raise FormatError(f"it has a {type(arrays).__name__}, expected a dict of arrays.")
     found = {}

@@ -1,8 +1,8 @@
-"""Pickles of NumPy arrays in dicts, tuples and lists, and nothing else.
+"""Load pickles of NumPy arrays in dicts, tuples and lists, and no others.
 
-A pickle is a program. This one may only name what NumPy's own pickles name, and what stands behind those names here is
-Python of this module that makes an array of bytes; NumPy's C code for pickles never sees them. Opcodes are on a list,
-too, and are checked before any of their instructions runs.
+A pickle is a program. Here it may only use the names in NumPy's own pickles. They stand for Python functions of this
+module, which make arrays from bytes; the pickle never reaches NumPy's C code for pickles. Opcodes are also limited to a
+list, and all are checked before the first one runs.
 
 Source: CPython 3.11, `pickletools`; NumPy 1.26 and 2, `ndarray.__reduce_ex__`.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import math
-import pickle  # what is loaded is restricted: see the module's first lines
+import pickle  # restricted, see the module's docstring
 import pickletools
 import re
 from collections.abc import Callable
@@ -36,14 +36,14 @@ _MAX_DIMS = 32
 
 
 def load_arrays(data: bytes) -> Any:
-    """Return what a pickle holds: arrays, numbers, strings and None in dicts, tuples and lists.
+    """Load a pickle of arrays, numbers, strings and None in dicts, tuples and lists.
 
     >>> load_arrays(pickle.dumps({"reward": np.arange(2.0)}))
     {'reward': array([0., 1.])}
 
     Raises:
-        UnsafeDataError: it asks for anything else; names it. Nothing of it was run.
-        FormatError: it is no pickle, or is torn.
+        UnsafeDataError: the pickle needs another object or opcode; the error names it, and it has not run.
+        FormatError: the data are torn, or not a pickle.
     """
     try:
         asked = {opcode.name for opcode, _, _ in pickletools.genops(data)}
@@ -58,7 +58,7 @@ def load_arrays(data: bytes) -> Any:
 
 
 class _Restricted(pickle.Unpickler):
-    """An unpickler that knows seven names, each a function of this module."""
+    """An unpickler with seven names, each a function of this module."""
 
     def find_class(self, module: str, name: str) -> Any:
         place = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
@@ -71,7 +71,7 @@ class _Restricted(pickle.Unpickler):
 
 
 class _Dtype:
-    """A dtype of numbers, and what may still be said of it: its byte order."""
+    """A dtype of numbers; a later state may set its byte order."""
 
     __slots__ = ("dtype",)
 
@@ -86,7 +86,7 @@ class _Dtype:
 
 
 class _Array:
-    """An array, once it is said what is in it."""
+    """An array; a later state fills it."""
 
     __slots__ = ("array",)
 
@@ -109,7 +109,7 @@ class _Array:
 
 
 class _Named:
-    """The object behind a name: can be called, and not be changed by a pickle."""
+    """A function behind a name; a pickle can call it but not change it."""
 
     __slots__ = ("_call",)
 
@@ -136,7 +136,7 @@ _NAMES = {
     "numpy.core.multiarray.scalar": _Named(lambda dtype, data: _Array().fill(data, dtype, (), "C")),
     "numpy.core.numeric._frombuffer": _Named(lambda *arguments: _Array().fill(*arguments)),
     "_codecs.encode": _Named(_encode),
-    "__builtin__.bytes": _Named(lambda: b""),  # no bytes at all, before protocol 3
+    "__builtin__.bytes": _Named(lambda: b""),  # empty bytes, before protocol 3
 }
 
 

@@ -1,4 +1,4 @@
-"""The storages of `reverb_writer.rollouts`, with the names that only instinct_rl has."""
+"""The storages of `reverb_writer.rollouts` with instinct_rl's names."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class SarsaRolloutStorage(rollouts.SarsaRolloutStorage, RolloutStorage):
 
     @property
     def all_observations(self) -> Any:
-        """The observations, and the next observation of the last row: leaves [T + 1, B, ...], a copy."""
+        """A copy of the observations and the last row's next observation, leaves [T + 1, B, ...]."""
         return self._with_last(self.observations, self.next_observations)
 
     @property
     def all_critic_observations(self) -> Any:
-        """The same for the critic; None if it has the policy's observations."""
+        """The critic's `all_observations`; None if the critic reads the policy's observations."""
         return self._with_last(self.critic_observations, self.next_critic_observations)
 
     def _with_last(self, nest: Any, following: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Nests of arrays of NumPy, or of PyTorch on any device, through one code path: the array API of array-api-compat.
+"""Nests of NumPy arrays, or of PyTorch tensors on any device, through the array API of array-api-compat.
 
-A shape is given as an int, a sequence of ints, or anything with `shape` and `dtype`: an array, a spec of dm_env, a
+A shape is an int, a sequence of ints, or an object with `shape` and `dtype`, such as an array, a spec of dm_env, or a
 space of Gymnasium. A nest of shapes gives a nest of arrays.
 """
 
@@ -27,8 +27,8 @@ class Arrays:
 
     def __init__(self, device: Any) -> None:
         """Load the library."""
-        self.device = device  # None for NumPy, else a device of PyTorch
-        self.xp: Any = np  # the library, with the names of the array API that NumPy 1.26 has too
+        self.device = device  # PyTorch's device; None for NumPy
+        self.xp: Any = np  # the library; only names of the array API that NumPy 1.26 also has
         self._at: dict[str, Any] = {}
         if device is not None:
             try:
@@ -46,15 +46,15 @@ class Arrays:
         return found
 
     def columns(self, shapes: Any, rows: tuple[int, ...]) -> Any:
-        """Return zeros [*rows, ...] for a nest of shapes that `row_shapes` has returned; None stays None."""
+        """Return zeros [*rows, ...] for a nest of shapes from `row_shapes`; None remains None."""
         return map_present(lambda shape: self.zeros((*rows, *shape.sizes), self._dtype(shape.dtype)), shapes)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return zeros, or empty strings, of a dtype of the library."""
+        """Return zeros, or empty strings; `dtype` is the library's."""
         return self.xp.zeros(shape, dtype=dtype, **self._at) if self._at else zeros(dtype, shape)
 
     def asarray(self, x: Any) -> Array:
-        """Return anything as an array of the library, on the device, without gradients; not copied if it is one."""
+        """Convert to an array of the library, on the device, without gradients; copied only if necessary."""
         if hasattr(x, "detach"):
             x = x.detach()
             x = x if self._at else x.cpu()
@@ -66,15 +66,15 @@ class Arrays:
             raise StructureError(f"PyTorch has no such arrays; `device=None` makes NumPy ones: {error}") from None
 
     def to_numpy(self, x: Array) -> npt.NDArray[Any]:
-        """Return an array of the library as one of NumPy."""
+        """Convert an array of the library to NumPy."""
         return np.asarray(x.cpu() if self._at else x)
 
     def take(self, nest: Any, rows: Array) -> Any:
-        """Return copies of rows [N] of leaves; the indices are an array of the library."""
+        """Return copies of rows of the leaves; `rows` [N] are indices, an array of the library."""
         return tree.map_structure(lambda leaf: self.xp.take(leaf, rows, axis=0), nest)
 
     def where(self, condition: Array, chosen: Any, other: Any) -> Any:
-        """Return leaves with rows of `chosen` where a condition [B] holds, and of `other` elsewhere."""
+        """Return leaves with the rows of `chosen` where `condition` [B] is True, and the rows of `other` elsewhere."""
 
         def choose(a: Array, b: Array) -> Array:
             return self.xp.where(condition.reshape((-1, *(1,) * (a.ndim - 1))), a, b)
@@ -86,9 +86,9 @@ class Arrays:
         return map_present(lambda *leaves: concatenated(self.xp, leaves, 0), *nests)
 
     def conform(self, name: str, given: Any, shapes: Any, num_rows: int) -> Any:
-        """Return a nest, leaves [num_rows, ...], in the structure, row shapes and dtypes that `row_shapes` returned.
+        """Return a nest, leaves [num_rows, ...], with the structure, row shapes and dtypes of `shapes`.
 
-        Trailing axes of size 1 may be left out. `name` is the argument's, for errors.
+        Trailing axes of size 1 may be left out. `name` is the argument's name, for errors.
         """
         given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(shapes) else given
         (paths, values), (expected_paths, expected) = (named_leaves(nest, f"`{name}`") for nest in (given, shapes))
@@ -139,10 +139,10 @@ def flat_rows(nest: Any) -> Any:
 
 
 def read_states(arrays: Arrays, given: Any, num_envs: int, column: Any) -> Any:
-    """Return hidden states of a step, leaves [layers, B, ...], as those of a row, [B, layers, ...].
+    """Convert the hidden states of a step, leaves [layers, B, ...], to a row, leaves [B, layers, ...].
 
-    A network without memory has None in its place if another network has hidden states; it stays None. If all are
-    None, they are zeros like `column`, the states of earlier steps [T, B, layers, ...], or None if no step had any.
+    None in place of the states of a network without memory remains None. If all states are None, return zeros like
+    `column`, the states of earlier steps [T, B, layers, ...], or None if no earlier step had states.
     """
     if all(leaf is None for leaf in tree.flatten(given)):
         return map_present(lambda leaf: arrays.zeros(leaf.shape[1:], leaf.dtype), column)

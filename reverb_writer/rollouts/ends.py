@@ -1,12 +1,12 @@
-"""How the episodes of a rollout end: the arguments of `returns`, from columns [T, B, ...] in the order of time.
+"""The ends of a rollout's episodes: the arguments of `returns`, from columns [T, B, ...] in the order of time.
 
-row                                              value of what follows it
+row                                              value of the next state
 -----------------------------------------------  --------------------------------------------------------
 done, not truncated; or masked                   0
 truncated                                        final_values
-the last of a window from `fill_from`            final_values: of the step after the window
-the newest                                       last_values, unless it is done
-any other                                        values of the next row
+last row of a window from `fill_from`            final_values: of the step after the window
+newest row                                       last_values, unless it is done
+any other row                                    values of the next row
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from reverb_writer.rollouts.array_nests import Arrays
 def ends_of(
     arrays: Arrays, column: Callable[[str], Any], written: Collection[str], last_values: Array, *, approximate: bool
 ) -> dict[str, Array]:
-    """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...].
+    """Return `discounts`, `continues` and `next_values`, [T, B, ...], for the functions of `returns`.
 
-    `written` are the names of the columns that may differ from their defaults; the others are not read.
+    `written` are the names of columns that may differ from their defaults; other columns are not read.
     """
     xp, values = arrays.xp, column("values")
     dones = column("dones") != 0
@@ -32,7 +32,7 @@ def ends_of(
     next_values = concatenated(xp, [values[1:], last_values[None]], 0)
     if "truncated" in written or "cuts" in written:
         truncated, cuts = column("truncated") != 0, column("cuts") != 0
-        cuts[-1] = False  # `last_values` are what follows
+        cuts[-1] = False  # `last_values` follow
         goes_on = truncated | (cuts & ~dones)
         final_values = column("final_values")
         if approximate:
@@ -53,7 +53,7 @@ def ends_of(
 
 
 def statistics(arrays: Arrays, rewards: Array, ends: Array, is_real: Array | None) -> tuple[float, float]:
-    """Return the mean length of trajectories, those that are cut off included, and the mean reward, of real rows.
+    """Return the mean length of trajectories, including cut ones, and the mean reward; of real rows only.
 
     Rewards are [T, B, R]; ends [T, B, 1] are not 0 at the last row of a trajectory, and at rows that are not real.
     """

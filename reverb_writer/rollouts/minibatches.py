@@ -1,15 +1,15 @@
-"""Minibatches of a rollout: each epoch has each row once, in parts that differ by one row or environment at most.
+"""Minibatches of a rollout: each epoch has each row once, in parts that differ by at most one row or environment.
 
     shuffled    rows of all environments mixed                    [N, ...]
     recurrent   whole environments; observations by trajectory    [T, n, ...] padded, the rest [T, b, ...]
 
-`columns` are the columns of a storage, in the order of time, by field of the minibatch: leaves [T, B, ...] or None.
-Hidden states are [T, B, layers, H]; a minibatch has those of the first rows of its trajectories, [layers, n, H].
+`columns` has a storage's columns by field of the minibatch, in the order of time: leaves [T, B, ...] or None. Hidden
+states are [T, B, layers, H]; a minibatch has the states of its trajectories' first rows, [layers, n, H].
 
 Trajectories end where `dones` is set and at the last row; `slices` finds them:
 
-    dones                 padded: one column each,
-    (D is done)           zeros after the short ones
+    dones                 padded: one column per trajectory,
+    (D is done)           zeros after its end
 
     env a  . . . D . .    a0 a4 b0 b3      mask  T T T T
     env b  . . D . . D    a1 a5 b1 b4            T T T T
@@ -66,7 +66,7 @@ class MiniBatches:
     def recurrent(self, trajectories: Trajectories, *, shuffle: bool) -> Iterator[Any]:
         """Yield minibatches of whole environments; observations are padded.
 
-        Without `shuffle`, leaves are views of the storage, or of what all minibatches share.
+        Without `shuffle`, leaves are views of the storage, or of arrays that all minibatches share.
         """
         present = self._present()
         observed = {field: present.pop(field) for field in _OBSERVED if field in present}
@@ -103,7 +103,7 @@ class MiniBatches:
         return tree.map_structure(lambda leaf: self.arrays.xp.take(leaf, indices, axis=1), nest)
 
     def _first_states(self, trajectories: Trajectories, numbers: Chosen) -> Any:
-        """Return the hidden states at the first rows of trajectories, leaves [layers, n, H]; None if there are none."""
+        """Return the hidden states at the first rows of trajectories, leaves [layers, n, H], or None."""
         first = self.arrays.asarray(
             (trajectories.starts * trajectories.storage_shape[1] + trajectories.env_ids)[numbers]
         )
@@ -123,7 +123,7 @@ class MiniBatches:
 def split_and_pad_trajectories(nest: Any, dones: Any) -> tuple[Any, Any]:
     """Return each trajectory of a rollout in its own column, [T, n, ...], and masks [T, n], True on real rows.
 
-    They are copies, padded with zeros to T rows.
+    Columns are copies, padded with zeros to T rows.
 
     Args:
         nest: leaves [T, B, ...], all of NumPy or all of PyTorch.
@@ -143,7 +143,7 @@ def split_and_pad_trajectories(nest: Any, dones: Any) -> tuple[Any, Any]:
 
 
 def unpad_trajectories(padded: Any, masks: Any) -> Any:
-    """Return the rollout, leaves [T, B, ...], of padded trajectories: the inverse of `split_and_pad_trajectories`.
+    """Join padded trajectories to a rollout, leaves [T, B, ...]: the inverse of `split_and_pad_trajectories`.
 
     Differentiable.
 

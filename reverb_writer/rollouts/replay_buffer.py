@@ -25,7 +25,7 @@ class ReplayBuffer:
         buffer_size: maximum number of pairs.
         num_samples: number of pairs.
         step: row of the next pair.
-        device: None for NumPy.
+        device: device of PyTorch tensors; None for NumPy.
 
     Source: instinct_rl's `ReplayBuffer`.
 
@@ -42,11 +42,11 @@ class ReplayBuffer:
         Args:
             obs_dim: shape of a state: an int, a shape, something with `shape` and `dtype`, or a nest of these.
             buffer_size: maximum number of pairs, >= 1.
-            device: None for NumPy arrays, else the device of PyTorch tensors.
+            device: device of PyTorch tensors; None for NumPy arrays.
             seed: seed of the samples; None for a random one.
 
         Raises:
-            SpecError: an argument is not valid, or PyTorch is not installed.
+            SpecError: an argument is invalid, or PyTorch is not installed.
         """
         self.buffer_size = integer("buffer_size", buffer_size, minimum=1)
         self._shapes = row_shapes("obs_dim", obs_dim)
@@ -61,7 +61,7 @@ class ReplayBuffer:
         return f"<ReplayBuffer of {self.num_samples} pairs of states, {self.buffer_size} at most>"
 
     def insert(self, states: Any, next_states: Any) -> None:
-        """Copy pairs into the ring, leaves [m, ...]; if m is above `buffer_size`, only the last pairs are kept.
+        """Copy pairs, leaves [m, ...], into the ring, which keeps the last `buffer_size` pairs.
 
         Raises:
             StructureError: a structure, shape or number of rows differs. Nothing has changed.
@@ -80,13 +80,13 @@ class ReplayBuffer:
         self.step = (self.step + num_rows) % self.buffer_size
 
     def feed_forward_generator(self, num_mini_batch: int, mini_batch_size: int) -> Iterator[tuple[Any, Any]]:
-        """Yield `num_mini_batch` times `mini_batch_size` pairs: states and next states, leaves [mini_batch_size, ...].
+        """Yield `num_mini_batch` pairs of states and next states, each with `mini_batch_size` rows.
 
-        They are copies, drawn uniformly and with replacement.
+        Rows are copied, and drawn uniformly with replacement.
 
         Raises:
             IncompleteError: the buffer is empty.
-            SpecError: a number out of range.
+            SpecError: a number is out of range.
         """
         num_mini_batch = integer("num_mini_batch", num_mini_batch, minimum=0)
         mini_batch_size = integer("mini_batch_size", mini_batch_size, minimum=1)

@@ -27,7 +27,7 @@ def read(
     num_rows: int,
     fields_fn: Callable[[Any], Mapping[str, Any]] | None,
 ) -> list[Transition]:
-    """Take batches until there are `num_envs` windows, and return their steps: `num_rows` or `num_rows` + 1."""
+    """Take batches with `num_envs` windows together; return their steps: `num_rows` or `num_rows` + 1."""
     batches: list[Mapping[str, Any]] = []
     missing = num_envs
     batch_iterator = iter(dataset)
@@ -63,7 +63,7 @@ def _fields_of(data: Any, kind: type[Transition]) -> Mapping[str, Any]:
 
 
 def _size_of(found: Mapping[str, Any], missing: int, num_rows: int) -> tuple[int, int]:
-    """Return the number of windows in a batch, and of their steps."""
+    """Return the number of windows in a batch, and their length."""
     sizes = {tuple(leaf.shape[:2]) for leaf in tree.flatten(found) if leaf is not None}
     if len(sizes) != 1 or len(size := sizes.pop()) != 2 or size[1] not in (num_rows, num_rows + 1):  # noqa: PLR2004
         shapes = map_present(lambda leaf: tuple(leaf.shape), dict(found))

@@ -3,8 +3,8 @@
     add_transitions ──> columns [T, B, ...] ──> compute_returns ──> minibatches ──> clear
     or fill_from
 
-Drawn in docs/how-to/on-policy.md. Source: instinct_rl's `RolloutStorage`; docs/how-to/from-instinct-rl.md lists the
-differences.
+docs/how-to/on-policy.md has a drawing. Source: instinct_rl's `RolloutStorage`; docs/how-to/from-instinct-rl.md lists
+the differences.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from reverb_writer.transitions.returns import gae, normalize
 
 
 class RolloutStorage:
-    """Rows [T, B, ...] of B environments, T steps each, on NumPy arrays or PyTorch tensors.
+    """T steps of B environments, as NumPy arrays or PyTorch tensors [T, B, ...].
 
     Use: add T transitions, compute returns, iterate over the minibatches, clear. A rollout may have fewer than T rows.
     A call that raises an error has changed nothing. Not thread-safe.
@@ -34,12 +34,12 @@ class RolloutStorage:
     Attributes:
         num_envs: B.
         num_transitions_per_env: T.
-        step: the row that the next transition goes to.
-        device: None for NumPy.
-        saved_hidden_states: None, or a nest, leaves [T, B, layers, H], of the states before each step.
+        step: row of the next transition.
+        device: device of PyTorch tensors; None for NumPy.
+        saved_hidden_states: states before each step, a nest with leaves [T, B, layers, H], or None.
         observations, critic_observations, actions, rewards, dones, truncated, final_values, mask, cuts, values,
-            actions_log_prob, mu, sigma, advantages, returns: leaves [T, B, ...] as `storage_records` lists them. The
-            next rollout writes them in place; rows that it has not written yet are 0, or those of the last rollout.
+            actions_log_prob, mu, sigma, advantages, returns: leaves [T, B, ...]; `storage_records` lists them. Each
+            rollout writes them in place; rows that it has not written yet are 0, or have data of the last rollout.
 
     Example:
         storage = RolloutStorage(num_envs=4096, num_transitions_per_env=24, obs_shape=(48,), critic_obs_shape=None,
@@ -50,7 +50,7 @@ class RolloutStorage:
     MiniBatch: Any = storage_records.MiniBatch
 
     _LIKE: ClassVar[Mapping[str, str]] = {}
-    """Columns that a subclass adds, and the columns whose shapes they have."""
+    """Columns that a subclass adds: the name of a column with the same shape, by name."""
     _ALSO_NEEDED: ClassVar[tuple[str, ...]] = ()
 
     observations: Any
@@ -86,16 +86,16 @@ class RolloutStorage:
         Args:
             num_envs: B, >= 1.
             num_transitions_per_env: T, number of steps in a rollout, >= 1.
-            obs_shape: observation of an environment: a shape, something with `shape` and `dtype`, or a nest of these.
-                float32 where no dtype is given.
-            critic_obs_shape: the critic's observation; None or (None,) if the critic reads the observation.
-            actions_shape: an action.
-            num_rewards: R, >= 1.
-            device: None for NumPy arrays, else the device of PyTorch tensors, such as "cpu" or "cuda:0".
+            obs_shape: shape of one environment's observation, an object with `shape` and `dtype`, or a nest of these;
+                the default dtype is float32.
+            critic_obs_shape: shape of the critic's observation; None or (None,) if the critic reads the observation.
+            actions_shape: shape of an action.
+            num_rewards: R, number of rewards per step, >= 1.
+            device: device of PyTorch tensors, such as "cpu" or "cuda:0"; None for NumPy arrays.
             seed: seed of the order of minibatches; None for a random one.
 
         Raises:
-            SpecError: an argument is not valid, or PyTorch is not installed.
+            SpecError: an argument is invalid, or PyTorch is not installed.
         """
         self.num_envs = integer("num_envs", num_envs, minimum=1)
         self.num_transitions_per_env = integer("num_transitions_per_env", num_transitions_per_env, minimum=1)
@@ -108,7 +108,7 @@ class RolloutStorage:
         self.step = 0
         self.saved_hidden_states: Any = None
         self._given: frozenset[str] = frozenset()
-        self._written: set[str] = set()  # columns that any row has set, also in earlier rollouts
+        self._written: set[str] = set()  # columns that a row of this or an earlier rollout has set
         self._has_returns = False
         for name, column in self._zeros(self.num_transitions_per_env).items():
             setattr(self, name, column)
@@ -130,25 +130,25 @@ class RolloutStorage:
     def fill_from(
         self, dataset: Iterable[Any], fields_fn: Callable[[Any], Mapping[str, Any]] | None = None
     ) -> storage_records.Transition | None:
-        """Fill a rollout with windows from a replay table: each becomes an environment of the rollout.
+        """Fill a rollout with windows from a replay table: each window becomes an environment of the rollout.
 
-        Takes as many batches as make up B windows: from a queue table each step is used once. Earlier rows come from
+        The batches taken have B windows together; each step of a queue table is used once. Earlier rows come from
         other actors, so no return and no trajectory continues from them into the windows.
 
         Args:
-            dataset: yields batches, `batch.data` a nest with leaves [batch size, L, ...]; an `rw.ReplayDataset`. L is
-                T, or T + 1 if each window has one step more, whose observation and values follow the last row. The
+            dataset: source of batches, such as an `rw.ReplayDataset`: `batch.data` has leaves [batch size, L, ...]. L
+                is T, or T + 1 if the windows include the step after the last row, with observation and values. The
                 batch size divides B.
-            fields_fn: converts `batch.data` to a dict of fields of `Transition`; None if it has those names already.
+            fields_fn: converts `batch.data` to a dict of fields of `Transition`; None if it already has these names.
                 Hidden states are [batch size, L, layers, H].
 
         Returns:
             Step T, [B, ...], with the observations and values to bootstrap from; None if L is T.
 
         Raises:
-            IncompleteError: the dataset has ended too early. The storage is unchanged, but the samples are consumed.
+            IncompleteError: the dataset ended too early. The storage is unchanged, but the samples are consumed.
             SpecError: the storage has no room for T rows.
-            StructureError: the windows do not match, or flag an end on a boundary step; as for IncompleteError.
+            StructureError: the windows do not match, or flag an end on a boundary step; samples as for IncompleteError.
         """
         self._check_room(self.num_transitions_per_env)
         steps = replay_windows.read(
@@ -186,20 +186,20 @@ class RolloutStorage:
     ) -> None:
         """Estimate advantages by GAE, in the order of time, and returns, which are advantages + values.
 
-        The value after a row is 0 where its episode terminated and `final_values` where it was truncated. At the end of
-        an older window of `fill_from` it is the value of the step after it, or the `last_values` of the next call.
+        The value after a row is 0 where its episode terminated, and `final_values` where it was truncated. After an
+        older window of `fill_from` it is the value of the next step, or else the `last_values` of the next call.
 
         Args:
             last_values: [B, R], values of the observations after the newest row.
             gamma: the discount, in [0, 1].
-            lambda_: in [0, 1].
-            approximate_time_outs: use the values of truncated rows themselves in place of those of their final
-                observations, and also in the last rows of windows if the value of what follows is not known.
+            lambda_: the decay of GAE, in [0, 1].
+            approximate_time_outs: whether to use a truncated row's own value as the value of its final observation,
+                and the value of a window's last row as the value after it if that is unknown.
             normalize_advantages: whether to normalize to mean 0 and standard deviation 1, over all rewards together.
 
         Raises:
-            IncompleteError: there are no rows, or no values with them.
-            SpecError: a number is out of range, or the value after a time-out or an older window is not known.
+            IncompleteError: there are no rows, or the rows have no values.
+            SpecError: a number is out of range, or the value after a time-out or an older window is unknown.
             StructureError: `last_values` has another shape.
 
         Source: Schulman et al., 2016, (16); see `returns.gae`.
@@ -230,7 +230,7 @@ class RolloutStorage:
         """Yield minibatches of rows [N, ...], copies, in a new order for each epoch; each epoch has each row once.
 
         Args:
-            num_mini_batches: minibatches per epoch, 1 to the number of rows; sizes differ by one at most.
+            num_mini_batches: minibatches per epoch, 1 to the number of rows; sizes differ by at most one.
             num_epochs: number of passes over the rows, >= 0.
 
         Yields:
@@ -238,7 +238,7 @@ class RolloutStorage:
 
         Raises:
             IncompleteError: there are no rows.
-            SpecError: a number out of range.
+            SpecError: a number is out of range.
         """
         real = self._real_rows()
         rows = np.arange(self.num_rows * self.num_envs)
@@ -254,15 +254,15 @@ class RolloutStorage:
         Errors: as in `mini_batch_generator`.
 
         Args:
-            num_mini_batches: minibatches per epoch, 1 to B; sizes differ by one environment at most.
+            num_mini_batches: minibatches per epoch, 1 to B; sizes differ by at most one environment.
             num_epochs: number of passes over the rows, >= 0.
             shuffle: whether to draw the environments of a minibatch at random; False keeps their order.
 
         Yields:
-            `MiniBatch` with observations [T, n, ...] of n trajectories, zeros behind them; `masks` [T, n], True on real
-            rows; `hidden_states` [layers, n, H] before the first step of each; the rest [T, b, ...] of b environments.
-            `unpad_trajectories` converts a network's outputs to [T, b, ...]. Without `shuffle`,
-            leaves are views of the storage or are shared by all minibatches: do not change them in place.
+            `MiniBatch` with observations [T, n, ...] of n trajectories, padded with zeros; `masks` [T, n], True on real
+            rows; `hidden_states` [layers, n, H] before the first steps; other fields [T, b, ...] of b environments.
+            `unpad_trajectories` converts a network's outputs to [T, b, ...]. Without `shuffle`, leaves are views of the
+            storage, or all minibatches share them: do not change them in place.
         """
         batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs)
         return batches.recurrent(find(self._arrays, self._ends()), shuffle=shuffle)
@@ -277,11 +277,11 @@ class RolloutStorage:
         return self._in_time("dones") | self._in_time("cuts")
 
     def _real_rows(self) -> Any:
-        """Return [T, B, 1] which rows are training data, in the order of time; None if all are."""
+        """Return [T, B, 1] flags of rows that are training data, in the order of time; None for all rows."""
         return self._in_time("mask") != 0 if "mask" in self._written else None
 
     def _zeros(self, num_rows: int) -> dict[str, Any]:
-        """Return new rows of all columns, None for columns that the storage does not have."""
+        """Return new rows by column; None for columns that the storage does not have."""
         return dict(self._arrays.columns(self._shapes, (num_rows, self.num_envs)))
 
     def _read(self, transition: storage_records.Transition) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class RolloutStorage:
 
     def _append(self, row: dict[str, Any]) -> None:
         """Write a row, and advance to the next one."""
-        if "saved_hidden_states" in row.keys() - self._shapes:  # their shapes are not known before the first ones
+        if "saved_hidden_states" in row.keys() - self._shapes:  # the first states have their shapes
             shapes = map_present(lambda leaf: row_shapes("hidden_states", leaf[0]), row["saved_hidden_states"])
             self._shapes["saved_hidden_states"] = shapes
             self.saved_hidden_states = self._arrays.columns(shapes, (self._capacity, self.num_envs))
@@ -336,7 +336,7 @@ class RolloutStorage:
         self._written.add("cuts")
 
     def _put_final_values(self, values: Any) -> None:
-        """Set the values [B, R] that follow the newest row, where its episode continues."""
+        """Set the values [B, R] after the newest row, where its episode continues."""
         ended, known = self.dones[self._newest][:, 0] != 0, self.final_values[self._newest]
         self.final_values[self._newest] = self._arrays.where(ended, known, values)
 

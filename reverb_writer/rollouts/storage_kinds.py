@@ -1,4 +1,4 @@
-"""Storages that keep the newest rows of several rollouts, or have labels or next observations."""
+"""Storages with the newest rows of several rollouts, with labels, or with next observations."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FINAL = {"final_observations": "observations", "final_critic_observations": "cr
 
 
 class QueueRolloutStorage(RolloutStorage):
-    """A `RolloutStorage` in which new rows replace the oldest ones, once it has grown to its full size.
+    """A `RolloutStorage` that grows to its full size; from then on, new rows replace the oldest ones.
 
-    It grows at `clear()` if fewer than T rows are free, by at most T rows, until it has
-    floor(`buffer_dilation_ratio` T) rows. Once it is full, `step` is the oldest row. Rows are always read in the order
-    of time: returns, minibatches and statistics are those of all rows in the storage.
+    If fewer than T rows are free, `clear()` adds at most T rows, until the storage has
+    floor(`buffer_dilation_ratio` T) rows. Once it is full, `step` is the oldest row. Returns, minibatches and
+    statistics are computed from all rows in the storage, in the order of time.
 
         T = 4, ratio 1.5    rollout    rows written    size
                             1          0 1 2 3         4, then grows
@@ -70,7 +70,7 @@ class QueueRolloutStorage(RolloutStorage):
         return self._num_rows
 
     def clear(self) -> None:
-        """Begin a new rollout. Earlier rows are kept; the storage grows if it is smaller than its full size."""
+        """Begin a new rollout, keep earlier rows, and grow if necessary and possible."""
         extra = min(self._full_size - self._capacity, self.num_transitions_per_env)
         if extra and self._capacity - self.step < self.num_transitions_per_env:
             for name, rows in self._zeros(extra).items():
@@ -108,7 +108,7 @@ class ActionLabelRollout(QueueRolloutStorage):
     """A `QueueRolloutStorage` for imitation learning: transitions and minibatches have `action_labels`.
 
     Attributes:
-        action_labels: in the shape of the actions.
+        action_labels: labels, in the shape of the actions.
     """
 
     Transition = storage_records.LabelTransition
@@ -124,12 +124,12 @@ class SarsaRolloutStorage(RolloutStorage):
     """A `RolloutStorage` whose minibatches have next observations, always of the same episode.
 
     The next observation of a row is the observation of the next row, or `next_observations` of the newest transition.
-    Where an episode ended, it is `final_observations` of the transition, or if that is None the row's own observation:
-    never the first one of the next episode.
+    Where an episode ended, it is `final_observations` of the transition, or the row's own observation if that is None,
+    but never the first observation of the next episode.
 
     Attributes:
-        next_observations: in the shape of the observations.
-        next_critic_observations: in the shape of the critic's observations; None if the storage has none.
+        next_observations: next observations, in the shape of the observations.
+        next_critic_observations: the critic's next observations; None if the storage has no critic's observations.
     """
 
     Transition = storage_records.SarsaTransition

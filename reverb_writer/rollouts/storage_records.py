@@ -19,10 +19,10 @@
                          advantages, returns    R              advantages, returns
 
 A transition has leaves [B, ...] for B environments; trailing axes of size 1 may be left out. Its hidden states are
-[layers, B, H], as in PyTorch's recurrent networks: a pair for an LSTM, a pair of those for actor and critic; their
-column is [T, B, layers, H], and a minibatch has those of first rows, [layers, n, H]. `cuts` is not 0 in the last row
-of a window from `fill_from`: the row after it comes from other actors. `mask` is 0 in rows that are no training data;
-`is_real` exists if transitions have a mask, in minibatches that keep such rows.
+[layers, B, H], as in PyTorch's recurrent networks: a pair for an LSTM, a pair of pairs for actor and critic. Their
+column is [T, B, layers, H]; a minibatch has the states of first rows, [layers, n, H]. `cuts` is not 0 in the last row
+of a window from `fill_from`: the next row comes from other actors. `mask` is 0 in rows that are not training data.
+Minibatches that keep such rows have `is_real`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FLAGS: Final = ("dones", "truncated", "mask")
 """Flags; any non-zero value is stored as 1."""
 
 POLICY: Final = {"values", "actions_log_prob", "mu", "sigma"}
-"""Fields that either all transitions of a rollout have, or none."""
+"""Fields that must be set in all transitions of a rollout, or in none."""
 
 COLUMN_OF: Final = {
     "is_real": "mask",
@@ -61,7 +61,7 @@ COLUMN_OF: Final = {
     "next_obs": "next_observations",
     "next_critic_obs": "next_critic_observations",
 }
-"""The storage's names of fields of `Transition` or `MiniBatch`, where they differ."""
+"""The storage's column by field of `Transition` or `MiniBatch`, where the names differ."""
 
 
 @dataclass
@@ -72,21 +72,21 @@ class Transition:
         observations: the observations before the actions.
         critic_observations: the critic's observations, if the storage has them.
         actions: the actions taken.
-        rewards: [B, R], or [B] of a single one.
+        rewards: [B, R], or [B] if R is 1.
         dones: [B], not 0 where the episode ended with this step, for any reason.
         values: [B, R], values of the observations.
         actions_log_prob: [B], log-probability of each action.
         action_mean: mean of the distribution of actions.
-        action_sigma: standard deviation of that distribution.
-        hidden_states: states of recurrent networks before this step; None means zeros. A network without memory has
-            None in its place, in all steps and in the minibatches: `(states, None)`.
-        truncated: [B], not 0 where the episode was cut off, for example by a time limit. None for nowhere. Such a row
-            counts as done even if `dones` is 0.
-        final_values: [B, R], at truncated rows the values of the final observations, which environments that reset
-            themselves do not show in the next step; ignored elsewhere. None if not known.
-        mask: [B], 0 where the row is no training data: a step that only reset its environment, a boundary step,
-            padding. No advantage, mean or shuffled minibatch has it. A real row before it that is not done ends there,
-            and the values of the masked row follow it. None for real rows everywhere.
+        action_sigma: standard deviation of the distribution of actions.
+        hidden_states: states of recurrent networks before this step; None means zeros. For a network without memory
+            they are None in all steps and in the minibatches, as in `(states, None)`.
+        truncated: [B], not 0 where the episode was cut off, for example by a time limit; None for nowhere. A truncated
+            row counts as done even if `dones` is 0.
+        final_values: [B, R], values of the final observations at truncated rows, because an environment that resets
+            itself does not show them in the next step; ignored elsewhere. None if unknown.
+        mask: [B], 0 where the row is not training data: a step that only reset its environment, a boundary step,
+            padding; None if all rows are real. Advantages, means and shuffled minibatches leave masked rows out. A
+            trajectory that is not done ends before a masked row, whose values are the values after it.
     """
 
     observations: Any = None
@@ -111,10 +111,10 @@ class Transition:
 
 @dataclass
 class LabelTransition(Transition):
-    """A transition with the actions that an expert would have taken.
+    """A transition with the actions of an expert.
 
     Attributes:
-        action_labels: in the shape of the actions.
+        action_labels: the expert's actions, in the shape of the actions.
     """
 
     action_labels: Any = None
@@ -122,13 +122,13 @@ class LabelTransition(Transition):
 
 @dataclass
 class SarsaTransition(Transition):
-    """A transition with the observations after it; needed in the last row of a rollout and where an episode ended.
+    """A transition with the observations after it, needed in the last row of a rollout and where an episode ended.
 
     Attributes:
         next_observations: the next observations of the environments.
         next_critic_observations: the critic's next observations.
-        final_observations: at rows that are done, the last observations of the episode; ignored elsewhere. None if
-            not known.
+        final_observations: the last observations of the episode, at rows that are done; ignored elsewhere. None if
+            unknown.
         final_critic_observations: the critic's final observations.
     """
 
@@ -139,9 +139,9 @@ class SarsaTransition(Transition):
 
 
 class MiniBatch(NamedTuple):
-    """Part of a rollout; leaves [N, ...], or as `RolloutStorage.recurrent_mini_batch_generator` says.
+    """Part of a rollout; leaves [N, ...], or as in `RolloutStorage.recurrent_mini_batch_generator`.
 
-    Fields that the transitions did not have are None, and so are advantages and returns that were not computed.
+    Fields that the transitions did not have are None, as are advantages and returns that were not computed.
     `critic_obs` is `obs` if the storage has no critic's observations. `is_real` is the mask of the transitions, in
     minibatches of whole environments.
     """
