@@ -34,7 +34,19 @@ RULES = {
     "`of them`": r"\bof them\b",
 }
 # Packages of the client that have had a second reading, as have the server, the examples and the pages.
-READ_TWICE = {"cli", "client", "decoding", "local", "ray", "reading", "slices", "tables", "transitions", "writing"}
+READ_TWICE = {
+    "cli",
+    "client",
+    "decoding",
+    "local",
+    "ray",
+    "reading",
+    "slices",
+    "tables",
+    "transitions",
+    "transport",
+    "writing",
+}
 RULES_OF_SECOND_READING = {
     "a sentence begins with `Of`": BEGINNING + r"Of\b(?! (?:course|arrays))",
     "an adverb trails": r"\bat most(?=[.;:,)]|$)|,? too(?=[.;:)]|$)|\ball the same\b",
