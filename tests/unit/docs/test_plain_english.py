@@ -39,6 +39,7 @@ READ_TWICE = {
     "client",
     "decoding",
     "local",
+    "protocol",
     "ray",
     "reading",
     "slices",
