@@ -255,7 +255,7 @@ def _column(path: str, leaf: Any) -> Any:
 
 
 def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, began_at: float) -> Samples:
-    """Return the samples of the next message, or raise the cause why none arrives. The wait began at `began_at`."""
+    """Return the samples of the next message, or raise the cause of a vain wait, which began at `began_at`."""
     pause_s = min(_LOOK_EVERY_S, left_s() / 4)
     while True:
         changed.clear()

@@ -252,7 +252,7 @@ class Delivery:
         return first is not None and last is not None and inserts_progress(first, last, self.flight.tables())
 
     def explain(self) -> str:
-        """Return the cause why items are not confirmed, as far as it is known."""
+        """Return the cause of missing confirmations, as far as it is known."""
         address, silence_s = self.channel.address, time.monotonic() - self.heard_at
         if self.loss is not None:
             return self.loss.explain()

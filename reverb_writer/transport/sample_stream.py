@@ -219,7 +219,7 @@ class SampleStream:
             self._changed()
 
     def explain(self, since: float) -> str:
-        """Return the known cause why no samples have arrived in a wait that began at `since`; for any thread."""
+        """Return the known cause of a wait for samples that began at `since`; for any thread."""
         answer, loss, asked_at = self.answer, self.loss, self.unanswered_since
         server, now = f"The server at {self._channel.address}", time.monotonic()
         if answer is None:

@@ -35,6 +35,7 @@ RULES = {
 }
 # Packages of the client that have had a second reading, as have the server, the examples and the pages.
 READ_TWICE = {
+    "accumulator",
     "cli",
     "client",
     "decoding",
