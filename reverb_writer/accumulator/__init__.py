@@ -1,1 +1,1 @@
-"""Data of several rates collected into one item: `TrajectoryAccumulator` and its timescales."""
+"""Collection of data of several rates into one item: `TrajectoryAccumulator`."""

@@ -1,4 +1,4 @@
-"""Collect data of several rates into one item: rows of a rollout, and values that exist once for all rows.
+"""Collect data of several rates into one item: rows of a rollout, and single values for all rows.
 
     example                                    capacity of the timescale       an `add` gives
     -----------------------------------------  ------------------------------  -----------------------------
@@ -7,7 +7,7 @@
     `capacities={name: N}`, leaves [...]       N: buffered, stored [N, ...]    row number `counts[name]`
     `capacities={name: None}`                  1: a single item                the leaves as they are
 
-Loads no gRPC until `insert` is called.
+Only `insert` loads gRPC.
 
 Source: Echo 0.1.1, `TrajectoryAccumulator`; docs/how-to/several-data-rates.md lists the differences.
 """
@@ -29,7 +29,7 @@ from reverb_writer.nests import check_same_leaves, flattener, map_present, named
 from reverb_writer.steps import leaf_spec
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
-_HELD = 65_504  # every floating dtype of NumPy holds smaller numbers
+_HELD = 65_504  # all floating dtypes of NumPy hold smaller numbers
 _FLAT = (np.ndarray, np.generic, bool, int, float)
 _LIKE = "as in the example"
 _ADVICE = "Round it yourself, choose another dtype in the example, or pass lossy_casts=True."
@@ -44,7 +44,7 @@ class NotADictError(SpecError, TypeError):
 class TrajectoryAccumulator:
     """Collect rows of several timescales, then return or insert them as one item.
 
-    Has the interface of Echo's class of the same name. Used from one thread at a time.
+    It has the interface of Echo's class of the same name. Use it from one thread at a time.
 
     >>> import numpy as np
     >>> example = {"step": {"reward": np.zeros(3, np.float32)}, "episode": {"length": np.int32(0)}}
@@ -68,12 +68,12 @@ class TrajectoryAccumulator:
         """Allocate the columns.
 
         Args:
-            example: a nest for each timescale; only dtypes and shapes of its leaves are used, so specs work too. None
-                is not a leaf, and stays None.
-            capacities: rows of each timescale, >= 1, or None for a single item: then `example` is what one `add` gives.
-                Without it, the shapes tell the capacities (see above).
-            lossy_casts: whether a value may be changed by NumPy's cast to the example's dtype, as 1.9 to the integer 1.
-                Rounding to the nearest float is no change, overflow to infinity is.
+            example: a nest per timescale, of arrays or specs; only dtypes and shapes of the leaves are used. None is
+                not a leaf, and remains None.
+            capacities: rows of each timescale, >= 1, or None for a single item; then `example` has the data of one
+                `add`. Without this argument, the shapes give the capacities (see above).
+            lossy_casts: whether NumPy's cast to the example's dtype may change a value, such as 1.9 to the integer 1.
+                Rounding to the nearest float is no change; overflow to infinity is one.
 
         Raises:
             NotADictError: `example` is not a dict; a `TypeError`.
@@ -97,12 +97,12 @@ class TrajectoryAccumulator:
 
     @property
     def capacities(self) -> dict[str, int]:
-        """Number of rows of each timescale when it is full."""
+        """Number of rows of each full timescale."""
         return {name: timescale.capacity for name, timescale in self._timescales.items()}
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of rows added since the last `build`, `insert` or `reset`, for each timescale."""
+        """Number of rows added to each timescale since the last `build`, `insert` or `reset`."""
         return {name: timescale.count for name, timescale in self._timescales.items()}
 
     @property
@@ -115,14 +115,14 @@ class TrajectoryAccumulator:
 
         Args:
             name: the timescale.
-            data: nest like the example's, without the dimension of rows, or with one of size 1. Copied; cast and
-                broadcast to the dtypes and shapes of the example.
+            data: nest like the example's, without the dimension of rows, or with this dimension of size 1. Copied; cast
+                and broadcast to the dtypes and shapes of the example.
 
         Raises:
             UnknownKeyError: no timescale has this name; a `KeyError`.
             OutOfRangeError: the timescale is full; an `IndexError`.
-            StructureError: `data` has other leaves, a shape that does not fit, or values that the dtype cannot hold;
-                names the leaf. Nothing changed.
+            StructureError: `data` has other leaves, an unsuitable shape, or values that the dtype cannot hold; names
+                the leaf. Nothing changed.
         """
         timescale = self._timescales.get(name)
         if timescale is None:
@@ -130,13 +130,13 @@ class TrajectoryAccumulator:
         timescale.add(data)
 
     def build(self, *, partial: bool = False) -> dict[str, Any]:
-        """Return the rows that were added, in the nest of the example and owned by the caller; start with no rows.
+        """Return the added rows in the nest of the example, owned by the caller; start again without rows.
 
-        Leaves of buffered timescales are [N, ...]. With `partial`, rows may be missing; they are zero then. `counts`,
-        read before, has how many rows exist.
+        Leaves of buffered timescales are [N, ...]. With `partial`, rows may be missing, and are zero; read `counts`
+        before to know the number of rows.
 
         Raises:
-            IncompleteError: rows are missing; names the timescales and how many. Nothing changed.
+            IncompleteError: rows are missing; names the timescales and numbers. Nothing changed.
         """
         self._check(partial=partial)
         built = {name: timescale.pack() for name, timescale in self._timescales.items()}
@@ -154,24 +154,24 @@ class TrajectoryAccumulator:
         partial: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Write the rows that were added as one item; once the server has it, start with no rows.
+        """Write the added rows as one item; when the server has it, start again without rows.
 
-        Columns are the leaves, in the order of dm-tree: N rows for a buffered timescale, a single value without time
-        for a single item, one row if its leaves are [1, ...]. Learners get the same nest, because the item
-        carries its spec; None in the example becomes an empty tuple.
+        Columns are the leaves, in dm-tree's order: N rows for a buffered timescale; for a single item one value without
+        time, or one row if all leaves are [1, ...]. Learners get the same nest because the item carries its spec; None
+        in the example becomes an empty tuple.
 
         Args:
-            client: an `rw.Client`; an address or a `reverb.Client` costs a connection with each call, unless
-                something else in the process has one to that address.
-            table: its name, or several.
-            priority: in each table, finite and >= 0.
+            client: an `rw.Client`; for an address or a `reverb.Client`, each call makes a connection unless the process
+                has one to this address.
+            table: name of the table, or several names.
+            priority: the item's priority in each table, finite and >= 0.
             partial: as for `build`.
             timeout_s: in seconds; None for the client's.
 
         Raises:
             IncompleteError: rows are missing. Nothing changed.
-            ReplayTimeoutError: the item was not confirmed in time. The rows are kept; if `insert` is called again, the
-                item may be written twice.
+            ReplayTimeoutError: the item was not confirmed in time. The rows are kept; another `insert` may write the
+                item twice.
             StructureError, SpecError, ServerUnavailableError: as for `Client.insert`. Nothing changed.
         """
         # It imports gRPC and protobuf, which `add` and `build` do not need.
@@ -190,7 +190,7 @@ class TrajectoryAccumulator:
         self.reset()
 
     def reset(self) -> None:
-        """Remove the rows that were added."""
+        """Remove the added rows."""
         for timescale in self._timescales.values():
             timescale.count = 0
 
@@ -209,10 +209,10 @@ class TrajectoryAccumulator:
 
 
 class _Timescale:
-    """Columns [N, ...], or [...] for a single item, that are filled row by row."""
+    """Columns [N, ...], or [...] for a single item, filled row by row."""
 
     def __init__(self, name: str, example: Any, capacity: Any, *, lossy: bool) -> None:
-        """Allocate the columns; `capacity` is None for a single item, and `...` to read it off the example's shapes."""
+        """Allocate the columns; `capacity` is None for a single item, `...` to take it from the example's shapes."""
         self.name = name
         self.count = 0
         self._policy = Fit.LOSSY if lossy else Fit.LOSSLESS
@@ -234,11 +234,11 @@ class _Timescale:
             rows = () if self.single else (self.capacity,)
         self.columns = [None if dtype is None else np.zeros(rows + shape, dtype) for dtype, shape in specs]
         first = 0 if self.single else 1
-        # Dtype and shape of each leaf of a row; None where the example has None.
+        # Dtype and shape of each leaf of a row; dtype None if the example has None.
         self._expected = [(None, ()) if leaf is None else (leaf.dtype, leaf.shape[first:]) for leaf in self.columns]
 
     def add(self, data: Any) -> None:
-        """Write the next row, or raise and change nothing: all of its leaves are checked before one is written."""
+        """Write the next row, or raise and change nothing: all leaves are checked before one is written."""
         count = self.count
         if count >= self.capacity:
             raise OutOfRangeError(
@@ -264,7 +264,7 @@ class _Timescale:
         self.count = count + 1
 
     def pack(self, none: Any = None) -> Any:
-        """Return the nest of columns, with zeros in missing rows, and with `none` where the example has None."""
+        """Return the nest of columns, with zeros in missing rows, and `none` instead of None in the example."""
         missing = ... if self.single else slice(self.count, None)
         for column in self.columns:
             if column is not None and self.count < self.capacity:
@@ -272,7 +272,7 @@ class _Timescale:
         return self._pack([none if column is None else column for column in self.columns])
 
     def without_time(self) -> Any:
-        """Return a nest of booleans: whether learners get the leaf without a dimension of rows."""
+        """Return a nest of booleans: whether learners get each leaf without the dimension of rows."""
         bare = self.single and any(column.shape[:1] != (1,) for column in self.columns if column is not None)
         return self._pack([() if column is None else bare for column in self.columns])
 
@@ -291,7 +291,7 @@ class _Timescale:
             wanted = "None" if dtype is None else f"an array of {dtype} {shape}"
             raise StructureError(f"{name}: {type(value).__name__}, expected {wanted} {_LIKE}.")
         array = np.asarray(value)
-        # Also integers, which `same_kind` would wrap, and 2.0, which it would refuse for an integer.
+        # `same_kind` casts would wrap integers, and refuse 2.0 for an integer.
         found = convert(array, dtype, name, self._policy, _ADVICE)
         if found is not None:
             row = np.empty(shape, dtype)
@@ -302,7 +302,7 @@ class _Timescale:
 
 
 def _guess(where: str, shapes: Sequence[tuple[int, ...]]) -> tuple[bool, int]:
-    """Return whether leaves of these shapes are a single item, and how many rows they have."""
+    """Return whether leaves of these shapes are a single item, and their number of rows."""
     if any(not shape for shape in shapes) or all(shape[0] == 1 for shape in shapes):
         return True, 1
     leading = [shape[0] for shape in shapes]

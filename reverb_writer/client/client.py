@@ -1,9 +1,9 @@
-"""The client of a replay server, or of several with the same tables.
+"""The client of one replay server, or of several servers with the same tables.
 
-Each server is a `Server`. Samples come from the servers in turn, inserts go to one server after the other, and every
-other call goes to all servers at once. Servers that the target says are lost are left out.
+Each server is a `Server`. Samples and inserts use the servers in turn; every other call is sent to all servers at once.
+Servers that are lost in the target are left out.
 
-Clients of one process with the same address and options share a connection, because gRPC's channels do.
+Clients of one process with the same address and options share a connection because gRPC's channels do.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _T = TypeVar("_T")
 
 
 class Client:
-    """A connection to a replay server, or one to each of several.
+    """A connection to one replay server, or to each of several.
 
-    Thread-safe. A context manager. Not usable in a forked child, where no other client can be made either if the
-    parent had a client or a `LocalServer` before the fork: start children with `spawn`.
+    Thread-safe. A context manager. A forked child cannot use it, and can make no other client if its parent had a
+    client or a `LocalServer` before the fork: start children with `spawn`.
 
     Attributes:
         connections: to the servers.
-        timeout_s: time-out of a call that gives none of its own, seconds.
+        timeout_s: default time-out of a call, in seconds.
 
     Example:
         with rw.Client("localhost:8000") as client:
@@ -58,21 +58,21 @@ class Client:
         use_proxy: bool = False,
         connect_timeout_s: float | None = None,
     ) -> None:
-        """Prepare the connections; they are made when they are first needed.
+        """Prepare the connections; the first call makes them.
 
         Args:
             replay: the address of a server, `host:port`, `unix:path` or `dns:host:port`; or a list of addresses of
                 servers with the same tables. For servers that may change: `file:PATH`, a `Target`, or any
-                `TargetSource`, whose first target the client waits for. Or an object with an address, such as a
+                `TargetSource`; the client waits for its first target. Or an object with an address, such as a
                 `LocalServer`, a `ReplayServer`, a `ReplayCluster` or a `reverb.Client`.
             tls: certificates; True for the system's; None or False for plain text.
-            token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
-            timeout_s: time-out of each call, seconds, > 0; a call also waits for a server that is not up yet.
-            use_proxy: whether `http_proxy` and the like in the environment are used.
-            connect_timeout_s: time-out of the constructor, which then waits for all servers, seconds; None not to wait.
+            token: bearer token of every call; needs `tls`, or a `unix:` address.
+            timeout_s: time-out of each call, in seconds, > 0; a call also waits for a server that is not up yet.
+            use_proxy: whether to use `http_proxy` and similar variables of the environment.
+            connect_timeout_s: time to wait here for all servers, in seconds; None not to wait.
 
         Raises:
-            SpecError: an argument can never work.
+            SpecError: an argument is invalid.
             ServerUnavailableError, ReplayTimeoutError: a server does not answer within `connect_timeout_s`, or the
                 source returns no target within that time or `timeout_s`.
         """
@@ -88,14 +88,11 @@ class Client:
                 raise
 
     def __getstate__(self) -> tuple[tuple[Any, ...], Target]:
-        """Return how to make a client of the same servers in another process; certificates are read there again.
-
-        It begins with the target of this client, so that it can be made while the source is gone.
-        """
+        """Return the arguments and the target: another process can make a client while the source is unavailable."""
         return self._arguments, self.target
 
     def __setstate__(self, state: tuple[tuple[Any, ...], Target]) -> None:
-        """Prepare the connections."""
+        """Prepare the connections; certificates are read again."""
         self._arguments, target = state
         source, tls, token, timeout_s, use_proxy = self._arguments
 
@@ -109,7 +106,7 @@ class Client:
 
     @property
     def target(self) -> Target:
-        """The last target that the source has returned."""
+        """The newest target of the source."""
         return self.connections.target
 
     @property
@@ -119,29 +116,29 @@ class Client:
 
     @property
     def address(self) -> str:
-        """The server's address, as given; several with commas between them."""
+        """The servers' addresses, as given, separated by commas."""
         return self.connections.address
 
     @property
     def server_address(self) -> str:
-        """The same, by the name that `reverb.Client` has for it."""
+        """Same as `address`; `reverb.Client` has this name."""
         return self.address
 
     def server_info(self, timeout_s: float | None = None) -> dict[str, TableInfo]:
         """Return the server's tables by name.
 
-        Tables of several servers are added up, bounds of rate limiters included; `TableInfo.servers` has each one's.
+        Numbers of several servers are added, also the bounds of rate limiters; `TableInfo.servers` has each server's.
         `client.server_info()["replay"].as_scalars("replay/")` is one flat dict of numbers for a logger of metrics.
 
         Raises:
             ServerUnavailableError: nothing answers at the address within the time-out.
-            ReplayTimeoutError: the server holds the connection but does not answer.
+            ReplayTimeoutError: the server is connected but does not answer.
         """
         infos = self._all(lambda shard, deadline: shard.request_info(deadline.timeout_s), timeout_s)
         return merge_tables([info.tables for info in infos])
 
     def __repr__(self) -> str:
-        """Return the servers' addresses; does not ask them."""
+        """Return the addresses, without a call."""
         return f"<Client of {self.address}{' (closed)' if self.connections.is_closed else ''}>"
 
     def insert(
@@ -152,51 +149,52 @@ class Client:
         *,
         squeeze: Any = None,
     ) -> None:
-        """Write one item, and return when the server has it. An insert that waits does not block another one.
+        """Write one item, and return when the server has it. A waiting insert does not block others.
 
-        A dict or a named tuple comes back as such, because the item carries its spec. A list of columns comes back as
-        a tuple. Several servers get items in turn; one that does not answer is left out.
+        A dict or a named tuple is sampled as such because the item carries its spec; a list of columns is sampled as
+        a tuple. Several servers get items in turn; a server that does not answer is left out.
 
         Args:
-            data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis
-                is added, as `reverb.Client.insert` does: for a single value pass `value[None]`.
-            priorities: the tables that get the item, and its priority in each, finite and >= 0.
+            data: nest whose leaves are arrays [T_i, ...]; leaves may differ in length, T_i >= 1. Unlike
+                `reverb.Client.insert`, no time axis is added: for a single value pass `value[None]`.
+            priorities: the item's priority in each table that gets it, finite and >= 0.
             timeout_s: in seconds; None for the client's.
-            squeeze: nest of booleans like `data`: leaves that are one value, [...] without time; None for none.
+            squeeze: nest of booleans like `data`; true for a leaf of one value, [...] without time; None for no leaf.
 
         Raises:
             SpecError: `priorities` is empty, or a priority is invalid.
-            StructureError: an unknown table, no leaf, a leaf without steps, or one that does not match a table's
+            StructureError: an unknown table; no leaf; or a leaf that has no steps or does not match a table's
                 signature. Nothing changed.
-            ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
-                it may still be inserted.
-            ServerUnavailableError: not confirmed in time, because there is no connection to the server.
+            ReplayTimeoutError: not confirmed in time; names the cause. The item is not sent again, but the server may
+                still insert it.
+            ServerUnavailableError: not confirmed in time because the server cannot be reached.
             ClosedError: another thread has closed the client.
         """
         deadline = self._deadline(timeout_s)
         self._next(deadline).insert(data, priorities, deadline, squeeze=squeeze)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
-        """Sample items one after the other, each as the nest of the table's signature, else of the item's own spec.
+        """Sample items one by one; the data are the nest of the table's signature, or else of the item's own spec.
 
-        Several servers are sampled as if one had all items, if the table is uniform or prioritized; other tables in
-        turns. From a prioritized table with `max_times_sampled` in proportion to sizes. Servers that do not answer
-        within two seconds, while another does, are left out; so are those that hand out nothing now, unless none does.
-        From a table with `max_times_sampled` only items that are ready are requested: one that came late would be lost.
+        A uniform or prioritized table on several servers is sampled as if one server had all items; servers of other
+        tables take turns. Servers of a prioritized table with `max_times_sampled` are drawn in proportion to sizes.
+        If another server answers, servers that are silent for two seconds are left out. If another server has samples
+        now, servers without samples are left out. From a table with `max_times_sampled` only ready items are
+        requested, because a late one would be lost.
 
         Args:
             table: its name.
             num_samples: number of samples, >= 1.
-            timeout_s: for all waits for the server together, in seconds; None for the client's. The time that the
-                caller takes between two samples does not count.
+            timeout_s: sum of all waits for servers, in seconds, without the time that the caller takes between two
+                samples; None for the client's.
 
         Returns:
-            The samples, as an iterator. It raises all errors below but the first.
+            An iterator over the samples. It raises all errors below except the first.
 
         Raises:
             SpecError: an argument is invalid.
-            ClosedError: the client is closed, or this is a forked child, also between two samples.
-            ReplayTimeoutError: not all came in time; says why.
+            ClosedError: the client is closed, or this is a forked child.
+            ReplayTimeoutError: not all samples arrived in time; names the cause.
             UnsafeDataError, FormatError: a sample must not or cannot be decoded.
         """
         num_samples = integer("num_samples", num_samples, minimum=1)
@@ -209,7 +207,7 @@ class Client:
         return self._without_callers_time(samples, deadline, time.monotonic())
 
     def _without_callers_time(self, samples: Iterator[Sample], deadline: Deadline, left_at: float) -> Iterator[Sample]:
-        """Yield the samples; the deadline moves by the time that the caller takes, from `left_at` on."""
+        """Yield the samples; extend the deadline by the time that the caller takes, which began at `left_at`."""
         deadline.extend(time.monotonic() - left_at)
         for sample in samples:
             left_at = time.monotonic()
@@ -224,17 +222,17 @@ class Client:
         deletes: Sequence[int] = (),
         timeout_s: float | None = None,
     ) -> None:
-        """Change priorities and delete items; keys that the table does not have are ignored by the server.
+        """Change priorities and delete items; the server ignores keys that are not in the table.
 
         Args:
             table: its name.
-            updates: new priority, finite and >= 0, by key.
+            updates: new priorities by key, finite and >= 0.
             deletes: keys of items to remove.
             timeout_s: in seconds; None for the client's.
 
         Raises:
             SpecError: a key or a priority is invalid. Nothing changed.
-            StructureError: there is no such table.
+            StructureError: the table does not exist.
         """
         checked = {check_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
         keys = [check_key(key) for key in deletes]
@@ -245,13 +243,13 @@ class Client:
         self._all(lambda shard, deadline: shard.reset(table, deadline), timeout_s)
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
-        """Have the server write a checkpoint; return its path on the server's machine, one a line of several."""
+        """Have each server write a checkpoint; return the path on its machine, one line per server."""
         return "\n".join(self._all(lambda shard, deadline: shard.checkpoint(deadline), timeout_s))
 
     def close(self) -> None:
         """Close the connections. Idempotent, also after an interrupt; does nothing in a forked child.
 
-        An `insert` of another thread that is under way raises `ClosedError`.
+        An `insert` that waits in another thread raises `ClosedError`.
         """
         self.connections.close()
 
@@ -262,7 +260,7 @@ class Client:
         self.close()
 
     def _all(self, verb: Callable[[Server, Deadline], _T], timeout_s: float | None) -> list[_T]:
-        """Ask all servers at once and return the answers in their order; raises as `on_all`."""
+        """Call all servers at once, and return the results in the servers' order; raises as `on_all`."""
         deadline = self._deadline(timeout_s)
         return on_all(self.connections.in_state("up", "draining"), lambda shard: verb(shard, deadline))
 
@@ -270,17 +268,15 @@ class Client:
         return Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
     def _next(self, deadline: Deadline) -> Server:
-        """Return the server whose turn it is, or the first after it that answers; if none does, that one."""
+        """Return the server whose turn it is, or the next one that answers; if none answers, the first."""
         shards, turn = self.connections.in_state("up"), next(self._turns)
         return first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))], deadline)
 
 
 def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
-    """Return a client for a `replay` argument, and whether it was made here, for the caller to close.
+    """Return a client for a `replay` argument, and whether it is new, so that the caller must close it.
 
-    Args:
-        client: a `Client`, or what `Client` takes.
-        timeout_s: for a client made here; None for the default.
+    `timeout_s` is the time-out of a new client; None for the default.
     """
     if isinstance(client, Client):
         return client, False
@@ -288,7 +284,7 @@ def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool
 
 
 def only_server(client: Client) -> Server:
-    """Return the server of a client that must not have several; raise `SpecError` if it has."""
+    """Return the only server of a client; raise `SpecError` if it has several."""
     client.connections.check_usable()
     if len(client.shards) > 1:
         raise SpecError(f"this is for a client of one server, got {client.address}. Make a client of one server.")

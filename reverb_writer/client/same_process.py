@@ -1,11 +1,11 @@
 """State that observers and learners of one process share, and the end of observers that were not closed.
 
-A learner that waits for samples has the complete windows sent that observers of its process still hold: it may wait for
-just these. When the interpreter ends, observers deliver for up to two seconds; in a forked child they are refused.
+A learner that lacks samples makes the observers of its process send the complete windows that they hold: it may wait
+for these. When the interpreter ends, observers deliver for up to two seconds. In a forked child they refuse steps.
 
-`priority="max"` gives new items the largest priority that this process has set in their tables. It is 1 before a larger
-one is set, and it never falls, until `Client.reset` empties the table. It does not follow the updates of other
-processes: an actor that runs apart from its learner computes priorities, or takes a number that the learner publishes.
+`priority="max"` gives new items the largest priority that this process has set in their tables, at least 1. It never
+falls until `Client.reset` empties the table. Updates of other processes do not change it: an actor in another process
+than its learner computes priorities, or uses a number that the learner publishes.
 
 Source: Schaul et al. 2016, Prioritized Experience Replay, algorithm 1.
 """
@@ -25,16 +25,16 @@ from typing import Any
 from reverb_writer.transport import loop  # before `atexit.register` below, so that observers deliver before it ends
 
 _FIRST_PRIORITY = 1.0
-_SLACK_S = 0.5  # how much longer than a sender delivers
+_SLACK_S = 0.5  # time to wait after the time-out of a sender
 
-# By id, what holds complete windows for a while, to send many together. No WeakSet: one that another thread adds to
-# cannot be iterated over.
+# By id: senders, which hold complete windows to send many together. It is no WeakSet: iteration over a WeakSet fails
+# when another thread adds to it.
 _senders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _largest: dict[tuple[str, str], float] = {}  # by address and table
 
 
 def add_sender(sender: Any) -> None:
-    """Have `sender.send_due()` called when a learner lacks samples; it must not raise or wait. Holds no reference."""
+    """Call `sender.send_due()` when a learner lacks samples; it must not raise or wait. Keeps a weak reference."""
     _senders[id(sender)] = sender
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
@@ -47,7 +47,7 @@ def _living() -> list[Any]:
 
 
 def send_due() -> None:
-    """Send the due windows of every observer."""
+    """Send the due windows of all observers."""
     for sender in _living():
         sender.send_due()
 
@@ -65,7 +65,7 @@ def _end() -> None:
 
 def _after_fork() -> None:
     for sender in _living():
-        sender.ring.granted = -1  # each step takes the slow path, where it is refused
+        sender.ring.granted = -1  # each step takes the slow path, which refuses it
 
 
 if hasattr(os, "register_at_fork"):
@@ -73,16 +73,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def note_priority(address: str, table: str, priority: float) -> None:
-    """Note a priority that was set. Of two threads at once, one may not be noted: the next update makes up for it."""
+    """Note a priority that was set. A race of two threads may lose one, until the next update."""
     if priority > _largest.get((address, table), _FIRST_PRIORITY):
         _largest[address, table] = priority
 
 
 def forget_priorities(address: str, table: str) -> None:
-    """Begin again, because the table is empty."""
+    """Forget the largest priority because the table is empty."""
     _largest.pop((address, table), None)
 
 
 def largest_priority(address: str, tables: Sequence[str]) -> float:
-    """Return the largest priority noted of any of some tables."""
+    """Return the largest noted priority of all given tables."""
     return max(_largest.get((address, table), _FIRST_PRIORITY) for table in tables)

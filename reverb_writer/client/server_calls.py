@@ -1,4 +1,4 @@
-"""One server: one connection, its verbs."""
+"""One server: its connection and its verbs."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ from reverb_writer.transport.sample_stream import Limit, SampleStream
 
 _LOG = logging.getLogger(__package__)
 
-_LOOK_EVERY_S = 0.2  # why no sample comes
-_MAX_IN_FLIGHT = 2048  # samples; more are requested when half have come
+_LOOK_EVERY_S = 0.2  # interval of questions for the cause of a wait
+_MAX_IN_FLIGHT = 2048  # samples; more are requested when half have arrived
 _CACHE_BYTES = 64 << 20  # limit of a table's decoded chunks; one larger sample may exceed it
 
 
 class Sample(NamedTuple):
-    """An item as it was sampled.
+    """A sampled item.
 
     Attributes:
-        data: the table's nest, or a tuple of columns where its structure is not known; leaves [T, ...], owned by
-            the caller.
+        data: the table's nest, or a tuple of columns if its structure is unknown; leaves [T, ...], owned by the caller.
         info: key, priority, probability, table size and times sampled.
     """
 
@@ -57,14 +56,14 @@ class Sample(NamedTuple):
 
 
 class Server:
-    """One of the servers of a `Client`, which documents the verbs. Thread-safe."""
+    """A server of a `Client`, which documents the verbs. Thread-safe."""
 
     def __init__(self, shard: Shard, channel: Channel, timeout_s: float) -> None:
-        """Take a connection, which is this object's alone from now on."""
-        self.shard = shard  # what the client's target says of the server
-        self.channel = channel  # the connection; it stays when the server has another address
-        self.timeout_s = timeout_s  # time-out of calls that give none, seconds
-        self._assemblers: dict[str, BatchAssembler] = {}  # by table, none that is in use: they know its chunks
+        """Take the ownership of a connection."""
+        self.shard = shard  # the server's entry in the client's target
+        self.channel = channel  # the connection; another address does not replace it
+        self.timeout_s = timeout_s  # default time-out of calls, in seconds
+        self._assemblers: dict[str, BatchAssembler] = {}  # unused ones by table, with decoded chunks of the table
 
     @property
     def address(self) -> str:
@@ -73,17 +72,17 @@ class Server:
 
     @property
     def name(self) -> str:
-        """The shard's name, which stays when its address changes."""
+        """The shard's name; it remains when the address changes."""
         return self.shard.name
 
     def follow(self, shard: Shard) -> None:
-        """Take what the newest target says; connect to another address if it says so."""
+        """Take the server's entry in the newest target; connect to its address if that is another one."""
         if shard.address != self.shard.address:
             self.channel.redirect(shard.address)
         self.shard = shard
 
     def request_info(self, timeout_s: float | None = None) -> ServerInfo:
-        """Return the tables together with the identity of the server's process."""
+        """Return the tables and the identity of the server's process."""
         return self.channel.server_info(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
     def insert(
@@ -94,7 +93,7 @@ class Server:
         *,
         squeeze: Any = None,
     ) -> None:
-        """Write one item, and return when the server has it; it carries its spec if the columns have names."""
+        """Write one item, and return when the server has it; the item carries its spec if the columns have names."""
         if not priorities:
             raise SpecError("`priorities` must name at least one table, got none.")
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
@@ -124,10 +123,9 @@ class Server:
         insert_items(self.channel, request, deadline.left_s(), is_checked=True)
 
     def sample(self, table: str, num_samples: int, deadline: Deadline) -> Iterator[Sample]:
-        """Sample items one after the other; an error says what they wait for.
+        """Sample items one by one; an error names the cause of the wait.
 
-        The deadline bounds each wait: a caller that extends it by the time between two samples has only the waits
-        counted. So the stream has no deadline of its own.
+        The deadline bounds each wait. The caller may extend it between two samples, so the stream has no deadline.
         """
         num_used = num_read = 0
 
@@ -174,7 +172,7 @@ class Server:
     def mutate_priorities(
         self, table: str, updates: Mapping[int, float], deletes: Sequence[int] = (), *, deadline: Deadline
     ) -> None:
-        """Change priorities and delete items; both are checked by the caller."""
+        """Change priorities and delete items, both checked by the caller."""
         request = messages.MutatePrioritiesRequest(
             table=table,
             updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in updates.items()],
@@ -190,7 +188,7 @@ class Server:
         forget_priorities(self.address, table)
 
     def checkpoint(self, deadline: Deadline) -> str:
-        """Have the server write a checkpoint when it answers, once; return its path on the server's machine."""
+        """Wait until the server answers, have it write one checkpoint, and return the path on its machine."""
         try:
             self.request_info(deadline.left_s())
             reply = self.channel.start(messages.CHECKPOINT, b"", deadline.left_s()).result()
@@ -208,7 +206,7 @@ class Server:
     def _call(self, method: str, request: Any, deadline: Deadline) -> bytes:
         try:
             return self.channel.call(method, request.SerializeToString(), deadline.left_s())
-        except StructureError:  # there is no such table: this error names those that there are
+        except StructureError:  # the table does not exist: the next error names the existing tables
             check_tables_exist([request.table], self.request_info(deadline.left_s()), self.address)
             raise
 
@@ -220,9 +218,9 @@ def one_item(
     spec: bytes = b"",
     key: int | None = None,
 ) -> InsertRequest:
-    """Encode one item a table over one chunk of columns [T_i, ...]; scalar ones have one row.
+    """Encode one item per table over one chunk of columns [T_i, ...]; scalar columns have one row.
 
-    `spec` is a `spec_tensor`, or empty. The items' keys follow the `key` of the first one; None to draw it.
+    `spec` is a `spec_tensor`, or empty. The items' keys are `key`, `key` + 1, ...; if it is None, the first is random.
     """
     chunk_key, first_key, episode_id = (secrets.randbits(KEY_BITS) for _ in range(3))
     first_key = first_key if key is None else key
@@ -257,7 +255,7 @@ def _column(path: str, leaf: Any) -> Any:
 
 
 def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, began_at: float) -> Samples:
-    """Return the samples of the next message, which was waited for since `began_at`; or raise why none came."""
+    """Return the samples of the next message, or raise the cause of a vain wait, which began at `began_at`."""
     pause_s = min(_LOOK_EVERY_S, left_s() / 4)
     while True:
         changed.clear()
@@ -273,7 +271,7 @@ def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, bega
 
 
 def _decoded(assembler: BatchAssembler, samples: Samples) -> Iterator[tuple[list[Any], SampleInfo, bytes]]:
-    """Yield the columns, the info and the encoded spec of each sample; the spec is empty if there is none."""
+    """Yield the columns, the info and the encoded spec of each sample; an item without a spec gives an empty one."""
     while samples:
         if errors := assembler.add(samples):
             raise errors[0]

@@ -1,12 +1,12 @@
 """The connections of a client, which follow its target, and calls to all servers at once.
 
-source -> look_up(), now and then and when a shard is unreachable -> Target -> a Server for each shard
+source -> look_up(), every five seconds and when a shard is unreachable -> Target -> a Server per shard
 
-While the source cannot tell anything, or what it tells cannot be followed, the last target stays. A shard that has
-another address keeps its connection's object, so streams that it carries connect to the new address by themselves.
+If the source fails or its target is invalid, the client keeps the last target. When a shard's address changes, its
+connection object remains, so the streams of the connection reach the new address by themselves.
 
-A connection to a shard that has left the target is closed when nothing refers to it any more: an observer that waits
-for confirmations and a dataset that reads what is under way still do, until they have turned to other shards.
+The connection to a shard that has left the target is closed when nothing refers to it. Observers that wait for
+confirmations, and datasets that read samples in flight, refer to it until they use other shards.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _T = TypeVar("_T")
 _LOG = logging.getLogger(__package__)
 
 LOG_EVERY_S = 10.0  # while a call waits
-_ANSWER_WITHIN_S = 2.0  # each of several servers
+_ANSWER_WITHIN_S = 2.0  # time for an answer, if there are several servers
 _RETRY_S = 0.1
 _REFRESH_S = 5.0
-_NOT_BEFORE_S = 0.5  # from one question to the next, however many shards are unreachable
+_NOT_BEFORE_S = 0.5  # least time between two questions to the source
 _LOOK_UP_TIMEOUT_S = 10.0
 
 
@@ -43,28 +43,28 @@ class ServerSet:
     """A connection for each shard of a target. Thread-safe.
 
     Attributes:
-        source: what tells the target.
-        target: the newest that it has told.
-        shards: the connections, in the order of the target; another tuple when the target changes.
+        source: of targets.
+        target: the newest target of the source.
+        shards: the connections, in the order of the target; a new target makes a new tuple.
     """
 
     def __init__(self, source: TargetSource, target: Target, connect: Callable[[Shard], Server]) -> None:
         """Prepare the connections to the first `target`; follow the source, unless it is a fixed target."""
         self.source, self.target, self._connect = source, target, connect
         self._lock = threading.Lock()
-        # By name; those of earlier targets as long as anything uses them, as a shard may come back.
+        # By name, also of earlier targets while anything uses them, because a shard may return.
         self._known: weakref.WeakValueDictionary[str, Server] = weakref.WeakValueDictionary()
         self._closed, self._wanted = Flag(), Flag()
         self._trouble: str | None = None  # why the newest target is not followed
         self.shards = self._connections_of(target)
         if not isinstance(source, Target):
-            # The thread must not keep a client alive that is not used any more.
+            # The thread must not keep an unused client alive.
             follow = functools.partial(_follow, weakref.ref(self), self._closed, self._wanted)
             start_thread(follow, "reverb-writer-target")
 
     @property
     def address(self) -> str:
-        """The servers' addresses, with commas between them."""
+        """The servers' addresses, separated by commas."""
         return ",".join(shard.address for shard in self.shards)
 
     @property
@@ -74,44 +74,44 @@ class ServerSet:
 
     @property
     def may_have_several(self) -> bool:
-        """Whether there are several servers, or may be several later."""
+        """Whether there are several servers now, or may be later."""
         return len(self.shards) > 1 or not isinstance(self.source, Target)
 
     def check_usable(self) -> None:
-        """Raise ClosedError if the connections are closed, or belong to a parent process; it says what to do."""
+        """Raise ClosedError if the connections are closed, or belong to a parent process."""
         if self.is_closed:
             raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
         for shard in self.shards:
             shard.channel.check_usable()
 
     def in_state(self, *states: ShardState) -> Sequence[Server]:
-        """Return the servers in one of these states, all if none is; raises as `check_usable`."""
+        """Return the servers in one of these states, or all if no server is; raises as `check_usable`."""
         self.check_usable()
         return [shard for shard in self.shards if shard.shard.state in states] or self.shards
 
     def refresh_soon(self) -> None:
-        """Have the source asked soon, because a shard is unreachable. Does not wait."""
+        """Ask the source soon because a shard is unreachable. Does not wait."""
         self._wanted.set()
 
     def refresh(self) -> None:
-        """Ask the source, and follow what it tells; if that cannot be done, say why, once, and try again next time."""
+        """Ask the source and follow its target; if that fails, log each new cause once."""
         try:
             target = _look_up(self.source, _LOOK_UP_TIMEOUT_S)
             self._take(target)
         except Exception as error:  # noqa: BLE001  # a caller's source may raise anything, and nothing is to stop
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                _LOG.warning("No new target: %s The client goes on with %s.", error, _text(self.target))
+                _LOG.warning("No new target: %s The client keeps %s.", error, _text(self.target))
             return
         if self._trouble is not None:
             self._trouble = None
-            _LOG.info("The target is told again: %s.", _text(target))
+            _LOG.info("The source returns a target again: %s.", _text(target))
 
     def close(self) -> None:
         """Close the connections. Idempotent; does nothing in a forked child."""
         self._closed.set()
         self._wanted.set()
-        for reference in self._known.valuerefs():  # a list: the thread that follows the source may add one
+        for reference in self._known.valuerefs():  # a list, because the thread may add a connection meanwhile
             if (connection := reference()) is not None:
                 connection.close()
 
@@ -122,7 +122,7 @@ class ServerSet:
             _LOG.info("The target has changed: %s.", _text(target))
             self.shards = self._connections_of(target)
             self.target = target
-        if self.is_closed:  # meanwhile
+        if self.is_closed:  # since the call began
             self.close()
 
     def _connections_of(self, target: Target) -> tuple[Server, ...]:
@@ -138,7 +138,7 @@ class ServerSet:
 
 
 def first_target(source: TargetSource, deadline: Deadline) -> Target:
-    """Ask a source until it tells a target; raises what the source raises, if that goes on until the deadline."""
+    """Ask a source until it returns a target; at the deadline, raise the source's error."""
     if isinstance(source, Target):
         return source
     with logged(lambda: f"waiting for the target of {source}"):
@@ -183,9 +183,9 @@ def _text(target: Target) -> str:
 
 
 def on_each(shards: Sequence[Server], verb: Callable[[Server], _T]) -> tuple[dict[Server, _T], dict[Server, Exception]]:
-    """Do something on all shards at once; return the results, and the unreachable shards with the reasons.
+    """Call all shards at once; return the results, and the errors of unreachable shards.
 
-    Raises the first other error, once all are done.
+    Any other error is raised when all calls have ended; the first one if several fail.
     """
     outcomes = {shard: in_background(functools.partial(verb, shard)) for shard in shards}
     for outcome in outcomes.values():
@@ -201,9 +201,9 @@ def on_each(shards: Sequence[Server], verb: Callable[[Server], _T]) -> tuple[dic
 
 
 def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
-    """Do something on all shards at once; return what came of it, in their order.
+    """Call all shards at once, and return the results in the shards' order.
 
-    Raises the first error, once all are done; one of a shard that is reachable first.
+    The first error is raised when all calls have ended; errors of reachable shards have precedence.
     """
     if len(shards) == 1:
         return [verb(shards[0])]
@@ -214,10 +214,10 @@ def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
 
 
 def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, ServerInfo]:
-    """Return the tables of the shards that answer; of several, those that do within two seconds of a question to all.
+    """Return the tables of the shards that answer. Several shards have two seconds, and are asked until one answers.
 
-    All are asked again until one answers. Raises ServerUnavailableError if none does within `timeout_s` seconds, or
-    ReplayTimeoutError if there is only one, which is reached and does not answer.
+    Raises ServerUnavailableError if no shard answers within `timeout_s` seconds, or ReplayTimeoutError if the only
+    shard is connected but does not answer.
     """
     if len(shards) == 1:
         return {shards[0]: shards[0].request_info(timeout_s)}
@@ -235,7 +235,7 @@ def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, Server
 
 
 def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
-    """Return the first server that answers within two seconds, or half of the time that is left; else the first one."""
+    """Return the first server that answers within two seconds, or within half of the time left; else the first one."""
     for shard in shards if len(shards) > 1 else ():
         left_s = deadline.timeout_s - deadline.spent_s
         with contextlib.suppress(ServerUnavailableError, ReplayTimeoutError):
@@ -251,8 +251,8 @@ def _ask(shard: Server, timeout_s: float) -> ServerInfo:
 
 @contextlib.contextmanager
 def logged(describe: Callable[[], str]) -> Iterator[None]:
-    """Log every ten seconds for how long the block has been waiting, and for what: `describe` says it."""
-    # An interrupt may keep `done` from being set. Only this frame refers to `block`, so it is gone when the block is.
+    """Log the text of `describe` and the time spent in the block, every ten seconds."""
+    # An interrupt may keep `done` from being set. Only this frame refers to `block`, so `block` ends with the frame.
     done, block = Flag(), Flag()
     is_alive = weakref.ref(block)
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Names of replays on several servers: where they are, and which part of a table each has."""
+"""Names for replays on several servers: their addresses, and each server's share of a table."""
 
 from reverb_writer.client.targets import Shard, Target, TargetFile, TargetSource
 from reverb_writer.tables.shares import share_of

@@ -1,14 +1,14 @@
-"""Which servers are one replay: targets, and the sources that tell them.
+"""The servers of one replay: targets, and sources of targets.
 
-A target is a list of shards at one moment. Sources tell the newest: a fixed list, a file, or an object of your own,
-such as one that asks Ray.
+A target is a list of shards at one moment. A source returns the newest target. It is a fixed list, a file, or your own
+object, which may ask Ray.
 
-    source -> look_up() -> Target(shards) -> kept by each client, which goes on with it while the source is gone
+    source -> look_up() -> Target(shards) -> kept by each client while the source is unavailable
 
-The shard of an episode, or of a version of weights, is chosen by rendezvous hashing: each pair of a writer's name and a
-shard has a score, a hash of both, and the shard of the highest score is chosen. So every process computes the same
-without asking anyone. A shard that is added takes those writers for which its score is the highest, about 1 of n; one
-that is removed gives away its own. No other moves.
+The shard of an episode, or of a version of weights, is chosen by rendezvous hashing: the score of a shard for a writer
+is a hash of both names, and the shard with the highest score is chosen. So every process computes the same shard
+without communication. An added shard takes about 1 of n writers; a removed shard's writers are spread over the others.
+No other writer moves.
 
 Source: Thaler and Ravishankar 1998, Using name-based mappings to increase hit rates.
 """
@@ -40,9 +40,9 @@ class Shard:
     """One server of a target.
 
     Attributes:
-        name: it stays when the server starts again at another address.
+        name: constant, also when the server starts again at another address.
         address: `host:port`, `unix:path` or `dns:host:port`.
-        state: "up"; "draining" to be read, but not written any more; "lost" for neither.
+        state: "up"; "draining" for reads only; "lost" for neither reads nor writes.
 
     Raises:
         SpecError: an attribute is invalid.
@@ -67,10 +67,10 @@ class Target:
     """The shards of a replay at one moment; also a source that always returns itself. Picklable.
 
     Attributes:
-        shards: servers with the same tables and different names, at least one.
+        shards: at least one; servers with the same tables and different names.
 
     Raises:
-        SpecError: there is no shard, or two have one name.
+        SpecError: there is no shard, or two shards have the same name.
 
     >>> Target.of(["localhost:8000", "localhost:8001"]).shards[1]
     Shard(name='localhost:8001', address='localhost:8001', state='up')
@@ -86,10 +86,10 @@ class Target:
 
     @classmethod
     def of(cls, addresses: Sequence[str]) -> Target:
-        """Return the target of servers at fixed `addresses`, which are their names, too.
+        """Return the target of servers at fixed `addresses`, which are also the names.
 
         Raises:
-            SpecError: there is no address, two are the same, or a text cannot be an address.
+            SpecError: there is no address, two are equal, or one is invalid.
         """
         return cls(tuple([Shard(check_address(address), address) for address in addresses]))
 
@@ -113,10 +113,10 @@ class TargetSource(Protocol):
 
 @dataclass(frozen=True)
 class TargetFile:
-    """A file of shards, one per line: `address`, or `name address`, or `name address state`; `#` begins a comment.
+    """A file of shards, one per line: `address`, `name address` or `name address state`; `#` begins a comment.
 
-    Clients read the file every five seconds. To change it, write another file and rename it, because a client may read
-    a half-written file.
+    Clients read the file every five seconds. To change it, write another file and rename that: a client may read a
+    half-written file.
 
     Attributes:
         path: of the file.
@@ -128,10 +128,10 @@ class TargetFile:
         object.__setattr__(self, "path", os.path.abspath(os.fspath(self.path)))  # noqa: PTH100  # `~` is deliberately not expanded
 
     def look_up(self, timeout_s: float) -> Target:  # noqa: ARG002  # of the protocol; a file answers at once
-        """Return what the file says now, within any `timeout_s` seconds.
+        """Return the target in the file now, within any `timeout_s` seconds.
 
         Raises:
-            ServerUnavailableError: it cannot be read.
+            ServerUnavailableError: the file cannot be read.
             SpecError: a line is not a shard, or the file has no shard.
         """
         try:
@@ -157,10 +157,10 @@ class TargetFile:
 
 
 def source_of(address: Any) -> TargetSource:
-    """Return the source that a `replay` argument stands for.
+    """Return the source of a `replay` argument.
 
-    That is an address or several; `file:PATH`; a `Target` or another source; or an object with a `target()`, as a
-    `ReplayCluster`, an `address`, as a `LocalServer`, or a `server_address`, as a `reverb.Client`.
+    The argument is an address or a list of addresses; `file:PATH`; a `Target` or another source; or an object with a
+    `target()` (`ReplayCluster`), an `address` (`LocalServer`) or a `server_address` (`reverb.Client`).
 
     >>> source_of("file:/etc/replay/shards")
     TargetFile(path='/etc/replay/shards')
@@ -185,9 +185,9 @@ def source_of(address: Any) -> TargetSource:
 
 
 def rank_shards(writer: str, names: Iterable[str]) -> list[str]:
-    """Return the shards in the order in which a writer chooses them: the next one if those before are lost or full.
+    """Return the shards in the order of a writer's choice: each is used if all before it are lost or full.
 
-    The order depends on nothing but the arguments, not even on the order of the names.
+    The order depends only on the writer and the set of names.
 
     >>> rank_shards("actor-7", ["a", "b", "c"]), rank_shards("actor-7", ["c", "a"])
     (['a', 'c', 'b'], ['a', 'c'])
@@ -201,5 +201,5 @@ def rank_shards(writer: str, names: Iterable[str]) -> list[str]:
 
 
 def default_actor_id() -> str:
-    """Return an id that no other writer has: this machine, this process, and how many had one before in it."""
+    """Return a unique id of a writer: machine, process, and a number in the process."""
     return f"{socket.gethostname()}:{os.getpid()}:{next(_numbers)}"

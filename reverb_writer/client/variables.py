@@ -1,13 +1,13 @@
-"""Weights on their way from the learner back to the actors, through a table.
+"""Weights from the learner to the actors, through a table.
 
     learner: publish(nest) -> the table's only item -> actors: poll() at every step, latest() and wait() to wait
              finish()
 
-The first column of an item holds the nest's structure, so an actor needs no configuration, the version's number, and
-whether it is the last one.
+The first column of an item holds the nest's structure, the version's number, and a mark if the version is the last.
+So an actor needs no configuration.
 
-Of several servers one gets each version: the first in the rendezvous order of the table's name that answers. Readers
-compare each server's count of inserts with the count at which they have read it, and read only what has changed.
+One server gets a version: the first that answers, in the rendezvous order of the table's name. Readers read a server
+only if its count of inserts has changed since they last read it.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from reverb_writer.protocol.signatures import ArraySpec, decode_spec, encode_spe
 from reverb_writer.tables.table_info import check_tables_exist
 
 _LOG = logging.getLogger(__package__)
-_PAUSE_S = 0.1  # between two questions of a call that waits
-_LAST = b"last"  # marks the version after which there is none
+_PAUSE_S = 0.1  # between two questions of a waiting call
+_LAST = b"last"  # marks the last version
 
 _MAX_BYTES = 1_000_000_000  # of a nest
 
 _Count = tuple[int, int]
-"""A server's state id and its number of inserts: it differs after each publication, and after a restart."""
+"""A server's state id and its number of inserts: each publication and each restart changes it."""
 
 
 class _News(NamedTuple):
-    """The newest version that a look at the servers has brought."""
+    """The newest version on the servers at one moment."""
 
     seen: dict[str, _Count]  # by server: the count at which its version was read
-    version: int = 0  # 0 if there was none
+    version: int = 0  # 0 if nothing was published
     nest: Any = None  # None if there are no weights
     is_last: bool = False
 
@@ -68,14 +68,14 @@ class Variables:
 
     A version is a number that grows with each publication, also when the learner or a server starts again: the first
     number of a publisher is the time in milliseconds since 1970, and each further number is larger by one. Readers take
-    only a version with a larger number than the one that they have. So a table must have one publisher at a time.
+    only versions with larger numbers than their own. So a table must have one publisher at a time.
 
-    Of several servers one gets each version: the first, in an order that depends on the table's name alone, that is up
-    and answers. Readers look at all servers.
+    One of several servers gets a version: the first that is up and answers, in an order that depends only on the
+    table's name. Readers look at all servers.
 
     Attributes:
         version: number of the version that `publish`, `latest` or `poll` has last written or returned; 0 before the
-            first. An actor records it beside its actions, from which a dataset computes how old a sample's policy is.
+            first. If an actor records it with its actions, a dataset can compute the age of a sample's policy.
 
     Example:
         learner = rw.Variables("localhost:8000", "weights")
@@ -105,13 +105,13 @@ class Variables:
         Args:
             replay: a `Client`, or an address, addresses or an object that `Client` takes.
             table: name of the table.
-            timeout_s: time-out of a call, seconds; None for the client's.
-            interval_s: time between two questions of `poll` to the server, seconds, >= 0.
-            connect_timeout_s: time-out of the constructor, which waits for the server, seconds; None for `timeout_s`.
+            timeout_s: time-out of a call, in seconds; None for the client's.
+            interval_s: time between two questions of `poll` to the server, in seconds, >= 0.
+            connect_timeout_s: time to wait here for the server, in seconds; None for `timeout_s`.
 
         Raises:
             SpecError: a number is invalid.
-            StructureError: there is no such table, or it holds more than one item.
+            StructureError: the table does not exist, or may hold more than one item.
             ServerUnavailableError: no server answers within the time-out.
         """
         self._interval_s = check_wait(interval_s, "interval_s")
@@ -122,7 +122,7 @@ class Variables:
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
         self._question: Outcome[_News] | None = None  # the request of `poll` that is in flight
-        self._unread: _News | None = None  # what it has brought, for the next `poll`
+        self._unread: _News | None = None  # its answer, for the next `poll`
         self._is_finished = False
         self._seen: dict[str, _Count] = {}
         self._publishes_to: str | None = None
@@ -145,14 +145,14 @@ class Variables:
             raise
 
     def publish(self, nest: Any) -> int:
-        """Make a nest the newest version; returns when the server has it.
+        """Make a nest the newest version; return when the server has it.
 
         Args:
-            nest: of arrays, in dicts with keys of type `str`, lists, tuples and named tuples; 1 GB at most. Tensors may
-                have gradients and be on any device. Or a module of PyTorch, or what else has a `state_dict()`.
+            nest: arrays in dicts with keys of type `str`, lists, tuples and named tuples, at most 1 GB. Tensors may
+                have gradients and be on any device. Or a PyTorch module or another object with `state_dict()`.
 
         Returns:
-            The version's number. The number of a call that fails is not used again: a server may have got that version.
+            The version's number. The number of a failed call is not used again: a server may have that version.
 
         Raises:
             StructureError: Reverb cannot store the nest, or it is too large. Nothing changed.
@@ -161,10 +161,10 @@ class Variables:
         return self._publish(nest.state_dict() if hasattr(nest, "state_dict") else nest)
 
     def finish(self) -> None:
-        """Say that the run has ended: `finished` becomes true, and `wait` returns None.
+        """End the run: `finished` becomes true, and `wait` returns None.
 
-        The newest version is published once more, under a larger number and marked as the last one, so actors that
-        start late still get weights. A `publish` after that begins a new run.
+        The newest version is published again, with a larger number and marked as the last one, so actors that start
+        late still get weights. A later `publish` begins a new run.
 
         Raises:
             ReplayTimeoutError, ServerUnavailableError: not confirmed in time.
@@ -178,7 +178,7 @@ class Variables:
         if num_bytes > _MAX_BYTES:
             raise StructureError(f"a nest of {num_bytes} bytes, expected at most {_MAX_BYTES}. Publish it in parts.")
         encoded = encode_spec(tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves]))
-        with self._lock:  # taken for good, also if this fails: a server may have the version all the same
+        with self._lock:  # the number is used up even if this fails, because a server may have the version
             first = 0 if self._last_number else time.time_ns() // 1_000_000
             version = self._last_number = max(newest + 1, self._last_number + 1, self.version + 1, first)
         structure = np.array([encoded, str(version).encode(), *([_LAST] if is_last else [])], object)
@@ -197,16 +197,16 @@ class Variables:
         """Return the newest version; wait for the first one.
 
         Args:
-            timeout_s: seconds to wait at most; None for the object's.
+            timeout_s: time-out, in seconds; None for the object's.
 
         Returns:
-            The nest, its leaves owned by the caller. A trajectory comes as `Trajectory`.
+            The nest, its leaves owned by the caller. A trajectory is returned as a `Trajectory`.
 
         Raises:
-            ReplayTimeoutError: nothing was published in time, or the servers that answer have only versions older than
-                that of `version`.
+            ReplayTimeoutError: nothing was published in time, or all answering servers have older versions than
+                `version`.
             FinishedError: the run has ended, and nothing was published in it.
-            FormatError: what is in the table was not written by `publish`.
+            FormatError: the table's item was not written by `publish`.
         """
         nest = self._await(timeout_s, 0).nest
         if nest is None:
@@ -214,33 +214,33 @@ class Variables:
         return nest
 
     def wait(self, *, newer_than: int | None = None, timeout_s: float | None = None) -> Any:
-        """Return the newest version when its number is larger than `newer_than`; wait for that.
+        """Wait for a version with a larger number than `newer_than`, and return it.
 
         Args:
-            newer_than: number of a version; None for that of `version`.
-            timeout_s: seconds to wait at most; None for the object's.
+            newer_than: number of a version; None for `version`.
+            timeout_s: time-out, in seconds; None for the object's.
 
         Returns:
-            The nest, as `latest` does; None if the run has `finished`.
+            The nest, as `latest` returns it; None if the run has `finished`.
 
         Raises:
             SpecError: `newer_than` is no integer >= 0.
             ReplayTimeoutError: no newer version was published in time.
-            FormatError: what is in the table was not written by `publish`.
+            FormatError: the table's item was not written by `publish`.
         """
         least = self.version if newer_than is None else integer("newer_than", newer_than, minimum=0)
         news = self._await(timeout_s, least)
         return None if news.is_last else news.nest
 
     def load_into(self, module: Any) -> bool:
-        """Load the newest version into a module; wait for the first one, and for no other.
+        """Load the newest version into a module; wait only for the first one.
 
         Args:
-            module: of PyTorch, or anything with `state_dict()` and `load_state_dict()`, of the structure of what was
-                published. Arrays become tensors if its own are.
+            module: of PyTorch, or another object with `state_dict()` and `load_state_dict()`, with the structure of
+                the published nest. Arrays become tensors if the module's leaves are tensors.
 
         Returns:
-            Whether there was a version that `poll` or this has not returned yet.
+            Whether a version was loaded: False if there is no newer one.
 
         Raises:
             ReplayTimeoutError: nothing was published in time.
@@ -256,10 +256,10 @@ class Variables:
         return True
 
     def _await(self, timeout_s: float | None, newer_than: int) -> _News:
-        """Ask until there is a version with a larger number, or the end of the run."""
+        """Ask until a version has a larger number or the run has ended."""
 
         def is_wanted(news: _News) -> bool:
-            # If the newest version's server is gone, another one may have an older version, or the end of another run.
+            # If the newest version's server is gone, another one may have an older version or another run's end.
             return news.version >= self.version and (news.is_last or news.version > newer_than)
 
         deadline = Deadline(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
@@ -282,14 +282,14 @@ class Variables:
         return news
 
     def poll(self, default: Any = None) -> Any:
-        """Return the newest version if its number is larger than that of `version`, else `default`.
+        """Return the newest version if its number is larger than `version`, else `default`.
 
-        Never waits for the server, so it may be called at every step: it has a thread ask every `interval_s` seconds,
-        and fetch a new version, for one of the next calls. Without a connection it returns `default`.
+        It never waits for the server, so it may be called at every step: every `interval_s` seconds, a thread asks for
+        a new version and fetches it for a later call. Without a connection it returns `default`.
 
         Raises:
-            StructureError: the table does not exist any more.
-            FormatError: what is in the table was not written by `publish`.
+            StructureError: the table no longer exists.
+            FormatError: the table's item was not written by `publish`.
         """
         with self._lock:
             self._proceed()
@@ -301,13 +301,13 @@ class Variables:
 
     @property
     def finished(self) -> bool:
-        """Whether the learner has called `finish`; asks as `poll` does, never waits, and raises the same errors."""
+        """Whether the learner has called `finish`; it asks as `poll` does, never waits, and raises the same errors."""
         with self._lock:
             self._proceed()
             return self._is_finished
 
     def _proceed(self) -> None:
-        """Ask the servers if it is time, or take their answer if it has come; needs the lock."""
+        """Ask the servers if it is time, or take their answer if it has arrived; needs the lock."""
         if self._question is None:
             now = time.monotonic()
             if now >= self._ask_at:
@@ -323,7 +323,7 @@ class Variables:
                     self._unread, self._is_finished = news, news.is_last
 
     def _look(self, seen: Mapping[str, _Count], deadline: Deadline) -> _News:
-        """Read the servers that answer and whose counts are not those that were `seen`."""
+        """Read each server that answers and whose count is not the `seen` one."""
         changed: dict[Server, _Count] = {}
         shards = self._client.connections.in_state("up", "draining")
         for shard, info in answering(shards, deadline.left_s()).items():
@@ -339,7 +339,7 @@ class Variables:
         return max(read.values(), key=lambda news: news.version, default=_News({}))._replace(seen=now_seen)
 
     def _read(self, shard: Server, deadline: Deadline) -> _News:
-        """Return the version that a server has."""
+        """Return the version on a server."""
         (sample,) = shard.sample(self._table, 1, deadline)
         structure, *leaves = tree.flatten(sample.data)
         encoded, number, *mark = structure.tolist() if structure.shape in ((2,), (3,)) else (b"", b"")
@@ -355,7 +355,7 @@ class Variables:
         return _News({}, int(number), nest, is_last)
 
     def close(self) -> None:
-        """Close the client, if it is this object's own. Idempotent."""
+        """Close the client if this object has made it. Idempotent."""
         if self._owns_client:
             self._client.close()
 

@@ -1,8 +1,8 @@
-"""How much of a table each of several shards holds, and so how often each is to be sampled; samples drawn so.
+"""The share of a table that each shard holds, and samples of all shards that are drawn by these shares.
 
 An item of priority p is sampled with probability p ** C / mass, where the mass is the sum over all items of its shard.
-So each sample tells the mass of its shard, and a shard's share is its mass divided by the sum of the masses. The shares
-times the probabilities within the shards are the probabilities that one server with all items would have:
+So each sample gives the mass of its shard, and a shard's share is its mass divided by the sum of all masses. The share
+times the probability within the shard is the probability that the item would have on one server with all items:
 
     mass_s / (mass_1 + ... + mass_n)  x  p ** C / mass_s  =  p ** C / (mass_1 + ... + mass_n)
 
@@ -23,16 +23,16 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.tables.table_info import check_tables_exist
 
 EXACT = frozenset({"uniform", "prioritized"})
-"""Samplers whose tables on several servers are sampled as one."""
+"""Samplers whose tables on several servers are sampled as one table."""
 
 _MAX_WEIGHT = 1e150  # the sum over all items of all shards is finite
 
 
 def mean_weight(exponent: float | None, priority: float, probability: float, table_size: int) -> float:
-    """Return the mean of p ** C, >= 0, over the items of a shard, as one of its samples tells it.
+    """Return the mean of p ** C, >= 0, over the items of a shard, computed from one of its samples.
 
-    `exponent` is C, None for a uniform table; `probability`, with which the item was sampled from its shard. The mean
-    is 0 if all priorities are, while which items are sampled uniformly.
+    `exponent` is C, None for a uniform table; `probability` is the sample's probability within its shard. If all
+    priorities are 0, items are sampled uniformly and the mean is 0.
 
     >>> mean_weight(2.0, 3.0, 0.5, 4)  # 9 is half of the mass, which is 18
     4.5
@@ -49,7 +49,7 @@ def mean_weight(exponent: float | None, priority: float, probability: float, tab
 
 
 def shares(sizes: Sequence[int], means: Sequence[float]) -> list[float]:
-    """Return with which probability each shard is to be sampled next, by its items and their mean weights.
+    """Return the probability of each shard for the next sample, from the numbers of items and their mean weights.
 
     The sum is 1; all are 0 if no shard has an item.
 
@@ -68,11 +68,10 @@ def shares(sizes: Sequence[int], means: Sequence[float]) -> list[float]:
 def sample_shards(
     shards: Sequence[Server], first: int, table: str, num_samples: int, deadline: Deadline
 ) -> Iterator[Sample]:
-    """Sample items one after the other: of all servers as one table, or of each in its turn.
+    """Sample items one by one: of all servers as one table, or of the servers in turn.
 
-    `first`, modulo their number, is the server whose turn comes first; `deadline` that of all samples together.
-
-    Servers that do not answer are left out; so are those that hand out nothing now, unless no other does.
+    `first`, modulo the number of servers, is the server of the first turn; `deadline` is for all samples together.
+    Servers that do not answer are left out. If any server has samples now, servers without samples are left out.
     """
     infos = answering(shards, deadline.left_s())
     for shard, info in infos.items():

@@ -4,8 +4,8 @@ messages               the protocol's message classes
 tensors                arrays to encoded tensors and back
 signatures             table signatures and step specs to nests of `ArraySpec` and back
 
-item_encoding          writing: windows and chunks to the bytes of requests
+item_encoding          writing: windows and chunks to bytes of requests
 
-responses              reading: the bytes of responses to whole samples
+responses              reading: bytes of responses to whole samples
 trajectory_parsing     an item's trajectory to chunk slices
 """

@@ -1,17 +1,17 @@
-"""Many windows to the bytes of many items, without a Python object for each item.
+"""Many windows to the bytes of many items, without a Python object per item.
 
-An item names the slices of chunks that its columns consist of. Items of one table whose windows touch equally many
-chunks differ only in numbers, and protobuf accepts varints that are padded with continuation bytes to a fixed width. So
-their bytes are a template with fixed offsets, which is repeated and in which a few columns of bytes are overwritten:
+An item lists the slices of chunks that form its columns. Items of one table that touch the same number of chunks differ
+only in numbers, and protobuf accepts varints that are padded with continuation bytes to a fixed width. So their bytes
+are copies of a template with fixed offsets, in which a few columns of bytes are overwritten:
 
     InsertStreamRequest.items
     └── PrioritizedItem    key, table, priority
         └── flat_trajectory
-            └── columns             one for each leaf of the step; they differ only in `index`
-                └── chunk_slices    one for each chunk that the window touches: chunk_key, offset, length, index
+            └── columns             one per leaf of the step; they differ only in `index`
+                └── chunk_slices    one per chunk that the window touches: chunk_key, offset, length, index
 
-`decode_items` goes the other way, because a server in Python needs it: it reads the columns of bytes, encodes the
-numbers again, and compares.
+`decode_items` is the inverse, for a server in Python: it reads the columns of bytes, encodes the numbers again, and
+compares.
 
 Pure functions of arrays: thread-safe, no I/O. Source: reverb/cc/schema.proto; protobuf's encoding guide.
 """
@@ -29,17 +29,17 @@ from reverb_writer.protocol import tensors
 from reverb_writer.protocol.tensors import varint
 
 KEY_LIMIT = 1 << 63
-"""Keys must be below this, so that nine bytes hold one as a varint."""
+"""Keys must be below this limit, so that a key is a varint of at most nine bytes."""
 
 KEY_BITS = 62
-"""Bits of a randomly drawn first key: the keys that are counted up from it stay below `KEY_LIMIT`."""
+"""Bits of a random first key, so that the keys counted up from it are below `KEY_LIMIT`."""
 
 MAX_CHUNK_LENGTH = (1 << 14) - 1
 """Maximum number of steps in a chunk: offsets and lengths take two bytes as varints."""
 
 _KEY_WIDTH = 9
 _SHIFTS = np.arange(0, 7 * _KEY_WIDTH, 7, dtype=np.uint64)
-_MARKS = np.array([128] * (_KEY_WIDTH - 1) + [0], np.uint8)  # on all bytes of a varint but the last
+_MARKS = np.array([128] * (_KEY_WIDTH - 1) + [0], np.uint8)  # set in all bytes of a varint except the last
 
 # Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length and bytes).
 _REQUEST_CHUNKS, _REQUEST_ITEMS, _REQUEST_KEEP_KEYS = b"\x0a", b"\x12", b"\x1a"
@@ -58,13 +58,13 @@ def encode_slices(
     offsets: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
 ) -> npt.NDArray[Any]:
-    """Encode the chunk slices of n windows, m slices each, of c chunks: [n, m], for `encode_items`.
+    """Encode the slices of n windows in c chunks, m slices per window: [n, m], for `encode_items`.
 
     Args:
         chunk_keys: [c] keys of the chunks, below `KEY_LIMIT`.
         touched: [n, m] indices into `chunk_keys`, in the order of the chunks' steps.
-        offsets: [n, m] first step used of each chunk.
-        lengths: [n, m] number of steps used of each chunk, >= 1; `offsets + lengths` is at most `MAX_CHUNK_LENGTH`.
+        offsets: [n, m] first used step of each chunk.
+        lengths: [n, m] number of used steps of each chunk, >= 1; `offsets + lengths` is at most `MAX_CHUNK_LENGTH`.
     """
     whole = np.zeros(len(chunk_keys), _SLICE)
     whole["key"] = _varints(chunk_keys, _KEY_WIDTH).view(_SLICE["key"])[:, 0]
@@ -84,7 +84,7 @@ def encode_items(
     slices: npt.NDArray[Any],
     num_columns: int,
 ) -> npt.NDArray[np.uint8]:
-    """Encode n items of one table whose windows touch m chunks each.
+    """Encode n items of one table, each of which touches m chunks.
 
     Args:
         table: the table's name.
@@ -94,8 +94,8 @@ def encode_items(
         num_columns: leaves of the step, >= 1. Column i consists of slices of the chunks' tensors at index i.
 
     Returns:
-        [n, size] bytes: each row is one `items` field of an InsertStreamRequest. A concatenation of rows and of the
-        bytes of `encode_chunk` and `encode_keep_keys`, in any order, is a request.
+        [n, size] bytes: each row is one `items` field of an InsertStreamRequest. Rows and results of `encode_chunk` and
+        `encode_keep_keys`, concatenated in any order, are a request.
     """
     n, m = slices.shape
     template = _item_template(table, m, num_columns)
@@ -109,21 +109,21 @@ def encode_items(
 
 
 class DecodedItems(NamedTuple):
-    """n items of one table whose windows touch m chunks each, and whose columns are tensors 0, 1, ... of these."""
+    """n items of one table, each of which touches m chunks; their columns are the chunks' tensors 0, 1, ..."""
 
     keys: npt.NDArray[np.uint64]  # [n]
     priorities: npt.NDArray[np.float64]  # [n]
     chunk_keys: npt.NDArray[np.uint64]  # [n, m]
-    offsets: npt.NDArray[np.int64]  # [n, m] first step used of each chunk
-    lengths: npt.NDArray[np.int64]  # [n, m] number of steps used of each chunk
-    trajectory_at: int  # where in each item its FlatTrajectory begins
+    offsets: npt.NDArray[np.int64]  # [n, m] first used step of each chunk
+    lengths: npt.NDArray[np.int64]  # [n, m] number of used steps of each chunk
+    trajectory_at: int  # offset of the FlatTrajectory in each item
 
 
 def decode_items(items: Sequence[bytes], table: str, num_slices: int, num_columns: int) -> DecodedItems | None:
-    """Decode PrioritizedItems of one size that `encode_items` has made; None if another writer has made one.
+    """Decode PrioritizedItems of one size from `encode_items`; return None if any has another form.
 
-    `table`, `num_slices` and `num_columns` are the first item's. The items are without the tag and the length of the
-    request's field.
+    `table`, `num_slices` and `num_columns` are those of the first item. Items have no tag and length of the request's
+    field.
     """
     template = _item_template(table, num_slices, num_columns)
     begin = template.key_at - len(_ITEM_KEY)
@@ -157,11 +157,11 @@ def encode_chunk(
     encoders: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
     spec: bytes = b"",
 ) -> bytes:
-    """Encode a chunk of the same steps of every column [length, ...], as one `chunks` field of an InsertStreamRequest.
+    """Encode a chunk of the same steps of all columns [length, ...], as one `chunks` field of an InsertStreamRequest.
 
-    `key` is below `KEY_LIMIT`; `episode_id` is unsigned 64-bit, and readers of a table count episodes by it; `start` is
-    the index of the first step in its episode, < 2**31. `encoders` has `tensors.encoder` of each column, None to look
-    them up. The `spec`, a `spec_tensor` or empty, becomes the last tensor and is not counted as data.
+    `key` is below `KEY_LIMIT`. `episode_id` is unsigned 64-bit; servers count episodes by it. `start` is the index of
+    the first step in its episode, < 2**31. `encoders` has `tensors.encoder` of each column; None to look them up. The
+    `spec`, a `spec_tensor` or empty, becomes the last tensor and is not counted as data.
     """
     parts: list[bytes] = []
     size = 0
@@ -184,7 +184,7 @@ def encode_chunk(
 
 
 def encode_keep_keys(keys: Sequence[int]) -> bytes:
-    """Encode the keys, below `KEY_LIMIT`, of the chunks that later items of the insert stream may name."""
+    """Encode the keys, below `KEY_LIMIT`, of the chunks that later items of the insert stream may refer to."""
     if not keys:
         return b""
     return _delimited(_REQUEST_KEEP_KEYS, _varints(np.array(keys, np.uint64), _KEY_WIDTH).tobytes())
@@ -208,14 +208,14 @@ def _numbers(varints: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 
 
 _STEP_VARINTS = _varints(np.arange(MAX_CHUNK_LENGTH + 1), 2).view(np.uint16)[:, 0]
-_SLICE = np.dtype(  # the numbers of a slice: the bytes of an item after the slice's first tag
+_SLICE = np.dtype(  # the numbers of a slice: its bytes after the first tag
     [("key", f"V{_KEY_WIDTH}"), ("offset_tag", "u1"), ("offset", "u2"), ("length_tag", "u1"), ("length", "u2")]
 )
-_STEPS_AT = _KEY_WIDTH + 1, _KEY_WIDTH + 4  # where in these bytes offset and length are
+_STEPS_AT = _KEY_WIDTH + 1, _KEY_WIDTH + 4  # positions of offset and length in these bytes
 
 
 class _ItemTemplate(NamedTuple):
-    """The encoding of items of one table with equally many slices, and offsets in it."""
+    """The encoding of items of one table and number of slices, with offsets."""
 
     item: npt.NDArray[np.uint8]
     key_at: int
@@ -228,10 +228,10 @@ class _ItemTemplate(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _item_template(table: str, num_slices: int, num_columns: int) -> _ItemTemplate:
-    """Return the bytes of an item with zeros for numbers, and the offsets of the numbers."""
+    """Return the bytes of an item whose numbers are 0, and the offsets of the numbers."""
     key, step = b"\x80" * (_KEY_WIDTH - 1) + b"\0", b"\x80\0"
     numbers = key + _SLICE_OFFSET + step + _SLICE_LENGTH + step + _SLICE_INDEX
-    # All columns are equally long, so that one stride leads from each to the next.
+    # All columns have the same length, so that they have one stride.
     indices = _varints(np.arange(num_columns), 1 if num_columns <= 128 else 2)  # noqa: PLR2004  # one byte up to 127
     parts = [_delimited(_COLUMN_SLICES, _SLICE_KEY + numbers + index.tobytes()) for index in indices]
     columns = [_delimited(_TRAJECTORY_COLUMNS, part * num_slices) for part in parts]

@@ -1,19 +1,19 @@
 """Message classes of Reverb's protocol, built from one readable table.
 
 The table below lists the messages of Reverb 0.14 that this client sends and receives. Parsers skip fields that are not
-in it. The classes are built from the table when this module is imported. They are registered in a descriptor pool of
-this package, so they do not conflict with dm-reverb or TensorFlow, which may register the same names in the same
-process; and there is no generated code, which would require one version of protobuf.
+in it. The import of this module builds the classes from the table. They are registered in this package's own descriptor
+pool, so they do not conflict with dm-reverb or TensorFlow, which may register the same names in the same process. There
+is no generated code, which would require one version of protobuf.
 
-How to read it:
+How to read the table:
 
     Message                       a message; `Outer.Inner` is nested in `Outer`
       name: type = 3              field number 3; a type is a scalar or another message
       name: repeated type = 4     any number of fields
       kind/name: type = 5         at most one of the fields that start with `kind/` is set
 
-A class has its message's name, without the package; classes of views have names of their own. They are typed as `Any`:
-their fields exist at run time only, so no type checker can know them.
+A class has its message's name, without the package; classes of views have other names. They are typed as `Any` because
+their fields exist only at run time.
 
 Source: Reverb 0.14 (`schema.proto`, `reverb_service.proto`); TensorFlow 2.15 (`tensor.proto`, `tensor_shape.proto`,
 `types.proto`, `struct.proto`); protobuf (`timestamp.proto`).
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-# Methods of the service. InsertStream and SampleStream stream in both directions, the others are one request and one
-# response. The client never calls InitializeConnection: it hands out memory addresses.
+# Methods of the service. InsertStream and SampleStream stream in both directions; other methods have one request and
+# one response. The client never calls InitializeConnection, which returns memory addresses.
 INSERT_STREAM: Final = "/deepmind.reverb.ReverbService/InsertStream"
 SAMPLE_STREAM: Final = "/deepmind.reverb.ReverbService/SampleStream"
 SERVER_INFO: Final = "/deepmind.reverb.ReverbService/ServerInfo"
@@ -39,7 +39,7 @@ CHECKPOINT: Final = "/deepmind.reverb.ReverbService/Checkpoint"
 
 
 class DataType(enum.IntEnum):
-    """Numbers of TensorFlow's dtypes; its reference types are these plus 100."""
+    """Numbers of TensorFlow's dtypes; the number of a reference type is larger by 100."""
 
     DT_INVALID = 0
     DT_FLOAT = 1
@@ -81,7 +81,7 @@ _SCHEMA: Final = {
         TensorProto
           dtype: int32 = 1                  # a DataType
           tensor_shape: TensorShapeProto = 2
-          tensor_content: bytes = 4         # a snappy block; of strings the lengths, then the bytes, uncompressed
+          tensor_content: bytes = 4         # a snappy block; for strings the lengths, then the bytes, uncompressed
           string_val: repeated bytes = 8    # strings, if tensor_content is empty
 
         TensorShapeProto
@@ -94,9 +94,9 @@ _SCHEMA: Final = {
         StructuredValue                     # the signature of a table: a nest of tensor specs
           kind/none_value: NoneValue = 1
           kind/tensor_spec_value: TensorSpecProto = 33
-          kind/bounded_tensor_spec_value: TensorSpecProto = 35  # Reverb does not check the bounds: they are not read
+          kind/bounded_tensor_spec_value: BoundedTensorSpecProto = 35
           kind/list_value: ListValue = 51
-          kind/tuple_value: ListValue = 52
+          kind/tuple_value: TupleValue = 52
           kind/dict_value: DictValue = 53
           kind/named_tuple_value: NamedTupleValue = 54
         NoneValue
@@ -104,7 +104,13 @@ _SCHEMA: Final = {
           name: string = 1
           shape: TensorShapeProto = 2
           dtype: int32 = 3
+        BoundedTensorSpecProto              # the bounds, fields 4 and 5, are not read: Reverb does not check them
+          name: string = 1
+          shape: TensorShapeProto = 2
+          dtype: int32 = 3
         ListValue
+          values: repeated StructuredValue = 1
+        TupleValue
           values: repeated StructuredValue = 1
         DictValue
           fields: repeated PairValue = 1    # declared as a map by TensorFlow; a map is these bytes
@@ -116,7 +122,7 @@ _SCHEMA: Final = {
           value: StructuredValue = 2
     """,
     "deepmind.reverb": """
-        ChunkData                           # some steps of an episode; one tensor for each column
+        ChunkData                           # some steps of an episode; one tensor per column
           chunk_key: uint64 = 1
           sequence_range: SequenceRange = 2
           delta_encoded: bool = 4           # integer tensors hold differences between steps
@@ -131,7 +137,7 @@ _SCHEMA: Final = {
           end: int32 = 3                    # and of the last one, inclusive
           sparse: bool = 4                  # steps between them are missing
 
-        PrioritizedItem                     # what is sampled: slices of chunks, for each column
+        PrioritizedItem                     # a sampled item: slices of chunks, per column
           key: uint64 = 1
           table: string = 2
           priority: double = 5
@@ -147,14 +153,14 @@ _SCHEMA: Final = {
           chunk_key: uint64 = 1
           offset: int32 = 2                 # steps
           length: int32 = 3
-          index: int32 = 4                  # which tensor of the chunk
+          index: int32 = 4                  # index of the tensor in the chunk
 
         InsertStreamRequest
           chunks: repeated ChunkData = 1
           items: repeated PrioritizedItem = 2
           keep_chunk_keys: repeated uint64 = 3
         InsertStreamResponse
-          keys: repeated uint64 = 1         # of items that are in their table now
+          keys: repeated uint64 = 1         # keys of items that are in their table now
 
         SampleStreamRequest
           table: string = 1
@@ -187,7 +193,7 @@ _SCHEMA: Final = {
           table: string = 1
         ResetResponse
 
-        InitializeConnectionResponse        # says where a table is in memory, if client and server share a process
+        InitializeConnectionResponse        # a table's place in memory, if client and server share a process
           address: int64 = 1
 
         CheckpointRequest
@@ -196,7 +202,7 @@ _SCHEMA: Final = {
 
         ServerInfoRequest
         ServerInfoResponse
-          tables_state_id: Uint128 = 1      # random for each start of the server
+          tables_state_id: Uint128 = 1      # random, new at each start of the server
           table_info: repeated TableInfo = 2
         Uint128
           high: uint64 = 1
@@ -242,7 +248,7 @@ _SCHEMA: Final = {
           waiting_for_sampling_ms: int64 = 5  # the rate limiter blocks inserts
           waiting_for_inserts_ms: int64 = 6   # the rate limiter blocks samples
 
-        ReverbServerConfig                  # what dm-reverb's own server command takes, as text
+        ReverbServerConfig                  # input of dm-reverb's own server command, as text
           tables: repeated PriorityTableCheckpoint = 1
           port: int32 = 2
         PriorityTableCheckpoint             # a table in a checkpoint, without its items
@@ -266,12 +272,11 @@ _SCHEMA: Final = {
     """,
 }
 
-# The messages of Reverb and TensorFlow once more, with `bytes` for fields of some types.
+# Views: the messages of Reverb and TensorFlow again, with `bytes` for fields of some types.
 _VIEWS: Final = {
-    # A trajectory (see `trajectory_parsing`) and the shape of a tensor are parsed later; so is a chunk, if it is not in
-    # the cache.
+    # Trajectories (see `trajectory_parsing`), shapes of tensors, and chunks that are not in the cache are parsed later.
     "reverb_writer.sampled": {"ChunkData", "FlatTrajectory", "TensorShapeProto"},
-    # For `reverb_writer.local`, which keeps chunks and trajectories as the bytes in which they came.
+    # For `reverb_writer.local`, which keeps chunks and trajectories as received bytes.
     "reverb_writer.stored": {"ChunkData", "FlatTrajectory", "PrioritizedItem"},
 }
 _OF_VIEWS: Final = {
@@ -288,7 +293,7 @@ _SCALARS = {name: _Field.Type.Value(f"TYPE_{name.upper()}") for name in
 
 
 def _describe(message: Any, line: str, package: str) -> None:
-    """Add the field that a line of the table describes to the message's descriptor."""
+    """Add the field in a line of the table to the message's descriptor."""
     match = _LINE.fullmatch(line)
     if match is None:
         raise SyntaxError(f"a field is `name: type = number`, got `{line}`.")
@@ -327,7 +332,7 @@ def _build() -> dict[str, Any]:
                 message = descriptors[f"{package}.{line}"] = siblings.add(name=name)
         pool.AddSerializedFile(file.SerializeToString())
         files.append(package)
-    # Classes take longer to make than descriptors, and of the views few are used.
+    # Only the used classes of views are made: a class takes longer than a descriptor.
     names = [name for name in descriptors if not name.startswith(tuple(_VIEWS))]
     classes = {
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
@@ -335,7 +340,7 @@ def _build() -> dict[str, Any]:
     }
     for full_name, nested in classes.items():
         outer, _, name = full_name.rpartition(".")
-        if outer in classes and not hasattr(classes[outer], name):  # protobuf in pure Python does not set them
+        if outer in classes and not hasattr(classes[outer], name):  # pure-Python protobuf sets no nested classes
             setattr(classes[outer], name, nested)
     return classes
 

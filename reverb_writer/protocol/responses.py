@@ -1,7 +1,7 @@
-"""Responses of a server, and whole samples with the encoded chunks that they need.
+"""Responses of a server, and whole samples with their encoded chunks.
 
-A server may split a sample over several entries and over several messages. Only the first entry has the info, and only
-the last one has `end_of_sequence`. Pure: no I/O.
+A server may split a sample over several entries and several messages. Only the first entry has the info, and only the
+last one has `end_of_sequence`. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _IS_END, _INFO = operator.attrgetter("end_of_sequence"), operator.attrgetter("in
 _PROBABILITY, _TABLE_SIZE = operator.attrgetter("probability"), operator.attrgetter("table_size")
 _ITEM, _KEY, _PRIORITY, _TIMES_SAMPLED = map(operator.attrgetter, ("item", "key", "priority", "times_sampled"))
 _MAX_SPLIT_BYTES = 1 << 31
-_MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, even an empty one
+_MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; even an empty one takes memory
 
 
 def parse(name: str, message_class: Any, reply: bytes) -> Any:
-    """Return a message of a server; a FormatError with its name if the bytes are none."""
+    """Return a server's message; raise FormatError with its `name` if the bytes cannot be parsed."""
     try:
         return message_class.FromString(reply)
     except DecodeError as error:
@@ -33,9 +33,9 @@ def parse(name: str, message_class: Any, reply: bytes) -> Any:
 
 
 class Samples:
-    """Whole samples in the server's order: their numbers, each kind in an array [n] as in `BatchInfo`, and `entries`.
+    """Whole samples in the server's order: arrays [n] of numbers, as in `BatchInfo`, and `entries`.
 
-    Entries are of a `messages.SampledResponse`; of a server of this process its items, which have the same attributes.
+    Entries are from a `messages.SampledResponse`; from a server of this process they are items with equal attributes.
     """
 
     __slots__ = ("entries", "keys", "priorities", "probabilities", "table_sizes", "times_sampled")
@@ -49,7 +49,7 @@ class Samples:
         table_sizes: npt.ArrayLike,
         times_sampled: npt.ArrayLike,
     ) -> None:
-        """Take them, all of one length."""
+        """Take arrays of one length."""
         self.entries = entries
         self.keys = np.asarray(keys, np.uint64)
         self.priorities, self.probabilities = np.asarray(priorities, float), np.asarray(probabilities, float)
@@ -58,7 +58,7 @@ class Samples:
     @classmethod
     def of(cls, entries: Sequence[Any]) -> Samples:
         """Return the samples of these entries."""
-        # Each access to a message within another one makes an object. Whole loops in C take a quarter less time.
+        # Each access to a message within another one makes an object. Loops in C take a quarter less time.
         infos = list(map(_INFO, entries))
         items = list(map(_ITEM, infos))
         num = len(items)
@@ -92,24 +92,24 @@ class Samples:
         return iter(self.entries)
 
     def __getitem__(self, index: slice | Sequence[int]) -> Samples:
-        """Return some of the samples."""
-        entries = self.entries[index].copy()  # a view would keep the others, and each its whole response
+        """Return the selected samples."""
+        entries = self.entries[index].copy()  # a view would keep all entries, and each keeps its whole response
         return Samples(entries, *[numbers[index] for numbers in self.numbers])
 
 
 NO_SAMPLES = Samples.of(())
-"""None; never changed, so that all can share it."""
+"""No samples; never changed, so it may be shared."""
 
 
 class UnencodedSamples:
-    """Samples of a server of this process, in place of the bytes of a response; `len` is how many those would be."""
+    """Samples of a server of this process, instead of the bytes of a response; `len` is the number of these bytes."""
 
     def __init__(self, samples: Samples, num_bytes: int, has_waited: bool) -> None:
-        """Take the samples, how many bytes they have, and whether the rate limiter made them wait."""
+        """Take the samples, their number of bytes, and whether they have waited for the rate limiter."""
         self.samples, self.has_waited, self._num_bytes = samples, has_waited, num_bytes
 
     def __len__(self) -> int:
-        """Return how many bytes a response would have."""
+        """Return the number of bytes that a response would have."""
         return self._num_bytes
 
 
@@ -118,7 +118,7 @@ class SampleReassembler:
 
     def __init__(self) -> None:
         """Start between two samples."""
-        self._incomplete: Any = None  # the first entry of a sample, with the chunks of all its entries so far
+        self._incomplete: Any = None  # the first entry of a sample, with the chunks of all entries so far
         self._num_bytes = self._num_parts = 0
 
     def feed(self, message: bytes | UnencodedSamples) -> Samples:
@@ -139,7 +139,7 @@ class SampleReassembler:
         if self._num_bytes > _MAX_SPLIT_BYTES or self._num_parts > _MAX_SPLIT_PARTS:
             raise FormatError(
                 f"a sample that has no end: {self._num_bytes} bytes in {self._num_parts} parts so far, expected "
-                f"{_MAX_SPLIT_BYTES} in {_MAX_SPLIT_PARTS} at most."
+                f"at most {_MAX_SPLIT_BYTES} in {_MAX_SPLIT_PARTS}."
             )
         if self._incomplete is None:
             self._incomplete = entry

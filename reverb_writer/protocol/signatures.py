@@ -1,4 +1,4 @@
-"""The structure of items and steps: Reverb's messages to Python nests and back, and compared with columns.
+"""The structure of items and steps: Reverb's messages to Python nests and back, and checks of columns.
 
     messages.StructuredValue            Python
     ------------------------            ------
@@ -7,15 +7,15 @@
     bounded_tensor_spec_value           ArraySpec; bounds are ignored, because Reverb does not check them
     list_value, tuple_value             list, tuple
     dict_value                          dict, sorted by key, which is the order of dm-tree's leaves
-    named_tuple_value                   a named tuple class of that name and those fields, or `Trajectory`
+    named_tuple_value                   a named tuple class of this name with these fields, or `Trajectory`
     none_value                          None
     anything else                       None for the whole signature, and a warning in the log
 
-The leaves of a nest, in dm-tree's order, are the columns of an item. A table whose signature cannot be read is
-treated like a table without signature: its items are flat tuples of columns.
+The leaves of a nest, in dm-tree's order, are the columns of an item. A table with an unreadable signature is treated
+as a table without one: its items are flat tuples of columns.
 
-A spec is a nest of `ArraySpec` of one step: it has the form of a signature, without the time dimension. Every chunk
-carries it as its last tensor, uint8 [1, bytes], to which no item refers: a mark, and the encoded spec. Pure.
+A spec is a nest of `ArraySpec` of one step, in the form of a signature but without the time dimension. The last tensor
+of every chunk, uint8 [1, bytes], is a mark followed by the encoded spec; no item refers to it. Pure: no I/O.
 
 Source: Reverb 0.14 (`signature.cc`), TensorFlow 2.15 (`struct.proto`, `nested_structure_coder.py`).
 """
@@ -43,11 +43,11 @@ from reverb_writer.steps import named_tuple
 _LOG = logging.getLogger(__package__)
 
 MAX_DEPTH: Final = 31
-"""Nests deeper than this are not encoded: readers of protobuf refuse 100 levels, and a dict takes three."""
+"""Deepest nest that is encoded: readers of protobuf refuse 100 levels, and a dict takes three."""
 
 _MARK = b"\0rw-spec1"
 _MAX_BYTES = 1 << 16
-"""Size of the largest spec that is written or read: some thousand leaves."""
+"""Largest size of a spec, enough for some thousand leaves."""
 _FLAT = "Learners will get these items as flat tuples of columns"
 
 
@@ -76,10 +76,10 @@ class ArraySpec:
 
 
 def decode(value: Any) -> Any:
-    """Return the nest of `ArraySpec` that a `messages.StructuredValue`, possibly of an untrusted writer, describes.
+    """Return the nest of `ArraySpec` of a `messages.StructuredValue`, which may be from an untrusted writer.
 
-    None if it is not set or cannot be read; the log names the unreadable part. Within a process, named tuples of one
-    name with the same fields have one class.
+    Return None if the value is not set or cannot be read; the log names the unreadable part. In a process, named tuples
+    with the same name and fields have one class.
     """
     try:
         return _decode(value, ()) if value.ByteSize() else None
@@ -90,7 +90,7 @@ def decode(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _warn_once(text: str) -> None:
-    # Signatures are decoded with every ServerInfo, which a waiting writer requests repeatedly.
+    # Once, because each ServerInfo decodes signatures, and a waiting writer requests it repeatedly.
     _LOG.warning("%s", text)
 
 
@@ -129,7 +129,7 @@ def _decode_leaf(spec: Any, path: tuple[object, ...]) -> ArraySpec:
 def encode(nest: Any) -> Any:
     """Return the `messages.StructuredValue` that dm-reverb reads as the same nest of `tf.TensorSpec`.
 
-    Raises StructureError if Reverb cannot store the nest, or one of its dtypes.
+    Raises StructureError if Reverb cannot store the nest or a dtype.
 
     >>> decode(encode({"reward": ArraySpec((None,), np.float32)}))
     {'reward': ArraySpec(shape=(None,), dtype=dtype('float32'), name='')}
@@ -197,7 +197,7 @@ def encode_spec(nest: Any) -> bytes:
 
 
 def decode_spec(data: bytes) -> Any:
-    """Return the nest of `ArraySpec` of a spec; None if it cannot be read."""
+    """Return the nest of `ArraySpec` of encoded bytes; None if they cannot be read."""
     try:
         return decode(StructuredValue.FromString(data))
     except DecodeError:
@@ -205,9 +205,9 @@ def decode_spec(data: bytes) -> Any:
 
 
 def spec_tensor(nest: Any) -> bytes:
-    """Return the encoded tensor that tells a chunk's spec, for `item_encoding.encode_chunk`.
+    """Return the encoded tensor of a chunk's spec, for `item_encoding.encode_chunk`.
 
-    It is empty if Reverb cannot describe the nest, or if its spec is larger than 64 KiB; the log says so once.
+    It is empty, with a warning in the log, if Reverb cannot describe the nest or the spec is larger than 64 KiB.
     """
     try:
         content = _MARK + encode_spec(nest)
@@ -225,7 +225,7 @@ def spec_tensor(nest: Any) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def read_spec(dtype: int, encoded_shape: bytes, content: bytes) -> bytes:
-    """Return the encoded spec that is a chunk's last tensor; empty if that tensor is no spec, or cannot be read."""
+    """Return the encoded spec in a chunk's last tensor; empty if the tensor is no spec or cannot be read."""
     if len(content) > _MAX_BYTES:
         return b""
     try:
@@ -244,7 +244,7 @@ def read_spec(dtype: int, encoded_shape: bytes, content: bytes) -> bytes:
 
 
 def spec_text(spec: Any) -> str:
-    """Return the leaves of a spec with their dtypes and shapes.
+    """Return a text of the leaves of a spec with dtypes and shapes.
 
     >>> spec_text({"n": ArraySpec((), "int64"), "x": ArraySpec((3,), "float32")})
     'n int64 (), x float32 (3,)'
@@ -253,7 +253,7 @@ def spec_text(spec: Any) -> str:
 
 
 def have_same_leaves(one: Any, other: Any) -> bool:
-    """Return whether the leaves of two specs have the same paths, dtypes and shapes, in whatever kinds of nodes."""
+    """Return whether the leaves of two specs have the same paths, dtypes and shapes; kinds of nodes may differ."""
     return [*_specs(one).items()] == [*_specs(other).items()]
 
 
@@ -265,10 +265,10 @@ def check_signature(
     shapes: Sequence[tuple[int, ...]],
     times: Sequence[tuple[int | None, ...]] | None = None,
 ) -> None:
-    """Check that a table's signature describes the columns.
+    """Raise StructureError unless the columns match a table's signature.
 
-    `signature` is a nest of `ArraySpec` with the time dimension. `times` has the size that stands before the shape of
-    each column: (T,), () where there is no time; None for windows of any length.
+    `signature` is a nest of `ArraySpec` with the time dimension. `times` has, per column, the part of the shape before
+    `shapes`: (T,), or () without time; None for windows of any length.
     """
     expected = [(path, spec) for path, spec in zip(*named_leaves(signature, "signature"), strict=True) if spec]
     if len(expected) != len(paths):
@@ -278,7 +278,7 @@ def check_signature(
             f"({', '.join(paths)}). Write the leaves that it names."
         )
     times = [(None,)] * len(paths) if times is None else times
-    # `reverb.TimestepDataset` wants the shapes of a step; with unknown sizes only all leaves together tell that apart.
+    # `reverb.TimestepDataset` needs a signature of steps. With unknown sizes, only all leaves together show this form.
     of_steps = all(_covers(spec.shape, shape) for (_, spec), shape in zip(expected, shapes, strict=True))
     for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, times, strict=True):
         if spec.dtype != dtype or not (of_steps or spec.shape == shape or _covers(spec.shape, time + shape)):
@@ -290,7 +290,7 @@ def check_signature(
 
 
 def _covers(signature: tuple[int | None, ...] | None, shape: tuple[int | None, ...]) -> bool:
-    """Return whether a signature describes values of this shape; None is any size."""
+    """Return whether a shape matches a signature's shape; None is any size."""
     return signature is None or (
         len(signature) == len(shape)
         and all(size is None or want in (None, size) for want, size in zip(signature, shape, strict=True))
@@ -298,7 +298,7 @@ def _covers(signature: tuple[int | None, ...] | None, shape: tuple[int | None, .
 
 
 def packer(spec: Any) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that puts columns into the nest of a spec; into a tuple if they do not fit it, or it is None.
+    """Return a function that puts columns into the nest of a spec; into a tuple if they do not fit, or without a spec.
 
     >>> packer({"a": ArraySpec((), "int64"), "b": [ArraySpec((), "int64")]})([1, 2])
     {'a': 1, 'b': [2]}
@@ -312,11 +312,11 @@ def packer(spec: Any) -> Callable[[Sequence[Any]], Any]:
 
 @functools.lru_cache(maxsize=64)
 def packer_of(encoded: bytes) -> Callable[[Sequence[Any]], Any]:
-    """Return `packer` of an encoded spec; of none if it is empty."""
+    """Return the `packer` of an encoded spec; empty bytes are no spec."""
     return packer(decode_spec(encoded) if encoded else None)
 
 
 def _specs(nest: Any) -> dict[str, tuple[Any, Any]]:
-    """Return dtype and shape of each leaf by its name."""
+    """Return dtype and shape of each leaf, by path."""
     paths, specs = named_leaves(nest, "spec")
     return {path: (spec.dtype, spec.shape) for path, spec in zip(paths, specs, strict=True) if spec}

@@ -2,15 +2,15 @@
 
     encoder        encodes arrays of one dtype and shape
     parse_header   returns dtype and shape of an encoded tensor, if they are allowed
-    EncodedTensor  checks an encoded tensor, and then decodes it into an array
+    EncodedTensor  checks an encoded tensor, then decodes it into an array
 
-The content of a tensor is its elements in C order, little-endian, as one raw snappy block. The content of a tensor of
-strings is their lengths as varints, then all their bytes, uncompressed. Every writer of a Reverb server chooses bytes
-that learners decode. So dtypes are taken from an allow-list, and no memory is allocated before shape, dtype, the size
-in the snappy block's length prefix and the number of bytes agree.
+The content of a tensor is one raw snappy block of its elements in C order, little-endian. The content of a tensor of
+strings is uncompressed: the lengths as varints, then all bytes. Any writer of a Reverb server chooses bytes that
+learners decode. So only dtypes of an allow-list are decoded, and no memory is allocated before shape, dtype, the snappy
+block's length prefix and the number of bytes agree.
 
-Arrays that Reverb cannot store raise StructureError. Stored tensors raise UnsafeDataError if their dtype is not on the
-allow-list or if they are too large, and FormatError if they are damaged.
+Arrays that Reverb cannot store raise StructureError. Stored tensors raise UnsafeDataError if they are too large or the
+dtype is not on the allow-list, and FormatError if they are damaged.
 
 The allow-list excludes VARIANT and RESOURCE, with which a writer can run code in a learner (CVE-2024-8375), and the
 quantised, float8 and 4-bit types, for which Reverb has no NumPy dtype.
@@ -39,15 +39,15 @@ from reverb_writer.protocol.messages import DataType, TensorProto, TensorShapePr
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MAX_TENSOR_BYTES: Final = 2**31 - 1
-"""Size in bytes of the largest array that is encoded: the largest that fits in a protobuf message."""
+"""Largest size of an encoded array, in bytes: larger arrays do not fit in a protobuf message."""
 
-_MAX_DIMS: Final = 32  # NumPy 1; NumPy 2 can do 64
-_MAX_SNAPPY_RATIO: Final = 22  # its densest element makes 64 bytes of 3
-_MAX_EXTENT: Final = sys.maxsize // 16  # elements of the widest dtype; NumPy counts them as if no dimension were 0
-_MIN_VIEW_BYTES: Final = 8192  # smaller arrays are copied: that costs less than making a view
-_MORE: Final = 0x80  # marks a byte of a varint that is not its last
-_MAX_CACHED_SHAPE_BYTES: Final = 512  # 32 dimensions take fewer, but dimensions may have names
-_CONTENT_TAG: Final = b"\x22"  # field 4, length-delimited: the last field we write
+_MAX_DIMS: Final = 32  # limit of NumPy 1; NumPy 2 allows 64
+_MAX_SNAPPY_RATIO: Final = 22  # snappy's densest element makes 64 bytes from 3
+_MAX_EXTENT: Final = sys.maxsize // 16  # elements of the widest dtype; NumPy counts a dimension of 0 as 1
+_MIN_VIEW_BYTES: Final = 8192  # smaller arrays are copied, which costs less than a view
+_MORE: Final = 0x80  # marks each byte of a varint except the last
+_MAX_CACHED_SHAPE_BYTES: Final = 512  # 32 dimensions need less, but dimensions may have names
+_CONTENT_TAG: Final = b"\x22"  # field 4, length-delimited: the last written field
 
 _INTEGERS: Final = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {
@@ -60,13 +60,13 @@ _DTYPES: Final[dict[int, np.dtype[Any]]] = {
     DataType.DT_STRING: np.dtype(np.object_),
 }
 _NUMBERS: Final = {dtype: number for number, dtype in _DTYPES.items()}
-_REFERENCE: Final = 100  # TensorFlow 1 adds this to the number of a dtype for a reference to it
+_REFERENCE: Final = 100  # TensorFlow 1 adds this to the number of a dtype for its reference type
 _STRING_KINDS: Final = "SUOT"
 _ALLOWED: Final = ", ".join([dtype.name for dtype in _NUMBERS if dtype.kind != "O"] + ["bfloat16", "str", "bytes"])
 
 
 def dtype_number(dtype: np.dtype[Any]) -> int:
-    """Return the number of a dtype of any byte order; `S`, `U`, `StringDType` and object all mean strings."""
+    """Return the number of a dtype of any byte order; `S`, `U`, `StringDType` and object are strings."""
     if dtype.kind in _STRING_KINDS:
         return DataType.DT_STRING
     number = _NUMBERS.get(dtype.newbyteorder("="))
@@ -78,9 +78,9 @@ def dtype_number(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_of(number: int) -> np.dtype[Any]:
-    """Return the dtype, of native byte order, that has this number; strings are object, to be filled with `bytes`.
+    """Return the dtype with this number, in native byte order; strings are object arrays of `bytes`.
 
-    Raises UnsafeDataError if it is not on the allow-list, FormatError if it is bfloat16 and ml_dtypes is not installed.
+    Raises UnsafeDataError if the dtype is not on the allow-list, FormatError for bfloat16 without ml_dtypes.
     """
     dtype = _DTYPES.get(number)
     if dtype is not None:
@@ -106,9 +106,9 @@ def dtype_of(number: int) -> np.dtype[Any]:
 def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callable[[Array], Any]]:
     """Return the first bytes of a TensorProto of this dtype and shape, and a function that encodes an array's content.
 
-    The first bytes, the length of the content as a varint, and the content together are a TensorProto. The function
-    takes an array of any memory layout. It encodes `str` as UTF-8, and raises a StructureError if an element of an
-    object array is neither `str` nor `bytes`. Any thread may call it; compression releases the GIL.
+    A TensorProto is the first bytes, the length of the content as a varint, and the content. The function takes arrays
+    of any memory layout. It encodes `str` as UTF-8, and raises StructureError if an element of an object array is
+    neither `str` nor `bytes`. Any thread may call it; compression releases the GIL.
     """
     number = dtype_number(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -136,7 +136,7 @@ def _compress(array: Array) -> Any:
 
 
 def _compress_copy(array: Array) -> Any:
-    """Compress an array of any memory layout, 0-d, or of bfloat16, which cramjam refuses."""
+    """Compress a copy: for arrays that are small, not contiguous, 0-d, or bfloat16, which cramjam refuses."""
     return cramjam.snappy.compress_raw(array.tobytes())
 
 
@@ -165,7 +165,7 @@ def _as_bytes(element: object) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def varint(number: int) -> bytes:
-    """Return a number >= 0 in protobuf's encoding: seven bits a byte, lowest first, all but the last byte marked.
+    """Return a number >= 0 in protobuf's encoding: seven bits per byte, lowest first; all bytes except the last marked.
 
     >>> varint(300).hex()
     'ac02'
@@ -182,30 +182,30 @@ def varint(number: int) -> bytes:
 
 
 def damaged(what: str) -> FormatError:
-    """Return an error that says that stored data is damaged; `what` names the data."""
+    """Return the error for damaged data; `what` names the data."""
     return FormatError(f"{what}. The data is damaged, or was not written by a Reverb client.")
 
 
 @dataclass(frozen=True, eq=False)
 class TensorHeader:
-    """Dtype and shape of an encoded tensor. Headers of equal dtype and shape are one object while they are cached."""
+    """Dtype and shape of an encoded tensor. While cached, headers of equal dtype and shape are one object."""
 
     dtype: np.dtype[Any]  # of native byte order
-    shape: tuple[int, ...]  # with all dimensions
+    shape: tuple[int, ...]  # all dimensions
     num_bytes: int  # size of the array, without the characters of strings
     length_prefix: bytes  # first bytes of a snappy block of `num_bytes`, as most writers write it
     min_block_bytes: int  # size of the smallest snappy block of `num_bytes`
 
 
 class EncodedTensor(NamedTuple):
-    """A tensor whose content is not decoded."""
+    """A tensor that is not decoded."""
 
-    header: TensorHeader  # its dtype and shape
-    content: bytes  # a snappy block; of strings their lengths and bytes
+    header: TensorHeader  # dtype and shape
+    content: bytes  # a snappy block; for strings, lengths and bytes
     strings: Sequence[bytes] = ()  # the strings, if `content` is empty
 
     def check(self, max_bytes: int) -> None:
-        """Check that header and content agree, without decoding the content and without allocating memory for it."""
+        """Check that header and content agree, without decoding or allocation."""
         header, content = self.header, self.content
         if header.num_bytes > max_bytes:
             raise UnsafeDataError(
@@ -235,8 +235,8 @@ class EncodedTensor(NamedTuple):
     def decode_into(self, array: Array, *, delta_encoded: bool = False) -> None:
         """Decode into an array of this dtype and shape, in C order; decompression releases the GIL.
 
-        Strings become `bytes` in an object array. Booleans become 0 or 1, whatever byte is stored. If `delta_encoded`,
-        integers of two or more dimensions are stored as differences along axis 0. Damaged content raises FormatError,
+        Strings become `bytes` in an object array. Booleans become 0 or 1 for any stored byte. If `delta_encoded`,
+        integers of two or more dimensions are stored as differences along axis 0. Damaged content raises FormatError
         and leaves undefined values in the array.
         """
         kind = self.header.dtype.kind
@@ -251,13 +251,13 @@ class EncodedTensor(NamedTuple):
         if sys.byteorder == "big":
             array.byteswap(inplace=True)
         if delta_encoded and kind in "iu" and array.ndim > 1:
-            # As unsigned numbers, because the differences wrap around.
+            # Unsigned, because the differences wrap around.
             steps = array.view(f"u{array.itemsize}")
             np.cumsum(steps, axis=0, dtype=steps.dtype, out=steps)
 
 
 def decompress_into(content: bytes | memoryview, array: Array) -> None:
-    """Decompress a snappy block, whose size was checked, into a uint8 array of that size, in C order."""
+    """Decompress a snappy block of checked size into a uint8 array of this size, in C order."""
     decompress: Callable[[Any, Any], int] = cramjam.snappy.decompress_raw_into  # NumPy 1 types no array as a buffer
     try:
         decompress(content, array)
@@ -266,7 +266,7 @@ def decompress_into(content: bytes | memoryview, array: Array) -> None:
 
 
 def decode_strings(content: bytes, strings: Sequence[bytes], count: int) -> Array:
-    """Return strings, [count] `bytes`: lengths and bytes in `content`, or the fields `strings` if that is empty."""
+    """Return strings, [count] `bytes`, from lengths and bytes in `content`, or `strings` if `content` is empty."""
     found = _split_strings(content, count) if content else list(strings)
     if len(found) != count:
         raise damaged(f"{len(found)} strings, expected {count} from their shape")
@@ -276,7 +276,7 @@ def decode_strings(content: bytes, strings: Sequence[bytes], count: int) -> Arra
 
 
 def _split_strings(content: bytes, count: int) -> list[bytes]:
-    """Split bytes that hold the lengths of all strings, as varints of up to 32 bits, and then the strings."""
+    """Split content into strings; it has all lengths, as varints of up to 32 bits, then all strings."""
     lengths: list[int] = []
     position = 0
     while len(lengths) < count:
@@ -299,7 +299,7 @@ def _split_strings(content: bytes, count: int) -> list[bytes]:
 
 
 def parse_header(dtype_number: int, encoded_shape: bytes) -> TensorHeader:
-    """Return dtype and shape of an untrusted writer's tensor, of a `messages.DataType` and a TensorShapeProto."""
+    """Return the header of an untrusted writer's tensor, from a `messages.DataType` and an encoded TensorShapeProto."""
     parse = _parse_header if len(encoded_shape) <= _MAX_CACHED_SHAPE_BYTES else _parse_header.__wrapped__
     return parse(dtype_number, encoded_shape)
 

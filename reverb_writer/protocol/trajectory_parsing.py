@@ -1,9 +1,9 @@
-"""An item's encoded trajectory to integers: which rows of which chunks each of its columns consists of.
+"""An item's encoded trajectory to integers: the chunks and rows that form each column.
 
-A trajectory lists the chunk slices of every column. Columns that were written together name the same rows of the same
-chunks, and differ only in the index of their tensor within the chunk. Such columns form a group here, and are looked up
-and gathered together. Items of our writers have one group; items of TF-Agents' writer, which writes one chunk for each
-column, have one group for each column.
+A trajectory lists the chunk slices of every column. Columns that were written together list the same rows of the same
+chunks, and differ only in the index of the tensor within the chunk. Such columns form a group, and are looked up and
+gathered together. Items of our writers have one group. TF-Agents' writer writes one chunk per column, so its items have
+one group per column.
 
 Pure: no I/O. Source: reverb/cc/schema.proto (FlatTrajectory); protobuf's encoding guide.
 """
@@ -28,14 +28,14 @@ class ColumnGroup(NamedTuple):
     """Columns of an item that consist of the same rows of the same chunks."""
 
     columns: tuple[int, ...]  # indices of the columns in the item
-    tensors: tuple[int, ...]  # for each column, the index of its tensor in the chunks
+    tensors: tuple[int, ...]  # per column, the index of its tensor in the chunks
 
 
 class ItemLayout(NamedTuple):
-    """How an item's columns are stored in chunks. Items of one writer have equal layouts."""
+    """The places of an item's columns in chunks. Items of one writer have equal layouts."""
 
-    groups: tuple[ColumnGroup, ...]  # every column is in exactly one
-    is_scalar: tuple[bool, ...]  # for each column, whether it has one row, which readers get without the time dimension
+    groups: tuple[ColumnGroup, ...]  # every column is in exactly one group
+    is_scalar: tuple[bool, ...]  # per column, whether readers get its only row without the time dimension
 
 
 _FIELD, _INDEX = b"\x0a", b"\x20"  # tags: field 1, of both columns and slices; a slice's index
@@ -45,21 +45,21 @@ _INDICES = [bytes([index]) for index in range(128)]
 
 
 Parsed = tuple[ItemLayout, Sequence[Sequence[Slice]]]
-"""An item's layout, and the slices of each of its groups."""
+"""An item's layout, and the slices of each group."""
 
 
 def parse_trajectory(flat_trajectory: bytes) -> Parsed:
-    """Parse an encoded FlatTrajectory; a FormatError if it is none, or has no columns, or a column has no rows."""
+    """Parse an encoded FlatTrajectory; raise FormatError if it is damaged, has no columns, or a column has no rows."""
     return _parse_one_slice(flat_trajectory) or _parse_uniform(flat_trajectory) or _parse_any(flat_trajectory)
 
 
 def _parse_one_slice(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
-    """Parse a trajectory of one slice in each column, as most items of our writers have; None if it is not one.
+    """Parse a trajectory of one slice per column, as in most items of our writers; return None for any other.
 
-    The columns have the same bytes, but for the last one of each, which is the index. Our writers send an index of 0
-    for the first column. Reverb sends it on in protobuf's canonical form, without that index.
+    The columns have the same bytes, except for the last byte, which is the index. Our writers send an index of 0 for
+    the first column. Reverb sends protobuf's canonical form, without this index.
     """
-    size = flat[1] + 2 if len(flat) > 1 and flat[1] < 0x7E else 0  # noqa: PLR2004  # a length of one byte, with an index, too
+    size = flat[1] + 2 if len(flat) > 1 and flat[1] < 0x7E else 0  # noqa: PLR2004  # one byte has the length, also with an index
     if not 6 <= size <= len(flat) or flat[3:4] != _INDICES[size - 4] or not flat[:1] == flat[2:3] == _FIELD:  # noqa: PLR2004
         return None
     if flat[size - 2 : size] == _ZERO_INDEX:
@@ -89,19 +89,19 @@ def _index_bytes(num_columns: int) -> list[bytes]:
 
 
 def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
-    """Parse a trajectory whose columns differ only in the index, as those of our writers do; None if they do not.
+    """Parse a trajectory whose columns differ only in the index, as in items of our writers; return None for any other.
 
-    The bytes of all columns but the first are computed and compared, which is ten times as fast as parsing them.
+    The bytes of all columns after the first are computed and compared, which is ten times as fast as parsing.
     """
     if len(flat) < 4 or flat[0] != 0x0A or flat[1] & flat[2] > 0x7F:  # noqa: PLR2004  # not a tag and a length of two bytes or fewer
         return None
     size, start = (flat[1], 2) if flat[1] < 0x80 else (flat[1] - 0x80 + flat[2] * 0x80, 3)  # noqa: PLR2004
     stop = start + size
-    # The first column names tensor 0. Its slices lack an index (protobuf's canonical form), or all end in an explicit 0
-    # (as our writers send them).
+    # The first column refers to tensor 0. All its slices lack an index (protobuf's canonical form), or all end in an
+    # explicit 0 (the form of our writers).
     first_stop = start + 2 + flat[start + 1] if start + 1 < len(flat) else 0
     index_bytes = 2 if flat[first_stop - 2 : first_stop] == _ZERO_INDEX else 0
-    added = 2 - index_bytes  # bytes by which a slice of another column is longer
+    added = 2 - index_bytes  # additional bytes of a slice in the other columns
     if stop + 1 < len(flat) and flat[stop + 1] < min(size + added, 0x80):  # the next column has no room for an index
         return None
     column = _split_column(flat[start:stop], index_bytes) if stop <= len(flat) else None
@@ -121,9 +121,9 @@ def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
 
 
 def _split_column(column: bytes, index_bytes: int) -> tuple[list[Slice], list[bytes], bytes] | None:
-    """Return a column's slices, its bytes split where the index stands or would stand, and its mark as a scalar.
+    """Return a column's slices, its bytes split at the places of the index, and its mark as a scalar.
 
-    None if it does not name tensor 0 alone, or is damaged.
+    Return None if the column is damaged or refers to another tensor than 0.
     """
     slices: list[Slice] = []
     pieces = []
@@ -135,7 +135,7 @@ def _split_column(column: bytes, index_bytes: int) -> tuple[list[Slice], list[by
             body = column[at + 2 : stop - index_bytes]
             if length > 0x7F or stop > len(column) or (index_bytes and column[stop - 2 : stop] != _ZERO_INDEX):  # noqa: PLR2004
                 return None
-            # Without the index's bytes these are whole fields, so that protobuf reads the index where it is put.
+            # Without the index's bytes, the body is whole fields: protobuf reads an index that is appended to it.
             read = messages.FlatTrajectory.ChunkSlice.FromString(body)
             if read.index or read.offset < 0 or read.length < 1:
                 return None
@@ -162,7 +162,7 @@ def _parse_any(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]]:
     except DecodeError as error:
         raise FormatError(f"an item whose trajectory cannot be parsed ({error}).") from None
     groups: dict[tuple[Slice, ...], int] = {}
-    group_of: list[int] = []  # by column, as `tensors` and `is_scalar`
+    group_of: list[int] = []  # per column, as `tensors` and `is_scalar`
     tensors: list[int] = []
     is_scalar: list[bool] = []
     for column in trajectory.columns:
@@ -187,7 +187,7 @@ def _parse_any(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]]:
 
 @functools.lru_cache(maxsize=16)  # a layout may be as large as a message
 def _grouped_layout(group_of: tuple[int, ...], tensors: tuple[int, ...], is_scalar: tuple[bool, ...]) -> ItemLayout:
-    """Return the layout of columns, given each column's group, tensor index and whether it is a scalar."""
+    """Return the layout of columns from each column's group, tensor index and mark as a scalar."""
     members: list[list[int]] = [[] for _ in range(max(group_of) + 1)]
     for column, group in enumerate(group_of):
         members[group].append(column)

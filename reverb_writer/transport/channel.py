@@ -1,9 +1,9 @@
-"""The channel to one Reverb server: address, TLS, token, time-outs, calls, and whether its connection is dead.
+"""The channel to one Reverb server: address, TLS, token, time-outs, calls, and the test for a dead connection.
 
-gRPC notices only after minutes that a connection is dead. A late call does not prove it: a server that is paused or
-busy answers over no connection. So a connection is given up, and its calls end, only after these observations:
+gRPC needs minutes to notice a dead connection. A late call is no proof of one: a paused or busy server answers over no
+connection. So a connection is given up, and its calls end, only after these observations:
 
-    no response -> a probe over it is not answered -> one over a new connection is, one over the old one is not
+    no response -> a probe is not answered -> a probe over a new connection is, one over the old connection is not
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
 _RECENT_S, _MAX_CONNECT_ERRORS = 10.0, 200  # at the pace of `_PAUSE_S`
 _ANSWER_WITHIN_S, _AGAIN_WITHIN_S = 2.0, 3.0
-_CLOSE_S = 1.0  # how long `close` waits until the connection is closed
-_NOT_BEFORE_S = 10.0  # from an examination without a finding to the next one
+_CLOSE_S = 1.0  # time that `close` waits for the end of the connection
+_NOT_BEFORE_S = 10.0  # least time between the starts of two examinations, unless the connection proves alive
 
 
 class Channel:
-    """A connection to one server, shared by all that talk to it.
+    """A connection to one server, shared by all its users.
 
-    Thread-safe. Connects on the first call and again by itself after a loss. Channels of one process to the same
-    address, with the same options, share a connection.
+    Thread-safe. It connects at the first call, and again by itself after a loss. Channels of one process with the same
+    address and options share a connection.
 
     Attributes:
-        address: of the server; `redirect` changes it.
-        last_response_at: `time.monotonic()` when a response came last; at first, when it was made.
-        local_pipes: its streams to a server of this process.
+        address: the server's address; `redirect` changes it.
+        last_response_at: `time.monotonic()` of the last response; at first, of the channel's creation.
+        local_pipes: streams to a server of this process.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Channel:
         use_proxy: bool = False,
         permanent: bool = False,
     ) -> None:
-        """Prepare the connection; nothing is sent yet. The arguments are those of `Client`.
+        """Prepare the connection; nothing is sent yet. `Client` documents the arguments.
 
-        But for `permanent`, which keeps the connection however long it or the server is silent: by default gRPC's pings
-        end it, or half an hour without a call. Raises ClosedError if a parent process used gRPC before the fork.
+        A `permanent` connection survives any silence; others end if a ping is not answered, or after half an hour
+        without a call. Raises ClosedError if a parent process used gRPC before the fork.
         """
         check_address(address)
         if token is not None and not _TOKEN.fullmatch(token):
@@ -87,12 +87,12 @@ class Channel:
             if tls.server_name is not None:
                 self._options["grpc.ssl_target_name_override"] = tls.server_name
             self._dial = functools.partial(grpc.aio.secure_channel, credentials=credentials_of(tls))
-            self._advice = "the certificates; the server may ask for one of the client, too"
+            self._advice = "the certificates; the server may ask for one of the client"
         self._is_direct = not tls and not use_proxy
         self.local_pipes: set[LocalPipe] = set()
         self._connect_errors: list[tuple[str, float]] = []
         self._closed = False
-        # The rest belongs to the loop's thread.
+        # Only the loop's thread uses the rest.
         self._wire: Wire | None = None
         self._num_given_up = 0
         self._next_examination_at = 0.0
@@ -105,16 +105,16 @@ class Channel:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a forked child of the one that made the channel."""
+        """Whether this process is a forked child of the channel's process."""
         return process_hooks.is_forked()
 
     @property
     def endpoint(self) -> endpoints.Endpoint | None:
-        """The server of the address, if it is in this process, and is to be reached without TLS or a proxy."""
+        """The server of the address if it is in this process and the channel uses neither TLS nor a proxy."""
         return endpoints.BY_ADDRESS.get(self.address) if self._is_direct else None
 
     def loss(self, reason: str) -> ReverbWriterError:
-        """Return the error of a stream whose connection is lost, or closed."""
+        """Return the error of a stream whose connection is lost or closed."""
         try:
             self.check_usable()
         except ClosedError as error:
@@ -122,7 +122,7 @@ class Channel:
         return ServerUnavailableError(f"there is no connection to the server at {self.address} ({reason}).")
 
     def redirect(self, address: str) -> None:
-        """Connect to the server's new address: streams end as if the connection were lost, calls are made again."""
+        """Use the server's new address: streams end as after a loss of the connection, calls are repeated."""
         check_address(address)
         self.check_usable()
         self.address = address
@@ -130,7 +130,7 @@ class Channel:
             loop.submit(self._give_up, f"the server has moved to {address}")
 
     def close(self) -> None:
-        """Close the connection; calls under way end with an error. Idempotent; does nothing in a forked child."""
+        """Close the connection; open calls end with an error. Idempotent; does nothing in a forked child."""
         if not self.is_forked:
             self._closed = True
             if loop.has_begun() or self.local_pipes:
@@ -149,10 +149,10 @@ class Channel:
     # --------------------------------------------------------------------------------------------- calls
 
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make a unary call; wait for the server to come up meanwhile.
+        """Make a unary call; wait for a server that is not up yet.
 
-        A call that is lost with its connection is made again. Of Reverb's, only a checkpoint does harm then. Raises
-        ServerUnavailableError if nothing answers at the address within the time, else as `translate_error` says.
+        A call is repeated if its connection is lost; among Reverb's calls, repetition harms only a checkpoint. Raises
+        ServerUnavailableError if nothing answers at the address within the time, else an error of `translate_error`.
         """
         self.check_usable()
         started = time.monotonic()
@@ -165,20 +165,20 @@ class Channel:
             raise self._explain(reasons, timeout_s) from error.__cause__
 
     def start(self, method: str, request: bytes, timeout_s: float) -> PendingCall[bytes]:
-        """Start a unary call, made once; if there is no server, it fails at once."""
+        """Start a unary call that is not repeated; without a server it fails at once."""
         self.check_usable()
         return PendingCall(lambda: self._ask(method, request, timeout_s), self.address, timeout_s)
 
     def server_info(self, timeout_s: float) -> ServerInfo:
-        """Ask the server for its tables, by `call`; a FormatError if the answer cannot be read."""
+        """Return the server's tables, by `call`; raise FormatError if the answer cannot be read."""
         return read_server_info(self.call(SERVER_INFO, b"", timeout_s), time.monotonic())
 
     def start_info(
         self, timeout_s: float, deliver: Callable[[ServerInfo | ReverbWriterError], object] = lambda _: None
     ) -> PendingCall[ServerInfo]:
-        """Ask the server for its tables once, without waiting for it to come up; never waits.
+        """Ask the server for its tables once; without a server it fails at once. Never waits.
 
-        `deliver` gets the answer, or the error that came instead, in the loop's thread; it must not wait.
+        The loop's thread calls `deliver` with the answer or the error; it must not wait.
         """
 
         async def ask() -> ServerInfo:
@@ -188,31 +188,31 @@ class Channel:
         return PendingCall(ask, self.address, timeout_s, deliver)
 
     def recent_connect_errors(self, seconds: float = _RECENT_S) -> list[str]:
-        """Return the errors of attempts to connect in the last seconds, in gRPC's words."""
+        """Return gRPC's texts for failed attempts to connect in the last `seconds`."""
         now = time.monotonic()
         return list(dict.fromkeys(reason for reason, at in self._connect_errors if now - at < seconds))
 
     def examine(self) -> None:
-        """Find out in the background whether the connection is dead, and end its calls if it is; never waits."""
+        """Test in the background whether the connection is dead, and end its calls if so; never waits."""
         self.check_usable()
         loop.submit(self._begin_examination)
 
     # ------------------------------------------------------------------------------------ the loop's thread
 
     def open(self, method: str) -> tuple[Wire, Any]:
-        """Open a bidirectional stream of bytes; for the loop's thread only. Return gRPC's call and what carries it."""
+        """Open a bidirectional stream of bytes; return its wire and gRPC's call. For the loop's thread only."""
         wire = self._connect()
         return wire, wire.open(method)
 
     def note_response(self) -> None:
-        """Note that something has come from the server."""
+        """Note the time of a response."""
         self.last_response_at = time.monotonic()
 
     def _connect(self) -> Wire:
-        """Return the wire that carries calls now."""
+        """Return the present wire, or a new one."""
         self.check_usable()
         if self._wire is None:
-            # A channel with the same options would share the connection that was given up.
+            # With the same options, the new channel would share the connection that was given up.
             self._wire = self._make_wire({"reverb_writer.num_given_up": self._num_given_up})
         return self._wire
 
@@ -255,7 +255,7 @@ class Channel:
         return reply
 
     async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make attempts that fail at once, and tell why, until one does not; gRPC connects again meanwhile."""
+        """Repeat the call while it fails without a connection; gRPC connects again meanwhile."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
@@ -269,15 +269,15 @@ class Channel:
                 cause = error.__cause__
                 if not isinstance(cause, grpc.RpcError) or cause.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
-                last = str(cause.details()).rpartition("last error: ")[2]  # of one address of the host
-                reason = urllib.parse.unquote(last.removeprefix("UNKNOWN: "))  # a second code, and [::1] as %5B::1%5D
+                last = str(cause.details()).rpartition("last error: ")[2]  # for one address of the host
+                reason = urllib.parse.unquote(last.removeprefix("UNKNOWN: "))  # removes a second code, and [::1] quoted
                 self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
                 if left_s <= _PAUSE_S:
                     raise
                 await asyncio.sleep(_PAUSE_S)
 
     def _explain(self, reasons: list[str], timeout_s: float) -> ReverbWriterError:
-        """Return the error of a call without an answer: a server that is not there, or one that does not answer."""
+        """Return the error of a call without an answer: the server does not exist, or does not answer."""
         is_silent = not reasons or any(map(is_silence, reasons))
         if is_silent or (all(map(is_refusal, reasons)) and is_listening(self.address)):
             return ReplayTimeoutError(
@@ -296,13 +296,13 @@ class Channel:
             loop.spawn(self._examine(self._wire, now))
 
     async def _examine(self, wire: Wire, since: float) -> None:
-        """Give the wire up if it is dead."""
+        """Give up the wire if it is dead; see the module."""
         if await wire.answers(_ANSWER_WITHIN_S) or self.last_response_at >= since:
             self._next_examination_at = 0.0
             return
         other = self._make_wire({"grpc.use_local_subchannel_pool": 1})
         again = loop.spawn(wire.answers(_AGAIN_WITHIN_S))
-        # The old one gets more time, so that a reply near the deadline is not held against it.
+        # The old connection gets more time than the new one, so a reply near the deadline is no proof against it.
         is_there = await other.answers(_AGAIN_WITHIN_S * 2 / 3)
         other.close("the question is answered")
         if not await again and is_there and self.last_response_at < since and wire is self._wire:
@@ -312,7 +312,7 @@ class Channel:
             )
 
     def __del__(self) -> None:
-        """Give the connection back."""
+        """Close the wire."""
         if not getattr(self, "_closed", True) and not self.is_forked:
             self._closed = True
             if self._wire is not None:
@@ -325,17 +325,17 @@ class ConnectionLoss:
     """A connection was lost, and there is no new one yet."""
 
     channel: Channel
-    error: Exception  # what ended the last connection, or what the last attempt to make one met
-    since: float  # `time.monotonic()` of the server's last word, or of the loss
+    error: Exception  # cause of the loss, or of the last failed attempt to connect
+    since: float  # `time.monotonic()` of the server's last message, or of the loss
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server exists and does not answer, by all attempts to connect in the last seconds."""
+        """Whether the server exists but does not answer, judged by the attempts to connect in the last seconds."""
         is_late = isinstance(self.error, ReplayTimeoutError) or is_silence(self._words)
         return is_late or (is_refusal(self._words) and is_listening(self.channel.address))
 
     def explain(self) -> str:
-        """Say what was seen. Only a refused connection advises a start: a paused server would lose its tables by it."""
+        """Return cause and advice. Only a refusal advises a start, because a paused server would lose its tables."""
         address, heard = self.channel.address, f"last heard of {time.monotonic() - self.since:.1f} s ago ({self._seen})"
         if self.is_silent:
             return f"The server at {address} does not answer, {heard}. It may be paused: look at its process."

@@ -1,12 +1,12 @@
-"""Items to one server, until it has confirmed them: connect, send, and send again after a loss.
+"""Delivery of items to one server until it has confirmed them: connect, send, and send again after a loss.
 
     InFlight.add() -> proceed() -> Pipe -> server
     answers, and the end of a connection -> post() -> the owner's thread runs them
 
-A `Delivery` has no thread and no lock: its owner calls it from one thread, and runs there what `post` gets from other
-threads. When the connection is lost, all items that are not confirmed are sent again with the same keys. The server
-keeps an item whose key it knows and only takes the new priority, so no item exists twice. A `Wait` is a call that waits
-until items are confirmed: until when, and what it is told if it waits in vain.
+A `Delivery` has no thread and no lock: its owner calls it from one thread, and there runs the functions that other
+threads give to `post`. After a loss of the connection, all unconfirmed items are sent again with the same keys. The
+server keeps an item with a known key and only sets the new priority, so no item exists twice. A `Wait` is a call that
+waits for confirmations: its end, and its error.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ _MESSAGE_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 5.0
 _QUESTION_TIMEOUT_S = 2.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
-_SILENCE_S = 10.0  # after which the connection is examined, if a confirmation is due
+_SILENCE_S = 10.0  # silence after which the connection is examined, if a confirmation is due
 _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
 _LOG_EVERY_S = 10.0
-_LONGEST = 10  # times the time-out: no wait is without end
+_LONGEST = 10  # bound of every wait, as a multiple of the time-out
 
 
 class Delivery:
-    """The way of items to one server.
+    """Delivers items to one server.
 
     Attributes:
-        flight: items that are not confirmed, and counters.
-        fault: kind and text of the error with which the server refuses; None if it does not.
-        loss: why there is no connection; None while there is one, or none was needed yet.
-        heard_at: `time.monotonic()` of the server's last word.
+        flight: unconfirmed items, and counters.
+        fault: kind and text of the error with which the server refuses items; None without a refusal.
+        loss: loss of the connection; None while there is one, or before one is needed.
+        heard_at: `time.monotonic()` of the server's last message.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class Delivery:
         max_sent_items: float = math.inf,
         is_checked: bool = False,
     ) -> None:
-        """Prepare the delivery; it connects when there is something to send, and does not close the channel.
+        """Prepare the delivery. It connects when it has items, and does not close the channel.
 
         Args:
             channel: the connection to the server.
-            post: has the owner's thread call a function soon; callable from any thread, never waits.
+            post: makes the owner's thread call a function soon; callable from any thread, never waits.
             counts: counters to raise.
-            needed: that of `InFlight`.
-            max_sent_items: items that may be sent and unconfirmed; sent items cannot be dropped.
-            is_checked: whether the caller has just asked for the tables: the first connection does not ask again.
+            needed: as for `InFlight`.
+            max_sent_items: bound of the sent and unconfirmed items; sent items cannot be dropped.
+            is_checked: whether the caller has just checked the tables, so that the first connection does not.
         """
         self.channel = channel
         self.flight = InFlight(needed)
@@ -102,7 +102,7 @@ class Delivery:
     # --------------------------------------------------------------------------------------------------- what to send
 
     def proceed(self) -> float:
-        """Connect and send, without waiting; return in how many seconds something else is due, infinity for never."""
+        """Connect and send, without a wait; return the seconds until more work is due, infinity for none."""
         if self._is_closed:
             return math.inf
         if self._pipe is not None:
@@ -115,14 +115,14 @@ class Delivery:
         if self._is_checked:
             self._is_checked = False
             self._open()
-        else:  # ask the server for its tables, and open a stream when it has answered
+        else:  # ask the server for its tables, and open a stream after the answer
             self._is_connecting = True
             self._attempt += 1
             self._question(_PROBE_TIMEOUT_S, functools.partial(self._on_info, self._attempt))
         return math.inf
 
     def _send(self, pipe: Pipe | LocalPipe) -> float:
-        """Send what is queued, and have a silent connection examined; return as `proceed`."""
+        """Send queued requests, and have a silent connection examined; return as `proceed`."""
         while self.flight.has_queued and self.flight.sent_items < self._max_sent_items:
             pipe.send(self.flight.take_message(_MESSAGE_BYTES))
         if not self.flight.sent_items:
@@ -134,7 +134,7 @@ class Delivery:
         return _SILENCE_S / 10
 
     def close(self) -> int:
-        """End the connection and give up what is pending; return how many items that is. Idempotent."""
+        """End the connection and give up pending items; return their number. Idempotent."""
         self._is_closed = True
         if self._pipe is not None:
             self._pipe.close()
@@ -150,7 +150,7 @@ class Delivery:
             handle(error)
 
     def _posting(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return a function that has the owner's thread handle an answer."""
+        """Return a function that makes the owner's thread handle an answer."""
         return lambda answer: self._post(functools.partial(handle, answer))
 
     def _on_info(self, attempt: int, info: ServerInfo | Exception) -> None:
@@ -171,13 +171,13 @@ class Delivery:
                 _LOG.warning(text, self.channel.address, self.flight.pending)
             self._state_id = info.state_id
             check_tables_exist(self.flight.tables(), info, self.channel.address)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the callers must hear of it
+        except Exception as error:  # noqa: BLE001  # the callers must get any error
             self._lost(error)
             return
         self._open()
 
     def _open(self) -> None:
-        """Open a stream, and send what is queued."""
+        """Open a stream, and send queued requests."""
         self._attempt += 1
         deliver = self._posting(functools.partial(self._on_event, self._attempt))
         try:
@@ -200,7 +200,7 @@ class Delivery:
                 event = error
         if isinstance(event, ReverbWriterError):
             self._pipe = None
-            # A table that a stream does not find may exist when the server is asked for its tables.
+            # A table that the stream did not find may exist later: the next question for the tables decides.
             self._lost(event, is_gone=isinstance(event, StructureError))
             return
         self.heard_at, self._failures = time.monotonic(), 0
@@ -215,7 +215,7 @@ class Delivery:
             _LOG.warning("%s: insert stream lost: %s It connects again.", self.channel.address, error)
         self.loss = ConnectionLoss(self.channel, error, self.heard_at)
         self._counts["resent_items"] += self.flight.requeue()
-        # Twice as late with each failure in a row, and at random, so that clients come back one by one.
+        # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.
         longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
         self._retry_at = time.monotonic() + random.uniform(longest_s / 2, longest_s)  # noqa: S311  # no secret
         self._failures += 1
@@ -228,7 +228,7 @@ class Delivery:
         self._has_asked, self._refusal = False, ""
 
     def ask(self, *, is_first: bool = False) -> None:
-        """Ask the server for the state of its tables; the first question of a wait makes it forget earlier answers."""
+        """Ask the server for the state of its tables; the first question of a wait discards earlier answers."""
         if is_first:
             self._forget_answers()
         self._has_asked = True
@@ -243,16 +243,16 @@ class Delivery:
             self._refusal = str(reply)
 
     def limiter_text(self) -> str | None:
-        """Say which rate limiter blocks, by the newest answer, and what would end that; None if none does."""
+        """Return the rate limiter that blocks in the newest answer, with advice; None if no limiter blocks."""
         return None if self._last_answer is None else explain_limiter(self._last_answer, self.flight.tables())
 
     def others_progress(self) -> bool:
-        """Return whether the server took inserts of others between the answers, while its rate limiter blocks ours."""
+        """Return whether other streams' inserts progressed between two answers while a rate limiter blocks ours."""
         first, last = self._first_answer, self._last_answer
         return first is not None and last is not None and inserts_progress(first, last, self.flight.tables())
 
     def explain(self) -> str:
-        """Say why items are not confirmed, as far as it shows."""
+        """Return the cause of missing confirmations, as far as it is known."""
         address, silence_s = self.channel.address, time.monotonic() - self.heard_at
         if self.loss is not None:
             return self.loss.explain()
@@ -273,16 +273,16 @@ class Wait:
     """A call that waits for room, or until everything is confirmed.
 
     If `extends`, progress starts the time-out again: a confirmation, or other streams' inserts into a table whose rate
-    limiter blocks ours. Reverb takes inserts in the order of their arrival, so those were ahead of ours. Even so the
-    wait ends after ten times the time-out. The server is asked twice: when the wait proves to be long, and when its
-    time is nearly up. The difference of the answers says who stands still.
+    limiter blocks ours. Reverb takes inserts in the order of arrival, so these inserts were ahead of ours. The wait
+    ends after at most ten times the time-out. The server is asked twice: when the wait proves long, and shortly before
+    its end. The difference of the answers shows whether actors or learners make progress.
 
     Attributes:
-        kind: "room" for a step, which needs `row` to be granted, "flush", or "close".
-        answer: gets the outcome: None, or the error to raise.
-        is_abandoned: whether the caller has left, because it was interrupted.
+        kind: "room" for a step that needs `row` to be granted, "flush", or "close".
+        answer: queue for the outcome: None, or the error to raise.
+        is_abandoned: whether an interrupt has ended the call.
 
-    Source: Reverb 0.14, `table.cc`: one queue of inserts for each table, whatever stream they came by.
+    Source: Reverb 0.14, `table.cc`: one queue of inserts per table, for all streams.
     """
 
     def __init__(
@@ -295,12 +295,12 @@ class Wait:
         self._restart()
         self._began_at = self._logged_at = self._since
         self._look_at = math.inf
-        self._acknowledged = -1  # items, at the last progress
+        self._acknowledged = -1  # items confirmed at the last progress
 
     def proceed(self, delivery: Delivery, acknowledged: int, num_pending: int) -> Exception | None:
-        """Ask the server when it is time, log every ten seconds; return the error when the time is up.
+        """Ask the server if it is time, log every ten seconds, and return the error at the time-out.
 
-        `acknowledged` items are confirmed so far: if there are more than before, the time-out may begin again.
+        `acknowledged` is the number of items confirmed so far: an increase may start the time-out again.
         """
         if self.extends and self._acknowledged not in (-1, acknowledged):
             self._restart()
@@ -328,7 +328,7 @@ class Wait:
         self._ask_at = [self._since + min(_FIRST_QUESTION_S, self.timeout_s / 4), self._since + last_s]
 
     def _is_over(self, delivery: Delivery) -> bool:
-        """Return whether the time is up; others' progress at the server starts it again."""
+        """Return whether the time is up; progress of other streams starts it again."""
         now = time.monotonic()
         if now - self._since < self.timeout_s:
             return False
@@ -344,24 +344,24 @@ class Wait:
         return time.monotonic() - self._began_at
 
     def had_room_for(self, seconds: float, *, has_room: bool) -> bool:
-        """Return whether there has been some room for so many seconds, given whether there is any now."""
+        """Return whether there has been room for at least `seconds`; `has_room` is whether there is room now."""
         now = time.monotonic()
         self._look_at = min(self._look_at, now + seconds) if has_room else math.inf
         return now >= self._look_at
 
     def left_s(self) -> float:
-        """Return in how many seconds there is something to do."""
+        """Return the seconds until `proceed` is due."""
         now = time.monotonic()
         times = (self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S, self._look_at, *self._ask_at)
         return max(min(times) - now, 0.0)
 
 
 def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, *, is_checked: bool = False) -> None:
-    """Send items by a stream of their own, and return when the server has confirmed every item.
+    """Send items by their own stream, and return when the server has confirmed every item.
 
-    A server inserts what comes by one stream in its order, so an item that waits keeps all behind it waiting: items
-    that have nothing to do with each other do not share a stream. After an error, the server may still insert what it
-    has got. `is_checked` is that of `Delivery`.
+    A server inserts the items of a stream in order, so a waiting item blocks all later items of the stream: unrelated
+    items must not share a stream. After an error, the server may still insert received items. `is_checked` is as for
+    `Delivery`.
     """
     inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     with contextlib.closing(Delivery(channel, inbox.put, collections.Counter(), is_checked=is_checked)) as delivery:

@@ -1,10 +1,10 @@
-"""Servers of this process, by address: their clients here call functions, and need no socket.
+"""Servers of this process, by address: clients of the same process call functions, without a socket.
 
     LocalServer --> BY_ADDRESS --> Channel: calls
                                --> LocalPipe: streams
 
-Nothing of a server's package is imported. The functions take locks and change tables, so the main thread, which an
-interrupt may meet anywhere, never calls them: the loop does so for it.
+No server package is imported. The functions take locks and change tables, so the main thread never calls them, because
+an interrupt may stop it anywhere. The loop calls them instead.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ Answer: TypeAlias = "bytes | UnencodedSamples | grpc.RpcError"
 
 
 class Stream(Protocol):
-    """The server's end of a stream. Thread-safe; nothing of it waits for a rate limiter."""
+    """The server's end of a stream. Thread-safe; no method waits for a rate limiter."""
 
     def open(self) -> None:
-        """Begin; the server ends it from here on when it is closed."""
+        """Begin; when the server closes, it ends the stream."""
 
     def feed(self, message: bytes) -> None:
-        """Take a message; it is carried out after those before."""
+        """Take a message; messages are carried out in order."""
 
     def pause(self) -> None:
-        """Answer no more until `resume`. Called while an answer is delivered."""
+        """Deliver no answers until `resume`. Called while an answer is delivered."""
 
     def resume(self) -> None:
-        """Answer on."""
+        """Deliver answers again."""
 
     def end(self) -> None:
-        """Answer no more, and give up what waits. Idempotent."""
+        """Deliver no more answers, and give up waiting requests. Idempotent."""
 
 
 class Endpoint(Protocol):
@@ -49,8 +49,8 @@ class Endpoint(Protocol):
         """
 
     def stream(self, method: str, deliver: Callable[[Answer], object]) -> Stream:
-        """Return a new stream; `deliver` gets its answers, and once the error that ends it. It must not wait."""
+        """Return a new stream; `deliver` gets the answers, and finally the error that ends it. It must not wait."""
 
 
 BY_ADDRESS: Final[dict[str, Endpoint]] = {}
-"""The servers of this process. Who starts or stops one changes it."""
+"""The servers of this process. Each start or stop of a server changes it."""

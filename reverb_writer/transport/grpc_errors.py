@@ -1,4 +1,4 @@
-"""The border at which gRPC's errors become ours."""
+"""Translation of gRPC's errors to ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reverb_writer.errors import (
 )
 
 NO_ANSWER = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
-"""The states of a call that the server has not answered."""
+"""Status codes of calls that the server has not answered."""
 
 _CONNECT_TIMEOUT_S = 0.3
 _REFUSALS = {
@@ -25,7 +25,7 @@ _REFUSALS = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
-"""Status codes with which a server, or a gateway in front of it, refuses a stream that it will refuse again."""
+"""Status codes of a lasting refusal of a stream by a server or by a gateway in front of it."""
 
 _KINDS: dict[grpc.StatusCode, type[ReverbWriterError]] = {
     grpc.StatusCode.NOT_FOUND: StructureError,
@@ -33,16 +33,16 @@ _KINDS: dict[grpc.StatusCode, type[ReverbWriterError]] = {
     grpc.StatusCode.UNAUTHENTICATED: PermissionDeniedError,
 }
 _CONNECTION_ENDED = "Stream removed"
-"""How gRPC's core begins the text of a stream that ends with its connection, whatever state it gives it."""
+"""Begin of the text of gRPC's core for a stream that ends with its connection, with any status code."""
 
 
 def translate_error(
     error: grpc.RpcError, address: str, *, is_stream: bool = False, reason: str | None = None
 ) -> ReverbWriterError:
-    """Return our error for one of gRPC's; `reason` says what ended the call, if that is better known than by gRPC.
+    """Return our error for one of gRPC's; `reason` is the cause of the call's end, if it is known better than by gRPC.
 
-    A lost connection may end a stream with any state. A stream has no time-out: if that is its state, a gateway has
-    ended it.
+    A lost connection may end a stream with any status code. A stream has no time-out, so a gateway has ended a stream
+    with the code of a time-out.
     """
     code = error.code()
     reason = reason or describe_error(error)
@@ -63,30 +63,30 @@ def describe_error(error: grpc.RpcError) -> str:
 
 
 def is_silence(reason: str) -> bool:
-    """Return whether gRPC's text for a lost or failed connection says that the other side exists but is silent.
+    """Return whether gRPC's text for a lost or failed connection means that the other side exists but is silent.
 
-    A process that is stopped or overloaded does not take the connections that the kernel has made for it. A host has
-    several addresses; at one address it may still be refused.
+    A stopped or overloaded process does not accept the connections that the kernel has made for it. A connection to
+    another address of the host may be refused.
     """
     text = reason.lower()
     return any(word in text for word in ("timed out", "timeout", "deadline exceeded")) and "dns" not in text
 
 
 def is_refusal(reason: str) -> bool:
-    """Return whether gRPC's text says that nothing listens at the address, and does not speak of silence, too.
+    """Return whether gRPC's text means that nothing listens at the address, and no address is silent.
 
     A server or a gateway that refuses a call does listen.
     """
     text = reason.lower()
-    texts = "connection refused", "actively refused", "no such file"  # the second one is of Windows
+    texts = "connection refused", "actively refused", "no such file"  # the second text is from Windows
     return any(one in text for one in texts) and not is_silence(reason)
 
 
 def is_listening(address: str) -> bool:
-    """Return whether something accepts connections at one of the addresses of `host:port`, tried once.
+    """Return whether one attempt finds a listener at any of the addresses of `host:port`.
 
-    gRPC names only the last of the addresses that failed. If `localhost` is refused at ::1 and silent at 127.0.0.1, it
-    mostly names the refusal, although the server exists.
+    gRPC names only the last address that failed. If `localhost` is refused at ::1 and silent at 127.0.0.1, gRPC mostly
+    names the refusal, although the server exists.
     """
     host, _, port = address.rpartition(":")
     if host.startswith("unix") or not port.isdigit():

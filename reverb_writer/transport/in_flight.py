@@ -4,9 +4,8 @@
              ^                        |
              +-------- requeue -------+   (the connection was lost)
 
-The server forgets a chunk unless each request that brings items names it among those to keep, and refuses a request
-that names one it does not have. A message keeps the chunks that the server has and that requests in the queue, or
-windows to come, may name.
+Each request lists chunks to keep. The server forgets all other chunks, and refuses a request that lists an unknown
+chunk. A message lists the chunks on the server that queued requests or later windows may refer to.
 
 Not thread-safe: its owner calls it from one thread.
 
@@ -33,19 +32,19 @@ Keys = npt.NDArray[np.uint64]
 class InsertRequest:
     """Items that were encoded together, and the chunks that they need."""
 
-    tables: frozenset[str]  # that the items go to
-    first_key: int  # of the items; the other keys follow it, in the order of the rows
-    rows: list[npt.NDArray[np.uint8]]  # as `encode_items` makes them, in the order of their insertion: one item per row
-    chunks: dict[int, bytes]  # encoded, by key, all that the items name, in the order of their steps
-    num_bytes: int  # memory that the request adds: its rows, and the chunks that no earlier request had
+    tables: frozenset[str]  # tables that get the items
+    first_key: int  # key of the first item; the other keys follow it, in the order of the rows
+    rows: list[npt.NDArray[np.uint8]]  # as `encode_items` makes them, in the order of insertion: one item per row
+    chunks: dict[int, bytes]  # all encoded chunks of the items, by key, in the order of their steps
+    num_bytes: int  # memory that the request adds: its rows, and chunks that no earlier request had
 
     def __post_init__(self) -> None:
         self.num_items = self.num_pending = sum(map(len, self.rows))
         self._is_pending = np.ones(self.num_items, bool)
 
     def acknowledge(self, keys: Keys) -> int:
-        """Mark those of these items that belong to the request as acknowledged; return how many were new."""
-        index = keys - np.uint64(self.first_key)  # keys below the first come out huge
+        """Mark items of the request as acknowledged; return how many were new. Other keys are ignored."""
+        index = keys - np.uint64(self.first_key)  # keys below the first one wrap around to huge numbers
         self._is_pending[index[index < self.num_items]] = False
         before, self.num_pending = self.num_pending, int(np.count_nonzero(self._is_pending))
         return before - self.num_pending
@@ -62,14 +61,14 @@ class InFlight:
     """Requests in flight.
 
     Attributes:
-        acknowledged: items that the server has confirmed.
-        pending: items that it has not, and that were not given up.
-        pending_bytes: their memory.
-        progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending then, of the next `add`.
+        acknowledged: number of items that the server has confirmed.
+        pending: number of items that are neither confirmed nor given up.
+        pending_bytes: memory of the pending items.
+        progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending after it, of the next `add`.
     """
 
     def __init__(self, needed: Callable[[], Iterable[int]] = lambda: ()) -> None:
-        """Start with nothing in flight; `needed` returns the keys of the chunks that windows to come may name."""
+        """Start with nothing in flight; `needed` returns the keys of chunks that later windows may refer to."""
         self._needed = needed
         self.acknowledged = self.pending = self.pending_bytes = 0
         self.progress_at = 0.0
@@ -79,16 +78,16 @@ class InFlight:
 
     @property
     def has_queued(self) -> bool:
-        """Whether a message could be taken."""
+        """Whether `take_message` has a request to take."""
         return bool(self._queued)
 
     @property
     def sent_items(self) -> int:
-        """Items whose acknowledgements are to come."""
+        """Number of sent items without an acknowledgement."""
         return sum(request.num_pending for request in self._sent)
 
     def tables(self) -> set[str]:
-        """Return the tables that pending items go to."""
+        """Return the tables of all pending items."""
         return {table for request in (*self._sent, *self._queued) for table in request.tables}
 
     def add(self, request: InsertRequest) -> None:
@@ -100,7 +99,7 @@ class InFlight:
         self._queued.append(request)
 
     def take_message(self, num_bytes: int) -> bytes:
-        """Take requests of about `num_bytes` from the queue, as one message without the chunks that the server has."""
+        """Take requests of about `num_bytes` from the queue, as one message without chunks that the server has."""
         parts: list[bytes | memoryview] = []
         size = 0
         while self._queued and size < num_bytes:
@@ -119,7 +118,7 @@ class InFlight:
         return b"".join(parts)
 
     def acknowledge(self, keys: Keys) -> int:
-        """Mark these items as acknowledged; return how many were new. Keys that are not in flight are ignored."""
+        """Mark items as acknowledged; return how many were new. Keys that are not in flight are ignored."""
         before, expected = self.acknowledged, len(keys)
         for request in [*self._sent]:
             if not expected:
@@ -136,7 +135,7 @@ class InFlight:
         return self.acknowledged - before
 
     def requeue(self) -> int:
-        """Put what is not acknowledged back at the head of the queue, in order; return how many items that is."""
+        """Put all sent requests back at the head of the queue, in order; return the number of unconfirmed items."""
         num_items = self.sent_items
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
@@ -144,7 +143,7 @@ class InFlight:
         return num_items
 
     def drop_oldest(self) -> bool:
-        """Give up the oldest request in the queue, but not the newest; return whether there was one."""
+        """Give up the oldest request in the queue unless it is the only one; return whether one was given up."""
         if len(self._queued) <= 1:
             return False
         request = self._queued.popleft()
@@ -153,7 +152,7 @@ class InFlight:
         return True
 
     def drop_all(self) -> int:
-        """Give up everything pending; return how many items that is."""
+        """Give up all pending items; return their number."""
         undelivered = self.pending
         self.pending = self.pending_bytes = 0
         self._queued.clear()

@@ -2,9 +2,9 @@
 
     any thread --submit, PendingCall--> the loop's thread: grpc.aio, timers, time-outs --> a queue or a function
 
-The loop carries bytes: nothing that it calls waits or takes long. Callers wait at a `queue.SimpleQueue`, which Ctrl-C
-cannot leave locked. When the interpreter ends, all calls end before any object of gRPC is deleted. A forked child uses
-nothing of this.
+The loop carries bytes: no function that it calls waits or takes long. Callers wait at a `queue.SimpleQueue`, which
+Ctrl-C cannot leave locked. When the interpreter ends, all calls end before any object of gRPC is deleted. A forked
+child cannot use the loop.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _T = TypeVar("_T")
 _LOG = logging.getLogger(__package__)
 
 THREAD_NAME: Final = "reverb-writer-loop"
-_END_S = 2.0  # for all calls to end when the interpreter does
-_SHORT_S = 30.0  # for the loop to say that a call's time is over: milliseconds, unless the machine has no time for us
+_END_S = 2.0  # time for all calls to end when the interpreter ends
+_SHORT_S = 30.0  # time for the loop to end a late call: milliseconds, except on an overloaded machine
 
 
 class _Loop:
     """The loop and its thread."""
 
     def __init__(self) -> None:
-        self.asyncio = asyncio.SelectorEventLoop()  # a policy of the user's may have others, such as uvloop
+        self.asyncio = asyncio.SelectorEventLoop()  # the user's policy may make other loops, such as uvloop's
         self.asyncio.set_exception_handler(_drop_spurious_errors)
         self.thread: int | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -49,7 +49,7 @@ class _Loop:
         self.has_ended.set()
 
     async def end(self) -> None:
-        """End all that is open, and then the thread."""
+        """End everything that is open, then the thread."""
         for close in [*self.closers]:
             close("the interpreter ends")
         others = self.tasks - {asyncio.current_task()}
@@ -58,12 +58,12 @@ class _Loop:
         self.asyncio.stop()
 
 
-_loops: dict[str, _Loop] = {}  # one, from the first call on
+_loops: dict[str, _Loop] = {}  # empty before the first call; then one loop
 _is_ending = False
 
 
 def submit(call: Callable[..., object], *arguments: Any) -> None:
-    """Have the loop's thread make a call soon; never waits. Calls of one thread are made in their order.
+    """Make the loop's thread call a function soon; never waits. Calls of one thread keep their order.
 
     Raises:
         ClosedError: the interpreter ends, or a parent process has used gRPC.
@@ -90,7 +90,7 @@ def is_ending() -> bool:
 
 
 def has_begun() -> bool:
-    """Return whether there is a loop."""
+    """Return whether the loop exists."""
     return bool(_loops)
 
 
@@ -101,7 +101,7 @@ def is_here() -> bool:
 
 
 class PendingCall(Outcome[_T]):
-    """A call that is under way on the loop. Thread-safe."""
+    """A call on the loop. Thread-safe."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class PendingCall(Outcome[_T]):
         timeout_s: float,
         deliver: Callable[[_T | ReverbWriterError], object] = lambda _: None,
     ) -> None:
-        """Have the loop do the work, which returns the reply or raises ReverbWriterError; raises as `submit`.
+        """Start the work on the loop; it returns the reply or raises ReverbWriterError. Raises as `submit`.
 
-        The work ends after `timeout_s` seconds by itself. `deliver` gets the reply, or the error, in the loop's thread;
+        The work itself ends after `timeout_s` seconds. The loop's thread calls `deliver` with the reply or the error;
         it must not wait.
         """
         super().__init__()
@@ -127,7 +127,7 @@ class PendingCall(Outcome[_T]):
                 submit(lambda: self._task and self._task.cancel())
 
     def result(self) -> _T:
-        """Wait for the reply, or raise what has come instead; an interrupt of the wait ends the call."""
+        """Wait for the reply, or raise the call's error; an interrupt of the wait ends the call."""
         assert not is_here(), "the loop's thread would wait for itself"  # noqa: S101
         try:
             if not self.wait(self._timeout_s + _SHORT_S):
@@ -149,7 +149,7 @@ class PendingCall(Outcome[_T]):
                 raise ReplayTimeoutError(text) from None
             except ReverbWriterError:
                 raise
-            except Exception as error:  # whatever it is, the caller must hear of it
+            except Exception as error:  # the caller must get any error
                 _LOG.exception("A call to %s has failed.", self._address)
                 raise ReverbWriterError(f"the call to {self._address} failed: {error!r}.") from error
 
@@ -158,7 +158,7 @@ class PendingCall(Outcome[_T]):
 
 
 def spawn(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-    """Start a task. For the loop's thread only, as all below."""
+    """Start a task. For the loop's thread only, as all functions below."""
     loop = _loops[""]
     task = loop.asyncio.create_task(work)
     loop.tasks.add(task)  # asyncio keeps no reference
@@ -167,17 +167,17 @@ def spawn(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
 
 
 def close_at_end(close: Callable[[str], object]) -> None:
-    """Have a method called, with the reason, when the interpreter ends; its object is kept until `forget`."""
+    """Call a method with the reason when the interpreter ends; keeps the method's object until `forget`."""
     _loops[""].closers.add(close)
 
 
 def forget(close: Callable[[str], object]) -> None:
-    """Take back `close_at_end`."""
+    """Undo `close_at_end`."""
     _loops[""].closers.discard(close)
 
 
 def _drop_spurious_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what goes wrong on the loop, but not that another loop has read gRPC's word first (grpc issue 25364)."""
+    """Log errors of the loop, except that another loop has read gRPC's event first (grpc issue 25364)."""
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)
 

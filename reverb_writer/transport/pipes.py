@@ -1,4 +1,4 @@
-"""Bidirectional streams of bytes: messages out, messages in, and the end. No retries.
+"""Bidirectional streams of bytes: messages in both directions, and an end. No retries.
 
 Pipe        over the loop, to a server anywhere
 LocalPipe   to a server of this process, without a socket and without a thread
@@ -30,14 +30,14 @@ _LOG = logging.getLogger(__package__)
 
 Event: TypeAlias = "bytes | UnencodedSamples | ReverbWriterError"
 
-_MAX_UNREAD_BYTES = 16 << 20  # the rest stays at the server, but for one message
+_MAX_UNREAD_BYTES = 16 << 20  # at most one message more is read from the server
 
 
 def open_pipe(channel: Channel, method: str, deliver: Callable[[Event], object]) -> Pipe | LocalPipe:
-    """Open a stream over the channel, or without it if the server is in this process; never waits.
+    """Open a stream over the channel, or a local one if the server is in this process; never waits.
 
-    `deliver` gets each message, and once the error that has ended the stream, unless `close` came first. It is called
-    by any thread, one at a time, and must not wait. Raises ClosedError as the channel does.
+    `deliver` gets each message, and finally the error that has ended the stream, unless `close` was called before. Any
+    thread calls it, one at a time; it must not wait. Raises ClosedError as the channel does.
     """
     channel.check_usable()
     endpoint = channel.endpoint
@@ -45,23 +45,23 @@ def open_pipe(channel: Channel, method: str, deliver: Callable[[Event], object])
 
 
 class Pipe:
-    """A stream of bytes, in both directions. Thread-safe."""
+    """A bidirectional stream of bytes over the loop. Thread-safe."""
 
     def __init__(self, channel: Channel, method: str, deliver: Callable[[Event], object]) -> None:
-        """Open the stream; see `open_pipe`. `deliver` is called in the loop's thread."""
+        """Open the stream; see `open_pipe`. The loop's thread calls `deliver`."""
         self._channel, self._method = channel, method
         self._deliver: Callable[[Event], object] = deliver
         self._outgoing: collections.deque[bytes] = collections.deque()
         self._is_idle = False  # whether the writer must be woken
         self._has_ended = False
-        # The rest belongs to the loop's thread.
+        # Only the loop's thread uses the rest.
         self._call: Any = None
         self._may_write, self._may_read = asyncio.Event(), asyncio.Event()
         self._may_read.set()
         loop.submit(self._open)
 
     def send(self, message: bytes) -> None:
-        """Send a message after those before; never waits, and is ignored after the end."""
+        """Send a message, in the order of calls; never waits, and is ignored after the end."""
         if not self._has_ended:
             self._outgoing.append(message)
             if self._is_idle:
@@ -78,7 +78,7 @@ class Pipe:
         self._may_read.clear()
 
     def resume(self) -> None:
-        """Read on; never waits."""
+        """Read messages again; never waits."""
         _submit(self._may_read.set)
 
     def _open(self) -> None:
@@ -94,22 +94,22 @@ class Pipe:
     async def _run(self) -> None:
         error = await self._carry()
         self._cancel()
-        # gRPC keeps the connection as long as there is a call of it, and so do the frames of the traceback.
+        # gRPC keeps the connection while a call of it exists, and the frames of the traceback refer to the call.
         self._call = error.__traceback__ = error.__context__ = None
         self._outgoing.clear()
-        deliver, self._deliver = self._deliver, _ignore  # the owner must not be kept, and the connection with it
+        deliver, self._deliver = self._deliver, _ignore  # otherwise the owner and its connection would be kept
         if not self._has_ended:
             self._has_ended = True
             deliver(error)
 
     async def _carry(self) -> ReverbWriterError:
-        """Carry messages until the stream ends; return the error that says why."""
+        """Carry messages until the stream ends; return the error that names the cause."""
         address = self._channel.address
         wire, writer = None, None
         ends: list[grpc.aio.AioRpcError] = []
         try:
             wire, self._call = self._channel.open(self._method)
-            # If a message is being written then, gRPC puts an error of its own in the place of the server's.
+            # If a message is being written at the end, gRPC replaces the server's error by its own.
             self._call.add_done_callback(lambda call: ends.append(_status_of(call)))
             writer = loop.spawn(self._write(self._call))
             await self._read(self._call)
@@ -120,7 +120,7 @@ class Pipe:
             return self._channel.loss((wire.fault if wire is not None else None) or "the stream was cancelled")
         except ReverbWriterError as error:
             return error
-        except Exception as error:  # noqa: BLE001  # whatever it is, the owner of the stream must hear of it
+        except Exception as error:  # noqa: BLE001  # the stream's owner must get any error
             _LOG.exception("A stream to %s has failed.", address)
             return ReverbWriterError(f"the stream to the server at {address} failed: {error!r}.")
         finally:
@@ -137,9 +137,9 @@ class Pipe:
             await self._may_read.wait()
 
     async def _write(self, call: Any) -> None:
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # `_read` meets what has ended the stream
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # `_read` raises the cause of the end
             while True:
-                self._is_idle = True  # before the look: a message that is added after it wakes this
+                self._is_idle = True  # before the test of the queue, so that each later message wakes the writer
                 if not self._outgoing:
                     await self._may_write.wait()
                 self._is_idle = False
@@ -149,10 +149,10 @@ class Pipe:
 
 
 class LocalPipe:
-    """A stream to a server of this process; its methods are those of `Pipe`. Thread-safe.
+    """A stream to a server of this process, with the methods of `Pipe`. Thread-safe.
 
-    Whose thread has a message carried out gets the answers at once. A request that waits for a rate limiter is answered
-    by the thread that makes its turn come.
+    The thread that carries out a message delivers the answers at once. If a request waits for a rate limiter, the
+    thread that unblocks the limiter answers it.
     """
 
     def __init__(self, channel: Channel, endpoint: Endpoint, method: str, deliver: Callable[[Event], object]) -> None:
@@ -164,7 +164,7 @@ class LocalPipe:
         self._run(self._stream.open)
 
     def send(self, message: bytes) -> None:
-        """Send a message after those before; ignored after the end."""
+        """Send a message, in the order of calls; ignored after the end."""
         if not self._has_ended:
             self._run(lambda: self._stream.feed(message))
 
@@ -174,23 +174,23 @@ class LocalPipe:
             self._has_ended = True
             self._deliver = _ignore
             self._channel.local_pipes.discard(self)
-            _submit(self._stream.end)  # the garbage collector may close it in the middle of a function of the server
+            _submit(self._stream.end)  # not here: the garbage collector may call `close` within a server's function
 
     def pause(self) -> None:
-        """Get no more messages until `resume`; only while one is delivered."""
+        """Get no more messages until `resume`; call it only while a message is delivered."""
         self._stream.pause()
 
     def resume(self) -> None:
-        """Read on."""
+        """Get messages again."""
         self._run(self._stream.resume)
 
     def lose(self, fault: str) -> None:
-        """End the stream as if its connection were lost; for the loop's thread only."""
+        """End the stream as after a loss of its connection; for the loop's thread only."""
         self._stream.end()
         self._end(self._channel.loss(fault))
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Have a function of the server called, which the main thread never does: it takes locks."""
+        """Call a function of the server, never in the main thread, because the function takes locks."""
         if may_be_interrupted():
             _submit(work)
         else:
@@ -209,20 +209,20 @@ class LocalPipe:
         self._channel.local_pipes.discard(self)
         if not self._has_ended:
             self._has_ended = True
-            deliver, self._deliver = self._deliver, _ignore  # the owner must not be kept
+            deliver, self._deliver = self._deliver, _ignore  # otherwise the owner would be kept
             deliver(error)
 
 
 class ByteStream:
-    """A stream that is read by one thread at a time; others may call `send` and `cancel`."""
+    """A stream that one thread at a time reads; others may call `send` and `cancel`."""
 
     def __init__(self, channel: Channel, method: str, changed: Callable[[], object] = lambda: None) -> None:
-        """Open the stream. `changed` is called in any thread whenever something has come; it must not wait."""
+        """Open the stream. Any thread calls `changed` after each message and the end; it must not wait."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._changed = changed
-        self._num_put = self._num_got = 0  # bytes; each is changed by one thread
+        self._num_put = self._num_got = 0  # bytes; one thread changes each
         self._is_paused = False
-        self._error: ReverbWriterError | None = None  # what has ended it, once a read or `cancel` has met it
+        self._error: ReverbWriterError | None = None  # the error of the end, set by `read` or `cancel`
         self._address = channel.address
         self._pipe = open_pipe(channel, method, self._put)
 
@@ -232,13 +232,13 @@ class ByteStream:
 
     @property
     def has_unread(self) -> bool:
-        """Whether a message has come, or the end, that was not read."""
+        """Whether a message or the end has arrived and was not read."""
         return not self._events.empty()
 
     def read(self) -> bytes | UnencodedSamples:
-        """Wait for the next message, or raise what has ended the stream."""
+        """Wait for the next message, or raise the error that has ended the stream."""
         event = self._error or self._events.get()
-        if self._error is not None:  # cancelled; what came before is left out
+        if self._error is not None:  # cancelled; unread messages are dropped
             raise self._error
         if isinstance(event, ReverbWriterError):
             self._error = event
@@ -253,10 +253,10 @@ class ByteStream:
             yield self.read()
 
     def cancel(self) -> None:
-        """End the stream: a `read` that waits raises, and so do those that follow. Idempotent; never waits."""
+        """End the stream: a waiting `read` and all later ones raise. Idempotent; never waits."""
         self._pipe.close()
         self._error = ServerUnavailableError(f"the stream to the server at {self._address} was cancelled.")
-        self._events.put(self._error)  # wakes the one that waits
+        self._events.put(self._error)  # wakes a waiting `read`
 
     def _put(self, event: Event) -> None:
         self._events.put(event)
@@ -265,7 +265,7 @@ class ByteStream:
             if self._num_put - self._num_got > _MAX_UNREAD_BYTES:
                 self._is_paused = True
                 self._pipe.pause()
-                self._resume_if_read()  # by one who saw no pause
+                self._resume_if_read()  # the reader may have read before it could see the pause
         self._changed()
 
     def _resume_if_read(self) -> None:
@@ -280,11 +280,11 @@ def _submit(call: Callable[[], object]) -> None:
 
 
 def _ignore(_: Event) -> None:
-    """Do nothing with what comes after the end."""
+    """Ignore an event after the end."""
 
 
 def _status_of(call: Any) -> grpc.aio.AioRpcError:
-    """Return the status of a call that has ended, at once."""
+    """Return the status of an ended call, without a wait."""
 
     def value_of(ready: Any) -> Any:
         try:

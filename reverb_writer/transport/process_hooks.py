@@ -1,7 +1,7 @@
 """The end of gRPC when the process forks, and when the interpreter ends.
 
-gRPC does not survive a fork, neither its clients nor its servers: in the child of a process that has used it, no call
-of it may be made, and no object of it may be deleted.
+Neither gRPC's clients nor its servers survive a fork: a child of a process that has used gRPC must neither call gRPC
+nor delete its objects.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import os
 
 from reverb_writer.errors import ClosedError
 
-_pid: int | None = None  # of the process that uses gRPC
+_pid: int | None = None  # number of the process that uses gRPC
 
 
 def claim() -> None:
     """Note that this process uses gRPC from now on.
 
     Raises:
-        ClosedError: the process that forked this one used it. Both would read from the same sockets.
+        ClosedError: a parent process used gRPC before the fork. Both would read from the same sockets.
     """
-    global _pid  # noqa: PLW0603  # one for each process
+    global _pid  # noqa: PLW0603  # one per process
     own = os.getpid()
     if _pid not in (None, own):
         raise ClosedError(
@@ -36,5 +36,5 @@ def is_forked() -> bool:
 
 
 def keep_for_ever(thing: object) -> None:
-    """Keep an object, and all that it refers to, from being deleted, also when the interpreter ends."""
+    """Keep an object and everything that it refers to undeleted, also when the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -2,13 +2,13 @@
 
     num_held -> proceed() -> loop -> server -> messages of a few or many samples -> loop -> read()
 
-One thread owns a stream and never waits in it: `changed` is called when something has come. Samples come in the order
-in which the server chose them. Samples that were requested and have not come are in flight. While some are, more are
+One thread owns a stream and never waits in it: `changed` is called after each arrival. Samples arrive in the order in
+which the server chose them. Samples in flight were requested and have not arrived. While there are any, more are
 requested only when half of all room is free: a request and its message take as long as many small samples.
 
-If sampling removes items (`max_times_sampled`), only items that are ready are requested: a request that waits at the
-server when the learner leaves removes an item that no one receives. The protocol's `rate_limiter_timeout` is not used:
-in 0.14 the samples of a response that is not full are lost when it runs out.
+If sampling removes items (`max_times_sampled`), only ready items are requested: otherwise, when the learner leaves, a
+request that waits at the server would remove an item that no one receives. The protocol's `rate_limiter_timeout` is not
+used: in Reverb 0.14 its end loses the samples of a response that is not full.
 
 Source: Reverb 0.14 (`reverb_service_impl.cc`, WorkerlessSampleReactor; `sampler.cc`).
 """
@@ -42,36 +42,36 @@ from reverb_writer.transport.pipes import ByteStream
 _LOG = logging.getLogger(__package__)
 
 _ANSWER_WITHIN_S = 5.0
-_RECONNECT_WITHIN_S = 2.0  # a server that may be gone
+_RECONNECT_WITHIN_S = 2.0  # time-out of a question to a lost server
 _RETRY_S = 0.1  # between two attempts to connect
-_OLD_S = 1.0  # who waits wants a newer answer; a question that is newer need not be answered yet
-_RECENT_S = 10.0  # what was inserted before that does not show that actors write
-_REQUEST_SHARE = 2  # this part of all room must be free for a request, while samples are in flight
+_OLD_S = 1.0  # a wait asks again if the answer is older; a newer question may still be unanswered
+_RECENT_S = 10.0  # earlier inserts do not show that actors write now
+_REQUEST_SHARE = 2  # while samples are in flight, 1 / 2 of all room must be free for a request
 
-# Between two questions whether a queue has items that are ready. The pause grows with the time that has passed since
-# the last ones, so that the answer is late by a small part of it.
+# Bounds of the pause between two questions whether a queue has ready items. The pause is a small part of the time since
+# items were last ready, and so is the delay of the answer.
 _PAUSE_S = (0.002, 0.5)
 _PAUSE_SHARE = 0.1
 
 
 @dataclass
 class Limit:
-    """How many samples may still be requested; several streams may share one."""
+    """Number of samples that may still be requested; several streams may share a limit."""
 
     remaining: int
 
 
 class SampleStream:
-    """Samples of one table on one server. For one thread, but for the counters.
+    """Samples of one table on one server. For one thread, except for the counters.
 
     Attributes:
-        info: the server's tables when it was last connected to; None if it has not answered yet.
-        answer: its tables as it has told them last; None before that.
+        info: the server's tables at the last connection; None if it has not answered yet.
+        answer: the server's tables in its last answer; None before the first.
         loss: loss of the connection; None while there is one.
-        unanswered_since: since when a question is not answered, and no sample has come; None if all are.
-        num_in_flight: samples that were requested and `read` has not returned.
+        unanswered_since: start of the time without an answer and without a sample; None without an open question.
+        num_in_flight: samples that were requested and that `read` has not returned.
         num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples not requested.
-        is_closed: whether no more samples will come, because it was closed.
+        is_closed: whether the stream was closed: it gives no more samples.
     """
 
     def __init__(
@@ -86,13 +86,12 @@ class SampleStream:
         single_pass: Limit | None = None,
         needs_table: bool = False,
     ) -> None:
-        """Set what to request; the first `proceed` begins. The channel is not closed by this.
+        """Prepare the stream; the first `proceed` begins. It does not close the channel.
 
-        `info` has the server's tables, None if it has not answered yet. `changed` is called in any thread when `read`
-        or `proceed` has something to do; it must not wait. `removes_items` says whether sampling removes items. Every
-        request lowers each of the `limits`, and the limit of a `single_pass`, which is also lowered to the number of
-        items in the table when nothing is in flight. If it `needs_table`, a server without it counts as lost; if not,
-        that is an error.
+        `info` has the server's tables, None if it has not answered yet. Any thread calls `changed` when `read` or
+        `proceed` has work; it must not wait. `removes_items` is whether sampling removes items. Each request lowers all
+        `limits` and the limit `single_pass`, which is also lowered to the number of items in the table when nothing is
+        in flight. A server without the table counts as lost if `needs_table`; otherwise this is an error.
         """
         self.info = self.answer = info
         self.loss: ConnectionLoss | None = None
@@ -111,24 +110,24 @@ class SampleStream:
         self._question: PendingCall[ServerInfo] | None = None
         self._answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
         self._earlier = collections.deque([info] if info else [])  # answers of the last seconds, one per second
-        self._refusal = ""  # what came in the place of the newest answer
-        self._is_asked = False  # whether a wait wants to know why
-        self._num_ready = 0  # items that an answer has told and that were not requested
-        self._num_in_flight_then = 0  # when the question was asked
+        self._refusal = ""  # the error instead of the newest answer
+        self._is_asked = False  # whether a wait asks for its cause
+        self._num_ready = 0  # ready items in the last answer that were not requested
+        self._num_in_flight_then = 0  # samples in flight at the time of the question
         self._ask_at = self._found_at = 0.0
-        self._open_at = 0.0  # when a stream that was damaged may be opened again
+        self._open_at = 0.0  # time at which a damaged stream may be opened again
         self._is_ending = self.is_closed = False
 
     # ----------------------------------------------------------------------------------------------- what it has
 
     @property
     def table(self) -> TableInfo | None:
-        """The table as the server has told it last; None before that."""
+        """The table in the server's last answer; None before the first."""
         return None if self.answer is None else self.answer.tables.get(self._name)
 
     @property
     def has_unread(self) -> bool:
-        """Whether something has come that was not read."""
+        """Whether an unread message has arrived."""
         return self._stream is not None and self._stream.has_unread
 
     @property
@@ -139,11 +138,11 @@ class SampleStream:
     # ------------------------------------------------------------------------------------------------ what to do
 
     def proceed(self, now: float, num_held: int, max_samples: int) -> float:
-        """Connect if there is no connection, and request as many samples as there is room for. Never waits.
+        """Connect if there is no connection, and request samples up to the room. Never waits.
 
-        The caller still has `num_held` samples; with those in flight they are `max_samples` at most. Returns when to
-        call this again, if `changed` is not called before. Raises ClosedError, StructureError or PermissionDeniedError
-        if the server will give no samples.
+        The caller still has `num_held` samples; together with the samples in flight there may be `max_samples`. Returns
+        the time of the next call, unless `changed` is called earlier. Raises ClosedError, StructureError or
+        PermissionDeniedError if the server will give no samples.
         """
         self._read_answers(now)
         if self.is_closed:
@@ -157,7 +156,7 @@ class SampleStream:
         room = max_samples - self.num_in_flight - num_held
         may_have_more = False
         if self._removes_items:
-            num_ready, self._num_ready = self._num_ready, 0  # it does not stay true
+            num_ready, self._num_ready = self._num_ready, 0  # each answer is used once
             self._request(min(room, num_ready))
             may_have_more = room > max(num_ready, 0) and self._max_request() > 0
         elif room >= max_samples / _REQUEST_SHARE or (room > 0 and self.num_in_flight == 0):
@@ -170,7 +169,7 @@ class SampleStream:
     def read(self) -> Samples:
         """Return the samples that the next message completes, maybe none; raises as `proceed`.
 
-        FormatError: a message is damaged, or has more than was requested. The stream is opened again soon.
+        Raises FormatError if a message is damaged or has more samples than requested; the stream is opened again soon.
         """
         stream = self._stream
         if stream is None or not stream.has_unread:
@@ -184,7 +183,7 @@ class SampleStream:
         except (PermissionDeniedError, ClosedError):
             self._end_stream()
             raise
-        except ReverbWriterError as error:  # whatever it is: a gateway may refuse for a while
+        except ReverbWriterError as error:  # any refusal, because a gateway may refuse for a while
             self.lose(error)
             return NO_SAMPLES
         self.num_bytes += len(message)
@@ -199,13 +198,13 @@ class SampleStream:
                 )
         except FormatError:
             self._end_stream()
-            self._open_at = time.monotonic() + _RETRY_S  # endless damage costs little
+            self._open_at = time.monotonic() + _RETRY_S  # so that endless damage costs little
             raise
         self.num_in_flight -= len(samples)
         return samples
 
     def ask(self, now: float) -> None:
-        """Ask the server for its tables, unless a question is on its way; `answer` has them when they have come."""
+        """Ask the server for its tables, unless a question is in flight; `answer` gets them."""
         if self._question is None and not self.is_closed:
             self._num_in_flight_then = self.num_in_flight
             if self.unanswered_since is None:
@@ -214,13 +213,13 @@ class SampleStream:
             self._question = self._channel.start_info(timeout_s, self._on_answer)
 
     def look(self, now: float, since: float) -> None:
-        """Have the owner ask why nothing comes, unless an answer is recent and newer than `since`; for any thread."""
+        """Make the owner ask for the cause of a wait unless the answer is recent and after `since`; for any thread."""
         if self.answer is None or self.answer.at < max(since, now - _OLD_S):
             self._is_asked = True
             self._changed()
 
     def explain(self, since: float) -> str:
-        """Say what has kept samples from coming since a wait began, as far as it shows; for any thread."""
+        """Return the known cause of a wait for samples that began at `since`; for any thread."""
         answer, loss, asked_at = self.answer, self.loss, self.unanswered_since
         server, now = f"The server at {self._channel.address}", time.monotonic()
         if answer is None:
@@ -237,7 +236,7 @@ class SampleStream:
         return f"{server} did not answer within {unanswered_s:.1f} s. Look at its process."
 
     def lose(self, error: ReverbWriterError) -> None:
-        """Note that the connection is lost; `proceed` makes another one."""
+        """Note a lost connection; `proceed` connects again."""
         if self.info is not None and self.loss is None:
             _LOG.warning("Samples of `%s`: %s Looking for it.", self._name, error)
         self._end_stream()
@@ -246,11 +245,11 @@ class SampleStream:
         self._ask_at = time.monotonic() + _RETRY_S
 
     def stop_requests(self) -> None:
-        """Request no more samples; those in flight can still be read."""
+        """Request no more samples; samples in flight can still be read."""
         self._is_ending = True
 
     def close(self) -> None:
-        """End the stream, and count what was in flight as lost. Idempotent."""
+        """End the stream, and count the samples in flight as lost. Idempotent."""
         self.is_closed = self._is_ending = True
         self._end_stream()
         question, self._question = self._question, None
@@ -264,7 +263,7 @@ class SampleStream:
         return 0 if self._is_ending else min((limit.remaining for limit in self._limits), default=1 << 62)
 
     def _request(self, num_samples: int) -> None:
-        """Request samples, as far as the limits allow. Requests are not joined: the first samples would come late."""
+        """Request samples within the limits. Requests are not joined: their first samples would be late."""
         num_samples = min(num_samples, self._max_request())
         if num_samples <= 0 or self._stream is None:
             return
@@ -286,13 +285,13 @@ class SampleStream:
         self._reassembler = SampleReassembler()
 
     def _refuse(self, error: StructureError) -> None:
-        """Take a server without the table for a lost one if it may come back, or raise."""
+        """Treat a server without the table as lost if it may return; otherwise raise."""
         if not self._needs_table:
             raise error
         self.lose(error)
 
     def _ask_when_due(self, now: float) -> float:
-        """Ask if it is time; return when to call this again."""
+        """Ask if it is time; return the time of the next call."""
         if now >= self._ask_at:
             self.ask(now)
         return self._ask_at if self._question is None else math.inf
@@ -313,12 +312,12 @@ class SampleStream:
                 self.lose(answer)
                 if isinstance(answer, ReplayTimeoutError):
                     self._channel.examine()
-            else:  # the stream finds out whether the server is gone
+            else:  # the stream notices if the server is gone
                 self._refusal = "" if isinstance(answer, ReplayTimeoutError) else str(answer)
                 self._ask_at = now + _RETRY_S
 
     def _note(self, info: ServerInfo, now: float) -> None:
-        """Take what the server has told."""
+        """Take the server's answer."""
         self.unanswered_since, self.answer, self._refusal = None, info, ""
         if self.loss is not None:
             self._earlier = collections.deque([info])
@@ -341,7 +340,7 @@ class SampleStream:
         if not self._removes_items or self.table is None:
             return
         if self._single_pass is not None and self._num_in_flight_then == 0:
-            # Some may have been lost, or others may have sampled them.
+            # Samples may have been lost, or other learners may have sampled them.
             self._single_pass.remaining = min(self._single_pass.remaining, self.table.current_size)
         self._num_ready = self.table.num_ready() - self._num_in_flight_then
         if self._num_ready > 0:

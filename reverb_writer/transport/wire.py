@@ -1,4 +1,4 @@
-"""One channel of gRPC: its certificates, its options, and the calls that it carries."""
+"""One channel of gRPC: certificates, options, and calls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from reverb_writer.transport import loop
 from reverb_writer.transport.grpc_errors import NO_ANSWER
 
 MAX_REPLY_BYTES: Final = 8 << 20
-"""Bound on every message of a server but those with samples. Tables of some hundred leaves take far less than 1 MiB."""
+"""Bound of a server's messages without samples. Tables of some hundred leaves need far less than 1 MiB."""
 
 _FOR_EVER_S = 1e9  # longer deadlines overflow in gRPC
 _NEVER_MS = 2**31 - 1
 _SERVICE = messages.SERVER_INFO.split("/")[1]
 
 OPTIONS: Final[dict[str, Any]] = {
-    # Reverb's own client sets no limits on steps and samples either: a window of frames is larger than 4 MB.
+    # Steps and samples have no limit, as in Reverb's own client: a window of frames is larger than 4 MB.
     "grpc.max_send_message_length": -1,
     "grpc.max_receive_message_length": -1,
     "grpc.service_config": json.dumps(
@@ -41,13 +41,13 @@ OPTIONS: Final[dict[str, Any]] = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 1_000,
     "grpc.max_reconnect_backoff_ms": 2_000,
-    # A vanished host (no FIN, no RST) is noticed. Reverb's server counts pings that come more often than every five
-    # minutes on a silent stream as abuse, so streams that may be silent for long check by `ServerInfo` instead.
+    # Pings notice a vanished host (no FIN, no RST). For Reverb's server, pings on a silent stream at intervals below
+    # five minutes are abuse, so streams that may be silent for long check by `ServerInfo` instead.
     "grpc.keepalive_time_ms": 300_000,
     "grpc.keepalive_timeout_ms": 20_000,
 }
 PERMANENT: Final[dict[str, Any]] = {"grpc.keepalive_time_ms": _NEVER_MS, "grpc.client_idle_timeout_ms": _NEVER_MS}
-"""Options of a connection that gRPC does not end however long it is silent."""
+"""Options of a connection that gRPC never ends because of silence."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class TLS:
     """Certificates for an encrypted connection, as paths to PEM files.
 
     Attributes:
-        root_certificates: certificates that may have signed the server's; None for those of the system.
+        root_certificates: trusted signers of the server's certificate; None for the system's.
         certificate: this client's own certificate chain, for mutual TLS.
-        private_key: its key; given together with `certificate`.
-        server_name: the name that the server's certificate must carry, if it is not the address's.
+        private_key: the key of `certificate`; both are given together.
+        server_name: name in the server's certificate, if it differs from the address.
 
     Raises:
-        SpecError: one of `certificate` and `private_key` is given without the other.
+        SpecError: only one of `certificate` and `private_key` is given.
     """
 
     root_certificates: str | os.PathLike[str] | None = None
@@ -75,7 +75,7 @@ class TLS:
 
 
 def credentials_of(tls: TLS) -> grpc.ChannelCredentials:
-    """Read the PEM files; gRPC itself would say only at the first call, and in its log, that it cannot use them."""
+    """Read and check the PEM files; gRPC itself would report invalid files only in its log, at the first call."""
     import ssl  # noqa: PLC0415  # not needed for plain text, and it takes time
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -93,7 +93,7 @@ def credentials_of(tls: TLS) -> grpc.ChannelCredentials:
 def _readable(name: str, *paths: str | os.PathLike[str] | None) -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # ssl.SSLError is one, too
+    except OSError as error:  # includes ssl.SSLError
         files = ", ".join(os.fspath(path) for path in paths if path is not None)
         raise SpecError(f"`{name}`: cannot use the PEM files {files} ({error.strerror or error}).") from error
 
@@ -103,12 +103,12 @@ class WireClosedError(ReplayTimeoutError):
 
 
 class Wire:
-    """A channel of gRPC to one address, and its calls; for the loop's thread only.
+    """A channel of gRPC to one address, with its calls; for the loop's thread only.
 
     Channels of one process with the same address and options share a connection.
     """
 
-    _held = False  # whether grpc.aio is kept from ending with its last channel, and beginning again with the next
+    _held = False  # whether grpc.aio is kept alive, which would end with its last channel and start with the next
 
     def __init__(
         self,
@@ -117,19 +117,19 @@ class Wire:
         options: dict[str, Any],
         metadata: tuple[tuple[str, str], ...] | None,
     ) -> None:
-        """Connect at the first call; `metadata` goes with each."""
+        """Connect at the first call; each call has the `metadata`."""
         if not Wire._held:
             grpc.aio.init_grpc_aio()
             Wire._held = True
-        self.fault: str | None = None  # why it was closed
-        self.closing: asyncio.Task[None] | None = None  # ends when the connection is given back
+        self.fault: str | None = None  # cause of the close
+        self.closing: asyncio.Task[None] | None = None  # ends when the channel is closed
         self._address, self._metadata = address, metadata
         self._channel: Any = dial(address, options=[*options.items()])
         self._calls: set[Any] = set()
         loop.close_at_end(self.close)
 
     async def ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make one attempt at a unary call; raises what gRPC raises, or WireClosedError."""
+        """Make one attempt at a unary call; raises gRPC's errors, or WireClosedError."""
         self._check()
         call: Any = self._channel.unary_unary(method)(
             request, timeout=min(timeout_s, _FOR_EVER_S), metadata=self._metadata
@@ -143,14 +143,14 @@ class Wire:
         return reply
 
     def open(self, method: str) -> Any:
-        """Open a bidirectional stream of bytes; return gRPC's call, which is cancelled when the wire is closed."""
+        """Open a bidirectional stream of bytes; return gRPC's call, which `close` cancels."""
         self._check()
         call: Any = self._channel.stream_stream(method)(metadata=self._metadata)
         self._keep(call)
         return call
 
     async def answers(self, timeout_s: float) -> bool:
-        """Return whether the server answers over this wire, be it by an error."""
+        """Return whether the server answers over this wire, even with an error."""
         try:
             await self.ask(messages.SERVER_INFO, b"", timeout_s)
         except grpc.RpcError as error:
@@ -160,7 +160,7 @@ class Wire:
         return True
 
     def close(self, fault: str) -> None:
-        """End all calls, and give the connection back; `fault` says why. Idempotent."""
+        """End all calls, and close the channel; `fault` is the cause. Idempotent."""
         if self.fault is None:
             self.fault = fault
             for call in [*self._calls]:

@@ -1,1 +1,1 @@
-"""The write path: observers, the windows of their steps, chunks, and items on an insert stream."""
+"""The write path: observers, windows of steps, chunks, and items on an insert stream."""

@@ -1,7 +1,7 @@
-"""Rows of the ring become chunks and complete windows, episode by episode, for one environment or for many.
+"""Rows of the ring become chunks and complete windows, per episode, for one environment or many.
 
-Integers and arrays only; no I/O and no thread. An environment with nothing to do costs no Python: its rows are counted
-together with those of the others, by a few operations on arrays.
+Integers and arrays only; no I/O and no thread. An environment without an event costs no Python code: a few operations
+on arrays count the rows of all environments.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Cutter:
 
     Attributes:
         taken: rows taken so far.
-        num_items: items that were complete so far.
-        num_unencoded: steps that are not encoded yet.
-        unsent_bytes: bytes of chunks that no request has taken yet.
-        has_new: set when rows or marks are taken; the sender takes it back.
-        episodes: the episode under way of each environment.
+        num_items: items completed so far.
+        num_unencoded: complete items that are not encoded yet.
+        unsent_bytes: bytes of chunks that are in no request yet.
+        has_new: set when rows or marks are taken; the sender clears it.
+        episodes: the open episode of each environment.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Cutter:
         books: Books,
         max_steps: float = math.inf,
     ) -> None:
-        """Begin an episode in each environment; nothing is written of one that is longer than `max_steps`."""
+        """Begin an episode in each environment; an episode longer than `max_steps` is not written."""
         self._ring, self._kinds, self._encoder, self._chunk_size, self._books = ring, kinds, encoder, chunk_size, books
         self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = 0
         self.has_new = False
@@ -58,22 +58,22 @@ class Cutter:
         self._ended: list[Ready] = []
         count = ring.num_envs
         self.episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
-        # Of each environment: steps of its episode, steps that no chunk has, their first row, steps of its next
-        # chunk, and the step count up to which its windows are encoded.
+        # Per environment: steps of its episode, open steps (in no chunk), the first open row, steps of its next chunk,
+        # and the step count up to which its windows are encoded.
         self._steps, self._open, self._first, self._encoded = (np.zeros(count, np.int64) for _ in range(4))
         self._capacity = np.full(count, chunk_size(0), np.int64)
-        self._has_boundary = np.zeros(count, bool)  # whether an episode has ended in the open rows, and goes on
+        self._has_boundary = np.zeros(count, bool)  # whether an episode has ended in the open rows of a longer stream
 
     @property
     def first_needed(self) -> int:
-        """The first row that is in no chunk yet: those before it may be written again."""
+        """The first row that is in no chunk yet: earlier rows may be overwritten."""
         rows = self._first[self._open > 0]
         return int(rows.min()) if len(rows) else self.taken
 
     # ------------------------------------------------------------------------------------------------- rows to steps
 
     def take(self) -> None:
-        """Take the rows and marks that were written since the last time."""
+        """Take the rows and marks that were written since the last call."""
         written, _, num_marks = self._ring.head
         if written == self.taken and num_marks == self._num_marks:
             return
@@ -91,7 +91,7 @@ class Cutter:
         self._take_steps(written)
         self._tally()
         if written - self.first_needed > self._ring.size // 2:
-            # The ring needs the room.
+            # The ring needs these rows.
             self._seal_where((self._open > 0) & (self._first < written - self._ring.size // 2))
 
     def _take_steps(self, stop: int) -> None:
@@ -101,7 +101,7 @@ class Cutter:
         is_last, envs = self._ring.last_of(start, stop), self._ring.envs_of(start, stop)
         new = np.bincount(envs, minlength=len(self.episodes))
         firsts = np.zeros(len(new), np.int64)
-        firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # of several assignments, the last one counts
+        firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # the last assignment to an index counts
         np.copyto(self._first, firsts, where=(self._open == 0) & (new > 0))
         has_end = np.zeros(len(new), bool)
         has_end[envs[is_last]] = True
@@ -113,26 +113,26 @@ class Cutter:
                 self._first[env] = rows[sealed]
 
     def _count(self, env: Any, num_new: Any) -> None:
-        """Count further steps of an environment, or of all."""
+        """Count new steps of one environment or of all."""
         self._steps[env] += num_new
         self._open[env] += num_new
 
     def _tally(self) -> None:
-        """Count the items that are complete by now."""
+        """Count the complete items."""
         num_items = self._num_ended_items + int(self._kinds.num_items(self._steps).sum())
         self.num_unencoded += num_items - self.num_items
         self._books.counts["items"] += num_items - self.num_items
         self.num_items = num_items
 
     def _open_rows(self, env_ids: Integers) -> list[tuple[int, Integers]]:
-        """Return the rows of some environments that are in no chunk, each in the order of its steps."""
+        """Return each given environment with its rows that are in no chunk, in the order of steps."""
         if not len(env_ids):
             return []
         first = int(self._first[env_ids].min())
         if len(self.episodes) == 1:
             return [(0, np.arange(first, self.taken))]
         envs = self._ring.envs_of(first, self.taken)
-        # Few of many environments have a full chunk at a time, so only their rows are sorted.
+        # Only the rows of these environments are sorted: few of many have a full chunk at the same time.
         is_wanted = np.zeros(len(self.episodes), bool)
         is_wanted[env_ids] = True
         offsets = is_wanted[envs].nonzero()[0]
@@ -144,7 +144,7 @@ class Cutter:
         return list(zip(env_ids.tolist(), np.split(rows, stops), strict=True))
 
     def _advance(self, env: int, rows: Integers, num_counted: int) -> int:
-        """Count the open rows but the first `num_counted`, end their episodes; return how many rows are sealed."""
+        """Count the open rows after the first `num_counted`, end their episodes; return the number of sealed rows."""
         is_last = self._ring.last_of(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]]
         sealed, known = 0, num_counted
         for stop in (is_last[known:].nonzero()[0] + known + 1).tolist():
@@ -164,7 +164,7 @@ class Cutter:
     # ------------------------------------------------------------------------------------------------ steps to chunks
 
     def _seal_full(self, env: int, rows: Integers, start: int) -> int:
-        """Make chunks of the rows from `start` on as long as they fill them; return where the open rows begin."""
+        """Make full chunks of the rows from `start`; return the index of the first open row."""
         while len(rows) - start >= self._capacity[env]:
             stop = start + int(self._capacity[env])
             self._seal(env, rows[start:stop])
@@ -189,14 +189,14 @@ class Cutter:
         self._capacity[env] = self._chunk_size(episode.num_sealed)
 
     def seal_open(self, before: int = NEVER) -> None:
-        """Seal the open rows of each environment in which an item is complete.
+        """Seal the open rows of each environment if they complete an item.
 
-        Only where the open rows begin before row `before`, or an episode has ended in them.
+        Leave out environments whose open rows begin at row `before` or later, unless an episode has ended in them.
         """
         self._seal_where((self._num_open_items() > 0) & ((self._first < before) | self._has_boundary))
 
     def seal_fullest(self, keep: int) -> None:
-        """Do as `seal_open`, the fullest ones first, until at most `keep` complete items are in open rows."""
+        """Seal as `seal_open`, fullest environments first, until at most `keep` complete items are in open rows."""
         num_items = self._num_open_items()
         fullest_first = np.argsort(-num_items, kind="stable")
         num_left = np.empty(len(num_items), np.int64)  # before each environment is sealed
@@ -204,7 +204,7 @@ class Cutter:
         self._seal_where((num_items > 0) & (num_left > keep))
 
     def _num_open_items(self) -> Integers:
-        """Return how many items of each environment are complete only with its open rows."""
+        """Return the number of items that the open rows of each environment complete."""
         num_items: Integers = self._kinds.num_items(self._steps) - self._kinds.num_items(self._steps - self._open)
         return num_items
 
@@ -215,7 +215,7 @@ class Cutter:
     # ---------------------------------------------------------------------------------------------- ends of episodes
 
     def end(self, env: int, *, discard: bool) -> None:
-        """End the episode of an environment here, if one is under way."""
+        """End the open episode of an environment, if it has steps."""
         if self._steps[env]:
             rows = self._open_rows(np.array([env]))[0][1] if self._open[env] else np.zeros(0, np.int64)
             self._end(env, rows, align=not discard, discard=discard)
@@ -253,7 +253,7 @@ class Cutter:
         self._begin(env)
 
     def _note_dropped(self, dropped: Mapping[str, int]) -> None:
-        """Count steps that are in no window, by reason; log the first ones of each reason."""
+        """Count steps that are in no window, by reason; log each reason once."""
         for reason in dropped.keys() - self._books.dropped_steps.keys():
             if reason == SHORT_EPISODE:
                 lengths = {target.spec.sequence_length for target in self._kinds.targets}
@@ -269,9 +269,9 @@ class Cutter:
         self._books.dropped_steps.update(dropped)
 
     def leave(self, destinations: Sequence[Destination], reason: str) -> None:
-        """Give up the episodes under way to these destinations, with their windows that are not encoded.
+        """Give up the open episodes of these destinations, with all windows that are not encoded.
 
-        The last windows of ended episodes, if they are not encoded, go to other destinations.
+        Windows of ended episodes that are not encoded are sent to other destinations.
         """
         for ready in self._ended:
             if ready.episode.destination in destinations:
@@ -283,7 +283,7 @@ class Cutter:
     # --------------------------------------------------------------------------------------------- chunks to windows
 
     def take_ready(self) -> list[Ready]:
-        """Return the windows that are complete in chunks, of ended episodes first; the caller encodes them now."""
+        """Return the windows that are complete in chunks, ended episodes first; the caller encodes them now."""
         ready, self._ended = self._ended, []
         sealed = self._steps - self._open
         num_items = self._kinds.num_items(sealed) - self._kinds.num_items(self._encoded)
@@ -295,11 +295,11 @@ class Cutter:
         return ready
 
     def needed_chunks(self) -> list[int]:
-        """Return the keys of the chunks that windows to come may name."""
+        """Return the keys of the chunks that later windows may refer to."""
         episodes = [*self.episodes, *[ready.episode for ready in self._ended]]
         return [chunk.key for episode in episodes for chunk in episode.chunks]
 
     def cut_long_streams(self, max_items: int) -> None:
-        """End each stream of episodes that has as many items or more, so that another shard gets the next windows."""
+        """End each stream of at least `max_items` items, so that another shard gets the next windows."""
         for env in (self._kinds.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
             self.end(env, discard=True)

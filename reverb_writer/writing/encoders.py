@@ -1,9 +1,9 @@
-"""Rows of steps become encoded chunks, and complete windows items: with priorities, and slices of chunks.
+"""Rows of steps become encoded chunks; complete windows become items with priorities and slices of chunks.
 
     rows of the ring -> chunks
     Ready windows of many episodes -> priorities -> slices of chunks -> one request
 
-A function of priority is asked here, in the sender's thread, under no lock, and never two at a time.
+The sender's thread calls priority functions here, one at a time and under no lock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__package__)
 
 _EPISODE_BITS = 40
-"""No episode has `1 << 40` steps."""
+"""Every episode has fewer than `1 << 40` steps."""
 
 
 @dataclass(slots=True)
@@ -45,31 +45,31 @@ class Chunk:
     start: int  # step count before its first step
     stop: int  # step count after its last step
     data: bytes  # as `encode_chunk` makes it
-    # the columns themselves, if a priority is a function; they are owned by the chunk
+    # columns owned by the chunk, if a priority is a function
     columns: Sequence[npt.NDArray[Any]] | None = None
     counted: bool = False  # whether a request in flight already counts its bytes
 
 
 class ChunkEncoder:
-    """Encodes steps of any episode of an observer. Not thread-safe: only the sender uses it."""
+    """Encodes steps of all episodes of an observer. Not thread-safe: only the sender uses it."""
 
     def __init__(self, ring: StepRing, layout: StepLayout, *, keeps_columns: bool) -> None:
-        """Take where the rows are; `keeps_columns` for chunks with their columns."""
+        """Encode rows of `ring`; if `keeps_columns`, chunks also have the columns as arrays."""
         self.layout = layout
         self._keeps_columns = keeps_columns
         self._ring = ring
-        # One for each observer: a forked child must not draw the keys of its parent.
+        # One generator per observer: a forked child must not draw its parent's keys.
         self._random = random.Random()  # noqa: S311  # keys are no secret
         self._encoders: dict[int, list[tuple[bytes, Callable[[Any], Any]]]] = {}  # by the number of steps
 
     def new_key(self) -> int:
-        """Return a random key for a chunk, an item or an episode."""
+        """Return a random key of a chunk, an item or an episode."""
         return self._random.getrandbits(KEY_BITS)
 
     def encode(self, episode: int, start: int, rows: Any, num_padding: int) -> Chunk:
-        """Encode rows of the ring and padding steps after them: the chunk of an episode that begins at step `start`.
+        """Encode the chunk of an episode that begins at step `start`: rows of the ring, then padding steps.
 
-        `rows` is an index, as `StepRing.rows` returns it, or None for padding alone.
+        `rows` is an index as `StepRing.rows` returns it, or None for padding alone.
         """
         layout = self.layout
         columns = [] if rows is None else [column[rows] for column in self._ring.columns]
@@ -94,13 +94,13 @@ class ChunkEncoder:
 
 @dataclass(eq=False, slots=True)
 class OpenEpisode:
-    """An episode of one environment, or its stream of episodes where windows span them."""
+    """An episode of one environment, or its stream of episodes if windows span them."""
 
     key: int
-    destination: Destination | None = None  # the shard that it goes to; None until its first windows are encoded
-    chunks: list[Chunk] = field(default_factory=list)  # those that windows still need, in order, without gaps
-    num_sealed: int = 0  # steps that are in chunks, padding included
-    boundary: int = 0  # step count at the last boundary step, where windows span episodes
+    destination: Destination | None = None  # its shard; None until its first windows are encoded
+    chunks: list[Chunk] = field(default_factory=list)  # chunks that later windows need, in order, without gaps
+    num_sealed: int = 0  # steps in chunks, including padding
+    boundary: int = 0  # step count at the last boundary step, if windows span episodes
 
 
 class Ready(NamedTuple):
@@ -109,28 +109,28 @@ class Ready(NamedTuple):
     kinds: WindowKinds
     episode: OpenEpisode
     after: int  # windows that end at or before this step count were encoded before
-    num_steps: int  # real steps of the episode; while it goes on, those in chunks
-    end: EpisodeEnd | None  # None if the episode goes on
-    num_items: int  # the windows whose priority function will fail count, too
+    num_steps: int  # real steps of an ended episode; real steps in chunks of an open one
+    end: EpisodeEnd | None  # None if the episode is open
+    num_items: int  # includes windows whose priority function will fail
 
 
 class ItemEncoder:
-    """Encodes windows of any episode of an observer. Not thread-safe: only the sender uses it."""
+    """Encodes windows of all episodes of an observer. Not thread-safe: only the sender uses it."""
 
     def __init__(
         self, chunks: ChunkEncoder, largest: Callable[[Sequence[str]], float], counts: collections.Counter[str]
     ) -> None:
-        """Prepare; `largest` returns the largest priority set in some tables, `counts` gets the functions' failures."""
+        """`largest` returns the largest priority set in the given tables; `counts` counts failed functions."""
         self._chunks, self._largest, self._counts = chunks, largest, counts
 
     def encode(self, group: Sequence[Ready]) -> InsertRequest | None:
-        """Put the windows of several episodes of the same kinds into one request, None if there is none.
+        """Put windows of the same kinds, of several episodes, into one request; return None if there is no window.
 
-        The episodes keep the chunks that later windows need.
+        The episodes keep only chunks that later windows need.
         """
         kinds = group[0].kinds
         chunks = [chunk for ready in group for chunk in ready.episode.chunks]
-        # Steps of an episode follow those of the one before at a distance, so that one search finds any step's chunk.
+        # Each episode's steps are shifted beyond the steps of the episode before, so one search finds any step's chunk.
         shifts = np.arange(len(group), dtype=np.int64) << _EPISODE_BITS
         chunk_shifts = np.repeat(shifts, [len(ready.episode.chunks) for ready in group])
         chunk_starts = np.array([chunk.start for chunk in chunks], np.int64) + chunk_shifts
@@ -164,7 +164,7 @@ class ItemEncoder:
             num_bytes += 0 if chunk.counted else len(chunk.data)
             chunk.counted = True
         for ready in group:
-            # Chunks that end before are in no later window. A closing window may end where the last regular one did.
+            # Chunks that end before are in no later window. A closing window may end with the last regular window.
             needed_from = NEVER if ready.end is not None else ready.episode.num_sealed - kinds.longest
             ready.episode.chunks = [chunk for chunk in ready.episode.chunks if chunk.stop > needed_from]
         return InsertRequest(kinds.tables, first_key, rows, needed, num_bytes) if rows else None
@@ -172,12 +172,12 @@ class ItemEncoder:
     def _priorities(
         self, target: WindowTarget, of: Integers, starts: Integers, ends: Integers, group: Sequence[Ready]
     ) -> npt.NDArray[np.float64]:
-        """Return the priorities of windows of one kind; NaN for those whose function failed."""
+        """Return the priorities of windows of one kind; NaN if the function failed."""
         if not callable(target.priority):
             number = self._largest(target.tables) if target.priority == "max" else target.priority
             return np.full(len(ends), number, np.float64)
         takes_mask = False
-        with contextlib.suppress(TypeError, ValueError):  # a function that is written in C may hide its parameters
+        with contextlib.suppress(TypeError, ValueError):  # a function written in C may hide its parameters
             takes_mask = "mask" in inspect.signature(target.priority).parameters
         found = np.full(len(ends), np.nan)
         for i, (number, start, end) in enumerate(zip(of.tolist(), starts.tolist(), ends.tolist(), strict=True)):
@@ -185,7 +185,7 @@ class ItemEncoder:
             mask = {"mask": np.arange(start, end) < group[number].num_steps} if takes_mask else {}
             try:
                 found[i] = check_priority(target.priority(window, **mask))
-            except Exception:  # noqa: BLE001  # a user's function may raise anything, and the sender goes on
+            except Exception:  # noqa: BLE001  # a user's function may raise anything, and the sender continues
                 self._counts["failed_priorities"] += len(target.tables)
                 if self._counts["failed_priorities"] == len(target.tables):
                     _LOG.exception(
@@ -196,7 +196,7 @@ class ItemEncoder:
 
 
 def _columns(chunks: Sequence[Chunk], start: int, end: int) -> list[npt.NDArray[Any]]:
-    """Return the columns [end - start, ...] of some steps, owned by the caller."""
+    """Return the columns [end - start, ...] of steps `start` to `end`, owned by the caller."""
     parts = [
         [column[max(start - chunk.start, 0) : end - chunk.start] for column in chunk.columns or ()]
         for chunk in chunks
@@ -212,11 +212,11 @@ def _slices(
     chunk_stops: Integers,
     chunk_keys: npt.NDArray[np.uint64],
 ) -> tuple[Integers, Integers, npt.NDArray[Any]]:
-    """Return which chunks each window touches [n, m], how many [n], and its slices of the chunks [n, m]."""
+    """Return the chunks that each window touches [n, m], their numbers [n], and the windows' slices [n, m]."""
     first = np.searchsorted(chunk_stops, starts, "right")
     last = np.searchsorted(chunk_starts, ends, "left") - 1
     widths = last - first + 1
-    # Windows that touch fewer chunks than others repeat their last one, which is not encoded.
+    # Windows that touch fewer chunks than others repeat their last chunk; the repetition is not encoded.
     touched = np.minimum(first[:, None] + np.arange(widths.max()), last[:, None])
     begins = chunk_starts[touched]
     offsets = np.maximum(starts[:, None] - begins, 0)
@@ -232,8 +232,8 @@ def _item_rows(
     slices: npt.NDArray[Any],
     num_columns: int,
 ) -> list[npt.NDArray[np.uint8]]:
-    """Return the items of all tables, with `keys` [tables, n]; each table's in the order of the windows."""
-    # Items are encoded in groups that touch equally many chunks: their bytes are alike.
+    """Return the items of all tables, with `keys` [tables, n], per table in the order of the windows."""
+    # Items are encoded in groups by the number of chunks that they touch: within a group all have the same layout.
     groups: dict[int, list[npt.NDArray[np.uint8]]] = {}
     rank = np.empty(len(widths), np.int64)  # of each window in its group
     for width in np.bincount(widths).nonzero()[0].tolist():
@@ -243,7 +243,7 @@ def _item_rows(
             encode_items(table, of_table[of], priorities[of], slices[of, :width], num_columns)
             for table, of_table in zip(tables, keys, strict=True)
         ]
-    # But a FIFO table must see windows in the order of their ends, so groups are cut into runs again.
+    # A FIFO table must get windows in the order of their ends, so groups are cut into runs.
     cuts = [0, *((widths[1:] != widths[:-1]).nonzero()[0] + 1).tolist(), len(widths)]
     runs = list(zip(cuts, cuts[1:], widths[cuts[:-1]].tolist(), rank[cuts[:-1]].tolist(), strict=False))
     return [groups[width][t][at : at + stop - start] for t in range(len(tables)) for start, stop, width, at in runs]

@@ -1,12 +1,11 @@
-"""Estimated memory of tables that are full.
+"""Estimated memory of full tables.
 
-A step is stored once, in a chunk, however many items refer to it. If the oldest item is removed first, N items of L
-steps that start S steps apart hold N x S + (L - S) steps in long episodes. With any other remover the remaining items
-may not overlap: then each holds the chunks it touches.
+A step is stored once, in a chunk, even if many items refer to it. If the oldest item is removed first, N items of L
+steps that start S steps apart hold N x S + (L - S) steps of long episodes. With any other remover the remaining items
+may not overlap; each item then holds the chunks that it touches.
 
-Beside the steps, Reverb keeps objects: for each item, for each slice that an item has of each column, and for each
-column of a chunk. Their sizes are measured: docs/decisions.md#memory-estimate. Arrays are counted
-uncompressed; snappy often makes them much smaller.
+Reverb also keeps an object per item, per item and column and slice, and per chunk and column. Their sizes are
+measured: docs/decisions.md#memory-estimate. Arrays are counted uncompressed; snappy often makes them much smaller.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from reverb_writer.tables import TableConfig
 from reverb_writer.windows import WindowSpec
 from reverb_writer.writing.window_kinds import chunk_length_for
 
-PROCESS_BYTES = 600_000_000  # of both processes with empty tables, and of streams
+PROCESS_BYTES = 600_000_000  # both processes with empty tables, and streams
 _ITEM_BYTES = 600
-_SLICE_BYTES = 145  # of each column
-_CHUNK_BYTES = 1400  # of each column
+_SLICE_BYTES = 145  # per column
+_CHUNK_BYTES = 1400  # per column
 _PAYLOAD = 1.15
-_SAVED_ITEM_BYTES = 600  # while a checkpoint is written, items are copied, and chunks are not
+_SAVED_ITEM_BYTES = 600  # a checkpoint copies items, but no chunks
 _SAVED_SLICE_BYTES = 85
 
 
@@ -38,10 +37,10 @@ class Estimate:
 
     Attributes:
         table: its name.
-        steps: number of steps in the table, in episodes of the configured length or long ones; None if unknown.
-        step_bytes: size of one step, uncompressed; None if the signature does not tell.
-        total_bytes: size of the full table; None if it is unknown.
-        save_bytes: size of the copy that exists while a checkpoint is written; None if it is unknown.
+        steps: number of steps in the table, in episodes of the configured length or in long ones; None if unknown.
+        step_bytes: size of one step, uncompressed; None if unknown from the signature.
+        total_bytes: size of the full table; None if unknown.
+        save_bytes: size of the copy that exists while a checkpoint is written; None if unknown.
     """
 
     table: str
@@ -52,7 +51,7 @@ class Estimate:
 
 
 class _PerItem(NamedTuple):
-    """How much of a stream an item has: slices and chunks of each column, and steps."""
+    """An item's part of a stream: slices and chunks per column, and steps."""
 
     slices: float
     chunks: float
@@ -60,10 +59,9 @@ class _PerItem(NamedTuple):
 
 
 def need(estimates: Sequence[Estimate], *, saves: bool) -> tuple[int, int, list[str]]:
-    """Return the estimated memory of a server with these tables, which `saves` checkpoints or does not.
+    """Return the estimated memory of a server: total bytes, the part needed only while a checkpoint is written, names.
 
-    The numbers are the bytes in all, and the bytes that are needed only while a checkpoint is written; the names are
-    those of the tables of unknown size.
+    The names are the tables of unknown size. `saves` is whether the server writes checkpoints.
     """
     save_bytes = sum(one.save_bytes or 0 for one in estimates) if saves else 0
     total = PROCESS_BYTES + save_bytes + sum(one.total_bytes or 0 for one in estimates)
@@ -73,9 +71,9 @@ def need(estimates: Sequence[Estimate], *, saves: bool) -> tuple[int, int, list[
 def estimate(
     config: TableConfig, sequence_length: int | None = None, stride_length: int = 1, episode_length: int | None = None
 ) -> Estimate:
-    """Return the estimated memory of a table when it is full.
+    """Return the estimated memory of a full table.
 
-    `sequence_length` is None for that of the signature, `episode_length` for long episodes.
+    `sequence_length` is None for the signature's length; `episode_length` is None for long episodes.
     """
     specs = tree.flatten(config.signature) if config.signature is not None else []
     sizes = [_leaf_bytes(spec) for spec in specs]
@@ -88,7 +86,7 @@ def estimate(
     if config.remover == "fifo":
         item = _shared(length, stride, chunk, episode_length)
         steps = math.ceil(config.max_size * item.steps) + (length - stride if episode_length is None else 0)
-    else:  # each item that is left may be the last one of its episode
+    else:  # each remaining item may be the last one of its episode
         slices = _shared(length, stride, chunk, None).slices
         item = _PerItem(slices, slices, max(slices * chunk, length))
         steps = math.ceil(config.max_size * item.steps)
@@ -101,7 +99,7 @@ def estimate(
 
 
 def _shared(length: int, stride: int, chunk: int, episode: int | None) -> _PerItem:
-    """Return what an item has where the items of an episode share its chunks."""
+    """Return an item's part of the stream if the items of an episode share its chunks."""
     if stride == length:
         return _PerItem(1, 1, length)
     windows = None if episode is None else max(1, (episode - length) // stride + 1)
@@ -115,7 +113,7 @@ def _shared(length: int, stride: int, chunk: int, episode: int | None) -> _PerIt
 
 
 def _leaf_bytes(spec: Any) -> int | None:
-    """Return the bytes of a leaf of one step; None if its shape is unknown or it holds objects."""
+    """Return the bytes of a leaf of one step; None if the shape is unknown or the leaf holds objects."""
     if spec.shape is None or None in spec.shape[1:] or spec.dtype.hasobject:
         return None
     return int(math.prod(spec.shape[1:]) * spec.dtype.itemsize)

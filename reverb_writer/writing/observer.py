@@ -1,9 +1,9 @@
-"""The base class of observers: what a call does.
+"""The base class of observers: a call with a step.
 
     observer(step) -> is it like the first step? -> may a row be written? -> the ring -> the sender's thread
 
-Everything after the copy into the ring is done by the sender. An interrupt meets the check or the copy: the step is
-taken if its call has advanced the ring, and it is not taken otherwise.
+A call ends with the copy into the ring; the sender does the rest. If an interrupt ends a call, the step is taken if
+the ring has advanced, and not taken otherwise.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ _UNMARKED_STEPS = 10_000
 
 
 class TooFewStepsError(SpecError):
-    """A reset should write the steps of an episode that is shorter than a window."""
+    """A reset cannot write an episode because it is shorter than a window."""
 
 
 class Observer(ObserverLife):
-    """The way of a step in all observers. Subclasses say which windows they write.
+    """Takes steps, for all observers. Subclasses choose the windows that are written.
 
-    Called from one thread at a time; another thread may go on between episodes, or after `reset`. A context manager.
+    Call it from one thread at a time; the thread may change between episodes, or after `reset`. A context manager.
     """
 
     # ------------------------------------------------------------------------------------------------------- a step
 
     def __call__(self, step: Any, end_of_episode: Any = None, env_mask: Any = None) -> None:
-        """Write a step; with `num_envs`, one of every environment, or of some.
+        """Write a step; with `num_envs`, one step of each environment or of some.
 
         Args:
             step: a `Trajectory`, or any nest; copied. Leaves are [...], with `num_envs` [N, ...].
-            end_of_episode: whether it is the last of its episode, with `num_envs` [N] booleans; None to read
+            end_of_episode: whether the step is the last of its episode, with `num_envs` [N] booleans; None to read
                 `step_type` or `is_last`.
-            env_mask: with `num_envs`, [N] booleans: which environments have a step here; the rows of the others are
-                not read. None for all.
+            env_mask: [N] booleans, only with `num_envs`: whether each environment has a step here; rows of other
+                environments are ignored. None for all.
 
         Raises:
-            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
-            ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
+            StructureError: a leaf differs from the first step's; names the path. Nothing changed.
+            ReplayTimeoutError: no room in flight, and no progress for the time-out; names the cause. Nothing changed.
             SpecError: another thread is in the middle of an episode. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
-            ReverbWriterError: a server refuses what was written before. Nothing changed.
+            ReverbWriterError: a server refuses earlier items. Nothing changed.
         """
         if self._num_envs is not None:
             self._write_envs(step, end_of_episode, env_mask)
@@ -86,7 +86,7 @@ class Observer(ObserverLife):
             self._on_overflow()
 
     def _write_envs(self, step: Any, end_of_episode: Any, env_mask: Any) -> None:
-        """Write a step of every environment, or of some."""
+        """Write a step of each environment or of some; see `__call__`."""
         last = None if end_of_episode is None else env_flags("end_of_episode", end_of_episode, self._num_envs)
         env_ids = (
             self._all_envs if env_mask is None else np.flatnonzero(env_flags("env_mask", env_mask, self._num_envs))
@@ -113,10 +113,10 @@ class Observer(ObserverLife):
             self._on_overflow()
 
     def _wake(self, sender: Sender) -> None:
-        """Wake the sender, once for each row that it has named; warn once if no end of an episode was ever marked."""
+        """Wake the sender, once per value of `wake_at`; warn once if no end of an episode was ever marked."""
         wake_at = sender.ring.wake_at
         sender.post()
-        self._woken_for = wake_at  # not before: an interrupt may come first
+        self._woken_for = wake_at  # after the post, because an interrupt may come between
         if self._is_marked or (num_steps := int(np.max(sender.ring.head[1]))) < _UNMARKED_STEPS:
             return
         if not self._unmarked_steps:
@@ -129,9 +129,9 @@ class Observer(ObserverLife):
         self._unmarked_steps = num_steps
 
     def _change_thread(self, num_steps: int) -> None:
-        """Take the steps of another thread from here on."""
+        """Take steps of the calling thread from now on."""
         if num_steps and self._thread is not None and not self._spans_episodes:
-            self._check(self._sender)  # a forked child is in the middle of no episode
+            self._check(self._sender)  # a forked child gets this error instead
             raise SpecError(
                 f"the observer is in the middle of an episode of another thread, at step {num_steps}. Make one "
                 "observer per thread; the thread may change between episodes, or after `reset`."
@@ -139,7 +139,7 @@ class Observer(ObserverLife):
         self._thread = get_ident()
 
     def _wait_for_room(self, sender: Sender, written: int) -> None:
-        """Return when the next row is granted."""
+        """Wait until the next row is granted."""
         self._check(sender)
         is_patient = self._options.on_block != "raise"
         self._wait(sender, Wait("room", self._timeout_s if is_patient else 0.0, extends=is_patient, row=written))
@@ -147,14 +147,14 @@ class Observer(ObserverLife):
     # ------------------------------------------------------------------------------------------------- many steps
 
     def extend(self, steps: Any) -> None:
-        """Write steps of an episode that goes on after them; equivalent to one call per step.
+        """Write steps of an episode, none of which ends it; equivalent to one call per step. Not with `num_envs`.
 
         Args:
-            steps: nest with leaves [T, ...]; copied. Not with `num_envs`.
+            steps: nest with leaves [T, ...]; copied.
 
         Raises:
-            StructureError, ReplayTimeoutError, ClosedError: as for a call; the steps before are written. If leaves
-                differ in T, nothing is written.
+            StructureError, ReplayTimeoutError, ClosedError: as for a call; earlier steps are written. If leaves differ
+                in T, nothing is written.
         """
         self._refuse_envs("extend")
         leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
@@ -174,7 +174,7 @@ class Observer(ObserverLife):
                 if written >= ring.granted:
                     self._wait_for_room(sender, written)
                 count = min(num_steps - at, ring.granted - written)
-                if count <= 0:  # the observer was closed by another thread
+                if count <= 0:  # another thread has closed the observer
                     continue
                 ring.write_block([leaf[at:] for leaf in leaves], count)
                 at += count
@@ -184,7 +184,7 @@ class Observer(ObserverLife):
             self(step, end_of_episode=False)
 
     def _fits_at_once(self, sender: Sender, steps: Any, leaves: Sequence[Any]) -> bool:
-        """Return whether these steps need not be checked one by one."""
+        """Return whether one check is enough for all steps."""
         structure = self._structure
         if structure is None or self._sizes is not None or np.dtype(object) in structure.dtypes:
             return False
@@ -198,19 +198,19 @@ class Observer(ObserverLife):
         return [(leaf.dtype, leaf.shape[1:]) for leaf in leaves] == expected
 
     def write_episode(self, episode: Episode) -> None:
-        """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
+        """Write an episode, or a chunk of one, by one call per step of `Episode.steps`. Not with `num_envs`.
 
-        Its steps are those of `Episode.steps`, the last of which ends the episode here. Not with `num_envs`.
+        The last step ends the episode.
 
         Args:
-            episode: one of a step at least.
+            episode: at least one step.
 
         Raises:
-            IncompleteError: it has no step.
+            IncompleteError: the episode has no step.
             SpecError: the observer is in the middle of another episode, or the episode is too long. Nothing changed.
-            StructureError: its steps are not as those before. Nothing changed.
-            ReplayTimeoutError: no room in flight, and nothing moved for the time-out. Windows that were complete by
-                then stay written, the rest of the episode is not.
+            StructureError: a leaf differs from the first step's. Nothing changed.
+            ReplayTimeoutError: no room in flight, and no progress for the time-out. Only the windows that were
+                complete before are written.
         """
         self._refuse_envs("write_episode")
         steps, num_steps = episode.steps(), len(episode) + 1
@@ -238,16 +238,16 @@ class Observer(ObserverLife):
     # --------------------------------------------------------------------------------------------- ends of episodes
 
     def reset(self, *, discard: bool = False, env_ids: Sequence[int] | None = None) -> None:
-        """End the episode here; with `num_envs` those of some environments.
+        """End the episode; with `num_envs`, the episodes of all or some environments.
 
         Args:
-            discard: if False, do as at the end of an episode; without padding, also write the last L steps if no window
-                holds the last one yet. If True, only windows that were complete already are written.
+            discard: if False, the episode ends as after a last step; without padding, the last L steps also become a
+                window unless a window holds the last step. If True, only windows that are complete now are written.
             env_ids: numbers of the environments, 0..N-1; None for all. Only with `num_envs`.
 
         Raises:
-            SpecError: not to be discarded, but there are fewer steps than the shortest window has; with `num_envs` they
-                are dropped and counted instead. Nothing changed.
+            SpecError: without `discard`, the episode is shorter than the shortest window. Nothing changed. With
+                `num_envs` its steps are dropped and counted instead.
         """
         self._check(self._sender)
         envs = self._all_envs.tolist() if env_ids is None else env_ids
@@ -271,12 +271,12 @@ class Observer(ObserverLife):
         self._mark(sender, Reset(envs, discard))
 
     def _mark(self, sender: Sender, mark: Reset | NewPriority) -> None:
-        """Write a mark; waits for nothing."""
+        """Write a mark, without a wait."""
         sender.ring.mark(mark)
         sender.post()
 
     def _on_overflow(self) -> None:
-        """Say that an episode is too long."""
+        """Raise or log that an episode is too long."""
         text = (
             f"the episode is longer than max_sequence_length={self._max_steps} steps, boundary step included: it "
             "is not written, and its steps up to the next episode are dropped. Raise `max_sequence_length`."

@@ -1,4 +1,4 @@
-"""The life of an observer: open, flush, close, counters, and what is left when it is forgotten."""
+"""The life of an observer: open, flush, close, counters, and the end of an observer that was not closed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from reverb_writer.writing.window_kinds import WindowTarget
 
 _LOG = logging.getLogger(__package__)
 
-_LEAVE_S = 2.0  # how long items are still delivered for when an error is under way
-_STATS_S = 1.0  # how long the counters are waited for
+_LEAVE_S = 2.0  # time to deliver items when another error ends the `with` block
+_STATS_S = 1.0  # time to wait for the counters
 
 
 class ObserverLife:
-    """An observer, without the taking of steps. A context manager."""
+    """An observer without methods that take steps. A context manager."""
 
     _spans_episodes = False
     _max_steps: int | None = None  # of an episode; None for no bound
@@ -49,21 +49,21 @@ class ObserverLife:
         num_envs: int | None,
         options: StreamKeywords,
     ) -> None:
-        """Find the tables; see the observers for the arguments."""
+        """Find the tables; the observers document the arguments."""
         self._options = options_of(StreamOptions, options, self)
         self._replay, self._targets, self._mask = replay, tuple(targets), mask
         self._tables = list(dict.fromkeys(table for target in targets for table in target.tables))
         self._num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
         self._all_envs = np.arange(1 if self._num_envs is None else self._num_envs)
         self._structure: StepStructure | None = None
-        self._sizes: list[ItemSizes] | None = None  # of each environment; None if steps need no check
+        self._sizes: list[ItemSizes] | None = None  # one per environment; None if steps need no check
         self._sender: Sender | None = None
         self._client: Client | None = None  # None while the observer is closed
         self._books, self._last_stats = Books(), ObserverStats()
         self._blocked_s = 0.0
         self._woken_for = -1
         self._num_before = 0  # steps before the sender's first, for messages
-        self._thread: int | None = None  # the one whose episode is under way
+        self._thread: int | None = None  # the thread of the open episode
         self._is_marked = self._spans_episodes or self._max_steps is not None  # whether ends of episodes are known
         self._unmarked_steps = 0
         self.open()
@@ -72,7 +72,7 @@ class ObserverLife:
 
     @property
     def client(self) -> Any:
-        """The replay, as it was given."""
+        """The `replay` argument."""
         return self._replay
 
     @property
@@ -82,7 +82,7 @@ class ObserverLife:
 
     @property
     def num_steps(self) -> int:
-        """Steps that were taken so far, of all environments; after an interrupt, whether a call took its step."""
+        """Steps taken so far, in all environments. After an interrupt, it shows whether the call took its step."""
         sender = self._sender
         return self._last_stats.steps if sender is None else self._num_before + sender.ring.head[0]
 
@@ -90,7 +90,7 @@ class ObserverLife:
         """Open the observer again after `close()`; does nothing if it is open.
 
         Raises:
-            StructureError: a table does not exist any more.
+            StructureError: a table no longer exists.
             ServerUnavailableError: no server answers.
             ClosedError: in a forked child.
         """
@@ -114,15 +114,15 @@ class ObserverLife:
         self._timeout_s, self._owns_client, self._client = timeout_s, owns_client, client
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when all windows that are complete are confirmed by the server.
+        """Wait until the server has confirmed all complete windows.
 
         Args:
-            timeout_s: seconds to wait at most; None to wait as a step does, for the observer's time-out from the last
+            timeout_s: time-out, in seconds; None to wait as a step does: the observer's time-out, counted from the last
                 progress.
 
         Raises:
-            ReplayTimeoutError: not in time; names the cause with its numbers. Nothing is lost by it.
-            ServerUnavailableError: not in time, because the server is gone.
+            ReplayTimeoutError: not confirmed in time; names the cause with its numbers. Nothing is lost.
+            ServerUnavailableError: not confirmed in time because the server cannot be reached.
         """
         self._check(self._sender)
         seconds = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -130,16 +130,16 @@ class ObserverLife:
             self._wait(self._sender, Wait("flush", seconds, extends=timeout_s is None))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Deliver the windows that are complete, and end. Steps that are in none are counted as dropped. Idempotent.
+        """Deliver all complete windows, and end. Steps that are in no window are counted as dropped. Idempotent.
 
-        If an interrupt ends the wait, the delivery goes on, and another call completes it.
+        If an interrupt ends the wait, the delivery continues, and another call completes it.
 
         Args:
-            timeout_s: seconds to wait at most; None for the observer's.
+            timeout_s: time-out, in seconds; None for the observer's.
 
         Raises:
-            ReplayTimeoutError: items were left; says how many and why. The observer is closed nevertheless.
-            ServerUnavailableError: items were left, because the server is gone.
+            ReplayTimeoutError: items were not delivered; names their number and the cause. The observer is closed.
+            ServerUnavailableError: items were not delivered because the server cannot be reached.
         """
         client, sender = self._client, self._sender
         timeout_s = None if timeout_s is None else check_timeout(timeout_s)
@@ -154,12 +154,12 @@ class ObserverLife:
         self._leave(client, sender)
 
     def _leave(self, client: Client, sender: Sender | None) -> None:
-        """Forget the sender and the client; a call that an interrupt ends may be made again."""
+        """Forget the sender and the client; after an interrupt, it may be called again."""
         if sender is not None:
-            sender.end_soon()  # if it did not hear of the end
+            sender.end_soon()  # if `close` did not reach it
             stats = self._last_stats = self._stats_now()
             self._finalizer.detach()
-            if stats.dropped_steps and not process_hooks.is_forked():  # those of a forked child are its parent's
+            if stats.dropped_steps and not process_hooks.is_forked():  # a forked child has its parent's numbers
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
                 level = logging.INFO if stats.items else logging.WARNING
                 _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", stats.steps, reasons)
@@ -168,7 +168,7 @@ class ObserverLife:
         self._sender = self._client = None
 
     def stats(self) -> ObserverStats:
-        """Return the counters so far; callable from any thread."""
+        """Return the counters so far, from any thread."""
         return replace(self._stats_now(), blocked_s=self._blocked_s, unmarked_steps=self._unmarked_steps)
 
     def _stats_now(self) -> ObserverStats:
@@ -188,7 +188,7 @@ class ObserverLife:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        """Close; while an error is under way within two seconds, and what is left then is only logged."""
+        """Close; after an error of the block wait at most two seconds, and only log that items were not delivered."""
         if error is None:
             self.close()
             return
@@ -214,14 +214,14 @@ class ObserverLife:
             self._blocked_s += time.monotonic() - began_at
 
     def _check(self, sender: Sender | None) -> Client:
-        """Raise if nothing can be written: closed, forked, or the client is closed."""
+        """Raise ClosedError if the observer or its client is closed, or in a forked child."""
         if self._client is None or (sender is not None and sender.is_ended):
             raise ClosedError("the observer is closed. Call `open()` to write again.")
         self._client.connections.check_usable()
         return self._client
 
     def _start(self, example: Any, *, is_spec: bool = False) -> Sender:
-        """Take the layout from the first step or a spec, and start what sends the steps. Asks no server."""
+        """Take the layout from the first step or a spec, and make the sender. Asks no server."""
         client, options, targets = self._check(None), self._options, self._targets
         structure = self._structure
         if structure is None:
@@ -231,7 +231,7 @@ class ObserverLife:
         if (limit := options.max_item_bytes) is not None:
             sizes = [ItemSizes(layout, targets, limit) for _ in self._all_envs]
             self._sizes = sizes if sizes[0].counts_steps else None
-        self._books = copy.deepcopy(self._books)  # a sender that has not heard of `close` may still change its own
+        self._books = copy.deepcopy(self._books)  # an earlier sender that is still ending may change its books
         sender = Sender(
             client,
             layout,
@@ -242,7 +242,7 @@ class ObserverLife:
             spans_episodes=self._spans_episodes,
             max_steps=self._max_steps,
         )
-        # A program that forgets `close` must not hang, neither at garbage collection nor when the interpreter ends.
+        # Without `close`, a program must hang neither at garbage collection nor at the interpreter's end.
         self._finalizer = weakref.finalize(self, sender.end_soon, client.close if self._owns_client else lambda: None)
         self._finalizer.atexit = False
         self._flatten, self._ends_episode = structure.flatten, structure.ends_episode

@@ -1,7 +1,7 @@
-"""Observers: call one with every environment step, and its windows appear in the replay server's tables.
+"""Observers: call one with every environment step, and the windows appear in the replay server's tables.
 
-Call an observer from one thread at a time; its sender's thread sends the items. A call that raises has changed
-nothing: the next good step continues the episode.
+Call an observer from one thread at a time; the sender's thread sends the items. A failed call changes nothing: the
+next valid step continues the episode.
 
 Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`; docs/how-to/from-tf-agents.md lists the differences.
 """
@@ -46,26 +46,25 @@ class WindowObserver(Observer):
 
         Args:
             replay: a `Client`, or an address, addresses or an object that `Client` takes.
-            table: the table, or several that get the same windows.
+            table: the table, or several tables that get the same windows.
             sequence_length: L, steps in a window, >= 1.
-            stride_length: S, steps from one window's start to the next one's, >= 1.
-            priority: of every item, finite and >= 0; a function of the window (a nest of arrays [L, ...]), which also
-                gets the mask [L] of real steps if it has a parameter `mask`; or "max", the largest priority that this
-                process has set so far in the tables, 1.0 at first. A function is called by the observer's own thread,
-                when its window is encoded; if it fails, the window is lost, counted, and the first one is logged.
+            stride_length: S, steps between the starts of two windows, >= 1.
+            priority: number for each item, finite and >= 0; or a function of the window (a nest of arrays [L, ...]),
+                called with the mask [L] of real steps if it has a parameter `mask`; or "max", the largest priority that
+                this process has set so far in the tables, 1.0 at first. The observer's own thread calls the function
+                when it encodes the window; if the function fails, the window is lost and counted. The first is logged.
             end_of_episode: treatment of the last steps of an episode, see `EndOfEpisode`.
-            windows: several kinds of windows from one stream, each step stored once: a `WindowSpec` for each table, or
-                a `WindowTarget` for each name, with tables and a priority of its own. They add to the
-                arguments above, or replace them.
+            windows: further kinds of windows from the stream, each step stored once: a `WindowSpec` per table, or a
+                `WindowTarget` per name, with its own tables and priority. May replace the arguments above.
             spec: nest of array specs or arrays that the steps of one environment must fit; None for the
                 structure of the first step.
-            mask: write one more column, after the leaves, that is True for real steps and False for padding.
+            mask: whether to write one more column, after the leaves: True for real steps and False for padding.
             num_envs: N, for environments that step together: leaves are [N, ...], and each environment has its own
                 episodes. None for steps without a batch dimension.
             **options: time-out, bounds and policies of the stream: the fields of `StreamOptions`.
 
         Raises:
-            SpecError: an argument can never work.
+            SpecError: an argument is invalid.
             StructureError: a table does not exist; names the tables that exist.
             ServerUnavailableError: no server answers within the time-out.
         """
@@ -83,8 +82,8 @@ class WindowObserver(Observer):
 class TrajectoryObserver(WindowObserver):
     """Write fixed-length windows that never cross an episode's end.
 
-    The default drops the steps that no full window holds at the end of an episode; `end_of_episode` has other ways.
-    Successor of TF-Agents' `ReverbAddTrajectoryObserver`. Called from one thread at a time; a context manager.
+    By default the last steps of an episode are dropped if they fill no window; `end_of_episode` changes this.
+    Successor of TF-Agents' `ReverbAddTrajectoryObserver`. Call it from one thread at a time; a context manager.
 
     Example:
         observer = rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20, stride_length=10)
@@ -100,7 +99,7 @@ class TrajectoryObserver(WindowObserver):
 class SequenceObserver(WindowObserver):
     """Write fixed-length windows over the whole stream of steps, across the ends of episodes.
 
-    `end_of_episode` applies at `reset()`, where the stream ends. Successor of TF-Agents'
+    The stream ends at `reset()`, where `end_of_episode` applies. Successor of TF-Agents'
     `ReverbTrajectorySequenceObserver`; Acme's CONTINUE.
     """
 
@@ -110,8 +109,8 @@ class SequenceObserver(WindowObserver):
 class EpisodeObserver(Observer):
     """Write each episode as one item of its own length; its boundary step writes the item.
 
-    A call also raises `SpecError` when the episode has become too long, once; its further steps are dropped and counted
-    until it ends. Successor of TF-Agents' `ReverbAddEpisodeObserver`.
+    The call with which an episode becomes too long raises `SpecError`; the episode's later steps are dropped and
+    counted. Successor of TF-Agents' `ReverbAddEpisodeObserver`.
     """
 
     def __init__(
@@ -130,11 +129,12 @@ class EpisodeObserver(Observer):
 
         Args:
             replay: a `Client`, or an address, addresses or an object that `Client` takes.
-            table: the table, or several.
-            max_sequence_length: steps in an episode at most, boundary step included, >= 1.
-            priority: of every item, finite and >= 0, a function of the episode (a nest of arrays [T, ...]), or "max".
-            bypass_partial_episodes: treatment of a longer episode: dropped, counted and logged once (True), or a
-                ValueError at its first step too many, after which `reset()` or the next episode continues (False).
+            table: the table, or several tables.
+            max_sequence_length: largest number of steps in an episode, including the boundary step, >= 1.
+            priority: number for each item, finite and >= 0; or a function of the episode (a nest of arrays [T, ...]);
+                or "max".
+            bypass_partial_episodes: if True, a longer episode is dropped, counted and logged once. If False, its first
+                excess step raises `SpecError`; `reset()` or the next episode continues.
             spec: nest of array specs or arrays that the steps of one environment must fit; None for the
                 structure of the first step.
             num_envs: as for `TrajectoryObserver`.
@@ -146,10 +146,10 @@ class EpisodeObserver(Observer):
         super().__init__(replay, targets, spec=spec, mask=False, num_envs=num_envs, options=options)
 
     def update_priority(self, priority: float) -> None:
-        """Set the priority of the episodes that have not ended yet.
+        """Set the priority of all episodes that have not ended yet.
 
         Raises:
-            SpecError: it is not a number >= 0. Nothing changed.
+            SpecError: the priority is not a number >= 0. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
         """
         number = check_priority(priority)

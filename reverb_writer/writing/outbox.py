@@ -1,10 +1,10 @@
-"""Complete windows on their way to servers: which episode goes to which, and how many items may be under way.
+"""Complete windows between cutter and servers: the choice of each episode's server, and the limit of items in flight.
 
     episode -> rendezvous hashing of actor and episode -> the first server that answers and has room
     its windows -> a request -> the delivery to that server
 
-A server that is lost gets no more: its unconfirmed items are given up, counted, and the episodes that were under way
-there are cut. The next episodes go elsewhere. A server that answers is not lost, whatever its rate limiter does.
+A lost server gets no more items: its unconfirmed items are given up and counted, and its open episodes are cut. The
+next episodes use other servers. A server that answers is not lost, even if its rate limiter blocks.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _LOG = logging.getLogger(__package__)
 
 LOST_SHARD = "lost_shard"
 
-_REQUEST_ITEMS, _REQUEST_BYTES = 1024, 1 << 20  # at which complete windows are encoded, even if no call waits for them
-_SPANNING_ITEMS = 1000  # windows that cross episodes stay at one of several shards for so many items
-_LEAST_ITEMS, _LEAST_CALLS, _MOST_ITEMS = 400, 32, 16_384  # that may be unconfirmed at a server
+_REQUEST_ITEMS, _REQUEST_BYTES = 1024, 1 << 20  # complete windows are encoded at this size, even if no call waits
+_SPANNING_ITEMS = 1000  # items at one of several shards before a stream of windows that cross episodes is cut
+_LEAST_ITEMS, _LEAST_CALLS, _MOST_ITEMS = 400, 32, 16_384  # bounds of the unconfirmed items at a server
 _AHEAD_S, _EPOCH_S = 0.1, 0.05
-_LONGEST_PAUSE_S = 1.0  # between two checks, while items are under way: the target may have changed
+_LONGEST_PAUSE_S = 1.0  # between two checks while items are in flight, because the target may change
 
 
 class ItemLimit:
-    """How many items may be unconfirmed at a server: a fixed number, or more while it confirms more in 0.1 s.
+    """Limit of unconfirmed items at a server: a fixed number, or the number that the server confirms in 0.1 s.
 
-    An actor that does nothing but write would stand still half of the time with 400 items. One that a rate limiter
-    holds up gets few confirmations, so its limit is the smallest one again a tenth of a second later. A split DQN
-    learns with up to 2,000 items and not with 16,384; see docs/decisions.md#in-flight.
+    With 400 items, an actor that only writes would wait half of the time. While a rate limiter blocks, there are few
+    confirmations, so the limit falls to the least one within a tenth of a second. A split DQN learns with up to 2,000
+    items and not with 16,384; see docs/decisions.md#in-flight.
 
     Attributes:
-        items: the limit now.
+        items: the present limit.
     """
 
     def __init__(self, fixed: int | None, items_per_call: float) -> None:
-        """Take the number; None for 400 at least, or what 32 calls complete in the long run.
+        """Take a fixed number; None for a limit that adapts, at least 400 and the items that 32 calls complete.
 
         >>> ItemLimit(None, 1).items, ItemLimit(None, 64).items
         (400, 2048)
@@ -55,10 +55,10 @@ class ItemLimit:
         self._is_fixed = fixed is not None
         self.items = self._least = fixed or max(_LEAST_ITEMS, math.ceil(_LEAST_CALLS * items_per_call))
         self._since = time.monotonic()
-        self._before = 0  # items confirmed until then
+        self._before = 0  # items confirmed at `_since`
 
     def update(self, acknowledged: int) -> None:
-        """Follow the number of items confirmed so far."""
+        """Adapt to the number of items confirmed so far."""
         now = time.monotonic()
         if self._is_fixed or now - self._since < _EPOCH_S:
             return
@@ -68,19 +68,19 @@ class ItemLimit:
 
 
 class Destination(Delivery):
-    """One server, and what is under way to it; for the sender alone."""
+    """One server and its items in flight. Not thread-safe: only the sender uses it."""
 
     def __init__(self, server: Server, limit: ItemLimit, post: Post, books: Books, cutter: Cutter, sent: float) -> None:
-        """Prepare the delivery of the cutter's windows; `sent` is the largest number of sent and unconfirmed items."""
+        """Prepare the delivery of the cutter's windows; `sent` bounds the sent and unconfirmed items."""
         super().__init__(server.channel, post, books.counts, needed=cutter.needed_chunks, max_sent_items=sent)
         self.server, self.limit = server, limit
         self.is_lost = False  # whether it is out of use until it answers again
-        self.asked_at = 0.0  # when a silent server was asked last
-        self.num_reserved = 0  # items that it gets with the request that is under construction
+        self.asked_at = 0.0  # time of the last question to the silent server
+        self.num_reserved = 0  # items of the request that is being made
 
 
 class Outbox:
-    """The windows of one observer on their way to its servers. Not thread-safe: only the sender uses it."""
+    """Sends the windows of one observer to its servers. Not thread-safe: only the sender uses it."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Outbox:
         books: Books,
         post: Post,
     ) -> None:
-        """Make a destination for each server of the client's target."""
+        """Make a destination per server of the client's target."""
         self._client, self._options, self._actor_id = client, options, options.actor_id or default_actor_id()
         self._ring, self._kinds, self._cutter, self._items = ring, kinds, cutter, items
         self._books, self._post = books, post
@@ -108,22 +108,19 @@ class Outbox:
 
     @property
     def is_enough(self) -> bool:
-        """Whether so much is complete that it is worth a message."""
+        """Whether enough is complete for a message."""
         cutter = self._cutter
         enough = min(_REQUEST_ITEMS, max(self._least_limit // 2, 1))
         return cutter.num_unencoded >= enough or cutter.unsent_bytes >= _REQUEST_BYTES
 
     @property
     def is_half(self) -> bool:
-        """Whether half of the items that may be in flight are complete and not sent.
-
-        If they waited for their chunks to be full, the server would run out of work.
-        """
+        """Whether half of the items that may be in flight wait for full chunks: the server would run out of work."""
         return self._cutter.num_unencoded >= max(self._least_limit // 2, 1)
 
     def encode(self) -> None:
         """Encode the windows that are complete in chunks, and write them to their destinations."""
-        groups: dict[tuple[Destination, WindowKinds], list[Ready]] = {}  # a new priority makes other kinds
+        groups: dict[tuple[Destination, WindowKinds], list[Ready]] = {}  # a new priority makes a new WindowKinds
         for ready in self._cutter.take_ready():
             destination = ready.episode.destination
             if destination is None:
@@ -162,7 +159,7 @@ class Outbox:
         return min(destination.limit.items for destination in self._all)
 
     def num_rows_granted(self) -> int:
-        """Return below which row steps may be written: there is room for them in the ring, and in flight."""
+        """Return the row below which steps may be written: the ring and the items in flight have room for them."""
         num_envs = self._ring.num_envs
         for destination in self._all:
             destination.limit.update(destination.flight.acknowledged)
@@ -172,14 +169,14 @@ class Outbox:
         return min(limit, self._cutter.taken + self._kinds.rows_within(self._room(), num_envs))
 
     def num_rows_worth(self) -> int:
-        """Return for how many rows a waiting call is woken: what completes a quarter of the items in flight."""
+        """Return the free rows that wake a waiting call: they complete about a quarter of the items in flight."""
         rows = self._kinds.rows_within(max(self._least_limit // 4, 1), self._ring.num_envs)
         return max(min(rows, self._ring.size // 4), 1)
 
     def _room(self) -> int:
-        """Return how many further items may be complete: as many as the fullest destination of an episode takes.
+        """Return the number of further items that may be complete: the room of the fullest destination of an episode.
 
-        One call has steps of all environments, and no step may exceed the limit of its own destination.
+        The fullest counts because one call has steps of all environments, and each may be for this destination.
         """
         in_use = {episode.destination for episode in self._cutter.episodes}
         rooms = [self._room_of(destination) for destination in in_use if destination is not None]
@@ -189,7 +186,7 @@ class Outbox:
         return min(rooms) - self._cutter.num_unencoded
 
     def _room_of(self, destination: Destination) -> int:
-        """Return how many further items may be unconfirmed there; 0 also if too many bytes are."""
+        """Return the number of further items that may be unconfirmed there; 0 if too many bytes are unconfirmed."""
         flight = destination.flight
         if flight.pending_bytes >= self._options.max_in_flight_bytes:
             return 0
@@ -199,11 +196,11 @@ class Outbox:
 
     @property
     def _has_choice(self) -> bool:
-        """Whether there are several servers, or may be."""
+        """Whether there are several servers now, or may be later."""
         return len(self._destinations) > 1 or self._client.connections.may_have_several
 
     def _choose(self, num_items: int) -> Destination:
-        """Return where the next episode goes: to the first in its order that answers and has room for its items."""
+        """Return the next episode's destination: the first in its order that answers and has room for the items."""
         self._num_episodes += 1
         every = self._destinations
         if len(every) == 1:
@@ -215,7 +212,7 @@ class Outbox:
         return next(free, max(there, key=self._room_of))
 
     def _follow_target(self) -> list[Destination]:
-        """Make destinations for new servers; return those whose server has left the target, and give them up."""
+        """Make destinations for new servers; give up and return the destinations whose server left the target."""
         shards = self._client.shards
         if shards is self._shards:
             return []
@@ -232,23 +229,23 @@ class Outbox:
 
     def _new_destination(self, server: Server) -> Destination:
         limit = ItemLimit(self._options.max_in_flight_items, self._kinds.items_per_step * self._ring.num_envs)
-        max_sent = limit.items / 2 if self._drops_oldest else math.inf  # what is sent cannot be dropped
+        max_sent = limit.items / 2 if self._drops_oldest else math.inf  # a sent item cannot be dropped
         return Destination(server, limit, self._post, self._books, self._cutter, max_sent)
 
     def check_shards(self) -> None:
-        """Ask silent servers if it is time; give up those that are lost, and cut the episodes under way there."""
+        """Ask silent servers if it is time; give up lost servers and cut their open episodes."""
         now, patience_s = time.monotonic(), self._options.patience_s
         if not self._has_choice or (now < self._check_at and self._client.shards is self._shards):
             return
         lost, again_s = self._follow_target(), min(patience_s, _LONGEST_PAUSE_S)
         for name, destination in [*self._destinations.items()]:
             flight, is_told = destination.flight, destination.server.shard.state == "lost"
-            # Silence begins with the server's last word, or when a word became due.
+            # Silence begins with the server's last message, or when a message became due.
             heard_at = max(destination.heard_at, flight.progress_at)
             silent_s = now - heard_at if flight.pending else 0.0
-            # It must be silent to a question, too, because this process may have been the slow one.
+            # It must also leave a question unanswered, because this process may have been the slow one.
             is_silent = silent_s >= patience_s and heard_at < destination.asked_at <= now - patience_s / 2
-            # Without another one that can take the next episodes, nothing is given up.
+            # If no other server can take the next episodes, nothing is given up.
             has_other = any(not each.is_lost for each in self._all if each is not destination)
             if destination.is_lost and not is_told and destination.heard_at > destination.asked_at:
                 destination.is_lost = False
@@ -258,7 +255,7 @@ class Outbox:
                 self._give_up(destination, "is called lost by the target" if is_told else silence)
                 lost.append(destination)
                 another = self._destinations[name] = self._new_destination(destination.server)
-                another.is_lost, another.asked_at = True, time.monotonic()  # later than its delivery began
+                another.is_lost, another.asked_at = True, time.monotonic()  # after its delivery began
             elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
                 destination.asked_at = now
                 destination.ask()
@@ -276,10 +273,10 @@ class Outbox:
         self._client.connections.refresh_soon()
 
     def proceed(self) -> float:
-        """Do what is due at the destinations; return in how many seconds something else is."""
+        """Do all due work of the destinations; return the seconds until more is due."""
         times = [destination.proceed() for destination in self._all]
         if self._has_choice and (self.num_written or any(destination.is_lost for destination in self._all)):
-            times.append(self._check_at - time.monotonic())  # of silent servers
+            times.append(self._check_at - time.monotonic())  # the next check of silent servers
         return min(times)
 
     @property
@@ -288,33 +285,33 @@ class Outbox:
 
     @property
     def fault(self) -> tuple[type[Exception], str] | None:
-        """Kind and text of the error with which a server refuses; None if none does."""
+        """Kind and text of the error with which a server refuses items; None without a refusal."""
         return next((destination.fault for destination in self._all if destination.fault is not None), None)
 
     @property
     def slowest(self) -> Delivery:
-        """The delivery that has most to deliver."""
+        """The delivery with the most unconfirmed items."""
         return max(self._all, key=lambda destination: destination.flight.pending)
 
     @property
     def addresses(self) -> str:
-        """The servers' addresses, with commas between them."""
+        """The servers' addresses, separated by commas."""
         return ", ".join(destination.channel.address for destination in self._all)
 
     # ------------------------------------------------------------------------------------------------- the counters
 
     @property
     def num_written(self) -> int:
-        """Items written to destinations and not confirmed."""
+        """Number of items written to destinations and not confirmed."""
         return sum(destination.flight.pending for destination in self._all)
 
     @property
     def num_pending(self) -> int:
-        """Items that are complete and not confirmed."""
+        """Number of items that are complete and not confirmed."""
         return self._cutter.num_unencoded + self.num_written
 
     def close(self) -> int:
-        """Give up what is left; return how many items that is."""
+        """Give up all pending items; return their number."""
         num_left = self._cutter.num_unencoded + sum(destination.close() for destination in self._all)
         self._cutter.num_unencoded = 0
         return num_left

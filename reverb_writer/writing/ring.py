@@ -1,11 +1,11 @@
-"""The ring between an observer and its sender: one thread writes rows, another one reads them, and there is no lock.
+"""The ring between an observer and its sender: one thread writes rows, another one reads them, without a lock.
 
     observer: copies a step's leaves into the next rows -> `head` advances by one assignment
-    sender:   reads rows below `head` -> seals chunks of rows -> `granted` says how far the observer may go
+    sender:   reads rows below `head` -> seals chunks of rows -> `granted` bounds the observer's rows
 
-A row is one step of one environment. A call of N environments writes N rows. A mark stands between two rows. `head`
-and `granted` are each assigned by one side only, so an interrupt of the observer comes before its step or its mark is
-taken or after it, and never in between.
+A row is one step of one environment. A call of N environments writes N rows. A mark stands between two rows. Only the
+observer assigns `head`, and only the sender assigns `granted`. So a step or a mark of an interrupted call is either
+taken or not, never half.
 
 Source: Lamport 1977, Proving the correctness of multiprocess programs (one producer, one consumer).
 """
@@ -26,17 +26,17 @@ class Reset(NamedTuple):
     """A mark: the episodes of some environments end here."""
 
     env_ids: Sequence[int]
-    discard: bool  # whether only the windows that are complete already are written; else DROP's get the last L steps
+    discard: bool  # write only windows that are complete now; if False, DROP also writes a window of the last L steps
 
 
 class NewPriority(NamedTuple):
-    """A mark: whole episodes that have not ended here have another priority."""
+    """A mark: whole episodes that end after it have another priority."""
 
     priority: float
 
 
 def ring_rows(row_bytes: float, num_envs: int, chunk_length: int, max_bytes: int) -> int:
-    """Return how many rows a ring has: two chunks of each environment or more, unless that takes too much memory.
+    """Return the number of rows of a ring: at least two chunks per environment, unless they need too much memory.
 
     >>> ring_rows(52, 1, 40, 128 << 20), ring_rows(28_224, 256, 20, 128 << 20)
     (1024, 4755)
@@ -51,15 +51,15 @@ class StepRing:
     Attributes:
         size: number of rows.
         num_envs: number of environments, 1 also for steps without a batch dimension.
-        columns: arrays [size, ...], one for each leaf.
+        columns: arrays [size, ...], one per leaf.
         last: whether each row is the last step of an episode, [size].
         envs: number of the environment of each row, [size].
-        marks: each mark by its number, with the row before which it stands; the sender takes them out.
-        head: how far the observer is, assigned by it alone: the rows written so far; the steps so far of the episode
-            under way, or of the stream where windows span them, an integer or an array [N] that is never changed in
-            place; and the marks so far.
-        granted: rows below this may be written; a call that begins below it is not split. Assigned by the sender alone.
-        wake_at: the call that writes this row, or a later one, wakes the sender; assigned by the sender alone.
+        marks: by number, each mark and the row before which it stands; the sender removes them.
+        head: progress of the observer, assigned only by it: the rows written so far; the steps of the open episode, or
+            of the stream if windows span episodes, an integer or an array [N] that is never changed in place; and the
+            marks written so far.
+        granted: rows below this may be written; a call that begins below it is not split. Only the sender assigns it.
+        wake_at: the call that writes this row or a later one wakes the sender. Only the sender assigns it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class StepRing:
         *,
         spans_episodes: bool,
     ) -> None:
-        """Allocate the rows; where windows span episodes, steps are counted across their ends."""
+        """Allocate the rows; if windows span episodes, steps are counted across ends of episodes."""
         self.size, self.num_envs = size, num_envs or 1
         self.columns: list[npt.NDArray[Any]] = [
             np.zeros((size, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
@@ -91,13 +91,13 @@ class StepRing:
         """Write a step of the only environment."""
         written, num_steps, num_marks = self.head
         row = written % self.size
-        for column, leaf in zip(self.columns, leaves):  # noqa: B905  # they are as many, and the hottest line
+        for column, leaf in zip(self.columns, leaves):  # noqa: B905  # equal in number, and the hottest line
             column[row] = leaf
         self.last[row] = last
         self.head = (written + 1, 0 if last and not self._spans_episodes else num_steps + 1, num_marks)
 
     def write_block(self, columns: Sequence[Any], num_rows: int) -> None:
-        """Write steps of an episode of the only environment that goes on after them; they fit below the size."""
+        """Write steps of the only environment, at most `size`; none ends the episode."""
         written, num_steps, num_marks = self.head
         rows = self.rows(written, written + num_rows)
         for own, column in zip(self.columns, columns, strict=True):
@@ -111,7 +111,7 @@ class StepRing:
         last: npt.NDArray[np.bool_],
         env_ids: npt.NDArray[np.integer[Any]],
     ) -> None:
-        """Write a step of each of some environments: leaves [N, ...] and `last` [N], of all environments."""
+        """Write a step of each environment in `env_ids`; leaves [N, ...] and `last` [N] are of all environments."""
         written, num_steps, num_marks = self.head
         rows = self.rows(written, written + len(env_ids))
         if len(env_ids) == len(num_steps):
@@ -130,7 +130,7 @@ class StepRing:
         self.head = (written + len(env_ids), counts, num_marks)
 
     def mark(self, mark: Reset | NewPriority) -> None:
-        """Write a mark; one that an interrupt kept from `head` is overwritten by the next."""
+        """Write a mark; the next mark overwrites it if an interrupt comes before `head` is assigned."""
         written, num_steps, num_marks = self.head
         self.marks[num_marks] = (written, mark)
         if isinstance(mark, Reset):
@@ -144,18 +144,18 @@ class StepRing:
     # -------------------------------------------------------------------------------------------- the sender's side
 
     def rows(self, start: int, stop: int) -> Any:
-        """Return an index for the rows `start` to `stop`: a slice, unless they go around the end of the ring."""
+        """Return an index for the rows `start` to `stop`: a slice, unless they cross the end of the ring."""
         first = start % self.size
         if first + stop - start <= self.size:
             return slice(first, first + stop - start)
         return np.arange(start, stop) % self.size
 
     def last_of(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
-        """Return which of the rows `start` to `stop` end episodes; a view, or a copy where they go around the end."""
+        """Return whether each row from `start` to `stop` ends an episode; a copy if the rows cross the ring's end."""
         last: npt.NDArray[np.bool_] = self._last[self.rows(start, stop)]
         return last
 
     def envs_of(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """Return the environments of the rows `start` to `stop`, as `last_of`."""
+        """Return the environments of the rows `start` to `stop`; a copy if the rows cross the ring's end."""
         envs: npt.NDArray[np.int32] = self.envs[self.rows(start, stop)]
         return envs

@@ -1,11 +1,11 @@
-"""The sender: one thread that owns everything that follows a step.
+"""The sender: one thread that does all work after the copy of a step.
 
     rows of the ring, answers of servers, waiting calls, time
         -> one inbox -> take rows -> cut windows -> encode them -> write them to the destinations -> grant further rows
 
-The thread receives no signals, and nothing in it is shared but the ring: so there are no locks, and Ctrl-C cannot tear
-anything. Other threads put functions into the inbox, and the sender calls them. It sleeps while there is nothing to
-do: an observer without steps costs nothing.
+The thread receives no signals and shares only the ring: so there are no locks, and Ctrl-C leaves nothing half done.
+Other threads put functions into the inbox, and the sender calls them. It sleeps without work: an observer without steps
+costs nothing.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
 _ROOM_S = 0.002
-_NOTICE_S = 0.2  # how long steps wait until the log says so
-_LOOK_S = 0.25  # how often rows are looked at that have not woken the thread
-_HANDOVER_S = 5.0  # how much longer than its time-out a call waits for the sender to answer
+_NOTICE_S = 0.2  # sum of the waits of steps after which the log names the cause
+_LOOK_S = 0.25  # interval of looks at rows that have not woken the thread
+_HANDOVER_S = 5.0  # time that a call waits for the sender's answer after its time-out
 _EXIT_S = 2.0
-_UNTIL_S = 0.2  # how often a call that waits asks whether the run has ended
+_UNTIL_S = 0.2  # interval at which a waiting call asks whether the run has ended
 
 
 class Sender:
-    """Sends the windows of one observer. Methods are thread-safe unless they begin with an underscore.
+    """Sends the windows of one observer. Methods are thread-safe unless their names begin with an underscore.
 
     Attributes:
-        ring: the rows of the observer.
-        is_ended: whether it is closed.
+        ring: the observer's rows.
+        is_ended: whether the sender is closed.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Sender:
         spans_episodes: bool,
         max_steps: int | None,
     ) -> None:
-        """Make the ring, what follows it, and the thread, which begins with the first work; it counts in `books`."""
+        """Make the ring, the cutter, the outbox and a thread, which starts with the first work; count in `books`."""
         self.is_ended = False
         self._options, self._books = options, books
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waits: list[Wait] = []
-        self._look_at = math.inf  # when rows are looked at that do not wake the thread
-        self._late_at, self._late_row = 0.0, 0  # when a look seals the open rows of windows that begin before a row
-        self._is_idle = True  # whether the last look found no new rows: then the next one wakes the thread
+        self._look_at = math.inf  # time of the next look at rows that do not wake the thread
+        self._late_at, self._late_row = 0.0, 0  # time of the look that seals open rows which begin before this row
+        self._is_idle = True  # whether the last look found no new rows: then the next row wakes the thread
         self._is_closing = False
         self._room_waited_s, self._ask_limiter_at_s = 0.0, _NOTICE_S
         self._turned_at = time.monotonic()
@@ -105,12 +105,12 @@ class Sender:
     # ------------------------------------------------------------------------------------------ from other threads
 
     def post(self, work: Callable[[], None] = lambda: None) -> None:
-        """Have the thread call a function, or only wake it; never waits."""
+        """Wake the thread and have it call a function; never waits."""
         self._inbox.put(work)
-        self._thread.start()  # if it does not run yet: an interrupt may have come before
+        self._thread.start()  # at each call, because an interrupt may have kept it from starting
 
     def wait(self, wait: Wait) -> None:
-        """Wait until the sender answers; raise the error that it answers with."""
+        """Wait until the sender answers; raise its error."""
         if threading.get_ident() == self._ident:
             raise ClosedError("a `priority` function called its own observer, which waits for the function.")
         self.post(lambda: self._waits.append(wait))
@@ -133,23 +133,23 @@ class Sender:
             raise error
 
     def send_due(self) -> None:
-        """Send the windows that are complete, soon; never waits."""
-        if self._thread.has_begun:  # one that an interrupt has kept from its observer has nothing, and must not begin
+        """Send all complete windows soon; never waits."""
+        if self._thread.has_begun:  # a sender that an interrupt kept from its observer must not begin
             self.post(self._send_now)
 
     def stats(self, timeout_s: float) -> ObserverStats:
-        """Return the counters so far, without the steps; those of the last call if the thread is not in time."""
+        """Return the counters so far, without steps; older ones if the thread does not answer within `timeout_s`."""
         if not (self.is_ended or process_hooks.is_forked() or threading.get_ident() == self._ident):
             counted = Flag()
             self.post(self._count)
             self.post(counted.set)
-            if not counted.wait(timeout_s / 2):  # a process that was paused: the time was over before the thread ran
+            if not counted.wait(timeout_s / 2):  # if the process was paused, the time ended before the thread ran
                 counted.wait(timeout_s / 2)
         return self._stats
 
     def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
-        """Begin to deliver for two seconds, and end; None if it has nothing to do. `then` is called at its end."""
-        # A thread that was started may not have begun yet: its work is in the inbox.
+        """Begin to deliver for up to two seconds, then end and call `then`; return None if nothing is to be done."""
+        # A started thread may not have begun yet: its work is in the inbox.
         if self.is_ended or process_hooks.is_forked() or not (self._thread.has_begun or not self._inbox.empty()):
             then()
             return None
@@ -165,19 +165,19 @@ class Sender:
         while not self.is_ended:
             try:
                 self._turn()
-            except Exception as error:  # noqa: BLE001  # callers must hear of it, and not wait for this thread
+            except Exception as error:  # noqa: BLE001  # callers must get an error, and not wait for this thread
                 _LOG.exception("An observer has failed and is closed. Please report it.")
                 self._failure = ReverbWriterError, f"the observer has failed ({error!r}) and is closed. See its log."
                 self._end()
 
     def _turn(self) -> None:
-        """Wait for something to do, and do all that there is."""
+        """Wait for work, and do all of it."""
         with contextlib.suppress(queue.Empty):
             self._inbox.get(timeout=self._pause_s())()
             while True:
                 self._inbox.get_nowait()()
         now = self._turned_at = time.monotonic()
-        self._outbox.check_shards()  # before new rows are taken: they are no part of an episode that is cut
+        self._outbox.check_shards()  # before new rows are taken, because they belong to no cut episode
         is_look = now >= self._look_at
         # A confirmation alone is no reason to take rows: with few rows, a turn costs more than the rows.
         if is_look or self._is_idle or self._waits or self.ring.head[0] > self.ring.wake_at:
@@ -197,7 +197,7 @@ class Sender:
         self._watch_ring()
 
     def _pause_s(self) -> float | None:
-        """Send what is queued, and return how long there is nothing else to do; None for as long as nothing comes."""
+        """Send queued requests; return the seconds until more work is due, None if only the inbox can bring work."""
         times = [self._look_at - time.monotonic(), self._outbox.proceed(), *(wait.left_s() for wait in self._waits)]
         if self._waits and self._options.until is not None:
             times.append(_UNTIL_S)
@@ -205,10 +205,10 @@ class Sender:
         return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
 
     def _look(self, now: float) -> None:
-        """Seal the open rows in which windows wait, and plan the next look.
+        """Seal open rows that complete windows, and plan the next look.
 
-        Rows in which an episode has ended are sealed at once, others if they are as old as half of `max_delay_s`: short
-        chunks cost more than all else.
+        Rows in which an episode has ended are sealed at once. Other rows are sealed when half of `max_delay_s` has
+        passed, because short chunks are the largest cost.
         """
         cutter, half_s = self._cutter, self._options.max_delay_s / 2
         is_late = now >= self._late_at
@@ -221,18 +221,18 @@ class Sender:
             self._look_at = min(self._late_at, now + _LOOK_S)
 
     def _watch_ring(self) -> None:
-        """Say at which row the thread wants to be woken."""
+        """Set the row that wakes the thread."""
         taken = self._cutter.taken
         if self._is_idle:
             self.ring.wake_at = taken
-            if self.ring.head[0] != taken:  # a row came before it could see this
+            if self.ring.head[0] != taken:  # a row was written before `wake_at` was set
                 self._look_at = 0.0
         else:
             rows = max(_WAKE_ROWS, _WAKE_CALLS * self.ring.num_envs)
             self.ring.wake_at = taken + min(rows, 2 * self._outbox.num_rows_worth()) - 1
 
     def _is_urgent(self) -> bool:
-        """Whether someone waits for what is complete and not sent."""
+        """Whether a call waits for windows that are complete and not sent."""
         if not self._cutter.num_unencoded or not self._waits:
             return False
         return not self._outbox.num_written or any(wait.kind != "room" for wait in self._waits)
@@ -244,7 +244,7 @@ class Sender:
             self._outbox.encode()
 
     def _grant(self) -> None:
-        """Say how many rows may be written; a number that a call may have read is never lowered."""
+        """Set the bound of rows that may be written; it never falls, because a call may have read it."""
         if self._is_closing or self._fault is not None or self.is_ended:
             self.ring.granted = -1
         else:
@@ -252,13 +252,13 @@ class Sender:
 
     @property
     def _fault(self) -> tuple[type[Exception], str] | None:
-        """Kind and text of the error that every call raises: a server refuses, or this has failed."""
+        """Kind and text of the error that each call raises: a server refuses items, or the sender has failed."""
         return self._failure or self._outbox.fault
 
     # ------------------------------------------------------------------------------------------------ waiting calls
 
     def _answer_waits(self) -> None:
-        """Answer the calls whose waiting is over."""
+        """Answer all calls whose wait has ended."""
         if not self._waits:
             return
         delivery, acknowledged = self._outbox.slowest, self._books.counts["acknowledged_items"]
@@ -278,7 +278,7 @@ class Sender:
         self._note_limiter(delivery)
 
     def _is_done(self, wait: Wait) -> bool:
-        """Return whether a call need not wait any more; raise what it is to raise."""
+        """Return whether a call's wait has ended; raise the call's error."""
         if wait.kind != "close" and self._is_closing:
             raise self._end_error()
         if wait.kind == "close" and not self._is_closing:
@@ -294,10 +294,10 @@ class Sender:
         return False
 
     def _has_room(self, wait: Wait) -> bool:
-        """Return whether a step may be written.
+        """Return whether a waiting step may be written.
 
-        A wait for a few rows goes on for two milliseconds, because confirmations may come that allow many: to wake the
-        caller's thread for each row costs more than the rows.
+        If only few rows are free, it waits two more milliseconds for confirmations that free many: to wake the caller's
+        thread for each row costs more than the rows.
         """
         num_rows = self.ring.granted - wait.row
         has_waited = wait.had_room_for(min(_ROOM_S, wait.timeout_s), has_room=num_rows > 0)
@@ -313,10 +313,10 @@ class Sender:
         wait.answer.put(error)
 
     def _note_limiter(self, delivery: Delivery) -> None:
-        """Say in the log, once, that a rate limiter makes the actor wait.
+        """Log once that the actor waits for a rate limiter.
 
-        An actor that keeps in step with its learner waits often, and for a short time: so the server is asked when the
-        waits add up to 0.2 s, and, while no limiter blocks, whenever they have doubled.
+        An actor that is as fast as its learner has many short waits. So the server is asked when the sum of the waits
+        is 0.2 s, and again whenever the sum has doubled, until a limiter blocks.
         """
         if self._ask_limiter_at_s == math.inf:
             return
@@ -340,7 +340,7 @@ class Sender:
         self._outbox.proceed()
 
     def _end(self, error: Exception | None = None) -> None:
-        """Give up what is left, and end the thread; other calls of `close` get the same error."""
+        """Give up pending items, and end the thread; other calls of `close` get the same error."""
         self.ring.granted = -1
         num_left = self._outbox.close()
         if num_left:
@@ -348,7 +348,7 @@ class Sender:
             level = logging.INFO if isinstance(error, FinishedError) else logging.ERROR
             _LOG.log(level, text, self._outbox.addresses, num_left)
         self._count()
-        self.is_ended = True  # who posts something from here on sees it; what was posted before is answered here
+        self.is_ended = True  # later posts see it; earlier posts are answered here
         while not self._inbox.empty():
             self._inbox.get()()
         for wait in self._waits:
@@ -356,7 +356,7 @@ class Sender:
         self._at_end()
 
     def _end_error(self) -> Exception:
-        """Return what a call gets that waits for a sender that has ended."""
+        """Return the error of a call that waits for an ended sender."""
         if self._failure is not None:
             kind, text = self._failure
             return kind(text)

@@ -1,7 +1,7 @@
-"""The columns that are written of a step: its leaves, and the mask after them if there is one; and how large items are.
+"""The columns of a written step, which are its leaves and an optional mask; and the sizes of items.
 
-Windows of a fixed length without strings have a size that is known before the first step. Of whole episodes, and of
-strings, the bytes are counted step by step.
+Windows of a fixed length without strings have a size that is known before the first step. Otherwise the bytes are
+counted step by step.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class StepLayout:
     """The columns of a step structure, with or without a mask: True for real steps, False for padding. Immutable.
 
     Attributes:
-        structure: of the steps that are given, without the mask.
-        paths, dtypes, shapes: of each column, without time and without the environments.
-        pack: a function that makes the nest of a step, or of a window, from its columns; without the mask.
-        encoded_spec: the spec of a step, or of a pair of the step and the mask, as the tensor that each chunk carries.
+        structure: structure of the given steps, without the mask.
+        paths, dtypes, shapes: per column, without the axes of time and environments.
+        pack: function that makes the nest of a step or a window from its columns, without the mask.
+        encoded_spec: spec of a step, or of a pair (step, mask), as the tensor in each chunk.
         padding_step: columns of a padding step.
     """
 
     def __init__(self, structure: StepStructure, *, mask: bool) -> None:
-        """Add the mask to a structure, or not."""
+        """Take a structure, and add a column if `mask`."""
         self.structure, self.mask = structure, mask
         self.paths, self.dtypes, self.shapes = structure.paths, structure.dtypes, structure.shapes
         self.pack, self.padding_step = structure.pack, structure.padding_step()
@@ -47,7 +47,7 @@ class StepLayout:
         self.encoded_spec = spec_tensor(spec)
 
     def check(self, signatures: Mapping[str, Any]) -> None:
-        """Raise `StructureError` if Reverb cannot store a column, or it is not as in the signature of a table."""
+        """Raise `StructureError` if Reverb cannot store a column, or a column does not match a table's signature."""
         for dtype, path in zip(self.dtypes, self.paths, strict=True):
             try:
                 tensors.dtype_number(dtype)
@@ -66,9 +66,9 @@ class ItemSizes:
     """
 
     def __init__(self, layout: StepLayout, targets: Sequence[WindowTarget], limit: int) -> None:
-        """Check what is known before the first step against the limit in bytes; raises as `check`."""
+        """Check all sizes known before the first step against `limit`, in bytes; raises as `check`."""
         self._paths, self._limit = layout.paths, limit
-        self._step_bytes = [  # of each leaf, 0 where they must be counted
+        self._step_bytes = [  # per leaf; 0 if the bytes must be counted
             0 if dtype == np.dtype(object) else dtype.itemsize * math.prod(shape)
             for dtype, shape in zip(layout.dtypes, layout.shapes, strict=True)
         ]
@@ -76,18 +76,15 @@ class ItemSizes:
         for length in lengths:
             self._check(length or 1, (length or 1) * sum(self._step_bytes), self._step_bytes)
         has_strings = np.dtype(object) in layout.dtypes
-        # Steps of the windows whose steps must be counted; None for the whole episode.
+        # Lengths of the windows whose steps must be counted; None for the whole episode.
         self._lengths = [length for length in lengths if length is None or has_strings]
         self.counts_steps = bool(self._lengths)
         longest = max((length or 0 for length in self._lengths), default=0)
-        # Numbers of steps, and bytes of so many; in one entry, because an interrupt may come between two.
+        # Pairs of a number of steps and their bytes; in one entry, because an interrupt may separate two entries.
         self._totals: collections.deque[tuple[int, int]] = collections.deque(maxlen=longest + 2)
 
     def check(self, leaves: Sequence[Any], num_steps: int) -> None:
-        """Count a step, which becomes step number `num_steps` of the episode unless this raises `StructureError`.
-
-        A step that is counted again replaces what was counted under its number before.
-        """
+        """Count step number `num_steps` of the episode, or raise `StructureError`. A repeated number replaces it."""
         totals = self._totals
         if num_steps == 1:
             totals.clear()
@@ -113,7 +110,7 @@ class ItemSizes:
 
 
 def _column_bytes(column: Any) -> int:
-    """Return the bytes of an array, uncompressed; of strings those of their text."""
+    """Return the uncompressed bytes of an array; for strings, the bytes of their text."""
     if isinstance(column, str | bytes):
         return len(column.encode() if isinstance(column, str) else column)
     array = np.asarray(column)

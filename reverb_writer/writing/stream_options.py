@@ -1,4 +1,4 @@
-"""The records of an observer's stream: the options that a caller sets, and the counters that it reads."""
+"""The records of an observer's stream: options that a caller sets, and counters that it reads."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class StreamOptions:
     """Options of an observer's stream. Every observer takes these options as keyword arguments.
 
     Attributes:
-        timeout_s: time-out of a call, seconds; None for the client's, which is 30. A step's time-out starts again
+        timeout_s: time-out of a call, in seconds; None for the client's, which is 30. A step's time-out starts again
             whenever the server makes progress with this observer's items or with other actors' items.
-        connect_timeout_s: time-out of opening, which waits for the server, seconds; None for `timeout_s`.
-        max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
+        connect_timeout_s: time to wait for the server when the observer opens, in seconds; None for `timeout_s`.
+        max_delay_s: longest time between completion and sending of a window, in seconds; infinity for no bound.
         max_in_flight_items: number of complete and unconfirmed items per server, sent or not, at which steps wait. One
             call is never split, so it may exceed the limit. None for a limit that adapts: 400, or the items that 32
             calls complete if that is more, and up to 16,384 while the server confirms more in a tenth of a second.
@@ -77,7 +77,7 @@ class StreamOptions:
     until: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
-        """Check what has no check elsewhere."""
+        """Check all options that have no check elsewhere."""
         integer("max_in_flight_bytes", self.max_in_flight_bytes, minimum=1)
         for name in ("max_in_flight_items", "max_item_bytes"):
             if (number := getattr(self, name)) is not None:
@@ -107,22 +107,22 @@ class ObserverStats(Scalars):
     Attributes:
         steps: steps taken, including boundary steps, without padding.
         episodes: episodes ended.
-        items: windows completed, counted once for each table.
+        items: windows completed, counted once per table.
         acknowledged_items: items that the server has confirmed.
         pending_items: items that the server has not confirmed yet.
-        pending_bytes: memory of pending items that are encoded, bytes.
-        dropped_items: items that were given up: by `on_block="drop_oldest"`, with a lost shard, by a close that ran out
-            of time, or because a priority function failed.
+        pending_bytes: memory of pending items that are encoded, in bytes.
+        dropped_items: items that were given up: by `on_block="drop_oldest"`, with a lost shard, at the time-out of
+            `close`, or because a priority function failed.
         dropped_steps: steps that are in no window, by reason; with several kinds of windows, summed over the kinds.
-            Steps appended = steps in a window + steps dropped, for each kind, once its episode has ended.
+            After the end of its episode, steps taken = steps in a window + steps dropped, for each kind.
         blocked_s: seconds that calls have waited.
-        reconnects: lost connections that were made again.
+        reconnects: lost connections that were restored.
         server_restarts: reconnections to a server that was restarted.
         resent_items: items sent again after a lost connection; a server stores each item once.
         lost_shards: number of times that one of several servers was given up.
         unconfirmed_items: dropped items that a lost shard had not confirmed; the shard may have stored some.
         failed_priorities: dropped items whose priority function failed.
-        unmarked_steps: steps since the last mark of an episode's end, once 10,000 steps have come without a mark.
+        unmarked_steps: steps before the first mark of an episode's end, if there are at least 10,000; else 0.
     """
 
     steps: int = 0
@@ -144,7 +144,7 @@ class ObserverStats(Scalars):
 
 
 class Books:
-    """The counters behind `ObserverStats`, of a sender and of the senders before it. Only their threads change them."""
+    """The counters of `ObserverStats`, for an observer's senders together. Only the senders' threads change them."""
 
     def __init__(self) -> None:
         """Begin with zeros."""
@@ -152,7 +152,7 @@ class Books:
         self.dropped_steps: collections.Counter[str] = collections.Counter()  # by reason
 
     def stats(self, *, pending_items: int, pending_bytes: int) -> ObserverStats:
-        """Return the counters now, without those of the observer's own thread; for the sender's thread."""
+        """Return the counters now, without the counters that the observer keeps; for the sender's thread."""
         counts = self.counts
         return ObserverStats(
             **counts,

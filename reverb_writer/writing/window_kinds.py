@@ -1,4 +1,4 @@
-"""The kinds of windows that an observer writes: which chunks suit them, and which of their items are complete.
+"""The kinds of windows that an observer writes: suitable chunks, and the number of complete items.
 
 Integers only. `WindowSpec` has the arithmetic of one kind and one episode.
 """
@@ -21,14 +21,14 @@ from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
 
 Priority = float | Callable[..., float] | Literal["max"]
-"""A number, finite and >= 0; a function that makes one of a window, a nest of arrays [L, ...]; or "max".
+"""A number, finite and >= 0; a function that computes it from a window, a nest of arrays [L, ...]; or "max".
 
 A function with a parameter `mask` gets it by name: [L] bool, True for real steps and False for padding. "max" is the
-largest priority that this process has set so far in the tables, 1.0 before it has set any.
+largest priority that this process has set so far in the tables, at first 1.0.
 """
 
 NEVER = 1 << 62
-"""A step count that no episode comes to."""
+"""A step count that no episode reaches."""
 
 Integers = npt.NDArray[np.int64]
 
@@ -39,16 +39,16 @@ _SHORT_CHUNK_LENGTH = 16
 
 @dataclass(frozen=True)
 class WindowTarget:
-    """One kind of window and where it goes.
+    """One kind of window, its tables and its priority.
 
     Attributes:
-        spec: which windows.
-        tables: the table or tables that get each window, in this order; empty for one of the window's own name.
-        priority: of every item; a function of the window; or "max", the largest priority that this process has set in
-            the tables.
+        spec: arithmetic of the windows.
+        tables: the tables that get each window, in this order; empty for one table with the window's own name.
+        priority: number for each item; or a function of the window; or "max", the largest priority that this process
+            has set in the tables.
 
     Raises:
-        SpecError: a name of a table is empty or stands twice, or the priority is not a finite number >= 0.
+        SpecError: a table's name is empty or repeated, or the priority is not a finite number >= 0.
     """
 
     spec: WindowSpec
@@ -69,7 +69,7 @@ def window_targets(
     priority: Priority,
     windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
 ) -> list[WindowTarget]:
-    """Turn an observer's arguments into the kinds of windows that it writes."""
+    """Turn an observer's arguments into its kinds of windows."""
     targets = []
     if spec is not None:
         if not table:
@@ -89,11 +89,11 @@ def window_targets(
 
 
 def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
-    """Return the chunk length that suits windows of these kinds; `step_bytes` is the size of a step, uncompressed.
+    """Return the chunk length for windows of these kinds; `step_bytes` is the uncompressed size of a step.
 
-    Windows that do not overlap are a chunk each. Others get the common grid of all starts and ends, unless one would
-    touch more than four chunks of it; then the shortest window's length. Chunks that would be tiny are twice as long,
-    and have 16 steps if these are small. The reasons and figures are in `docs/decisions.md#chunk-length`.
+    A window that overlaps no other is one chunk. Other windows get chunks on the common grid of all starts and ends; if
+    a window touches more than four of these chunks, the length is the shortest window's. Tiny chunks are doubled, and
+    have 16 steps if steps are small. `docs/decisions.md#chunk-length` has reasons and figures.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]
@@ -116,9 +116,9 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
 
 
 def chunk_grid(specs: Sequence[WindowSpec], chunk_length: int) -> Callable[[int], int]:
-    """Return a function that gives the number of steps of the chunk that begins at a step count.
+    """Return a function from a step count to the number of steps of the chunk that begins there.
 
-    If windows do not overlap, each window is one chunk, and so is each gap between two.
+    If windows do not overlap, each window and each gap between two windows is one chunk.
 
     >>> steps_of_chunk = chunk_grid([WindowSpec(2, 2)], 5)
     >>> steps_of_chunk(0), steps_of_chunk(3)
@@ -141,24 +141,24 @@ def chunk_grid(specs: Sequence[WindowSpec], chunk_length: int) -> Callable[[int]
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """How an episode ends, for each kind of window."""
+    """The last windows of an episode; lists have one entry per kind of window."""
 
     limits: list[int]  # the step count up to which regular windows are complete, with padding
-    closing: list[tuple[int, int] | None]  # the window (start, stop) that is added off the rule, or None
-    dropped: dict[str, int]  # steps that no window of a kind holds, by reason, summed over the kinds
-    num_items: int  # of all windows of the episode
-    last: int  # step count at which the last window ends; 0 if there is none
+    closing: list[tuple[int, int] | None]  # an additional window (start, stop) off the stride, or None
+    dropped: dict[str, int]  # steps in no window of a kind, by reason, summed over the kinds
+    num_items: int  # items of all windows of the episode
+    last: int  # step count at the end of the last window; 0 without a window
 
 
 class WindowKinds:
-    """Which windows of an episode are complete. Immutable.
+    """The complete windows of an episode. Immutable.
 
     Attributes:
-        targets: the kinds, and where their windows go.
+        targets: the kinds with their tables.
         tables: names of all tables that get windows.
-        items_per_step: items that a step completes in the long run, at most.
+        items_per_step: upper bound of the items that a step completes on average.
         longest: steps of the longest window.
-        spans_episodes: whether windows go on after the end of an episode.
+        spans_episodes: whether windows cross the ends of episodes.
     """
 
     def __init__(self, targets: Sequence[WindowTarget], *, spans_episodes: bool) -> None:
@@ -168,8 +168,8 @@ class WindowKinds:
         self.tables = frozenset(itertools.chain.from_iterable(target.tables for target in targets))
         self.items_per_step = sum(len(target.tables) / target.spec.stride_length for target in targets)
         self.longest = max((target.spec.sequence_length or NEVER) for target in targets)
-        # Bounds of the items that rows complete, whichever episodes end: at once in each environment, besides that for
-        # each row, and in any single row; and whether the end of an episode may complete several of a kind at once.
+        # Upper bounds of the items that rows complete: once per environment, additionally per row, and in one row; and
+        # whether the end of an episode may complete several windows of a kind at once.
         self._at_once, self._per_row, self._most_per_row, self._has_tail = 0, 0.0, 0, False
         for target in targets:
             length, stride, num_tables = target.spec.sequence_length, target.spec.stride_length, len(target.tables)
@@ -185,7 +185,7 @@ class WindowKinds:
                     self._has_tail = True
 
     def num_items(self, num_steps: Any) -> Any:
-        """Return how many items the regular windows of so many steps of an episode make; elementwise of an array.
+        """Return the number of items of the regular windows in the first `num_steps` of an episode; elementwise.
 
         >>> kinds = WindowKinds([WindowTarget(WindowSpec(3, 2), ("a", "b"))], spans_episodes=False)
         >>> [kinds.num_items(count) for count in (2, 3, 5, 6)], kinds.num_items(np.array([2, 7]))
@@ -199,15 +199,15 @@ class WindowKinds:
     def windows(
         self, index: int, after: Integers, limits: Integers, closing: Sequence[tuple[int, int] | None]
     ) -> tuple[Integers, Integers, Integers]:
-        """Return the windows of kind `index`, of several episodes: number of the episode, first step and end of each.
+        """Return the windows of kind `index` in several episodes: number of the episode, first step, and end.
 
-        An episode's windows end at step counts above its `after` and up to its limit; its closing window follows them.
+        An episode's windows end at step counts above its `after` and up to its limit; its closing window follows.
         """
         spec = self.targets[index].spec
         before, upto = spec.num_windows(after), spec.num_windows(limits)
         counts = upto - before
         of = np.repeat(np.arange(len(counts)), counts)
-        # Those of an episode are numbered from `before` on, and all others come before or after them.
+        # The windows of an episode are numbered from `before` and are adjacent in the result.
         numbers = np.arange(len(of)) + np.repeat(upto - np.cumsum(counts), counts)
         starts = numbers * spec.stride_length
         ends = starts + (spec.sequence_length or 0)
@@ -220,9 +220,9 @@ class WindowKinds:
         return of, starts, ends
 
     def rows_within(self, num_items: int, num_envs: int) -> int:
-        """Return how many rows may be written until so many items are complete, whatever episodes end meanwhile.
+        """Return the number of rows that may be written until `num_items` items are complete, at any ends of episodes.
 
-        The last of these rows may complete more. At least one row, if any item may be complete.
+        The last row may complete more. The result is at least one row if `num_items` > 0.
 
         >>> WindowKinds([WindowTarget(WindowSpec(20), ("a",))], spans_episodes=False).rows_within(400, 1)
         400
@@ -236,10 +236,10 @@ class WindowKinds:
         return max(by_rate, by_row, 1)
 
     def episode_end(self, n: int, *, align: bool = False, discard: str | None = None) -> EpisodeEnd:
-        """Return what the end of an episode of `n` steps adds.
+        """Return the end of an episode of `n` steps.
 
-        If `align`, DROP's windows get the last L steps, too, unless they are in a window already. With `discard`, a
-        reason, nothing is added, and all steps without a window are counted under it.
+        If `align`, the last L steps also become a window in DROP mode, unless a regular window has them. If `discard`
+        is a reason, no window is added, and all steps without a window are counted under this reason.
         """
         limits: list[int] = []
         all_closing: list[tuple[int, int] | None] = []
@@ -250,7 +250,7 @@ class WindowKinds:
             if discard is not None:
                 spec = WindowSpec(length or NEVER, stride)
             closing, reasons = spec.closing_window(n), spec.num_dropped(n)
-            # By hand, not by ALIGN_END: that mode does not go with S > L, a reset does.
+            # Not by ALIGN_END: that mode does not allow S > L, but a reset does.
             if align and spec.end_of_episode is EndOfEpisode.DROP and length and n >= length and (n - length) % stride:
                 closing = (n - length, n)
                 between = reasons.pop(UNALIGNED_TAIL) - length
@@ -270,7 +270,7 @@ class WindowKinds:
 
 
 def can_align(targets: Sequence[WindowTarget], n: int) -> bool:
-    """Return whether a reset after `n` steps has something to write, or nothing that it could lose."""
+    """Return whether a reset may write `n` steps: some kind is not DROP, or its window has at most `n` steps."""
     return any(
         target.spec.end_of_episode is not EndOfEpisode.DROP or n >= (target.spec.sequence_length or 1)
         for target in targets

@@ -129,7 +129,7 @@ def test_a_client_goes_on_with_the_last_target_while_the_source_is_gone(
         for _ in range(3):
             client.connections.refresh()
         (line,) = [line for line in caplog.messages if "control store is gone" in line]
-        assert "goes on with 1 shards: a at" in line
+        assert "keeps 1 shards: a at" in line
         client.insert(np.zeros(1), {"replay": 1.0})
         source.answer = rw.shards.Target((rw.shards.Shard("b", start().address), *known.shards))
         client.connections.refresh()
@@ -147,7 +147,7 @@ def test_targets_are_followed_after_one_that_could_not_be(tmp_path: Path, caplog
 
     def is_said(words: str) -> bool:
         client.connections.refresh_soon()
-        return sum(words in line and "goes on with 1 shards: near" in line for line in caplog.messages) == 1
+        return sum(words in line and "keeps 1 shards: near" in line for line in caplog.messages) == 1
 
     with rw.Client(source, token="t0ken") as client:  # noqa: S106  # of this test
         source.answer = rw.shards.Target((near, far))

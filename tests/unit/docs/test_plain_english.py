@@ -9,13 +9,12 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGE = ROOT / "reverb_writer"
 CODE = sorted(path for folder in ("examples", "reverb_writer", "server") for path in (ROOT / folder).rglob("*.py"))
 PAGES = sorted(
     path
@@ -32,24 +31,6 @@ RULES = {
     "`is there` means exists": r"\b(?:is|are|was|were|be) there\b",
     "`likewise`": r"\b[Ll]ikewise\b",
     "`of them`": r"\bof them\b",
-}
-# Packages of the client that have had a second reading, as have its other modules, the server, examples and pages.
-READ_TWICE = {
-    "cli",
-    "decoding",
-    "environments",
-    "episodes",
-    "files",
-    "instinct_rl",
-    "local",
-    "ray",
-    "reading",
-    "rollouts",
-    "slices",
-    "tables",
-    "transitions",
-}
-RULES_OF_SECOND_READING = {
     "a sentence begins with `Of`": BEGINNING + r"Of\b(?! (?:course|arrays))",
     "an adverb trails": r"\bat most(?=[.;:,)]|$)|,? too(?=[.;:)]|$)|\ball the same\b",
     "`so many`": r"\bso many\b",
@@ -83,11 +64,11 @@ def texts_of_page(page: str) -> Iterator[str]:
     yield re.sub(r"(?<=\S)\n[ \t]*(?=[\w`(\[])", " ", re.sub(r"`[^`\n]+`", "`code`", prose))
 
 
-def broken_in(text: str, rules: Mapping[str, str] = RULES | RULES_OF_SECOND_READING) -> list[str]:
+def broken_in(text: str) -> list[str]:
     """Return the places of a text that break a rule, each with the rule."""
     found = [
         f"{rule}: {text[max(0, match.start() - 30) : match.end() + 40]!r}"
-        for rule, pattern in rules.items()
+        for rule, pattern in RULES.items()
         for match in re.finditer(pattern, text, re.MULTILINE)
     ]
     plain = " ".join(text.lower().split())
@@ -132,6 +113,4 @@ def test_phrases_are_found_across_lines_in_messages_and_comments() -> None:
 def test_rules_are_kept(path: Path) -> None:
     text = path.read_text("utf-8")
     texts = texts_of_code(text) if path.suffix == ".py" else texts_of_page(text)
-    read_once = PACKAGE in path.parent.parents and path.relative_to(PACKAGE).parts[0] not in READ_TWICE
-    rules = RULES if read_once else RULES | RULES_OF_SECOND_READING
-    assert not [place for each in texts for place in broken_in(each, rules)]
+    assert not [place for each in texts for place in broken_in(each)]
