@@ -81,9 +81,7 @@ class TrajectoryAccumulator:
             SpecError: `capacities` does not name exactly the timescales, or a capacity is < 1.
         """
         if not isinstance(example, Mapping):
-            raise NotADictError(
-                f"`example` must be a dict with the names of timescales for keys, got {type(example).__name__}."
-            )
+            raise NotADictError(f"`example` must be a dict of timescales by name, got {type(example).__name__}.")
         if capacities is not None and capacities.keys() != example.keys():
             raise SpecError(f"`capacities` must name the timescales {[*example]}, got {[*capacities]}.")
         self._timescales = {

@@ -45,9 +45,7 @@ class ItemCache:
         """Start without items; `max_item_bytes` is the memory limit of the row ranges."""
         self.layout, self.spec, self.partitions = layout, spec, partitions
         arrays = self._by_column([partition.ring.columns for partition in partitions])
-        self.form = [
-            (array.dtype, array.shape[1:], is_scalar) for array, is_scalar in zip(arrays, layout.is_scalar, strict=True)
-        ]
+        self.form = [(array.dtype, array.shape[1:], bare) for array, bare in zip(arrays, layout.is_scalar, strict=True)]
         self._max_item_bytes = max_item_bytes
         self._num_items = self._item_bytes = 0  # including forgotten items, whose places are not used again
         self.items: dict[int, int] = {}

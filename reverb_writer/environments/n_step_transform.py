@@ -167,9 +167,7 @@ class NStepTransform:
                 observer may have some of the transitions; a call with the same step passes on the others.
         """
         if self.num_envs is None and env_mask is not None:
-            raise StructureError(
-                "`env_mask` is for steps of several environments. Pass `num_envs` to `NStepTransform`."
-            )
+            raise StructureError("`env_mask` is for several environments. Pass `num_envs` to `NStepTransform`.")
         fields = fields_of(step) or {}
         missing = [name for name in _NEEDED if name not in fields]
         if missing:
@@ -177,9 +175,7 @@ class NStepTransform:
         if end_of_episode is None:
             end_of_episode = boundary_steps(fields)
             if end_of_episode is None:
-                raise StructureError(
-                    "a step for n-step transitions needs `is_last` or `step_type`, or pass `end_of_episode`."
-                )
+                raise StructureError("n-step transitions need `is_last` or `step_type` in steps, or `end_of_episode`.")
         ends = env_flags("end_of_episode", end_of_episode, self.num_envs)
         present = self._env_ids >= 0 if env_mask is None else env_flags("env_mask", env_mask, self.num_envs)
         acting, ending = present & ~ends, present & ends

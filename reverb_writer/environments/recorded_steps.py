@@ -187,9 +187,7 @@ def extras_reader(read: Callable[[], Any] | None, num_envs: int | None = None) -
     if read is None:
         return dict
     if not callable(read):
-        raise SpecError(
-            f"`extras` must be a function without arguments that returns a nest, got {type(read).__name__}."
-        )
+        raise SpecError(f"`extras` must be a function of no arguments that returns a nest, got {type(read).__name__}.")
 
     def fields() -> dict[str, Any]:
         nest = tree.map_structure(lambda leaf: host_array(leaf).copy(), read())

@@ -178,9 +178,7 @@ class Episode(EpisodeData):
         if not len(first) or not last.equal(first):
             raise SpecError("the next chunk must start with the last observation of this one.")
 
-        def joined(
-            own: InfiniteLookbackBuffer, following: InfiniteLookbackBuffer, rows: slice = slice(None)
-        ) -> InfiniteLookbackBuffer:
+        def joined(own: InfiniteLookbackBuffer, following: InfiniteLookbackBuffer, rows: slice = slice(None)) -> Any:
             column = own.part(rows, own.lookback)
             column.concat(following)
             return column
@@ -269,9 +267,7 @@ class Episode(EpisodeData):
             NotImplementedError: the index is not a slice.
         """
         if not isinstance(item, slice):
-            raise NotImplementedError(
-                f"an episode can only be sliced, as in `episode[a:b]`, got {item!r}. Use a getter."
-            )
+            raise NotImplementedError(f"an episode can only be sliced: `episode[a:b]`, got {item!r}. Use a getter.")
         return self.slice(item)
 
     def add_temporary_timestep_data(self, key: str, data: Any) -> None:
@@ -293,7 +289,7 @@ class Episode(EpisodeData):
         self._check_temporary()
         if key not in self.temporary_timestep_data:
             raise UnknownKeyError(
-                f"no temporary data is stored as {key!r}; the names are {[*self.temporary_timestep_data]}."
+                f"no temporary data is named {key!r}; the names are {[*self.temporary_timestep_data]}."
             )
         return self.temporary_timestep_data[key]
 

@@ -201,9 +201,7 @@ class InfiniteLookbackBuffer:
         block = None if isinstance(new_data, list) and not new_data else self.rows.block(new_data)
         num_new = 0 if block is None else len(block[1])
         if num_new != num:
-            raise OutOfRangeError(
-                f"cannot set {num} rows to {num_new} new ones. Pass as many rows as there are indices."
-            )
+            raise OutOfRangeError(f"cannot set {num} rows to {num_new} new ones. Pass a row for each index.")
         if block is not None and num:
             form, rows = self.rows.fitting(block, "new_data")
             if self.finalized and self.space is not None:

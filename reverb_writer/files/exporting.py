@@ -56,9 +56,7 @@ def export_saved(
     saved = open_saved(Path(folder))
     signatures = saved.signatures()
     if table not in signatures:
-        raise StructureError(
-            f"{saved.path}: no table `{table}` was saved; there are {', '.join(sorted(signatures)) or 'none'}."
-        )
+        raise StructureError(f"{saved.path} has no table `{table}`; it has {', '.join(sorted(signatures)) or 'none'}.")
     done = _keys_on_disk(writer.data_dir, table)
     found = saved.parsed_items(messages.StoredItem)
     items = [(item, _chunk_keys(item)) for item in found if item.table == table and item.key not in done]

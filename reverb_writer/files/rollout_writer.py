@@ -302,8 +302,6 @@ class RolloutWriter:
         step = structure.pack([np.broadcast_to(leaf, batch + np.shape(leaf)) for leaf in structure.padding_step()])
         fields = fields_of(step) or {}
         if "observation" not in fields:
-            raise StructureError(
-                f"`final_observation` needs steps with `observation`, got {', '.join(fields) or step}."
-            )
+            raise StructureError(f"`final_observation` needs `observation` in steps, got {', '.join(fields) or step}.")
         replaced = {**fields, "observation": observation}
         return structure.flatten(type(step)(**replaced) if isinstance(step, tuple) else replaced, self._num_steps)

@@ -44,9 +44,7 @@ def read_records(path: Path) -> Iterator[bytes]:
         while len(buffer) - start >= _HEADER_BYTES:
             size = int.from_bytes(buffer[start : start + _LENGTH_BYTES], "little")
             if size > _MAX_RECORD_BYTES:
-                raise FormatError(
-                    f"{path}: record {number}: {size} bytes, expected less than 2 GiB. The file is damaged."
-                )
+                raise FormatError(f"{path}: record {number}: {size} bytes, expected < 2 GiB. The file is damaged.")
             end = start + _HEADER_BYTES + size + _CHECKSUM_BYTES
             if end > len(buffer):
                 break

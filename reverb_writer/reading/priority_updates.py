@@ -156,9 +156,7 @@ class PriorityUpdates:
             num_gone = sum(owner not in names for owner in owners) if there else len(batch)
             sent = []
             for shard in there:
-                updates = {
-                    key: batch[key] for key, owner in zip(batch, owners, strict=True) if owner in (None, shard.name)
-                }
+                updates = {key: batch[key] for key, own in zip(batch, owners, strict=True) if own in (None, shard.name)}
                 if updates:  # a slow server delays no other
                     timeout_s = min(self._client.timeout_s, _TIMEOUT_S)
                     sent.append(in_background(functools.partial(self._send_to, shard, updates, timeout_s)))

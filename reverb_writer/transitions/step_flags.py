@@ -73,9 +73,7 @@ class StepFlags:
             missing.append("`is_last`, `step_type` or `truncated`, which show where an episode ended")
         if missing:
             found = [name for names in FLAG_NAMES.values() for name in names if fields.get(name) is not None]
-            raise StructureError(
-                f"the steps lack {'; and '.join(missing)}. Flags found: {join_paths(found)}. {_ADVICE}"
-            )
+            raise StructureError(f"the steps lack {'; and '.join(missing)}. Flags: {join_paths(found)}. {_ADVICE}")
         if terminal is not None and boundary is not None:
             _check_only(terminal, boundary, real)
         elif terminal is not None:

@@ -128,7 +128,7 @@ def test_export_of_a_saved_replay_needs_no_server(tmp_path: Path) -> None:
     assert len(list_trajectories(tmp_path / "out")) == 3
     assert "0 items, 0 steps" in run(*arguments).stdout
     unknown = run("export", "--saved", tmp_path / "saved", "-t", "nowhere", tmp_path / "out")
-    assert (unknown.exit_code, "no table `nowhere` was saved; there are t" in unknown.stderr) == (1, True)
+    assert (unknown.exit_code, "has no table `nowhere`; it has t" in unknown.stderr) == (1, True)
     empty = run("export", "--saved", tmp_path / "out", "-t", "t", tmp_path / "out")
     assert (empty.exit_code, "is no checkpoint" in empty.stderr) == (1, True)
 

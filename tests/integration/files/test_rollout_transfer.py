@@ -260,7 +260,7 @@ def test_export_of_a_saved_replay_writes_each_item_once(
     assert (good.num_steps, good.error) == (3, "")
     assert structure.error.startswith(f"item {structure.name}: ")
     assert len(list_trajectories(tmp_path / "other")) == 1
-    with pytest.raises(rw.errors.StructureError, match="no table `nowhere` was saved; there are once, other, t"):
+    with pytest.raises(rw.errors.StructureError, match="has no table `nowhere`; it has once, other, t"):
         list(export_saved(folder, "nowhere", RolloutWriter(tmp_path / "none")))
 
 

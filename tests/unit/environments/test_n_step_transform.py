@@ -160,7 +160,7 @@ def test_transitions_that_end_n_steps_later_are_those_of_the_returns(
 def test_steps_without_a_marker_need_to_be_told_the_end() -> None:
     fold, passed = folding(2, 0.5)
     steps = [{k: v for k, v in one.items() if k != "is_last"} for one in episode([1, 1], [1, 0])]
-    with pytest.raises(rw.errors.StructureError, match="needs `is_last` or `step_type`"):
+    with pytest.raises(rw.errors.StructureError, match="need `is_last` or `step_type`"):
         fold(steps[0])
     for t, one in enumerate(steps):
         fold(one, end_of_episode=t == 2)
@@ -303,7 +303,7 @@ def test_steps_of_many_environments_that_do_not_fit_are_refused() -> None:
 
     fold = rw.environments.NStepTransform(PerEnv(2), 3, 0.5)
     for bad, message in [
-        (together(), "needs `is_last` or `step_type`"),
+        (together(), "need `is_last` or `step_type`"),
         (together(is_last=np.zeros(3)), r"`end_of_episode` has shape \(3,\), expected \(2,\)"),
         (
             together(is_last=np.zeros(2), observation=np.zeros(3)),

@@ -319,7 +319,7 @@ def ignore(step: Any, *, env_mask: Any = None) -> None:
 
 def test_extras_that_cannot_be_are_refused_before_the_environment_moves() -> None:
     with pytest.raises(
-        rw.errors.SpecError, match="`extras` must be a function without arguments that returns a nest, got di"
+        rw.errors.SpecError, match="`extras` must be a function of no arguments that returns a nest, got di"
     ):
         rw.environments.record(Counting([(2, "terminated")]), print, extras={})  # type: ignore[arg-type]
     envs = SyncVectorEnv([counting([(2, "terminated")])] * 2)
