@@ -113,10 +113,9 @@ class _ReverbObserver(Observer):
         try:
             super().reset(discard=discard or not write_cached_steps, env_ids=env_ids)
         except TooFewStepsError as error:
-            length = min(target.spec.sequence_length or 1 for target in self._targets)
             raise SpecError(
                 "write_cached_steps is True, but not enough steps remain in the cache to write an item with "
-                f"sequence_length={length}, consider enabling pad_end_of_episodes."
+                f"sequence_length={self._shortest}, consider enabling pad_end_of_episodes."
             ) from error
 
     def _check(self, sender: Sender | None) -> Client:

@@ -117,8 +117,9 @@ class Server:
         for table in checked:
             if (signature := info.tables[table].signature) is not None:
                 check_signature(table, signature, paths, dtypes, shapes, times)
-        specs = list(map(ArraySpec, shapes, dtypes))
-        spec = b"" if fields_of(data) is None else spec_tensor(tree.unflatten_as(data, specs))
+        spec = b""
+        if fields_of(data) is not None:
+            spec = spec_tensor(tree.unflatten_as(data, list(map(ArraySpec, shapes, dtypes))))
         request = one_item(columns, is_scalar, checked, spec)
         insert_items(self.channel, request, deadline.left_s(), is_checked=True)
 

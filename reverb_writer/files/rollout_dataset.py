@@ -117,7 +117,7 @@ class RolloutFileBase:
         return contextlib.nullcontext(share)
 
     def shard(self, index: int, num_shards: int) -> None:
-        """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
+        """Read only each `num_shards`-th trajectory, from number `index` on; all environments start again."""
         raise NotImplementedError
 
     def reset_all(self) -> None:
@@ -234,7 +234,7 @@ class RolloutDataset(RolloutFileBase):
         return StoredTrajectory(path)
 
     def shard(self, index: int, num_shards: int) -> None:
-        """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
+        """Read only each `num_shards`-th trajectory, from number `index` on; all environments start again."""
         self._shard = (index, num_shards)
         self._is_initialized = False
 

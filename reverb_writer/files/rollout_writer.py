@@ -255,12 +255,15 @@ class RolloutWriter:
     def _make_room(self, length: int) -> None:
         """Allocate the blocks, or double them if they are full; the new half is overwritten later."""
         assert self._steps is not None  # noqa: S101  # because there is a step
-        if not self._blocks:
-            structure, _ = self._steps
-            room, of_leaves = (len(self._lengths), _FIRST_LENGTH), zip(structure.dtypes, structure.shapes, strict=True)
-            self._blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]
-        elif length == self._blocks[0].shape[1]:
-            self._blocks = [np.concatenate([block, block], axis=1) for block in self._blocks]
+        if self._blocks and length < self._blocks[0].shape[1]:
+            return
+        structure, _ = self._steps
+        room = len(self._lengths), max(2 * length, _FIRST_LENGTH)
+        of_leaves = zip(structure.dtypes, structure.shapes, strict=True)
+        blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]  # unused rows take no memory
+        for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
+            block[:, :length] = former
+        self._blocks = blocks
 
     def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:
         """Write the non-empty episodes of some environments; after an OSError the others are still written."""

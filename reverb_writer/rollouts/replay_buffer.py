@@ -58,7 +58,7 @@ class ReplayBuffer:
         self.num_samples = 0
 
     def __repr__(self) -> str:
-        return f"<ReplayBuffer of {self.num_samples} pairs of states, {self.buffer_size} at most>"
+        return f"<ReplayBuffer of {self.num_samples} pairs of states, at most {self.buffer_size}>"
 
     def insert(self, states: Any, next_states: Any) -> None:
         """Copy pairs, leaves [m, ...], into the ring, which keeps the last `buffer_size` pairs.

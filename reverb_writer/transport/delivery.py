@@ -212,7 +212,7 @@ class Delivery:
         self._is_closed = self._is_closed or isinstance(error, ClosedError)
         if self.loss is None:
             self._counts["reconnects"] += 1
-            _LOG.warning("%s: insert stream lost: %s It connects again.", self.channel.address, error)
+            _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
         self.loss = ConnectionLoss(self.channel, error, self.heard_at)
         self._counts["resent_items"] += self.flight.requeue()
         # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.

@@ -263,9 +263,8 @@ class Observer(ObserverLife):
             return
         is_overflow = self._max_steps is not None and np.any(num_steps > self._max_steps)
         if self._num_envs is None and not (discard or is_overflow or can_align(self._targets, num_steps)):
-            length = min(target.spec.sequence_length or 1 for target in self._targets)
             raise TooFewStepsError(
-                f"the episode has {num_steps} steps, expected at least `sequence_length`={length} to write it. "
+                f"the episode has {num_steps} steps, expected at least `sequence_length`={self._shortest} to write it. "
                 'Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
             )
         self._mark(sender, Reset(envs, discard))

@@ -52,6 +52,7 @@ class ObserverLife:
         """Find the tables; the observers document the arguments."""
         self._options = options_of(StreamOptions, options, self)
         self._replay, self._targets, self._mask = replay, tuple(targets), mask
+        self._shortest = min(target.spec.sequence_length or 1 for target in targets)  # steps of the shortest window
         self._tables = list(dict.fromkeys(table for target in targets for table in target.tables))
         self._num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
         self._all_envs = np.arange(1 if self._num_envs is None else self._num_envs)

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
@@ -67,16 +68,16 @@ class ItemLimit:
         self._since, self._before = now, acknowledged
 
 
-class Destination(Delivery):
-    """One server and its items in flight. Not thread-safe: only the sender uses it."""
+@dataclass(eq=False, slots=True)
+class Destination:
+    """One server and the delivery of items to it. Not thread-safe: only the sender uses it."""
 
-    def __init__(self, server: Server, limit: ItemLimit, post: Post, books: Books, cutter: Cutter, sent: float) -> None:
-        """Prepare the delivery of the cutter's windows; `sent` bounds the sent and unconfirmed items."""
-        super().__init__(server.channel, post, books.counts, needed=cutter.needed_chunks, max_sent_items=sent)
-        self.server, self.limit = server, limit
-        self.is_lost = False  # whether it is out of use until it answers again
-        self.asked_at = 0.0  # time of the last question to the silent server
-        self.num_reserved = 0  # items of the request that is being made
+    server: Server
+    delivery: Delivery
+    limit: ItemLimit
+    is_lost: bool = False  # whether it is out of use until it answers again
+    asked_at: float = 0.0  # time of the last question to the silent server
+    num_reserved: int = 0  # items of the request that is being made
 
 
 class Outbox:
@@ -135,7 +136,7 @@ class Outbox:
             self._cutter.cut_long_streams(_SPANNING_ITEMS)
 
     def _write(self, destination: Destination, group: list[Ready]) -> None:
-        flight = destination.flight
+        flight = destination.delivery.flight
         start = 0
         while start < len(group):
             stop, num_items = start, 0
@@ -162,7 +163,7 @@ class Outbox:
         """Return the row below which steps may be written: the ring and the items in flight have room for them."""
         num_envs = self._ring.num_envs
         for destination in self._all:
-            destination.limit.update(destination.flight.acknowledged)
+            destination.limit.update(destination.delivery.flight.acknowledged)
         limit = self._cutter.first_needed + self._ring.size - num_envs + 1
         if self._drops_oldest:
             return limit
@@ -187,7 +188,7 @@ class Outbox:
 
     def _room_of(self, destination: Destination) -> int:
         """Return the number of further items that may be unconfirmed there; 0 if too many bytes are unconfirmed."""
-        flight = destination.flight
+        flight = destination.delivery.flight
         if flight.pending_bytes >= self._options.max_in_flight_bytes:
             return 0
         return max(destination.limit.items - flight.pending - destination.num_reserved, 0)
@@ -230,7 +231,9 @@ class Outbox:
     def _new_destination(self, server: Server) -> Destination:
         limit = ItemLimit(self._options.max_in_flight_items, self._kinds.items_per_step * self._ring.num_envs)
         max_sent = limit.items / 2 if self._drops_oldest else math.inf  # a sent item cannot be dropped
-        return Destination(server, limit, self._post, self._books, self._cutter, max_sent)
+        needed, counts = self._cutter.needed_chunks, self._books.counts
+        delivery = Delivery(server.channel, self._post, counts, needed=needed, max_sent_items=max_sent)
+        return Destination(server, delivery, limit)
 
     def check_shards(self) -> None:
         """Ask silent servers if it is time; give up lost servers and cut their open episodes."""
@@ -239,15 +242,15 @@ class Outbox:
             return
         lost, again_s = self._follow_target(), min(patience_s, _LONGEST_PAUSE_S)
         for name, destination in [*self._destinations.items()]:
-            flight, is_told = destination.flight, destination.server.shard.state == "lost"
+            flight, is_told = destination.delivery.flight, destination.server.shard.state == "lost"
             # Silence begins with the server's last message, or when a message became due.
-            heard_at = max(destination.heard_at, flight.progress_at)
+            heard_at = max(destination.delivery.heard_at, flight.progress_at)
             silent_s = now - heard_at if flight.pending else 0.0
             # It must also leave a question unanswered, because this process may have been the slow one.
             is_silent = silent_s >= patience_s and heard_at < destination.asked_at <= now - patience_s / 2
             # If no other server can take the next episodes, nothing is given up.
             has_other = any(not each.is_lost for each in self._all if each is not destination)
-            if destination.is_lost and not is_told and destination.heard_at > destination.asked_at:
+            if destination.is_lost and not is_told and destination.delivery.heard_at > destination.asked_at:
                 destination.is_lost = False
                 _LOG.info("Shard %s answers again.", destination.server.address)
             elif not destination.is_lost and has_other and (is_told or is_silent):
@@ -258,14 +261,14 @@ class Outbox:
                 another.is_lost, another.asked_at = True, time.monotonic()  # after its delivery began
             elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
                 destination.asked_at = now
-                destination.ask()
+                destination.delivery.ask()
             again_s = min(again_s, max(patience_s / 2 - silent_s, patience_s / 8))
         self._check_at = time.monotonic() + again_s
         if lost:
             self._cutter.leave(lost, LOST_SHARD)
 
     def _give_up(self, destination: Destination, why: str) -> None:
-        num_items = destination.close()
+        num_items = destination.delivery.close()
         self._books.counts["lost_shards"] += 1
         self._books.counts["unconfirmed_items"] += num_items
         text = "Shard %s %s: %d unconfirmed items are given up, and may be stored there nevertheless."
@@ -274,7 +277,7 @@ class Outbox:
 
     def proceed(self) -> float:
         """Do all due work of the destinations; return the seconds until more is due."""
-        times = [destination.proceed() for destination in self._all]
+        times = [destination.delivery.proceed() for destination in self._all]
         if self._has_choice and (self.num_written or any(destination.is_lost for destination in self._all)):
             times.append(self._check_at - time.monotonic())  # the next check of silent servers
         return min(times)
@@ -286,24 +289,26 @@ class Outbox:
     @property
     def fault(self) -> tuple[type[Exception], str] | None:
         """Kind and text of the error with which a server refuses items; None without a refusal."""
-        return next((destination.fault for destination in self._all if destination.fault is not None), None)
+        return next(
+            (destination.delivery.fault for destination in self._all if destination.delivery.fault is not None), None
+        )
 
     @property
     def slowest(self) -> Delivery:
         """The delivery with the most unconfirmed items."""
-        return max(self._all, key=lambda destination: destination.flight.pending)
+        return max(self._all, key=lambda destination: destination.delivery.flight.pending).delivery
 
     @property
     def addresses(self) -> str:
         """The servers' addresses, separated by commas."""
-        return ", ".join(destination.channel.address for destination in self._all)
+        return ", ".join(destination.delivery.channel.address for destination in self._all)
 
     # ------------------------------------------------------------------------------------------------- the counters
 
     @property
     def num_written(self) -> int:
         """Number of items written to destinations and not confirmed."""
-        return sum(destination.flight.pending for destination in self._all)
+        return sum(destination.delivery.flight.pending for destination in self._all)
 
     @property
     def num_pending(self) -> int:
@@ -312,11 +317,11 @@ class Outbox:
 
     def close(self) -> int:
         """Give up all pending items; return their number."""
-        num_left = self._cutter.num_unencoded + sum(destination.close() for destination in self._all)
+        num_left = self._cutter.num_unencoded + sum(destination.delivery.close() for destination in self._all)
         self._cutter.num_unencoded = 0
         return num_left
 
     def stats(self) -> ObserverStats:
         """Return the counters."""
-        num_bytes = sum(destination.flight.pending_bytes for destination in self._all)
+        num_bytes = sum(destination.delivery.flight.pending_bytes for destination in self._all)
         return self._books.stats(pending_items=self.num_pending, pending_bytes=num_bytes)

@@ -75,7 +75,7 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
     storage = rw.rollouts.RolloutStorage(2, 3, (4,), None, (1,))
     assert repr(storage) == "<RolloutStorage of 3 steps of 2 environments: 0 steps>"
     pairs = rw.rollouts.ReplayBuffer((4,), 10)
-    assert repr(pairs) == "<ReplayBuffer of 0 pairs of states, 10 at most>"
+    assert repr(pairs) == "<ReplayBuffer of 0 pairs of states, at most 10>"
     accumulator = rw.TrajectoryAccumulator({"step": {"n": np.zeros(3)}, "episode": {"m": np.zeros(())}})
     accumulator.add("step", {"n": 1.0})
     assert repr(accumulator) == "<TrajectoryAccumulator: step 1 of 3, episode 0 of 1>"

@@ -414,6 +414,23 @@ def test_items_are_the_windows_of_the_closed_form(config: Config, operations: li
     writer.check()
 
 
+def test_chunks_of_an_ended_episode_are_kept_until_its_last_windows_are_sent() -> None:
+    targets = (WindowTarget(WindowSpec(2), ("a",), 1.0),)
+    writer = Writer(
+        Config(targets, None, spans_episodes=False, mask=False, chunk_length=1, ring_size=16, max_steps=None)
+    )
+    for _ in range(2):  # two requests in the queue; the second one has the chunk of step 3
+        writer.step([0], [False])
+        writer.step([0], [False])
+        writer.send()
+    writer.message()
+    writer.step([0], [True])
+    writer.take()  # the window of the steps 3 and 4 is not encoded yet
+    writer.message()
+    writer.run([])  # the server refuses a chunk that it gets twice
+    writer.check()
+
+
 @pytest.mark.slow
 @settings(max_examples=2000)
 @given(configs(), OPERATIONS)
