@@ -74,7 +74,7 @@ def up(
             timeout_s=timeout,
         )
         if not cluster.started:
-            click.echo(f"{name} exists already")
+            click.echo(f"{name} already exists")
         _print(cluster.status())
 
 

@@ -66,6 +66,8 @@ def cluster_of_ray() -> Iterator[Any]:
 @pytest.fixture
 def machines(cluster_of_ray: Any) -> Any:
     """The cluster of Ray, when the tests before have left it."""
+    for name in rwr.ReplayCluster.names():  # a test that failed has left it
+        rwr.ReplayCluster.remove(name, 60.0)
     eventually(lambda: ray.available_resources().get("CPU") == NUM_NODES, "Ray has ended all that was there before")
     return cluster_of_ray
 
