@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import psutil
-from reverb_writer_server.reverb.supervisor import with_jemalloc
 
 from benchmarks.actors import Actor, Run, ours
 from benchmarks.comparison import Effort, progress
@@ -23,6 +22,8 @@ _TABLE_SIZE = 100_000
 
 def allocator(effort: Effort) -> Table:
     """Six small leaves into a full table, which deletes an item for each new one."""
+    from reverb_writer_server.reverb.supervisor import with_jemalloc  # other rows need no server
+
     workload = Workload(small_steps())
     environments = {"glibc": {**os.environ, "LD_PRELOAD": ""}, "jemalloc": with_jemalloc(os.environ)}
     if environments["jemalloc"].get("LD_PRELOAD") == os.environ.get("LD_PRELOAD"):

@@ -1,12 +1,14 @@
 """A learner, an actor and a local server in one process, beside the same program on arrays of its own.
 
 The program is like CleanRL's DQN: a step of the environment, an action from a network, and after every tenth step a
-batch of 128 and an update. NumPy does the work of the network, always the same, so that PyTorch is not needed.
+batch of 128 and an update. The network is PyTorch's, with one thread. If PyTorch is not installed, NumPy does the same
+work in less time, so the replay's share of the time is larger.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import time
 from collections.abc import Callable
@@ -25,18 +27,55 @@ _TURN_STEPS, _TURN_BATCHES = 1_000, 200
 _MIN_TURNS = 5
 _WINDOW = 4  # steps of the row of batches
 
+_SIZES = 4, 120, 84, 2  # of the network's layers
+
 Array = npt.NDArray[Any]
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
 _AT_LEAST, _MAX_BATCH_MS, _MAX_STEP_US = 0.6, 0.3, 15.0
 
 
-class _Network:
+class _TorchNetwork:
+    """CleanRL's network, loss and optimizer."""
+
+    def __init__(self) -> None:
+        import torch  # may be missing
+
+        torch.set_num_threads(1)
+        layers: list[Any] = []
+        for sizes in itertools.pairwise(_SIZES):
+            layers += torch.nn.Linear(*sizes), torch.nn.ReLU()
+        self._torch, self._layers = torch, torch.nn.Sequential(*layers[:-1])
+        self._optimizer = torch.optim.Adam(self._layers.parameters(), lr=1e-7)
+
+    def action(self, observation: Array) -> int:
+        """Return the best action."""
+        return int(self._layers(self._torch.as_tensor(observation[None])).argmax(1)[0])
+
+    def train(
+        self, observations: Array, actions: Array, next_observations: Array, rewards: Array, go_on: Array
+    ) -> None:
+        """Make an update."""
+        torch = self._torch
+        with torch.no_grad():
+            following = self._layers(torch.as_tensor(next_observations)).max(1).values
+            targets = torch.as_tensor(rewards) + 0.99 * torch.as_tensor(go_on) * following
+        values = self._layers(torch.as_tensor(observations)).gather(1, torch.as_tensor(actions)[:, None])[:, 0]
+        self._optimizer.zero_grad()
+        torch.nn.functional.mse_loss(values, targets).backward()
+        self._optimizer.step()
+
+
+class _NumpyNetwork:
     """The matrix products of CleanRL's network, forth and back, with their ReLUs, and an update of Adam."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
-        sizes = (4, 120, 84, 2)
-        self.weights = [rng.normal(0, 0.1, size).astype(np.float32) for size in itertools.pairwise(sizes)]
+        self.weights = [rng.normal(0, 0.1, size).astype(np.float32) for size in itertools.pairwise(_SIZES)]
         self._moments = [(np.zeros_like(one), np.zeros_like(one)) for one in self.weights]
+
+    def action(self, observation: Array) -> int:
+        """Return the best action."""
+        return int(self.values(observation[None])[-1].argmax(1)[0])
 
     def values(self, observations: Array) -> list[Array]:
         """Return the activations of all layers."""
@@ -64,6 +103,10 @@ class _Network:
             second *= 0.999
             second += 0.001 * gradient**2
             self.weights[number] -= 1e-7 * first / (np.sqrt(second) + 1e-8)
+
+
+def _network() -> _TorchNetwork | _NumpyNetwork:
+    return _TorchNetwork() if _HAS_TORCH else _NumpyNetwork()
 
 
 class _OwnBuffer:
@@ -99,13 +142,13 @@ class _OnArrays:
     """The program with a buffer of its own."""
 
     def __init__(self) -> None:
-        self._env, self._network, self._buffer = gymnasium.make("CartPole-v1"), _Network(), _OwnBuffer()
+        self._env, self._network, self._buffer = gymnasium.make("CartPole-v1"), _network(), _OwnBuffer()
         self._observation, _ = self._env.reset(seed=0)
         self._num_steps = 0
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            action = int(self._network.values(self._observation[None])[-1].argmax(1)[0])
+            action = self._network.action(self._observation)
             following, reward, terminated, truncated, _ = self._env.step(action)
             self._buffer.add(self._observation, action, following, float(reward), done=terminated)
             self._observation = self._env.reset()[0] if terminated or truncated else following
@@ -118,7 +161,7 @@ class _OnServer:
     """The same program with an observer and a dataset."""
 
     def __init__(self, address: str, stack: contextlib.ExitStack) -> None:
-        self._network = _Network()
+        self._network = _network()
         observer = stack.enter_context(rw.TrajectoryObserver(address, "replay", 2))
         self._env = rw.environments.record(gymnasium.make("CartPole-v1"), observer)
         self._dataset = stack.enter_context(rw.ReplayDataset(address, "replay", _BATCH_SIZE))
@@ -127,7 +170,7 @@ class _OnServer:
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            action = int(self._network.values(self._observation[None])[-1].argmax(1)[0])
+            action = self._network.action(self._observation)
             following, _, terminated, truncated, _ = self._env.step(action)
             self._observation = self._env.reset()[0] if terminated or truncated else following
             self._num_steps += 1
@@ -165,7 +208,8 @@ def one_process(effort: Effort) -> Table:
         ],
         ["the step alone", f"{bare_us:.1f} us", ""],
     ]
-    note = "CPU time of all threads of the process, turns that alternate, the median."
+    library = "PyTorch" if _HAS_TORCH else "NumPy; the interpreter of .venv-frameworks has PyTorch"
+    note = f"CPU time of all threads of the process, turns that alternate, the median. The network is {library}."
     return Table("A program and its replay in one process", ["", "", "required"], rows, note)
 
 
