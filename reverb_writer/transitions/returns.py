@@ -116,7 +116,7 @@ def discounted_returns(
 def lambda_returns(
     rewards: Array | Transitions, values: Array, *, gamma: float, lambda_: float, **rows: Unpack[RowKeywords]
 ) -> Array:
-    """Return the mean of the n-step returns of all n, weighted by (1 - lambda_) lambda_^(n-1): the TD(lambda) target.
+    """Return the mean of the n-step returns of all n, weighted by (1 - lambda) lambda^(n-1): the TD(lambda) target.
 
     Arguments and errors: as in `rw.returns`. `lambda_` is 0 for one-step targets, 1 for discounted returns.
 
@@ -151,7 +151,7 @@ def n_step_returns(
 def gae(
     rewards: Array | Transitions, values: Array, *, gamma: float, lambda_: float, **rows: Unpack[RowKeywords]
 ) -> Advantages:
-    """Estimate advantages: A_t = delta_t + gamma lambda_ d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
+    """Estimate advantages: A_t = delta_t + gamma lambda d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
 
     Arguments and errors: as in `rw.returns`.
 
