@@ -63,6 +63,7 @@ def test_actors_that_write_are_not_to_be_started(replay_server: StartServer) -> 
         with pytest.raises(rw.errors.ReplayTimeoutError, match=r"2 items were inserted") as caught:
             next(dataset)
         assert "Start the actors" not in str(caught.value)
+        assert dataset.stats().wait_s >= 3.0, "the learner has waited, although no batch came"
 
 
 def test_items_that_were_inserted_long_ago_do_not_show_that_actors_write(
