@@ -103,7 +103,7 @@ def test_constructor_logs_that_it_waits_for_the_server_and_its_time_out_is_one_t
         kind(server.address, "queue", 2, timeout_s=1.5)
     server.process.resume()
     logged = [record.getMessage() for record in caplog.records]
-    assert any(f"table `queue`: waiting for the server at {server.address} for" in line for line in logged)
+    assert any(f"table `queue`: waiting for the server at {server.address} (" in line for line in logged)
     assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
