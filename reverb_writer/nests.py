@@ -42,6 +42,11 @@ def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     return tuple("/".join(map(str, path)) for path, _ in with_paths), [leaf for _, leaf in with_paths]
 
 
+def at_leaf(where: str, path: str) -> str:
+    """Return the place of a leaf in a message: `where` alone for an array without a nest."""
+    return f"{where}, leaf `{path}`" if path else where
+
+
 def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str], like: str) -> None:
     """Check that the leaves of the nest at `where` are the leaves of `like`, in the same order.
 

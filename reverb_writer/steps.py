@@ -19,7 +19,7 @@ import numpy as np
 
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, as_array, fit, stored_dtype, zeros
-from reverb_writer.nests import check_same_leaves, fields_of, flattener, named_leaves, packer, structure_of
+from reverb_writer.nests import at_leaf, check_same_leaves, fields_of, flattener, named_leaves, packer, structure_of
 
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
@@ -133,7 +133,7 @@ class StepStructure:
         self.example = structure_of(example)
         self.pack = packer(self.example)
         self.batch_size = batch_size
-        specs = [leaf_spec(leaf, f"first step, leaf `{path}`") for path, leaf in zip(self.paths, leaves, strict=True)]
+        specs = [leaf_spec(leaf, at_leaf("first step", path)) for path, leaf in zip(self.paths, leaves, strict=True)]
         self.dtypes = tuple(dtype for dtype, _ in specs)
         self.shapes = tuple(shape for _, shape in specs)
         batch = () if batch_size is None else (batch_size,)
@@ -141,7 +141,7 @@ class StepStructure:
             for path, shape in zip(self.paths, self.shapes, strict=True):
                 if shape[:1] != batch:
                     raise StructureError(
-                        f"first step, leaf `{path}`: shape {shape}, expected ({batch_size}, ...), one row for "
+                        f"{at_leaf('first step', path)}: shape {shape}, expected ({batch_size}, ...), one row for "
                         "each environment."
                     )
             self.shapes = tuple(shape[1:] for shape in self.shapes)
@@ -190,7 +190,7 @@ class StepStructure:
         paths, leaves = named_leaves(step, f"step {index}")
         check_same_leaves(f"step {index}", paths, self.paths, "the first step")
         return [
-            fit(leaf, dtype, shape, f"step {index}, leaf `{path}`", "as in the first step", Fit.EXACT)
+            fit(leaf, dtype, shape, at_leaf(f"step {index}", path), "as in the first step", Fit.EXACT)
             for leaf, path, (dtype, shape) in zip(leaves, paths, self._expected, strict=True)
         ]
 

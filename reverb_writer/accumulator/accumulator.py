@@ -25,7 +25,7 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, OutOfRangeError, SpecError, StructureError, UnknownKeyError
 from reverb_writer.leaves import Fit, convert, mismatch
-from reverb_writer.nests import check_same_leaves, flattener, map_present, named_leaves, packer, structure_of
+from reverb_writer.nests import at_leaf, check_same_leaves, flattener, map_present, named_leaves, packer, structure_of
 from reverb_writer.steps import leaf_spec
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
@@ -216,7 +216,7 @@ class _Timescale:
         self._policy = Fit.LOSSY if lossy else Fit.LOSSLESS
         self._where = f"timescale '{name}'"
         self._paths, leaves = named_leaves(example, self._where)
-        self._names = [f"{self._where}, leaf `{path}`" if path else self._where for path in self._paths]
+        self._names = [at_leaf(self._where, path) for path in self._paths]
         self._pack = packer(structure_of(example))
         self._flatten = flattener(example)
         specs = list(map(_spec, leaves, self._names))

@@ -218,11 +218,11 @@ def _rooms(table: TableInfo) -> str:
     sentences = []
     for side, room, other in (("inserts", inserts, "sampled"), ("samples", samples, "inserted")):
         if room == 0:
-            sentences.append(f"{side} would wait now. {' '.join(explain_side(table, side))}")  # type: ignore[arg-type]  # a Side
+            sentences.append(f"{side.capitalize()} would wait now. {' '.join(explain_side(table, side))}")  # type: ignore[arg-type]  # a Side
         elif room is None:
-            sentences.append(f"{side} never wait.")
+            sentences.append(f"{side.capitalize()} never wait.")
         else:
-            sentences.append(f"{side} may continue for {room:,.0f} more before something must be {other}.")
+            sentences.append(f"{side.capitalize()} may continue for {room:,.0f} more before something must be {other}.")
     return " ".join(sentences)
 
 

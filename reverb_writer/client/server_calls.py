@@ -94,8 +94,8 @@ class Server:
         squeeze: Any = None,
     ) -> None:
         """Write one item, and return when the server has it; the item carries its spec if the columns have names."""
-        if not priorities:
-            raise SpecError("`priorities` must name at least one table, got none.")
+        if not isinstance(priorities, Mapping) or not priorities:
+            raise SpecError(f'`priorities` must name tables, such as {{"replay": 1.0}}, got {priorities!r}.')
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
         paths, leaves = named_leaves(data, "`data`")
         is_scalar = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))

@@ -259,7 +259,7 @@ def logged(describe: Callable[[], str]) -> Iterator[None]:
 
     def run() -> None:
         while not done.wait(LOG_EVERY_S) and is_alive():
-            _LOG.warning("%s for %.0f s.", describe(), time.monotonic() - start)
+            _LOG.warning("%s (%.0f s so far).", describe(), time.monotonic() - start)
 
     try:
         in_background(run)

@@ -131,13 +131,15 @@ class Variables:
         self._lock = threading.Lock()
         try:
             shards = self._client.connections.in_state("up", "draining")
-            for shard, info in answering(shards, connect_timeout_s or self._timeout_s).items():
+            with logged(lambda: f"table `{table}`: waiting for the server at {self._client.address}"):
+                infos = answering(shards, connect_timeout_s or self._timeout_s)
+            for shard, info in infos.items():
                 check_tables_exist([table], info, shard.address)
                 found = info.tables[table]
                 if found.max_size != 1 or found.max_times_sampled > 0:
                     text = (
                         f"table `{table}`: max_size {found.max_size}, max_times_sampled {found.max_times_sampled}, "
-                        "expected 1 and 0 because it holds one version, which many actors read."
+                        f"expected 1 and 0 because it holds one version. Make it by `TableConfig.variables({table!r})`."
                     )
                     raise StructureError(text)  # noqa: TRY301  # as all other errors of the block
         except BaseException:

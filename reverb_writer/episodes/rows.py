@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import as_array, mismatch
-from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, structure_of
+from reverb_writer.nests import at_leaf, check_same_leaves, common_length, flattener, named_leaves, packer, structure_of
 
 Array = npt.NDArray[Any]
 Index = slice | Array
@@ -67,7 +67,7 @@ class RowForm:
             self.paths, self.dtypes, self.shapes, other.dtypes, other.shapes, strict=True
         ):
             if got_shape != shape or (got.kind == "O") != (dtype.kind == "O"):  # numbers of any dtype fit
-                raise mismatch(what + _at(path), got, got_shape, dtype, shape, "as in the first row")
+                raise mismatch(at_leaf(what, path), got, got_shape, dtype, shape, "as in the first row")
         dtypes = list(map(np.result_type, self.dtypes, other.dtypes))
         return self if dtypes == self.dtypes else RowForm(self._example, self.paths, dtypes, self.shapes)
 
@@ -79,8 +79,8 @@ class RowForm:
             leaf, limit = np.asarray(column), 2 ** (np.finfo(new).nmant + 1)
             if ((leaf > limit) | (leaf < -limit)).any():
                 raise StructureError(
-                    f"a column{_at(path)} has integers beyond {limit}, which {new} would round. Pass all of its "
-                    "numbers as integers, or all as floats."
+                    f"{at_leaf('a column', path)} has integers beyond {limit}, which {new} would round. Pass all of "
+                    "its numbers as integers, or all as floats."
                 )
 
     def stack(self, rows: Sequence[Leaves]) -> list[Array]:
@@ -245,10 +245,12 @@ def block_of(nest: Any, what: str, *, is_row: bool = False) -> Block:
     paths, leaves = named_leaves(nest, what)
     if not leaves:
         raise StructureError(f"{what} must have at least one leaf, got {nest!r}.")
-    arrays = [as_array(leaf, what + _at(path), _ADVICE, copy=True) for path, leaf in zip(paths, leaves, strict=True)]
+    arrays = [as_array(leaf, at_leaf(what, path), _ADVICE, copy=True) for path, leaf in zip(paths, leaves, strict=True)]
     for path, array in zip(paths, arrays, strict=True):
         if array.dtype.kind not in "biufcO":
-            raise StructureError(f"{what}{_at(path)}: {array.dtype} is not a dtype of numbers or strings. {_ADVICE}")
+            raise StructureError(
+                f"{at_leaf(what, path)}: {array.dtype} is not a dtype of numbers or strings. {_ADVICE}"
+            )
     if is_row:
         arrays = [array[None] for array in arrays]
     common_length(arrays, what)
@@ -287,7 +289,3 @@ def _stacked(column: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]
     for index, row in enumerate(column):
         array[index] = row
     return array
-
-
-def _at(path: str) -> str:
-    return f", leaf `{path}`" if path else ""

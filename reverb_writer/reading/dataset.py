@@ -157,6 +157,7 @@ class Dataset(Views):
                 continue
             now = time.monotonic()
             if has_ended or now >= deadline:
+                self._stats.wait_s += now - start
                 too_short, self._prefetcher.too_short = self._prefetcher.too_short, None
                 if has_ended and too_short is None:
                     return None
@@ -166,13 +167,14 @@ class Dataset(Views):
 
     def _counted(self, found: Batch | Exception | None, called_at: float) -> Batch | None:
         """Count and return a batch, or raise the error in its place."""
+        now = time.monotonic()
+        if found is not None:
+            self._stats.wait_s += now - called_at
         if isinstance(found, Exception):
             raise found
         if found is not None:
-            now = time.monotonic()
             self._stats.batches += 1
             self._stats.samples += len(found.info)
-            self._stats.wait_s += now - called_at
             self._stats.last_age_s = now - found.info.received_at
         return found
 

@@ -278,7 +278,7 @@ class TableConfig:
             buffer_size: Maximum number of items. With windows at every step (stride 1) an item is a step.
             learning_starts: Number of items before the first batch, >= 1.
             batch_size: Samples in a batch, >= 1.
-            train_frequency: Items that are inserted per batch, > 0. The program trains on a batch once.
+            train_frequency: Items that are inserted per batch, > 0. The program trains once on each batch.
             sampler: As for `TableConfig`.
             signature: As for `TableConfig`.
 
@@ -292,10 +292,10 @@ class TableConfig:
         frequency = number("train_frequency", train_frequency)
         if frequency <= 0:
             raise SpecError(f"`train_frequency` must be > 0 items per batch, got {frequency:g}.")
-        min_size, size = (
-            integer("learning_starts", learning_starts, minimum=1),
-            integer("buffer_size", buffer_size, minimum=1),
-        )
+        min_size = integer("learning_starts", learning_starts, minimum=1)
+        size = integer("buffer_size", buffer_size, minimum=1)
+        if min_size > size:
+            raise SpecError(f"`learning_starts` must be <= `buffer_size`, got {min_size} > {size}.")
         ratio = batch_size / frequency
         limiter = SampleToInsertRatio(ratio, min_size, max(_BATCHES_AHEAD * batch_size, ratio))
         return cls(name, size, sampler, rate_limiter=limiter, signature=signature)

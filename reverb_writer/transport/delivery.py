@@ -318,7 +318,7 @@ class Wait:
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             delivery.ask()
-            text = "%s: waiting for %.0f s: %s"
+            text = "%s: writing has waited %.0f s. %s"
             _LOG.warning(text, delivery.channel.address, self.waited_s, delivery.explain())
         return None
 

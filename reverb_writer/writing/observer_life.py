@@ -163,7 +163,7 @@ class ObserverLife:
             if stats.dropped_steps and not process_hooks.is_forked():  # a forked child has its parent's numbers
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
                 level = logging.INFO if stats.items else logging.WARNING
-                _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", stats.steps, reasons)
+                _LOG.log(level, "Observer closed. Steps in no window: %s; steps in all: %d.", reasons, stats.steps)
         if self._owns_client:
             client.close()
         self._sender = self._client = None
@@ -197,7 +197,7 @@ class ObserverLife:
             self.close(min(self._timeout_s, _LEAVE_S))
         except ReverbWriterError as left:
             if not isinstance(error, FinishedError):
-                _LOG.error("While another error was under way, the observer could not deliver all items: %s", left)
+                _LOG.error("The observer was closed after an error, and could not deliver all items: %s", left)
 
     def __reduce__(self) -> Any:
         raise ClosedError(

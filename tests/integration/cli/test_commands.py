@@ -61,7 +61,7 @@ def test_healthy_server_is_shown_with_exit_code_0(replay_server: StartServer) ->
     assert "healthy: no inserts or samples are blocked" in done.stdout
     words = " ".join(done.stdout.split())
     assert (
-        "inserts never wait. samples would wait now. Table `replay` has 1 items; its rate limiter waits for 4 more "
+        "Inserts never wait. Samples would wait now. Table `replay` has 1 items; its rate limiter waits for 4 more "
         "(min_size_to_sample 5). 4 inserts"
     ) in words
 

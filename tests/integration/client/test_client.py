@@ -311,8 +311,10 @@ def test_priority_that_is_none_is_refused(client: rw.Client, priority: Any) -> N
         client.insert(np.zeros(1), {"a": 1.0, "b": priority})
     with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
         client.mutate_priorities("a", {1: 2.0, 2: priority})
-    with pytest.raises(rw.errors.SpecError, match="`priorities` must name at least one table, got none"):
-        client.insert(np.zeros(1), {})
+    nothing: Any
+    for nothing in ({}, "a"):
+        with pytest.raises(rw.errors.SpecError, match=r"`priorities` must name tables, such as .*, got "):
+            client.insert(np.zeros(1), nothing)
     assert {client.server_info()[table].current_size for table in ("a", "b")} == {0}
 
 

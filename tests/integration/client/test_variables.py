@@ -53,7 +53,7 @@ def test_server_that_is_gone_is_logged_and_named_in_time_and_has_nothing_new(
         with pytest.raises(rw.errors.ServerUnavailableError, match=r"within 1.5 s"):
             actor.latest(timeout_s=1.5)
     logged = [record.getMessage() for record in caplog.records]
-    assert sum(f"table `weights`: waiting for the server at {server.address} for" in line for line in logged) > 1
+    assert sum(f"table `weights`: waiting for the server at {server.address} (" in line for line in logged) > 1
     assert not any("nothing was published" in line for line in logged)
 
 

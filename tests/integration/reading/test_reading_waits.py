@@ -63,6 +63,7 @@ def test_actors_that_write_are_not_to_be_started(replay_server: StartServer) -> 
         with pytest.raises(rw.errors.ReplayTimeoutError, match=r"2 items were inserted") as caught:
             next(dataset)
         assert "Start the actors" not in str(caught.value)
+        assert dataset.stats().wait_s >= 3.0, "the learner has waited, although no batch came"
 
 
 def test_items_that_were_inserted_long_ago_do_not_show_that_actors_write(
@@ -102,7 +103,7 @@ def test_constructor_logs_that_it_waits_for_the_server_and_its_time_out_is_one_t
         kind(server.address, "queue", 2, timeout_s=1.5)
     server.process.resume()
     logged = [record.getMessage() for record in caplog.records]
-    assert any(f"table `queue`: waiting for the server at {server.address} for" in line for line in logged)
+    assert any(f"table `queue`: waiting for the server at {server.address} (" in line for line in logged)
     assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 

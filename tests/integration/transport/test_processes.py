@@ -199,7 +199,7 @@ def test_program_ends_although_its_server_does_not_answer(lone_server: StartServ
             server.process.pause()
         log = ended(process)
         assert f"closed with {110 if blocks else 20} items undelivered" in log
-        assert "Call `close()` before the program ends" in log
+        assert "`close()` waits for them" in log
 
 
 @client_by_socket

@@ -158,7 +158,11 @@ def test_observer_that_waits_for_its_server_says_so_again_and_again(
     assert time.monotonic() - begin < 20
     told = [record.getMessage() for record in caplog.records]
     assert len(told) >= 2
-    assert all("an observer waits for the server at localhost:1 for " in each for each in told)
+    assert all("an observer waits for the server at localhost:1 (" in each for each in told)
+    caplog.clear()
+    with pytest.raises(rw.errors.ServerUnavailableError):
+        rw.Variables("localhost:1", "weights", timeout_s=0.5)
+    assert "table `weights`: waiting for the server at localhost:1 (" in caplog.text
 
 
 @pytest.mark.parametrize("num_envs", [None, 2])

@@ -110,7 +110,7 @@ def test_episodes_that_are_too_short_for_any_window_are_a_warning_once_and_summe
     first, last = told
     assert first[0] == last[0] == "WARNING"
     assert "An episode of 7 steps is shorter than a window (`sequence_length` 20): nothing of it is written" in first[1]
-    assert last[1] == "Observer closed: of 210 steps some are in no window (short_episode 210)."
+    assert last[1] == "Observer closed. Steps in no window: short_episode 210; steps in all: 210."
 
 
 def test_windows_are_sent_at_the_ends_of_episodes_of_a_spanning_stream(place: Place) -> None:

@@ -225,6 +225,9 @@ def test_leaf_that_differs_is_refused_by_its_path(first: Any, later: Any, messag
     with pytest.raises(StructureError) as refusal:
         structure.flatten({"good": 1, "observation": {"bad": later}}, 17)
     assert str(refusal.value) == f"step 17, leaf `observation/bad`: {message} as in the first step."
+    with pytest.raises(StructureError) as refusal:
+        StepStructure(first).flatten(later, 17)
+    assert str(refusal.value) == f"step 17: {message} as in the first step."
 
 
 @pytest.mark.parametrize(

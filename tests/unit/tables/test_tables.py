@@ -187,6 +187,7 @@ def test_table_of_a_program_that_trains_after_every_few_steps() -> None:
     for arguments, message in (
         ((0, 1, 1, 1), "`buffer_size` must be >= 1, got 0."),
         ((10, 0, 1, 1), "`learning_starts` must be >= 1, got 0."),
+        ((10, 11, 1, 1), "`learning_starts` must be <= `buffer_size`, got 11 > 10."),
         ((10, 1, 0, 1), "`batch_size` must be >= 1, got 0."),
         ((10, 1, 1, 0), "`train_frequency` must be > 0 items per batch, got 0."),
     ):
