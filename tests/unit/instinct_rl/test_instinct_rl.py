@@ -252,6 +252,15 @@ def test_trajectories_come_in_the_order_of_modification_and_whether_there_are_en
     assert [batch.observation.item() for batch in dataset] == [20, 30]
 
 
+def test_the_newest_trajectory_of_several_directories_is_the_newest_of_all(tmp_path: Path) -> None:
+    directories = [tmp_path / "new", tmp_path / "old"]
+    for directory, seconds in zip(directories, (200, 100), strict=True):
+        write(directory / "trajectory_0", (seconds, seconds + 1, frames(seconds, seconds + 1)))
+        os.utime(directory / "trajectory_0", (seconds, seconds))
+    dataset = RolloutDataset(directories, 1, keep_latest_n_trajs=1)
+    assert [batch.observation.item() for batch in dataset] == [200]
+
+
 def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:
     with rw.files.RolloutWriter(tmp_path) as writer:
         for episode in range(6):
