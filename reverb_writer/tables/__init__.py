@@ -61,15 +61,15 @@ class Balance(NamedTuple):
     max_diff: float
 
     def blocks_inserts(self, size: int, num_inserts: int, num_samples: int) -> bool:
-        """Return whether a table of `size` items with these counts admits no further item."""
+        """Return whether a table of `size` items admits no further one after `num_inserts` and `num_samples`."""
         return size + 1 > self.min_size and not self._admits(num_inserts + 1, num_samples)
 
     def blocks_samples(self, size: int, num_inserts: int, num_samples: int) -> bool:
-        """Return whether a table of `size` items with these counts gives no sample."""
+        """Return whether a table of `size` items gives no sample after `num_inserts` and `num_samples`."""
         return size < self.min_size or not self._gives(num_inserts, num_samples + 1)
 
     def num_inserts_allowed(self, size: int, num_inserts: int, num_samples: int) -> float:
-        """Return the number of inserts that are possible now: whole, or infinity."""
+        """Return how many inserts `size` items allow after `num_inserts` and `num_samples`: whole, or infinity."""
         room = (self.max_diff + num_samples) / self.samples_per_insert - num_inserts
         if math.isinf(room):
             return room
@@ -77,7 +77,7 @@ class Balance(NamedTuple):
         return max(self.min_size - size, count if self._admits(num_inserts + count, num_samples) else count - 1, 0)
 
     def num_samples_allowed(self, size: int, num_inserts: int, num_samples: int) -> float:
-        """Return the number of samples that are possible now: whole, or infinity."""
+        """Return how many samples `size` items allow after `num_inserts` and `num_samples`: whole, or infinity."""
         if size < self.min_size:
             return 0
         room = num_inserts * self.samples_per_insert - num_samples - self.min_diff
