@@ -182,7 +182,7 @@ class ChunkRing:
         """
         self._dtypes_and_shapes = list(dtypes_and_shapes)
         num_strings = sum(math.prod(shape) for dtype, shape in dtypes_and_shapes if dtype.kind == "O")
-        self._has_strings = num_strings > 0
+        self._has_strings = any(dtype.kind == "O" for dtype, _ in dtypes_and_shapes)  # also without a string in a row
         of_row = sum(map(row_bytes, dtypes_and_shapes))
         # Rows that were never written take no physical memory, except in arrays of strings: NumPy writes every pointer
         # of a new one, so room for many short strings would take memory at once.

@@ -232,15 +232,13 @@ class Episode(EpisodeData):
         if slice_.step is not None and slice_.step < 1:
             raise SpecError(f"the step of an episode's slice must be >= 1, got {slice_.step}.")
         start, stop, step = slice_.indices(len(self))
-        num_lookback = self.rewards.lookback
-        steps = np.arange(start, stop, step) + num_lookback
-        if start <= stop and len(self.observations):
-            lookback = np.arange(start, start + num_lookback)
-            # A part of T steps has T + 1 observations.
-            observations = np.concatenate([lookback, steps, [stop + num_lookback]])
-            part = self._part(observations, np.concatenate([lookback, steps]), num_lookback, self.t_started + start)
-        else:  # it ends before it starts, and also has no observation
-            part = self._part(steps, steps, 0, self.t_started + start)
+        steps, lookback = np.arange(start, stop, step), 0
+        observations = others = steps
+        if start <= stop and len(self.observations):  # else it ends before it starts, and also has no observation
+            lookback = self.rewards.lookback
+            others = np.concatenate([np.arange(start - lookback, start), steps])
+            observations = np.append(others, stop)  # a part of T steps has T + 1 observations
+        part = self._part(observations, others, lookback, self.t_started + start)
         if stop == len(self):
             part.is_terminated, part.is_truncated = self.is_terminated, self.is_truncated
         return part

@@ -118,10 +118,15 @@ class InfiniteLookbackBuffer:
             self.rows.put(self.rows.fitting(other.rows.block_from(other.lookback), "added rows"))
 
     def part(self, index: slice | Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
-        """Return a buffer of some rows: `index` is a slice or integers [n], counted from the first look-back row.
+        """Return a buffer of some rows: `index` is a slice of all rows, or integers [n], which count from ts 0.
 
-        The first `lookback` rows are the new look-back. If `finalized` is None, the part is finalized like this buffer.
+        The first `lookback` rows are the new look-back; rows before the first one are left out of it. If `finalized` is
+        None, the part is finalized like this buffer.
         """
+        if not isinstance(index, slice):
+            index = index + self.lookback
+            lookback -= np.count_nonzero(index < 0)
+            index = index[index >= 0]
         part = InfiniteLookbackBuffer(space=self.space, untyped=self.is_untyped)
         part.rows = self.rows.part(index, finalized=self.finalized if finalized is None else finalized)
         part.lookback = min(lookback, len(part.rows))

@@ -24,7 +24,7 @@ import tree
 
 from reverb_writer.arguments import check_wait, integer
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
-from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
+from reverb_writer.files.trajectory_file import StoredTrajectory, age, list_trajectories
 from reverb_writer.files.transition_fields import Cursor, TransitionBatch, names_of_fields, read_transitions
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
@@ -185,7 +185,7 @@ class RolloutDataset(RolloutFileBase):
         """Set the arguments; the first batch looks for the trajectories.
 
         Args:
-            data_dir: directory of trajectories, or several directories.
+            data_dir: directory of trajectories, or several directories, whose trajectories are read in one order.
             num_envs: N, number of environments that step together, >= 1.
             dataset_loops: number of deliveries of each trajectory; < 1 for ever.
             shuffle: whether to shuffle the trajectories, in a new order for each loop.
@@ -286,7 +286,8 @@ class RolloutDataset(RolloutFileBase):
         return buffer
 
     def _list_trajectories(self) -> list[Path]:
-        return [path for directory in self._directories for path in list_trajectories(directory)]
+        found = [path for directory in self._directories for path in list_trajectories(directory)]
+        return sorted(found, key=age)
 
     def _take(self) -> Cursor | None:
         """Return the next undamaged trajectory; None after the last loop."""

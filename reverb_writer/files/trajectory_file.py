@@ -162,4 +162,9 @@ def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
     for folder, folders, names in os.walk(data_dir, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(folder, name) for name in names if name.startswith(PREFIX) and name.endswith(SUFFIX)]
-    return sorted(found, key=lambda path: (path.name, path))
+    return sorted(found, key=age)
+
+
+def age(path: Path) -> tuple[str, Path]:
+    """Return a key that sorts trajectories by the times in their names."""
+    return path.name, path

@@ -144,4 +144,5 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
         return super().__iter__()
 
     def _list_trajectories(self) -> list[Path]:
-        return [path for directory in self._directories for path in pickles.list_trajectories(directory)]
+        found = [path for directory in self._directories for path in pickles.list_trajectories(directory)]
+        return sorted(found, key=pickles.modified)

@@ -51,7 +51,7 @@ def is_pickled(path: Path) -> bool:
 
 def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
     """Return the trajectories under a directory, pickled ones and this project's, by modification time."""
-    return sorted({*files.list_trajectories(data_dir), *_pickled(data_dir)}, key=_modified)
+    return sorted({*files.list_trajectories(data_dir), *_pickled(data_dir)}, key=modified)
 
 
 def load_trajectory(path: Path) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.Path
     """
     left_out = {}
     with files.RolloutWriter(target) as writer:
-        for path in sorted(_pickled(data_dir), key=_modified):
+        for path in sorted(_pickled(data_dir), key=modified):
             try:
                 writer.save(load_trajectory(path), metadata=read_metadata(path.parent))
             except (FormatError, StructureError, UnsafeDataError) as error:
@@ -144,7 +144,8 @@ def _pickled(data_dir: str | os.PathLike[str]) -> list[Path]:
     return [path for path in Path(data_dir).rglob("trajectory_*") if is_pickled(path)]
 
 
-def _modified(path: Path) -> tuple[int, str]:
+def modified(path: Path) -> tuple[int, str]:
+    """Return a key that sorts trajectories by the time of their modification."""
     return path.stat().st_mtime_ns, path.name
 
 

@@ -30,6 +30,7 @@ _OPCODES = {
     *("BINSTRING", "SHORT_BINSTRING", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
     *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
 }
+_MEMO = {"GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT"}
 _DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16|\?)")
 _STATE_SIZE = 5  # version, shape, dtype, is_fortran, data
 _MAX_DIMS = 32
@@ -46,7 +47,7 @@ def load_arrays(data: bytes) -> Any:
         FormatError: the data are torn, or not a pickle.
     """
     try:
-        asked = {opcode.name for opcode, _, _ in pickletools.genops(data)}
+        asked = {_name(*found) for found in pickletools.genops(data)}
         found = None if asked - _OPCODES else _Restricted(io.BytesIO(data), encoding="latin1").load()
     except UnsafeDataError:
         raise
@@ -54,7 +55,7 @@ def load_arrays(data: bytes) -> Any:
         raise FormatError(f"no pickle of arrays: {type(error).__name__}: {error}") from error
     if asked - _OPCODES:
         raise UnsafeDataError(f"a pickle with {', '.join(sorted(asked - _OPCODES))}, which no array needs.")
-    return _unwrap(found, 0)
+    return _unwrap(found, 0, {})
 
 
 class _Restricted(pickle.Unpickler):
@@ -100,6 +101,8 @@ class _Array:
     def fill(self, data: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> _Array:
         if not isinstance(dtype, _Dtype) or not isinstance(shape, tuple) or len(shape) > _MAX_DIMS:
             raise UnsafeDataError("a pickle with an array of something other than numbers.")
+        if not isinstance(data, str | bytes | bytearray):
+            raise UnsafeDataError(f"a pickle with an array of a {type(data).__name__}.")
         raw = data.encode("latin1") if isinstance(data, str) else bytes(data)
         fits = all(type(size) is int and size >= 0 for size in shape)
         if not fits or math.prod(shape) * dtype.dtype.itemsize != len(raw):
@@ -140,15 +143,26 @@ _NAMES = {
 }
 
 
-def _unwrap(value: Any, depth: int) -> Any:
+def _name(opcode: Any, argument: Any, at: Any) -> str:
+    """Return the name of the opcode at a byte; also its argument if this is an entry of the memo that cannot exist."""
+    # The unpickler allocates all entries up to the highest one.
+    return f"{opcode.name} {argument}" if opcode.name in _MEMO and argument > at else str(opcode.name)
+
+
+def _unwrap(value: Any, depth: int, unwrapped: dict[int, Any]) -> Any:
+    """Return a value with arrays; `unwrapped` has results by id, because a value may occur many times."""
     if depth > _MAX_DIMS:
         raise UnsafeDataError("a pickle nested without end.")
+    if id(value) in unwrapped:
+        return unwrapped[id(value)]
+    found = value
     if isinstance(value, dict):
-        return {key: _unwrap(part, depth + 1) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_unwrap(part, depth + 1) for part in value)
-    if isinstance(value, _Array) and value.array is not None:
-        return value.array
-    if value is None or isinstance(value, bool | int | float | str | bytes | bytearray):
-        return value
-    raise UnsafeDataError(f"a pickle with a {type(value).__name__}; only NumPy arrays are read.")
+        found = {key: _unwrap(part, depth + 1, unwrapped) for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        found = type(value)(_unwrap(part, depth + 1, unwrapped) for part in value)
+    elif isinstance(value, _Array) and value.array is not None:
+        found = value.array
+    elif value is not None and not isinstance(value, bool | int | float | str | bytes | bytearray):
+        raise UnsafeDataError(f"a pickle with a {type(value).__name__}; only NumPy arrays are read.")
+    unwrapped[id(value)] = found
+    return found

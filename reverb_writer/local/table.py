@@ -209,9 +209,9 @@ class Table:
         """Return how many waiting items may be inserted at once: several new items, or one item with a known key."""
         if not self._inserts:
             return 0
-        if self._inserts[0][0].key in self._rows:
-            return 1
-        allowed = self._balance.num_inserts_allowed(len(self._rows), self.diff)
+        allowed = self._balance.num_inserts_allowed(len(self._rows), self.num_inserts, self.num_samples)
+        if self._inserts[0][0].key in self._rows:  # it does not count, but waits as any other
+            return int(min(allowed, 1))
         keys = [item.key for item, _ in itertools.islice(self._inserts, None if math.isinf(allowed) else int(allowed))]
         if self._rows.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
             return len(keys)
@@ -314,7 +314,7 @@ class Table:
         parts: list[Samples] = []
         num_drawn = 0
         while request.num_missing and request.num_bytes < _DRAW_BYTES and num_drawn < _MAX_DRAWS:
-            allowed = self._balance.num_samples_allowed(len(self._rows), self.diff)
+            allowed = self._balance.num_samples_allowed(len(self._rows), self.num_inserts, self.num_samples)
             if not allowed:
                 break
             wanted = min(request.num_missing, _MAX_DRAWS - num_drawn, allowed)

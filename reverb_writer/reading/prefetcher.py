@@ -303,6 +303,8 @@ class Prefetcher:
             return batch
         try:
             found = self._transform(batch)
+        except StopIteration:  # it would end the reader's loop
+            return RuntimeError("`transform` raised StopIteration.")
         except Exception as error:  # noqa: BLE001  # the reader raises it
             return error
         if isinstance(found, Batch):

@@ -60,23 +60,41 @@ class Balance(NamedTuple):
     min_diff: float
     max_diff: float
 
-    def blocks_inserts(self, size: int, diff: float) -> bool:
-        """Return whether a table of `size` items with this `diff` admits no further item."""
-        return size + 1 > self.min_size and diff + self.samples_per_insert > self.max_diff
+    def blocks_inserts(self, size: int, num_inserts: int, num_samples: int) -> bool:
+        """Return whether a table of `size` items admits no further one after `num_inserts` and `num_samples`."""
+        return size + 1 > self.min_size and not self._admits(num_inserts + 1, num_samples)
 
-    def blocks_samples(self, size: int, diff: float) -> bool:
-        """Return whether a table of `size` items with this `diff` gives no sample."""
-        return size < self.min_size or diff - 1 < self.min_diff
+    def blocks_samples(self, size: int, num_inserts: int, num_samples: int) -> bool:
+        """Return whether a table of `size` items gives no sample after `num_inserts` and `num_samples`."""
+        return size < self.min_size or not self._gives(num_inserts, num_samples + 1)
 
-    def num_inserts_allowed(self, size: int, diff: float) -> float:
-        """Return the number of inserts that are possible now, with `size` items and `diff`: whole, or infinity."""
-        room = (self.max_diff - diff) / self.samples_per_insert
-        return room if math.isinf(room) else max(self.min_size - size, math.floor(room), 0)
+    def num_inserts_allowed(self, size: int, num_inserts: int, num_samples: int) -> float:
+        """Return how many inserts `size` items allow after `num_inserts` and `num_samples`: whole, or infinity."""
+        room = (self.max_diff + num_samples) / self.samples_per_insert - num_inserts
+        if math.isinf(room):
+            return room
+        count = round(room)  # at most one too many
+        return max(self.min_size - size, count if self._admits(num_inserts + count, num_samples) else count - 1, 0)
 
-    def num_samples_allowed(self, size: int, diff: float) -> float:
-        """Return the number of samples that are possible now, with `size` items and `diff`: whole, or infinity."""
-        allowed = 0 if self.blocks_samples(size, diff) else diff - self.min_diff
-        return allowed if math.isinf(allowed) else math.floor(allowed)
+    def num_samples_allowed(self, size: int, num_inserts: int, num_samples: int) -> float:
+        """Return how many samples `size` items allow after `num_inserts` and `num_samples`: whole, or infinity."""
+        if size < self.min_size:
+            return 0
+        room = num_inserts * self.samples_per_insert - num_samples - self.min_diff
+        if math.isinf(room):
+            return room
+        count = round(room)  # at most one too many
+        return max(count if self._gives(num_inserts, num_samples + count) else count - 1, 0)
+
+    # Both compute the terms of Reverb: other terms may be rounded to the other side of a bound.
+
+    def _admits(self, num_inserts: int, num_samples: int) -> bool:
+        """Return whether the last one of `num_inserts` inserts is possible."""
+        return num_inserts * self.samples_per_insert - num_samples <= self.max_diff
+
+    def _gives(self, num_inserts: int, num_samples: int) -> bool:
+        """Return whether the last one of `num_samples` samples is possible."""
+        return num_inserts * self.samples_per_insert - (num_samples - 1) - 1 >= self.min_diff
 
 
 @dataclass(frozen=True)
@@ -374,8 +392,9 @@ def _check_room(ratio: float, min_size: int, buffer: float | tuple[float, float]
     """Refuse bounds that are too narrow or that block the first samples."""
     min_diff, max_diff = _bounds(ratio, min_size, buffer)
     needed = 2 * max(1.0, ratio)
+    rounding = 2 * math.ulp(max(abs(min_diff), abs(max_diff)))
     first = f"`samples_per_insert` x `min_size` = {ratio:g} x {min_size} = {ratio * min_size:g}"
-    if max_diff - min_diff < needed:
+    if max_diff - min_diff < needed - rounding:
         move = f"one insert moves diff by {ratio:g}, one sample by 1, and either could stay blocked"
         if isinstance(buffer, tuple):
             raise SpecError(

@@ -32,13 +32,13 @@ _LEAST_S = 1.0  # least time between two answers of a server whose differences a
 def insert_room(table: TableInfo) -> float:
     """Return how many inserts the rate limiter allows before the next sample; infinity without a bound."""
     limiter = table.rate_limiter
-    return limiter.balance.num_inserts_allowed(table.current_size, limiter.diff)
+    return limiter.balance.num_inserts_allowed(table.current_size, limiter.num_inserts, limiter.num_samples)
 
 
 def sample_room(table: TableInfo) -> float:
     """Return how many samples the rate limiter allows before the next insert; infinity without a bound."""
     limiter = table.rate_limiter
-    return limiter.balance.num_samples_allowed(table.current_size, limiter.diff)
+    return limiter.balance.num_samples_allowed(table.current_size, limiter.num_inserts, limiter.num_samples)
 
 
 def keeps_ratio(table: TableInfo) -> bool:

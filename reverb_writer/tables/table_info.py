@@ -89,13 +89,15 @@ class TableInfo(Scalars):
         """Return whether the rate limiter blocks the next insert; with several servers, on each server."""
         if self.servers:
             return all(table.blocks_inserts() for table in self.servers)
-        return self.rate_limiter.balance.blocks_inserts(self.current_size, self.rate_limiter.diff)
+        limiter = self.rate_limiter
+        return limiter.balance.blocks_inserts(self.current_size, limiter.num_inserts, limiter.num_samples)
 
     def blocks_samples(self) -> bool:
         """Return whether the rate limiter blocks the next sample; with several servers, on each server."""
         if self.servers:
             return all(table.blocks_samples() for table in self.servers)
-        return self.rate_limiter.balance.blocks_samples(self.current_size, self.rate_limiter.diff)
+        limiter = self.rate_limiter
+        return limiter.balance.blocks_samples(self.current_size, limiter.num_inserts, limiter.num_samples)
 
     def num_ready(self) -> int:
         """Return the number of samples that the server would send now, each item once.
@@ -105,7 +107,8 @@ class TableInfo(Scalars):
         """
         if self.servers:
             return sum(table.num_ready() for table in self.servers)
-        allowed = self.rate_limiter.balance.num_samples_allowed(self.current_size, self.rate_limiter.diff)
+        limiter = self.rate_limiter
+        allowed = limiter.balance.num_samples_allowed(self.current_size, limiter.num_inserts, limiter.num_samples)
         return int(min(self.current_size, allowed))
 
 

@@ -99,8 +99,8 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     [20, 10, 20]
     >>> [chunk_length_for([WindowSpec(20, stride)], step_bytes=52) for stride in (1, 10, 20)]
     [40, 20, 20]
-    >>> chunk_length_for([WindowSpec(2)], step_bytes=52)
-    16
+    >>> [chunk_length_for([WindowSpec(2)], step_bytes) for step_bytes in (0, 52)]
+    [16, 16]
     """
     finite = {(spec.sequence_length, spec.stride_length) for spec in specs if spec.sequence_length is not None}
     if not finite:
@@ -111,7 +111,7 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     grid = math.gcd(*lengths, *(stride for _, stride in finite))
     length = grid if grid * 4 >= max(lengths) else min(lengths)
     if length * step_bytes < _TINY_CHUNK_BYTES:
-        length = max(2 * length, min(_SHORT_CHUNK_LENGTH, int(_TINY_CHUNK_BYTES / step_bytes)))
+        length = max(2 * length, min(_SHORT_CHUNK_LENGTH, int(_TINY_CHUNK_BYTES / max(step_bytes, 1))))
     return min(length, MAX_CHUNK_LENGTH)
 
 

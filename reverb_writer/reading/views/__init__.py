@@ -69,11 +69,8 @@ class Views:
         def put(array: Any) -> Any:
             return array if array.dtype.kind == "O" else jax.device_put(array, device)
 
-        def batches() -> Iterator[Batch]:
-            for batch in iter(self):  # type: ignore[call-overload]  # every view is an iterator
-                yield batch.map_arrays(put)
-
-        return batches()
+        # An error would end a generator, and the next batch is still there.
+        return iter(lambda: next(self).map_arrays(put), None)  # type: ignore[call-overload]  # every view is an iterator
 
     def as_tf(self) -> Any:
         """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.

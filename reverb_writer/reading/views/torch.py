@@ -103,6 +103,8 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
 
     def __next__(self) -> Any:
         """Return the next batch of this process."""
+        if self._dataset is not None:  # an error would end a generator, and the next batch is still there
+            return self._convert(next(self._dataset))
         if self._iterator is None:
             self._iterator = iter(self)
         return next(self._iterator)

@@ -72,6 +72,19 @@ def test_batches_are_arrays_of_the_framework_and_hold_what_was_written(address: 
         np.testing.assert_allclose(np.asarray(data["x"]) @ WEIGHTS, np.asarray(data["y"]), atol=1e-5)
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_view_goes_on_after_an_error(replay_server: StartServer, framework: str) -> None:
+    pytest.importorskip(framework)
+    server = replay_server(rw.TableConfig("replay"))
+    with rw.ReplayDataset(server.address, "replay", 1, timeout_s=0.5) as dataset, rw.Client(server.address) as client:
+        view = dataset.as_torch() if framework == "torch" else dataset.as_jax()
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            next(view)
+        client.insert({"x": np.arange(3)}, {"replay": 1.0})
+        dataset.timeout_s = 30.0
+        assert np.asarray(next(view).data["x"]).tolist() == [[0, 1, 2]]
+
+
 def test_pytorch_data_loader_workers_sample_by_themselves(address: str) -> None:
     pytest.importorskip("torch")
     with rw.ReplayDataset(address, "replay", 4) as dataset:

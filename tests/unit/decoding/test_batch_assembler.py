@@ -107,6 +107,13 @@ def test_booleans_empty_rows_and_length_prefixes_that_are_longer_than_needed() -
     assert columns[2].rows.tolist() == [7, 8, 9]
 
 
+def test_a_column_of_strings_whose_rows_have_none() -> None:
+    made = chunk(1, [np.zeros((3, 0), object), [7, 8, 9]])
+    columns, _ = assembled(response((together(1, [1], [(0, 3)], 2), [made])))
+    assert (columns[0].rows.dtype, columns[0].rows.shape) == (np.dtype(object), (3, 0))
+    assert columns[1].rows.tolist() == [7, 8, 9]
+
+
 def frames(content: Any) -> Any:
     """Return rows that are large beside those of `content`."""
     return content.astype(np.uint8)[:, None] + np.arange(1600).astype(np.uint8)

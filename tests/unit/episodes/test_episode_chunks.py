@@ -102,6 +102,24 @@ def test_slice_keeps_the_look_back() -> None:
     assert (part.get_observations(), part.get_actions()) == ([3, 4], [4])
 
 
+@pytest.mark.parametrize(
+    ("wanted", "column"),
+    [
+        (slice(0, 1), ([], [10])),
+        (slice(1, 2), ([10], [11])),
+        (slice(0, 3, 2), ([], [10, 12])),
+        (slice(3), ([], [10, 11, 12])),
+    ],
+)
+def test_slice_of_a_column_that_has_no_look_back(wanted: slice, column: tuple[list[int], list[int]]) -> None:
+    episode = five_steps(len_lookback_buffer=2)
+    episode.set_extra_model_outputs(key="value", new_data=[10, 11, 12])
+    part = episode[wanted]
+    values = part.extra_model_outputs["value"]
+    assert (values.data[: values.lookback], part.get_extra_model_outputs("value")) == column
+    assert part.rewards.lookback == 2
+
+
 def test_slice_is_done_if_it_reaches_to_the_end() -> None:
     done = five_steps(terminated=True)
     assert [done[wanted].is_terminated for wanted in (slice(3), slice(5), slice(1000), slice(-2, None))] == [

@@ -197,6 +197,14 @@ def test_several_directories(tmp_path: Path) -> None:
     assert delivered(RolloutDataset([tmp_path / "a", str(tmp_path / "b")], 1)) == [(0, 0), (0, 1)] * 2
 
 
+def test_newest_trajectories_of_several_directories_are_the_newest_of_all(tmp_path: Path) -> None:
+    write_transitions(tmp_path / "old", [1])
+    write_transitions(tmp_path / "new", [1, 2])
+    directories = [tmp_path / "new", tmp_path / "old"]
+    assert delivered(RolloutDataset(directories, 1, keep_latest=1)) == [(1, 0), (1, 1)]
+    assert delivered(RolloutDataset(directories, 1, keep_latest=2)) == [(0, 0), (1, 0), (1, 1)]
+
+
 @pytest.mark.parametrize(
     ("num_envs", "env_ids", "expected"),
     [

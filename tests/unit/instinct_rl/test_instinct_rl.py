@@ -195,6 +195,8 @@ def test_pickle_of_anything_else_is_refused_and_runs_nothing(
         memo_of(RECONSTRUCT, (None, {"__code__": 1})),
         memo_of(np.ndarray, (None, {"fill": 1})),
         memo_of(np.dtype, {"x": 1}),
+        b"\x80\x02]r\xff\xff\xff\x7f.",  # 2**31 entries of the memo, 32 GiB
+        b"cnumpy.core.numeric\n_frombuffer\n(I4294967296\ncnumpy\ndtype\n(S'u1'\ntR(I4294967296\ntS'C'\ntR.",  # 4 GiB
         b"\x80\x04cnumpy\nndarray.tofile\n.",
         b"\x80\x04cnumpy.core.multiarray\n__builtins__\n.",
         b"\x80\x04c_codecs\nencode\nX\x01\x00\x00\x00aX\x04\x00\x00\x00zlib\x86R.",
@@ -219,6 +221,17 @@ def test_pickle_by_hand_is_refused(data: bytes) -> None:
 def test_torn_pickle_is_refused(data: bytes) -> None:
     with pytest.raises(rw.errors.FormatError, match="no pickle of arrays"):
         load_arrays(data)
+
+
+def test_pickle_of_few_bytes_and_many_parts_is_read_once() -> None:
+    nest: Any = np.arange(2)
+    for _ in range(30):  # 2**30 paths to one array
+        nest = [nest, nest]
+    found = load_arrays(pickle.dumps(nest))
+    assert found[0] is found[1]
+    while isinstance(found, list):
+        found = found[0]
+    assert found.tolist() == [0, 1]
 
 
 def test_one_pickle_does_not_change_the_next() -> None:
@@ -250,6 +263,15 @@ def test_trajectories_come_in_the_order_of_modification_and_whether_there_are_en
         write(tmp_path / f"trajectory_{number}", (start, start + 1, frames(start, start + 1)))
         os.utime(tmp_path / f"trajectory_{number}", (seconds, seconds))
     assert [batch.observation.item() for batch in dataset] == [20, 30]
+
+
+def test_the_newest_trajectory_of_several_directories_is_the_newest_of_all(tmp_path: Path) -> None:
+    directories = [tmp_path / "new", tmp_path / "old"]
+    for directory, seconds in zip(directories, (200, 100), strict=True):
+        write(directory / "trajectory_0", (seconds, seconds + 1, frames(seconds, seconds + 1)))
+        os.utime(directory / "trajectory_0", (seconds, seconds))
+    dataset = RolloutDataset(directories, 1, keep_latest_n_trajs=1)
+    assert [batch.observation.item() for batch in dataset] == [200]
 
 
 def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:

@@ -206,6 +206,17 @@ def test_inserts_wait_for_the_rate_limiter_in_turn() -> None:
     assert inserter.confirmed() == []
 
 
+def test_an_item_that_comes_again_also_waits_for_the_rate_limiter() -> None:
+    store = store_of(TableConfig.queue("replay", 1))
+    first, second = Inserter(store), Inserter(store)
+    first.insert([1])
+    second.insert([1])
+    assert (first.confirmed(), second.confirmed()) == ([1], [])
+    assert draw(store, 1) == [(1, 1.0, 1)]
+    assert second.confirmed() == [1]  # as a new item, because the table no longer knows its key
+    assert len(store.table("replay")) == 1
+
+
 def test_a_sample_tells_whether_its_request_had_to_wait() -> None:
     store = store_of(TableConfig("replay"))
     late, prompt = SampleRequest(1), SampleRequest(1)

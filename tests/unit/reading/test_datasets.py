@@ -54,19 +54,23 @@ def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
     def refuse_two(batch: rw.Batch) -> Any:
         if first_numbers(batch) == [2, 3]:
             raise ZeroDivisionError
+        if first_numbers(batch) == [6, 7]:
+            raise StopIteration  # as `next` of an iterator that has ended
         return None if first_numbers(batch) == [4, 5] else batch
 
     with rw.LocalServer([QUEUE]) as server:
         with pytest.raises(rw.errors.SpecError, match="`transform` must be a function of a batch, got int"):
             rw.ReplayDataset(server, "queue", 2, transform=3)  # type: ignore[arg-type]
-        insert_numbers(server.address, "queue", range(8))
+        insert_numbers(server.address, "queue", range(10))
         with rw.ReplayDataset(server, "queue", 2, transform=refuse_two, timeout_s=60) as dataset:
             assert first_numbers(next(dataset)) == [0, 1]
             with pytest.raises(ZeroDivisionError):
                 next(dataset)
             with pytest.raises(rw.errors.SpecError, match=r"`transform` must return a Batch, .* got NoneType"):
                 next(dataset)
-            assert first_numbers(next(dataset)) == [6, 7]
+            with pytest.raises(RuntimeError, match="`transform` raised StopIteration"):
+                next(dataset)
+            assert first_numbers(next(dataset)) == [8, 9]
 
 
 @pytest.mark.parametrize(

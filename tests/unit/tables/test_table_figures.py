@@ -130,6 +130,10 @@ def at(moment: float, one: TableInfo, state_id: int = 1, **waited_ms: int) -> Se
         (table(size=40, inserts=200), 60, 0),  # diff 1600, but below min_size it lets in
         (unbounded(100), math.inf, math.inf),
         (unbounded(99), math.inf, 0),
+        # As dm-reverb computes: 0.6 - 1 - 1 = -1.4, although -0.4 + 1.4 < 1; 6 x 0.1 > 0.6, although 0.5 + 0.1 = 0.6.
+        (table(inserts=2, ratio=0.3, low=-1.4, high=2.6), 6, 2),
+        (table(inserts=2, samples=1, ratio=0.3, low=-1.4, high=2.6), 10, 1),
+        (table(inserts=5, ratio=0.1, low=-1.4, high=0.6), 0, 1),
     ],
 )
 def test_room_is_what_the_limiter_leaves(one: TableInfo, inserts: float, samples: float) -> None:

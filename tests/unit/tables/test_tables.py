@@ -98,6 +98,13 @@ def test_smallest_error_buffer_that_works_is_taken(error_buffer: Any) -> None:
     assert SampleToInsertRatio(8, 100, error_buffer).balance == (8, 100, 792, 808)
 
 
+def test_bounds_that_are_rounded_are_not_too_narrow() -> None:
+    balance = SampleToInsertRatio(0.1, 13, 1).balance  # 1.3 - 1 is rounded up
+    assert balance.max_diff - balance.min_diff < 2
+    restored = SampleToInsertRatio(0.1, 13, (balance.min_diff, balance.max_diff))  # as from a checkpoint
+    assert restored.balance == balance
+
+
 def test_ratio_whose_writers_wait_for_the_first_sample_warns_with_its_numbers() -> None:
     with pytest.warns(
         UserWarning, match="max_diff 700 is below .* = 8 x 100 = 800: after the first 100 inserts"
