@@ -203,18 +203,6 @@ def test_samples_are_the_caller_s_own(client: rw.Client) -> None:
         sample.data[0][:] = times
 
 
-def test_sample_of_many_messages_and_item_above_grpc_s_default_limit_come_whole(client: rw.Client) -> None:
-    frames = np.random.default_rng(0).integers(256, size=(60, 300, 300), dtype=np.uint8)
-    with rw.EpisodeObserver(client, "a", 60, chunk_length=7) as observer:
-        for i, frame in enumerate(frames):
-            observer({"frame": frame, "i": i}, end_of_episode=i == 59)
-    client.insert(frames.reshape(1, -1), {"b": 1.0})
-    (item,), (large,) = read(client, "a"), read(client, "b")
-    np.testing.assert_array_equal(item.data[0], frames, strict=True)
-    assert item.data[1].tolist() == list(range(60))
-    np.testing.assert_array_equal(large.data[0], frames.reshape(1, -1))
-
-
 def test_threads_share_a_client(client: rw.Client) -> None:
     def insert(first: int) -> None:
         for number in range(first, first + 20):
