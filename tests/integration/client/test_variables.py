@@ -271,6 +271,28 @@ def soon(work: Callable[[], object]) -> Iterator[None]:
         timer.join()
 
 
+def test_actors_see_that_the_run_has_ended_and_keep_its_weights(replay_server: StartServer) -> None:
+    addresses = [replay_server(WEIGHTS).address for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        learner, actor, late = (
+            stack.enter_context(rw.Variables(addresses, "weights", interval_s=0.001)) for _ in range(3)
+        )
+        version = learner.publish([np.arange(3)])
+        assert actor.latest()[0].tolist() == [0, 1, 2]
+        assert not actor.finished
+        learner.finish()
+        assert learner.finished
+        eventually(lambda: actor.finished)
+        assert actor.poll()[0].tolist() == [0, 1, 2]
+        assert actor.version == learner.version == version + 1
+        assert actor.wait() is None
+        assert late.latest()[0].tolist() == [0, 1, 2]
+        assert late.finished
+        learner.publish([np.arange(4)])  # another run
+        eventually(lambda: not actor.finished)
+        assert actor.poll()[0].tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "ask", [rw.Variables.latest, rw.Variables.wait, functools.partial(rw.Variables.wait, newer_than=0)]
 )
