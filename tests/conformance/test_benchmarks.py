@@ -13,45 +13,17 @@ import pytest
 from server_process import ServerProcess
 
 import reverb_writer as rw
+from benchmarks.__main__ import BENCHMARKS
 from benchmarks.scaling_model import busiest_share, scaling_model
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = [
-    "write_small",
-    "write_small_strided",
-    "write_frames",
-    "write_vector",
-    "actor_processes",
-    "read_small",
-    "read_tf_agents",
-    "read_frames",
-    "read_episodes",
-    "read_one_by_one",
-    "read_ahead",
-    "learner_processes",
-    "call_times",
-    "footprint",
-    "endurance",
-    "learner_endurance",
-    "chunk_length_small",
-    "chunk_length_frames",
-    "in_flight",
-    "allocator",
-    "episode_steps",
-    "episode_getters",
-    "accumulator_add",
-    "record_cartpole",
-    "read_rollouts",
-    "import_rollouts",
-    "rollout_gae",
-    "rollout_mini_batches",
-    "rollout_recurrent_mini_batches",
-]
+# These start servers and peers of their own, which takes minutes.
+LONG = {"failover", "gateway", "local_server", "one_process", "shards", "slices"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a benchmark with dozens of cells takes a minute even in a hurry, and more on a busy machine
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in LONG])
 def test_benchmark_runs_and_prints_a_table(name: str, tmp_path: Path) -> None:
     pytest.importorskip("ale_py", reason="the benchmarks' packages are not installed")
     pytest.importorskip("optree", reason="the benchmarks' packages are not installed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,7 @@ from reverb_writer_server import ReplayServer
 
 import reverb_writer as rw
 
-from .nests import TABLES, WINDOW, assert_equal, step, window, write_windows
-
-
-def test_both_write_to_one_table(peer: Any, our_client: rw.Client) -> None:
-    write_windows(our_client, "windows", 4, 3)
-    with peer.trajectory_writer(num_keep_alive_refs=4) as writer:
-        for number in range(4, 8):
-            writer.append(step(number))
-            if number >= 6:
-                writer.create_item("windows", 1.0, tree.map_structure(lambda column: column[-3:], writer.history))
-        writer.flush()
-    assert [list(sample.data["number"]) for sample in our_client.sample("windows", 4)] == [
-        [0, 1, 2],
-        [1, 2, 3],
-        [4, 5, 6],
-        [5, 6, 7],
-    ]
+from .nests import TABLES, WINDOW, assert_equal, window, write_windows
 
 
 def test_the_highest_priority_is_sampled_first_whoever_changes_it(peer: Any, our_client: rw.Client) -> None:
@@ -53,18 +36,6 @@ def test_the_highest_priority_is_sampled_first_whoever_changes_it(peer: Any, our
     peer.mutate_priorities("heap", deletes=[key_of_3])
     assert first(our_client)[0] == 1
     assert our_client.server_info()["heap"].current_size == 2
-
-
-def test_prioritized_items_are_sampled_by_their_priority(peer: Any, our_client: rw.Client) -> None:
-    with closing(
-        rw.TrajectoryObserver(our_client, "prioritized", 2, priority=lambda steps: float(steps["number"][0] == 3))
-    ) as observer:
-        for number in range(6):
-            observer(step(number))
-    samples = [*peer.sample("prioritized", 20, emit_timesteps=False), *our_client.sample("prioritized", 20)]
-    assert {
-        (tree.flatten(sample.data)[1][0], sample.info.probability, sample.info.table_size) for sample in samples
-    } == {(3, 1.0, 5)}
 
 
 def test_both_see_the_same_tables(peer: Any, our_client: rw.Client) -> None:

@@ -165,18 +165,6 @@ def test_we_read_the_structured_writer(peer: Any, our_client: rw.Client) -> None
         assert_equal(sample.data, (np.asarray(steps["number"][-1]), steps["state"][1][-3:], steps["camera"][::2]))
 
 
-def test_we_read_a_sample_that_is_split_over_messages(peer: Any, our_client: rw.Client) -> None:
-    rng = np.random.default_rng(0)
-    frames = rng.integers(0, 256, (60, 1 << 20), dtype=np.uint8)  # more than the 40 MB that one message holds
-    with peer.trajectory_writer(num_keep_alive_refs=60) as writer:
-        for frame in frames:
-            writer.append([frame])
-        writer.create_item("ours", 1.0, [writer.history[0][:]])
-        writer.flush()
-    (sample,) = our_client.sample("ours", 1)
-    assert_equal(sample.data, (frames,))
-
-
 # Ours, read by their client and datasets.
 
 
@@ -228,15 +216,6 @@ def test_client_sample_reads_our_windows(
         assert_equal(sample.data, window(start, start + length))
 
 
-def test_client_sample_reads_our_windows_as_timesteps(peer: Any, our_client: rw.Client) -> None:
-    write_windows(our_client, "windows", 5, 3)
-    samples = list(peer.sample("windows", 3, emit_timesteps=True, unpack_as_table_signature=True))
-    for start, timesteps in enumerate(samples):
-        assert len(timesteps) == 3
-        for number, timestep in enumerate(timesteps, start):
-            assert_equal(timestep.data, tree.map_structure(np.asarray, step(number)))
-
-
 def test_client_sample_reads_what_we_insert(peer: Any, our_client: rw.Client) -> None:
     data = {"a": np.arange(6, dtype=np.float32).reshape(3, 2), "b": {"c": np.arange(5, dtype=np.int32)}}
     our_client.insert(data, {"blobs": 0.5, "ours": 2.0})
@@ -246,6 +225,9 @@ def test_client_sample_reads_what_we_insert(peer: Any, our_client: rw.Client) ->
     (sample,) = peer.sample("ours", 1, emit_timesteps=False)
     assert_equal(sample.data, tree.flatten(data))
     assert sample.info.priority == 2.0
+    our_client.insert({"return": 0.1, "steps": np.arange(3)}, {"ours": 1.0}, squeeze={"return": True, "steps": False})
+    (sample,) = peer.sample("ours", 1, emit_timesteps=False)
+    assert_equal(sample.data, [np.array(0.1), np.arange(3)])
 
 
 def trajectories(dataset: Any) -> list[Any]:
@@ -274,38 +256,6 @@ def test_timestep_dataset_of_the_signature_reads_our_windows(address: str, peer:
         address, "steps", max_in_flight_samples_per_worker=2, num_workers_per_iterator=1, max_samples=3
     )
     assert_timesteps(dataset, 12)
-
-
-def test_columns_of_different_lengths_and_single_values_are_read_as_they_were_written(peer: Any) -> None:
-    accumulator = rw.TrajectoryAccumulator(
-        {
-            "step": {"observation": np.zeros((3, 2), np.float32), "action": np.zeros(3, np.int64)},
-            "macro": np.zeros((2, 1), np.uint8),
-            "rollout": {"return": np.float64(0), "weights": np.zeros((2, 2), np.float16)},
-            "final": np.zeros((1, 2), np.float32),
-        }
-    )
-    for t in range(3):
-        accumulator.add("step", {"observation": np.full(2, t), "action": t + 10})
-    for t in range(2):
-        accumulator.add("macro", t + 20)
-    accumulator.add("rollout", {"return": 0.1, "weights": np.eye(2)})
-    accumulator.add("final", np.array([3.0, 3.0]))
-    accumulator.insert(peer, "ours", 0.5)
-    (sample,) = peer.sample("ours", 1, emit_timesteps=False)
-    expected: list[Any] = [
-        np.array([[3, 3]], np.float32),
-        np.array([[20], [21]], np.uint8),
-        np.array(0.1),
-        np.eye(2, dtype=np.float16),
-        np.array([10, 11, 12]),
-        np.array([[0, 0], [1, 1], [2, 2]], np.float32),
-    ]
-    assert sample.info.priority == 0.5
-    assert len(sample.data) == len(expected)
-    for found, wanted in zip(sample.data, expected, strict=True):
-        assert np.asarray(found).dtype == wanted.dtype
-        np.testing.assert_array_equal(found, wanted, strict=True)
 
 
 def test_a_dataset_ends_when_its_rate_limiter_timeout_is_over(address: str, peer: Any) -> None:

@@ -74,12 +74,6 @@ def test_what_we_encode_is_decoded_by_their_coder(name: str) -> None:
         assert (ours.shape, ours.dtype, ours.name or None) == (theirs.shape, theirs.dtype, theirs.name)
 
 
-def test_bounds_are_not_read() -> None:
-    encoded = coder.encode_structure({"x": tensor_spec.BoundedTensorSpec([4], tf.float32, 0, 1, "b")})
-    nest = signatures.decode(messages.StructuredValue.FromString(encoded.SerializeToString()))
-    assert nest == {"x": spec((4,), "f4", "b")}
-
-
 @pytest.mark.parametrize("kind", [ReplayServer, rw.LocalServer])
 def test_a_server_takes_their_specs_and_tells_ours(kind: Any) -> None:
     tables = [rw.TableConfig(name, signature=nest) for name, nest in {**THEIRS, "none": None}.items()]

@@ -82,46 +82,6 @@ def test_the_example_of_a_driver_writes_its_items(start_reverb: StartServer) -> 
     assert steps - episodes - 1 <= items <= steps - episodes
 
 
-# An environment that counts, and the items that its episodes make.
-
-
-@pytest.mark.parametrize(
-    ("length", "stride", "flags", "steps_per_episode", "max_steps", "num_items"),
-    [
-        (2, 1, (False, False), 3, 4, 3),
-        (2, 2, (False, False), 3, 4, 2),
-        (4, 1, (True, True), 5, 11, 12),
-        (4, 2, (True, True), 5, 11, 6),
-        (4, 3, (True, True), 5, 11, 4),
-        (4, 4, (True, True), 5, 11, 4),
-        (4, 4, (True, False), 5, 11, 2),
-        (4, 4, (False, False), 5, 11, 2),
-    ],
-)
-def test_a_driver_gets_the_items_that_tf_agents_documents(
-    peer: Any,
-    length: int,
-    stride: int,
-    flags: tuple[bool, bool],
-    steps_per_episode: int,
-    max_steps: int,
-    num_items: int,
-) -> None:
-    with ExitStack() as stack:
-        observers = [
-            stack.enter_context(closing(module.ReverbAddTrajectoryObserver(peer, table, length, stride, 1, *flags)))
-            for module, table in SIDES
-        ]
-        drive(test_envs.CountingEnv(steps_per_episode), observers, max_steps=max_steps)
-        items = facts(peer, "ours")
-        assert len(items) == num_items
-        assert items == facts(peer, "theirs")
-        for observer in observers:  # the first step of the next episode is cached, and is padded if it may be
-            observer.reset(write_cached_steps=flags[0])
-            observer.flush()
-        assert len(facts(peer, "ours")) == len(facts(peer, "theirs")) == (1 if flags[0] else 0)
-
-
 ENVIRONMENTS: dict[str, Callable[[], Any]] = {
     "nested observations": lambda: test_envs.NestedCountingEnv(7),
     "nested actions": lambda: test_envs.NestedCountingEnv(7, nested_action=True),
@@ -204,12 +164,6 @@ def test_the_signature_is_the_one_that_tf_agents_tells(signed: str, name: str) -
                 assert [(spec.shape, spec.dtype) for spec in tree.flatten(found)] == expected
 
 
-def test_tile_without_pad_is_refused_in_the_same_words(peer: Any) -> None:
-    for module, table in SIDES:
-        with pytest.raises(ValueError, match="Must set `pad_end_of_episodes=True` when using `tile_end_of_episodes`"):
-            module.ReverbAddTrajectoryObserver(peer, table, 4, tile_end_of_episodes=True)
-
-
 @pytest.mark.parametrize("name", OBSERVERS)
 def test_a_closed_observer_refuses_in_the_same_words_until_it_is_opened(peer: Any, name: str) -> None:
     for module, table in SIDES:
@@ -233,11 +187,6 @@ def test_a_closed_observer_refuses_in_the_same_words_until_it_is_opened(peer: An
 
 
 # Flattened trajectories, which TF-Agents' documentation promises and its code does not take
-
-
-def test_tf_agents_takes_no_flattened_trajectory(peer: Any) -> None:
-    with closing(theirs.ReverbAddTrajectoryObserver(peer, "theirs", 3)) as observer, pytest.raises(AttributeError):
-        observer(tf.nest.flatten(Steps().episode(1)[0]))
 
 
 @pytest.mark.parametrize("flat", [list, tuple])
@@ -275,11 +224,3 @@ def test_a_flattened_trajectory_of_unknown_structure_is_refused(peer: Any) -> No
             observer(tf.nest.flatten(steps[1])[:4])
         play(observer, steps[1:])
     assert labels(take(peer, "ours")) == ["1 2 3B"]
-
-
-def test_the_names_bring_no_tensorflow() -> None:
-    program = (
-        "import sys, reverb_writer.tf_agents; print(sorted({'tensorflow', 'reverb', 'tf_agents'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"

@@ -1,4 +1,4 @@
-"""Transitions, returns and advantages equal those of TF-Agents, whose discounts are 0 where an episode terminates."""
+"""Transitions equal those of TF-Agents, whose discounts are 0 where an episode terminates."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tf_agents.trajectories import trajectory as tf_agents_trajectory
-from tf_agents.utils import value_ops
 
 import reverb_writer as rw
 from reverb_writer.steps import FIRST, LAST, MID
-from reverb_writer.transitions.returns import discounted_returns, gae
 
 N, GAMMA = 3, 0.9
 
@@ -66,25 +64,3 @@ def test_transitions_over_n_steps_are_those_of_tf_agents_where_the_episode_has_n
     theirs_of_each = (now.observation, action.action, then.reward, then.discount, then.observation)
     for ours, their in zip(found[:5], theirs_of_each, strict=True):
         np.testing.assert_allclose(ours[is_whole, 0], np.asarray(their)[is_whole], rtol=1e-5)
-
-
-# Returns.
-
-RNG = np.random.default_rng(0)
-REWARDS, VALUES = RNG.normal(size=(2, 30, 4)).astype(np.float32)
-DISCOUNTS = (0.97 * (RNG.random((30, 4)) > 0.1)).astype(np.float32)
-AFTER = RNG.normal(size=4).astype(np.float32)
-FOLLOWED = np.concatenate([VALUES, AFTER[None]])
-
-
-def test_discounted_returns_are_those_of_tf_agents() -> None:
-    theirs = value_ops.discounted_return(REWARDS, DISCOUNTS, AFTER)
-    ours = discounted_returns(REWARDS, FOLLOWED, gamma=1.0, discounts=DISCOUNTS, time_axis=0)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
-def test_advantages_are_those_of_tf_agents(lambda_: float) -> None:
-    theirs = value_ops.generalized_advantage_estimation(VALUES, AFTER, DISCOUNTS, REWARDS, td_lambda=lambda_)
-    ours = gae(REWARDS, FOLLOWED, gamma=1.0, lambda_=lambda_, discounts=DISCOUNTS, time_axis=0).advantages
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

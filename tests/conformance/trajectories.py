@@ -49,12 +49,11 @@ CALLS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def step(number: int, *, first: bool = False, last: bool = False, boundary: bool = False, nested: bool = True) -> Any:
+def step(number: int, *, first: bool = False, last: bool = False, boundary: bool = False) -> Any:
     """Make the step whose leaves all hold `number`, in so far as their dtypes can."""
     kind, following = StepType.FIRST if first else StepType.MID, StepType.LAST if last else StepType.MID
     if boundary:
         kind, following = StepType.LAST, StepType.FIRST
-    policy_info = {"log_prob": np.float32(-number), "logits": np.arange(2, dtype=np.float64) - number}
     return Trajectory(
         step_type=np.asarray(kind, np.int32),
         observation={
@@ -63,8 +62,8 @@ def step(number: int, *, first: bool = False, last: bool = False, boundary: bool
             "camera": np.full((2, 3, 1), number % 251, np.uint8),
             "touch": np.array([number % 2 == 0, True]),
         },
-        action=(np.int32(-number), np.float16(number % 16)) if nested else np.array([number, -number], np.float32),
-        policy_info=policy_info if nested else (),
+        action=(np.int32(-number), np.float16(number % 16)),
+        policy_info={"log_prob": np.float32(-number), "logits": np.arange(2, dtype=np.float64) - number},
         next_step_type=np.asarray(following, np.int32),
         reward=np.float32(0 if boundary else number),
         discount=np.float32(BOUNDARY_DISCOUNT if boundary or not last else 0),
@@ -72,22 +71,18 @@ def step(number: int, *, first: bool = False, last: bool = False, boundary: bool
 
 
 class Steps:
-    """A source of steps that are numbered from `first`, through all episodes."""
+    """A source of steps that are numbered from 1, through all episodes."""
 
-    def __init__(self, *, first: int = 1, nested: bool = True) -> None:
-        self._numbers = itertools.count(first)
-        self._nested = nested
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
 
     def episode(self, n: int) -> list[Any]:
         """Make a whole episode of `n` steps, the boundary step included."""
-        return [
-            step(next(self._numbers), first=t == 0, last=t == n - 2, boundary=t == n - 1, nested=self._nested)
-            for t in range(n)
-        ]
+        return [step(next(self._numbers), first=t == 0, last=t == n - 2, boundary=t == n - 1) for t in range(n)]
 
     def beginning(self, k: int) -> list[Any]:
         """Make the first `k` steps of an episode that goes on."""
-        return [step(next(self._numbers), first=t == 0, nested=self._nested) for t in range(k)]
+        return [step(next(self._numbers), first=t == 0) for t in range(k)]
 
 
 def play(observer: Any, script: Iterable[Any]) -> None:
@@ -127,11 +122,11 @@ def read(client: Any, table: str) -> list[Any]:
     return list(client.sample(table, num_items, emit_timesteps=False)) if num_items else []
 
 
-def take(client: Any, table: str, *, nested: bool = True) -> list[Item]:
+def take(client: Any, table: str) -> list[Item]:
     """Read all items of a queue of steps of `Steps`."""
     items = []
     for sample in read(client, table):
-        window = tree.unflatten_as(step(0, nested=nested), sample.data)
+        window = tree.unflatten_as(step(0), sample.data)
         items.append(Item(sample.info.priority, sample.data, window, label(window)))
     return items
 
@@ -159,7 +154,7 @@ def assert_same(ours: list[Item], theirs: list[Item]) -> None:
         assert mine.facts() == other.facts(), f"item {mine.label}"
 
 
-def play_both(peer: Any, name: str, script: Any, *arguments: Any, nested: bool = True, **options: Any) -> list[str]:
+def play_both(peer: Any, name: str, script: Any, *arguments: Any, **options: Any) -> list[str]:
     """Give the script to an observer of each side; compare their items leaf by leaf; return the items' labels.
 
     The script may be a function of the module that makes the observer. `options` are for ours alone.
@@ -170,6 +165,6 @@ def play_both(peer: Any, name: str, script: Any, *arguments: Any, nested: bool =
             play(observer, script(module) if callable(script) else script)
     tables = peer.server_info(timeout=60)
     assert tables["ours"].num_episodes == tables["theirs"].num_episodes
-    items = take(peer, "theirs", nested=nested)
-    assert_same(take(peer, "ours", nested=nested), items)
+    items = take(peer, "theirs")
+    assert_same(take(peer, "ours"), items)
     return labels(items)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -222,40 +221,6 @@ def test_image_has_a_list_of_all_its_packages(project: Project, image: str) -> N
         "assert there and all(listed[name] == version for name, version in there.items()), (there, listed)"
     )
     docker("run", "--rm", "--entrypoint", "python", image, "-c", script)
-
-
-# Two containers in one network namespace, and a client with the process number of the server.
-
-_SAMPLE_OURS = "import reverb_writer as rw; print(len(list(rw.Client('127.0.0.1:8000').sample('cartpole', 10))))"
-_SAMPLE_THEIRS = "import reverb; print(len(list(reverb.Client('127.0.0.1:8000').sample('cartpole', 10))))"
-_AS_NUMBER = """
-import os, sys
-number = int(sys.argv[1])
-while True:
-    child = os.fork()
-    if not child:
-        if os.getpid() == number:
-            os.execvp("python", ["python", "-c", sys.argv[2]])
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if child == number:
-        print("ended with", os.waitstatus_to_exitcode(status))
-        break
-    if child > number:
-        sys.exit("too late")
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "expected"), [(_SAMPLE_OURS, "ended with 0"), (_SAMPLE_THEIRS, f"ended with {-signal.SIGSEGV}")]
-)
-def test_our_client_samples_where_that_of_dm_reverb_crashes(project: Project, script: str, expected: str) -> None:
-    find = "grep -l reverb[.]chil[d] /proc/[0-9]*/cmdline | head -1 | cut -d/ -f3"
-    number = project.run("replay", "sh", "-c", find).stdout.strip()
-    network = f"container:{project.container('replay')}"
-    line = ["run", "--rm", "--network", network, "--entrypoint", "python", "reverb-writer-server"]
-    done = docker(*line, "-c", _AS_NUMBER, number, script, check=False)
-    assert expected in done.stdout, done.stdout + done.stderr
 
 
 # The image of a Ray node: Ray in it starts, and so does the server that its shards run on.

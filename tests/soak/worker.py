@@ -277,7 +277,8 @@ def learn(address: str, folder: Path, name: str, chance: random.Random, signals:
                     journal.sampled(time.time(), batch.data["number"])
                 batch = signals.interrupts(next, replay)[1]
                 if batch is not None:
-                    signals.interrupts(replay.update_priorities, *_priorities(batch.info.keys, chance))
+                    priorities = [chance.random() for _ in batch.info.keys]
+                    signals.interrupts(replay.update_priorities, batch.info.keys, priorities)
             except _LATER:
                 pass
             except Exception as error:  # noqa: BLE001  # whatever it is, it is a fault
@@ -295,10 +296,6 @@ def learn(address: str, folder: Path, name: str, chance: random.Random, signals:
         journal.fault(f"{num_got} samples were handed out with {signals.num_interrupted} interrupts, of {stats}")
     journal.lost(stats.lost_samples, stats.ready_samples, max(at_interrupts, 0))
     children.look(wait=True)
-
-
-def _priorities(keys: Any, chance: random.Random) -> tuple[Any, list[float]]:
-    return keys, [chance.random() for _ in keys]
 
 
 def _dataset(client: rw.Client, table: str) -> rw.ReplayDataset:

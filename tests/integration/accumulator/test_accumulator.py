@@ -70,23 +70,6 @@ def test_a_rollout_comes_back_as_the_same_nest_without_a_signature(place: Place)
             assert_equal(sample.data, expected)
 
 
-def test_rollouts_of_another_structure_are_foreign_to_a_dataset_and_a_client_gets_their_own(place: Place) -> None:
-    expected = {**ITEM, "episode": {**ITEM["episode"], "nothing": ()}}
-    filled().insert(place.client, "a")
-    accumulator = rw.TrajectoryAccumulator({"pair": (np.zeros((1, 3)), [np.zeros(1)])})
-    accumulator.add("pair", (np.arange(3.0), [5]))
-    accumulator.insert(place.client, "a")
-    filled().insert(place.address, "a")
-    with rw.ReplayDataset(place.client, "a", 2) as dataset:
-        assert_equal(next(dataset).data, tree.map_structure(lambda leaf: np.stack([leaf] * 2), expected))
-        assert dataset.stats().foreign_items == 1
-    place.client.reset("a")
-    accumulator.add("pair", (np.arange(3.0), [5]))
-    accumulator.insert(place.client, "a")
-    (sample,) = place.client.sample("a")
-    assert_equal(sample.data, {"pair": (np.arange(3.0)[None], [np.array([5.0])])})
-
-
 def test_rollouts_follow_each_other_without_a_trace(place: Place) -> None:
     accumulator = filled()
     accumulator.insert(place.client, "a")

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,8 +112,8 @@ def test_insert_of_an_actor_that_has_died_is_told_as_what_it_is(replay_server: S
         subprocess.Popen([sys.executable, "-c", actor], stderr=subprocess.DEVNULL) as process,
         rw.Client(server.address) as client,
     ):
-        eventually(lambda: client.server_info()["queue"].current_size == 2, "two items are there, the third waits")
-        time.sleep(1)
+        waits = "waiting_for_sampling"
+        eventually(lambda: client.server_info()["queue"].worker_time_ms[waits] > 0, "the third item waits")
         process.kill()
     words = " ".join(status(server.address, "--why").stdout.split())
     for claim in ("start the learner", "start the actors", "blocked for"):

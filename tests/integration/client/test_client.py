@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import pickle
 import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from kinds import client_alone
 from reading import SIGNATURE, Pair, fifo, read, read_column, spec
 from server_process import HostedServer, StartServer
 from threads import at_once
@@ -19,14 +19,6 @@ from threads import at_once
 import reverb_writer as rw
 from reverb_writer.client.server_calls import one_item
 from reverb_writer.transport.delivery import insert_items
-
-
-def test_pickled_client_is_one_of_the_same_servers(client: rw.Client) -> None:
-    client.insert(np.array([7]), {"a": 1.0})
-    with pickle.loads(pickle.dumps(client)) as other:  # noqa: S301  # our own bytes
-        assert other.address == client.address
-        assert other.timeout_s == client.timeout_s
-        assert [sample.data[0].tolist() for sample in read(other, "a")] == [[7]]
 
 
 def test_server_info_tells_of_every_table(client: rw.Client) -> None:
@@ -70,21 +62,13 @@ def test_priorities_are_changed_and_items_deleted_by_key_and_unknown_keys_ignore
     assert client.server_info()["replay"].current_size == 0
 
 
+@client_alone
 @pytest.mark.parametrize("key", [-1, 2**64, 1.5, "1", None])
 def test_key_that_is_none_is_refused(client: rw.Client, key: Any) -> None:
     with pytest.raises(rw.errors.SpecError, match="`key` must be"):
         client.mutate_priorities("replay", {key: 1.0})
     with pytest.raises(rw.errors.SpecError, match="`key` must be"):
         client.mutate_priorities("replay", deletes=[key])
-
-
-def test_reset_empties_a_table(client: rw.Client) -> None:
-    for table in ("a", "replay"):
-        client.insert(np.zeros(1), {table: 1.0})
-    client.reset("replay")
-    tables = client.server_info()
-    assert (tables["replay"].current_size, tables["replay"].rate_limiter.num_inserts) == (0, 0)
-    assert tables["a"].current_size == 1
 
 
 def test_closed_client_says_so(server: HostedServer) -> None:
@@ -106,6 +90,7 @@ def test_closed_client_says_so(server: HostedServer) -> None:
             call()
 
 
+@client_alone
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, "soon", None])
 def test_time_that_is_none_is_refused(client: rw.Client, timeout_s: Any) -> None:
     calls: list[Callable[[], Any]] = [lambda: rw.Client("localhost:8000", timeout_s=timeout_s)]
@@ -218,18 +203,6 @@ def test_samples_are_the_caller_s_own(client: rw.Client) -> None:
         sample.data[0][:] = times
 
 
-def test_sample_of_many_messages_and_item_above_grpc_s_default_limit_come_whole(client: rw.Client) -> None:
-    frames = np.random.default_rng(0).integers(256, size=(60, 300, 300), dtype=np.uint8)
-    with rw.EpisodeObserver(client, "a", 60, chunk_length=7) as observer:
-        for i, frame in enumerate(frames):
-            observer({"frame": frame, "i": i}, end_of_episode=i == 59)
-    client.insert(frames.reshape(1, -1), {"b": 1.0})
-    (item,), (large,) = read(client, "a"), read(client, "b")
-    np.testing.assert_array_equal(item.data[0], frames, strict=True)
-    assert item.data[1].tolist() == list(range(60))
-    np.testing.assert_array_equal(large.data[0], frames.reshape(1, -1))
-
-
 def test_threads_share_a_client(client: rw.Client) -> None:
     def insert(first: int) -> None:
         for number in range(first, first + 20):
@@ -241,6 +214,7 @@ def test_threads_share_a_client(client: rw.Client) -> None:
         assert [number for number in found if number // 100 == i] == list(range(100 * i, 100 * i + 20))
 
 
+@client_alone
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -305,6 +279,7 @@ def test_signature_may_leave_the_sizes_of_a_step_open(
             client.insert({"x": x[0, 0]}, {"open": 1.0})
 
 
+@client_alone
 @pytest.mark.parametrize("priority", [-1, math.nan, math.inf, "1", None])
 def test_priority_that_is_none_is_refused(client: rw.Client, priority: Any) -> None:
     with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):

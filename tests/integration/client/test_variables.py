@@ -26,7 +26,7 @@ WEIGHTS = rw.TableConfig.variables("weights")
 
 
 def test_variables_come_as_they_were_published(replay_server: StartServer) -> None:
-    server = replay_server(WEIGHTS, rw.TableConfig("replay"))
+    server = replay_server(WEIGHTS)
     nest = {"layers": [(np.ones((2, 3), np.float32), np.zeros(3))], "step": 7}
     with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
         with pytest.raises(rw.errors.ReplayTimeoutError):
@@ -38,8 +38,6 @@ def test_variables_come_as_they_were_published(replay_server: StartServer) -> No
         assert found["step"] == 7
         learner.publish({"step": np.float32(8)})
         assert actor.latest() == {"step": 8}
-    with pytest.raises(rw.errors.StructureError, match=r"expected 1"):
-        rw.Variables(server.address, "replay")
 
 
 def test_server_that_is_gone_is_logged_and_named_in_time_and_has_nothing_new(
@@ -55,29 +53,6 @@ def test_server_that_is_gone_is_logged_and_named_in_time_and_has_nothing_new(
     logged = [record.getMessage() for record in caplog.records]
     assert sum(f"table `weights`: waiting for the server at {server.address} (" in line for line in logged) > 1
     assert not any("nothing was published" in line for line in logged)
-
-
-def test_poll_gives_each_version_once(replay_server: StartServer) -> None:
-    server = replay_server(WEIGHTS)
-    with (
-        rw.Variables(server.address, "weights") as learner,
-        rw.Variables(server.address, "weights", interval_s=0.001) as actor,
-    ):
-        found = []
-
-        def polled() -> bool:
-            found.extend(actor.poll([]))
-            return bool(found)
-
-        assert not any(actor.poll() for _ in range(100))
-        learner.publish([np.arange(3)])
-        eventually(polled)
-        actor.latest()
-        assert not any(actor.poll() for _ in range(100))
-        learner.publish([np.arange(4)])
-        found.clear()
-        eventually(polled)
-        assert [array.tolist() for array in found] == [[0, 1, 2, 3]]
 
 
 def test_each_version_goes_to_the_first_server_in_the_order_of_the_tables_name(replay_server: StartServer) -> None:

@@ -286,38 +286,6 @@ def test_writing_reading_and_priorities_open_no_connection(server: rw.LocalServe
         assert client.server_info()["replay"].current_size == 100
 
 
-def test_another_process_reaches_it_over_its_port(server: rw.LocalServer) -> None:
-    program = f"""
-import numpy as np
-import reverb_writer as rw
-with rw.Client("{server.address}") as client:
-    client.insert([np.arange(3)], {{"replay": 2.0}})
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
-    with rw.Client(server.address) as client:
-        (sample,) = client.sample("replay", 1)
-        assert (np.asarray(sample.data[0]).tolist(), sample.info.priority) == ([0, 1, 2], 2.0)
-
-
-def test_a_limiter_lets_actor_and_learner_of_one_process_go_in_step(server: rw.LocalServer) -> None:
-    def act() -> None:
-        with rw.TrajectoryObserver(server.address, "ratio", 1, timeout_s=60) as observer:
-            write_numbers(observer, range(300))
-
-    written = threading.Thread(target=act)
-    with rw.ReplayDataset(server.address, "ratio", 4, timeout_s=60) as dataset:
-        written.start()
-        for _ in range(120):
-            next(dataset)
-        dataset.close()
-    with rw.Client(server.address) as client:
-        while written.is_alive():  # it waits for samples that the dataset had not asked for
-            with contextlib.suppress(rw.errors.ReplayTimeoutError):  # it has written all, and is about to end
-                list(client.sample("ratio", 2, timeout_s=1.0))
-        info = client.server_info()["ratio"].rate_limiter
-        assert info.num_inserts == 300
-
-
 def test_a_server_that_starts_again_at_its_port_gets_what_was_not_confirmed() -> None:
     tables = [rw.TableConfig("replay", rate_limiter=rw.SampleToInsertRatio(1.0, 1, 5.0))]
     first = rw.LocalServer(tables)

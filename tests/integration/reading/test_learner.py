@@ -99,16 +99,6 @@ def test_windows_are_split(place: Place) -> None:
         rw.split_windows(3)(batch)
 
 
-def test_dataset_with_a_transform_is_garbage_when_it_is_forgotten(place: Place) -> None:
-    write(place.client, "a", range(4))
-    dataset = rw.ReplayDataset(place.client, "a", 2, transform=doubled)
-    next(dataset)
-    gone = weakref.ref(dataset)
-    del dataset
-    gc.collect()
-    assert gone() is None
-
-
 def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place: Place) -> None:
     def transform(batch: rw.Batch) -> rw.Batch:
         gc.collect()
@@ -279,21 +269,6 @@ def test_time_out_of_connecting_must_be_one(place: Place, wrong: Any) -> None:
     ):
         with pytest.raises(rw.errors.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
             open_it(connect_timeout_s=wrong)
-
-
-def test_steps_carry_the_version_of_the_policy(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"), rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
-        with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
-            for _ in range(2):
-                learner.publish({"w": np.zeros(3)})
-                actor.latest()
-                observer({"policy_version": np.int64(actor.version)}, end_of_episode=True)
-        for _ in range(3):
-            learner.publish({"w": np.zeros(3)})
-        with rw.ReplayDataset(server.address, "replay", 2) as dataset:
-            ages = learner.version - next(dataset).data["policy_version"]
-    assert ages.tolist() == [[4], [3]]
 
 
 @pytest.fixture

@@ -93,35 +93,6 @@ def test_each_episode_of_a_queue_comes_once(replay_server: StartServer) -> None:
     assert batches == [[[0, 1], [100, 101, 102]], [[200, 201, 202, 203]]]
 
 
-def test_short_ones_are_padded_with_a_mask_or_skipped(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    write_episodes(server.address, "queue", [2, 4, 3])
-    with rw.SliceDataset(server.address, "queue", 3, 3, short="pad", single_pass=True, seed=1) as dataset:
-        batch = next(dataset)
-    assert batch.markers.mask is not None
-    assert batch.markers.mask.reshape(3, 3).tolist() == [[True, True, False], [True] * 3, [True] * 3]
-    assert len(batch.markers) == 9
-    write_episodes(server.address, "queue", [2, 4, 3])
-    with rw.SliceDataset(server.address, "queue", 3, 3, short="skip", single_pass=True) as dataset:
-        (batch,) = dataset
-    assert [rows[0] // 100 for rows in slices_of(batch)] == [1, 2]
-
-
-def test_sequences_that_span_episodes_are_parted_by_their_markers(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    with rw.Client(server.address) as client:
-        for start in (0, 1000):
-            rows = start + np.array([5, 6, 100, 101, 102, 200])
-            data = {"row": rows, "truncated": np.array([0, 1, 0, 0, 1, 0], bool)}
-            client.insert(data, {"queue": 1.0})
-    with rw.SliceDataset(server.address, "queue", 6, 10, pool_size=2, single_pass=True) as dataset:
-        (batch,) = dataset
-    assert slices_of(batch) == [
-        [5, 6], [100, 101, 102], [200], [1005, 1006], [1100, 1101, 1102], [1200],
-    ]  # fmt: skip
-    assert np.unique(batch.markers.traj_ids).size == 6
-
-
 @pytest.mark.parametrize("discount", [0.0, 1.0])
 def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_precedes_it(
     replay_server: StartServer, discount: float

@@ -6,7 +6,6 @@ Servers in this process need dm-reverb; where only the client is installed, thos
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ from threads import at_once
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.tables import RateLimiter
+from reverb_writer.tables import Selector
 
 pytestmark = [
     pytest.mark.only_server("reverb", "it is about dm-reverb's server; test_local_server.py is about ours"),
@@ -44,53 +43,33 @@ def server_info(address: str) -> dict[str, Any]:
         return client.server_info()
 
 
-@pytest.mark.parametrize("selector", ["fifo", "lifo", "uniform", "max_heap", "min_heap", rw.Prioritized(0.5)])
-def test_every_selector_samples_and_removes(replay_server: StartServer, selector: Any) -> None:
-    info = server_info(replay_server(rw.TableConfig("table", 10, sampler=selector, remover=selector)).address)["table"]
-    expected = selector if isinstance(selector, str) else "prioritized"
-    assert (info.sampler, info.remover, info.max_size) == (expected, expected, 10)
+SELECTORS: dict[str, Selector] = {
+    "prioritized": rw.Prioritized(0.5),
+    **{name: name for name in ("fifo", "lifo", "uniform", "max_heap", "min_heap")},
+}
+SIGNATURE = {
+    "obs": (ArraySpec((None, 84, 84), np.dtype(np.uint8), "camera"), ArraySpec((None,), np.dtype(object))),
+    "r": [ArraySpec((2,), np.dtype(np.float32))],
+}
 
 
-@pytest.mark.parametrize(
-    ("limiter", "numbers"),
-    [
-        (rw.MinSize(5), (1, 5, -math.inf, math.inf)),
-        (rw.SampleToInsertRatio(8, 100, 200), (8, 100, 600, 1000)),
-        (rw.SampleToInsertRatio(2, 10, (-30, 50)), (2, 10, -30, 50)),
-    ],
-)
-def test_rate_limiter_keeps_its_numbers(
-    replay_server: StartServer, limiter: RateLimiter, numbers: tuple[float, ...]
-) -> None:
-    table = rw.TableConfig("table", 1000, rate_limiter=limiter, max_times_sampled=3)
-    info = server_info(replay_server(table).address)["table"]
-    served = info.rate_limiter
-    assert (served.samples_per_insert, served.min_size_to_sample, served.min_diff, served.max_diff) == numbers
-    assert info.max_times_sampled == 3
-
-
-def test_signature_is_served_leaf_by_leaf(replay_server: StartServer) -> None:
-    signature = {
-        "obs": (ArraySpec((None, 84, 84), np.dtype(np.uint8), "camera"), ArraySpec((None,), np.dtype(object))),
-        "r": [ArraySpec((2,), np.dtype(np.float32))],
-    }
-    tables = [rw.TableConfig("typed", signature=signature), rw.TableConfig("untyped")]
-    info = server_info(replay_server(*tables).address)
-    assert info["typed"].signature == signature
-    assert info["untyped"].signature is None
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("queue", [0, 1, 2]), ("stack", [2, 1, 0])])
-def test_queue_and_stack_give_each_item_once_in_their_order(
-    replay_server: StartServer, kind: str, expected: list[int]
-) -> None:
-    server = replay_server(getattr(rw.TableConfig, kind)("table", 3))
-    with rw.Client(server.address, timeout_s=10) as client:
-        for number in range(3):
-            client.insert(np.array([number]), {"table": 1.0})
-        with pytest.raises(rw.errors.ReplayTimeoutError, match="blocks inserts"):
-            client.insert(np.array([3]), {"table": 1.0}, timeout_s=2.0)
-        assert [int(np.squeeze(sample.data)) for sample in client.sample("table", 3)] == expected
+def test_tables_are_served_as_they_are_configured(replay_server: StartServer) -> None:
+    ratio = rw.SampleToInsertRatio(8, 100, 200)
+    info = server_info(
+        replay_server(
+            *(rw.TableConfig(name, 10, selector, selector) for name, selector in SELECTORS.items()),
+            rw.TableConfig("ratio", 1000, rate_limiter=ratio, max_times_sampled=3),
+            rw.TableConfig("signed", signature=SIGNATURE),
+        ).address
+    )
+    for name in SELECTORS:
+        assert (info[name].sampler, info[name].remover, info[name].max_size) == (name, name, 10)
+    limiter = info["ratio"].rate_limiter
+    assert (limiter.samples_per_insert, limiter.min_size_to_sample) == (8, 100)
+    assert (limiter.min_diff, limiter.max_diff) == (600, 1000)
+    assert info["ratio"].max_times_sampled == 3
+    assert info["signed"].signature == SIGNATURE
+    assert info["ratio"].signature is None
 
 
 @pytest.mark.parametrize(

@@ -304,16 +304,6 @@ def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path) -> None:
     assert restored(small_disk, text) == 6
 
 
-def test_sighup_stops_the_server_with_its_last_checkpoint_for_which_a_stopped_reverb_is_continued(
-    tmp_path: Path,
-) -> None:
-    with service(tmp_path, configuration(tmp_path)) as server:
-        insert(server.address, 1)
-        os.kill(server.child(), signal.SIGSTOP)
-        assert server.end(signal.SIGHUP) == 0  # as when its terminal is closed
-    assert restored(tmp_path) == 1
-
-
 def test_want_of_descriptors_ends_nothing(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path, every_s=0.5)) as server:
         insert(server.address, 1)

@@ -160,13 +160,6 @@ def test_kill_for_want_of_memory_is_named(tmp_path: Path) -> None:
         assert "the Reverb process has died of SIGKILL: the kernel ended it because memory ran out." in server.log()
 
 
-def test_kill_by_somebody_is_not_called_want_of_memory(tmp_path: Path) -> None:
-    with service(tmp_path, TABLE) as server:
-        os.kill(server.child(), signal.SIGKILL)
-        assert server.process.wait(60) == 4
-        assert "the Reverb process has died of SIGKILL. Its last log lines:" in server.log()
-
-
 @contextlib.contextmanager
 def memory_cgroup() -> Iterator[Callable[[int, int], None]]:
     """Yield a function that limits the memory of a process; skip where that is not allowed."""

@@ -109,16 +109,6 @@ def test_every_metric_is_explained_and_every_explained_one_is_told(served: Servi
     assert told | elsewhere == explained
 
 
-def test_server_that_restores_is_alive_and_not_ready(tmp_path: Path) -> None:
-    text = CONFIGURATION.format(folder=tmp_path / "checkpoints")
-    with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
-        eventually(lambda: server.get("/livez")[0] == 200, "it is alive")
-        status, text = server.get("/readyz")
-        server.wait_ready()
-        assert (status, text.split()[0]) in {(503, "starting"), (200, "serving")}  # it may have been quick
-        assert server.get("/readyz") == (200, "serving\n")
-
-
 def test_port_of_http_that_is_taken_is_refused(tmp_path: Path, served: ServiceProcess) -> None:
     with contextlib.closing(ServiceProcess(tmp_path, "", "--http-port", str(served.http_port))) as server:
         assert server.process.wait(60) == 1

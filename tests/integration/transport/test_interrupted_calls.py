@@ -78,29 +78,6 @@ def test_close_after_an_interrupt_at_any_moment_of_it_closes_every_connection() 
     assert interrupt.moment > 10
 
 
-def test_observer_is_confirmed_and_closed_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
-    interrupt = EachMoment(20)
-    for moment in interrupt:
-        observer = rw.TrajectoryObserver(client, "replay", 1)
-        observer({"n": np.int64(moment)}, end_of_episode=True)
-        interrupt(observer.flush)
-        observer.flush(timeout_s=_AGAIN_WITHIN_S)
-        stats = observer.stats()
-        assert stats.items == stats.acknowledged_items == 1
-        interrupted(observer.close, moment)
-        observer.close()
-    assert interrupt.moment > 20
-
-
-def test_dataset_hands_out_batches_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
-    interrupt = EachMoment(20)
-    with rw.ReplayDataset(client, "replay", 2, timeout_s=_AGAIN_WITHIN_S) as dataset:
-        for _ in interrupt:
-            interrupt(lambda: next(dataset))
-            next(dataset)
-    assert interrupt.moment > 20
-
-
 def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(
     replay_server: Callable[..., HostedServer], tmp_path: Path
 ) -> None:

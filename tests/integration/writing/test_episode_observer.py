@@ -47,22 +47,6 @@ def test_overflow_is_refused_once_and_the_next_episode_is_written(place: Place) 
     assert place.column() == [[10, 11, 12]]
 
 
-@pytest.mark.parametrize("end", ["reset", "discard", "close"])
-def test_overflow_ends_with_a_reset_and_with_the_observer(place: Place, end: str) -> None:
-    observer = rw.EpisodeObserver(place.client, "a", 2, bypass_partial_episodes=True)
-    for number in range(1, 5):
-        observer({"n": np.int64(number)})
-    if end == "close":
-        observer.close()
-        observer.open()
-    else:
-        observer.reset(discard=end == "discard")
-    assert observer.stats().dropped_steps == {"overflow": 4}
-    feed(observer, [2], first=5)
-    observer.close()
-    assert place.column() == [[5, 6]]
-
-
 def test_step_of_an_overflow_is_checked_too(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 1, bypass_partial_episodes=True) as observer:
         observer({"n": np.int64(1)})

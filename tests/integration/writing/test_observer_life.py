@@ -101,20 +101,6 @@ def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
     eventually(lambda: place.client.server_info()["a"].current_size == 1)
 
 
-def test_anything_with_a_server_address_is_a_client(place: Place) -> None:
-    class ReverbClient:
-        server_address = place.address
-
-    with rw.TrajectoryObserver(ReverbClient(), "a", 1) as observer:
-        feed(observer, [2])
-    assert place.column() == [[1], [2]]
-    with pytest.raises(
-        rw.errors.SpecError,
-        match=r"`address` must be `host:port`, a list of .* or an object with an address.* got 8000",
-    ):
-        rw.TrajectoryObserver(8000, "a", 1)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

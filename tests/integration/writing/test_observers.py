@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from episodes import SMALL_GRID, cut, expected, feed, observed, specs
+from episodes import SMALL_GRID, cut, expected, feed, observed
 from kinds import contents
 from reading import Place, fifo, read
 from reading import spec as spec_of
@@ -21,36 +21,7 @@ from waiting import eventually
 
 import reverb_writer as rw
 
-MODES = tuple(rw.EndOfEpisode)
-
 pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
-
-
-GRID = specs(range(1, 6), range(1, 7))
-EPISODES = range(1, 10)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_what_is_read_back_are_the_windows_of_every_episode(place: Place, mode: rw.EndOfEpisode) -> None:
-    for spec in GRID:
-        if spec.end_of_episode is mode:
-            with observed(place, spec) as observer:
-                feed(observer, EPISODES)
-            windows = place.column()
-            assert windows == expected(spec, EPISODES), spec
-            # Every step is in a window, or counted with a reason.
-            stats = observer.stats()
-            dropped: dict[str, int] = {}
-            for n in EPISODES:
-                for reason, count in spec.num_dropped(n).items():
-                    dropped[reason] = dropped.get(reason, 0) + count
-            assert stats.dropped_steps == dropped
-            covered = set(itertools.chain.from_iterable(windows)) - {0}
-            assert stats.steps == len(covered) + sum(dropped.values())
-            assert stats.steps == sum(EPISODES)
-            assert stats.episodes == len(EPISODES)
-            assert (stats.items, stats.acknowledged_items) == (len(windows), len(windows))
-            assert (stats.pending_items, stats.pending_bytes, stats.dropped_items) == (0, 0, 0)
 
 
 def test_large_steps_are_sent_in_time(place: Place) -> None:
@@ -71,18 +42,6 @@ def test_steps_tell_the_end_of_their_episode_unless_the_caller_knows_better(plac
         observer({"n": np.int64(7), "is_last": True}, end_of_episode=False)
         observer({"n": np.int64(8), "is_last": False})
     assert place.column("a", 1) == [[1, 2], [2, 3], [4, 5], [7, 8]]
-
-
-def test_refused_reset_lets_the_episode_go_on(place: Place) -> None:
-    with observed(place, rw.WindowSpec(3)) as observer:
-        feed(observer, [0])
-        observer({"n": np.int64(1)})
-        observer({"n": np.int64(2)})
-        with pytest.raises(rw.errors.SpecError, match="has 2 steps, expected at least"):
-            observer.reset()
-        observer({"n": np.int64(3)}, end_of_episode=True)
-        assert observer.stats().dropped_steps == {}
-    assert place.column() == [[1, 2, 3]]
 
 
 def test_targets_have_tables_and_priorities_of_their_own(place: Place) -> None:
@@ -128,22 +87,6 @@ def test_episode_is_counted_once_that_a_boundary_step_and_then_the_end_of_the_st
             observer({"n": np.int64(number)}, end_of_episode=number in (2, 5))
         getattr(observer, end)()
         assert observer.stats().episodes == 2
-
-
-NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
-
-
-def test_padding_has_dtype_and_shape_of_every_leaf(place: Place) -> None:
-    step = {name: np.ones((2, 1), name) for name in NUMBERS} | {"bytes": np.array([b"a\0", "ä"], object)}
-    with rw.TrajectoryObserver(place.client, "a", 3, end_of_episode="cover") as observer:
-        observer(step, end_of_episode=True)
-    (item,) = read(place.client, "a")
-    for name, column in zip(sorted(step), item.data, strict=True):
-        if name == "bytes":
-            assert column.tolist() == [[b"a\0", "ä".encode()], [b"", b""], [b"", b""]]
-        else:
-            assert (column.dtype, column.shape) == (np.dtype(name), (3, 2, 1))
-            np.testing.assert_array_equal(column, np.array([1, 0, 0], name)[:, None, None].repeat(2, 1))
 
 
 def good_step(number: int) -> dict[str, Any]:
@@ -198,14 +141,6 @@ def test_leaves_are_copied(place: Place) -> None:
     assert [item.data[1].tolist() for item in items] == [[[1, 1], [2, 2]], [[2, 2], [3, 3]]]
     assert [item.data[0].tolist() for item in items] == [[[b"1"] * 2, [b"2"] * 2], [[b"2"] * 2, [b"3"] * 2]]
     assert [item.info.priority for item in items] == [6, 10]
-
-
-def test_leaf_that_reverb_cannot_store_is_refused_by_its_path(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 1) as observer:
-        with pytest.raises(rw.errors.StructureError, match="leaf `t/when`: dtype datetime64"):
-            observer({"t": {"when": np.datetime64("2026-01-01")}, "x": 1})
-        observer({"n": 1})  # nothing was learned of the refused one
-    assert place.column() == [[1]]
 
 
 @pytest.mark.parametrize(
