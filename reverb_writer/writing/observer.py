@@ -261,8 +261,7 @@ class Observer(ObserverLife):
         self._thread = get_ident()
         if not np.any(num_steps):
             return
-        is_overflow = self._max_steps is not None and np.any(num_steps > self._max_steps)
-        if self._num_envs is None and not (discard or is_overflow or can_align(self._targets, num_steps)):
+        if self._num_envs is None and not (discard or can_align(self._targets, num_steps)):
             raise TooFewStepsError(
                 f"the episode has {num_steps} steps, expected at least `sequence_length`={self._shortest} to write it. "
                 'Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
