@@ -230,7 +230,7 @@ class ObserverLife:
         layout = StepLayout(structure, mask=self._mask)
         layout.check(self._signatures)
         if (limit := options.max_item_bytes) is not None:
-            sizes = [ItemSizes(layout, targets, limit) for _ in self._all_envs]
+            sizes = [ItemSizes(layout, targets, limit, self._max_steps) for _ in self._all_envs]
             self._sizes = sizes if sizes[0].counts_steps else None
         self._books = copy.deepcopy(self._books)  # an earlier sender that is still ending may change its books
         sender = Sender(
