@@ -97,7 +97,9 @@ class ObserverLife:
         """
         if self._client is not None:
             self._client.connections.check_usable()
-            return
+            if self._sender is None or not self._sender.is_ended:
+                return
+            self._leave(self._client, self._sender)  # an interrupt ended `close`, or the sender has failed
         options = self._options
         client, owns_client = as_client(self._replay, options.timeout_s)
         timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
