@@ -166,9 +166,9 @@ class ObserverLife:
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
                 level = logging.INFO if stats.items else logging.WARNING
                 _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", stats.steps, reasons)
+        self._sender = self._client = None  # before the client closes, because an interrupt may end that
         if self._owns_client:
             client.close()
-        self._sender = self._client = None
 
     def stats(self) -> ObserverStats:
         """Return the counters so far, from any thread."""

@@ -104,7 +104,7 @@ def test_observer_whose_thread_fails_says_so_and_can_be_opened_again(
 @client_alone
 def test_interrupted_close_goes_on_and_the_observer_can_be_opened_after_it(place: Place) -> None:
     interrupt = EachMoment(40)
-    with observed(place, rw.WindowSpec(1)) as observer:
+    with rw.TrajectoryObserver(place.address, "a", 1) as observer:
         for moment in interrupt:
             feed(observer, [moment % 3 + 1])
             sender = observer._sender
