@@ -262,10 +262,12 @@ class Sender:
         if not self._waits:
             return
         delivery, acknowledged = self._outbox.slowest, self._books.counts["acknowledged_items"]
+        closes = [wait for wait in self._waits if wait.kind == "close"]
         for wait in list(self._waits):
             if self.is_ended:
                 return
-            if wait.is_abandoned and wait.kind != "close":
+            # The delivery of an interrupted `close` continues, until its time-out or within the next `close`.
+            if wait.is_abandoned and (wait.kind != "close" or wait is not closes[-1]):
                 self._waits.remove(wait)
                 continue
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -113,6 +114,25 @@ def test_interrupted_close_goes_on_and_the_observer_can_be_opened_after_it(place
                 eventually(lambda sender=sender: sender.is_ended)  # type: ignore[misc]  # a default
             observer.open()
         assert interrupt.moment > 20
+
+
+def test_close_after_an_interrupted_one_has_its_own_time() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    with rw.LocalServer([rw.TableConfig.queue("queue", 1)]) as server, rw.Client(server, timeout_s=60) as client:
+        observer = rw.TrajectoryObserver(client, "queue", 1)
+        feed(observer, [2])
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            observer.close(timeout_s=1)
+        signal.signal(signal.SIGALRM, former)
+        learner = threading.Timer(2, lambda: next(client.sample("queue")))
+        learner.start()
+        observer.close(timeout_s=60)
+        learner.join()
+        assert observer.stats().acknowledged_items == 2
 
 
 def test_block_closes_the_observer_and_not_its_client_and_a_reopened_one_asks_for_the_same_structure(
