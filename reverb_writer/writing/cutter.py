@@ -249,7 +249,9 @@ class Cutter:
         num_items = self._kinds.num_items(num_steps)
         self._num_ended_items += num_items
         self.num_unencoded -= num_items - self._kinds.num_items(encoded)
-        self._note_dropped({reason: (num_steps - max(encoded, 0)) * len(self._kinds.targets)})
+        num_dropped = self._kinds.episode_end(encoded, discard=reason).dropped.get(reason, 0)
+        num_dropped += (num_steps - encoded) * len(self._kinds.targets)
+        self._note_dropped({reason: num_dropped} if num_dropped else {})
         self._begin(env)
 
     def _note_dropped(self, dropped: Mapping[str, int]) -> None:

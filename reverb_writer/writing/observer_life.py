@@ -97,7 +97,9 @@ class ObserverLife:
         """
         if self._client is not None:
             self._client.connections.check_usable()
-            return
+            if self._sender is None or not self._sender.is_ended:
+                return
+            self._leave(self._client, self._sender)  # an interrupt ended `close`, or the sender has failed
         options = self._options
         client, owns_client = as_client(self._replay, options.timeout_s)
         timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
@@ -164,9 +166,9 @@ class ObserverLife:
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
                 level = logging.INFO if stats.items else logging.WARNING
                 _LOG.log(level, "Observer closed. Steps in no window: %s; steps in all: %d.", reasons, stats.steps)
+        self._sender = self._client = None  # before the client closes, because an interrupt may end that
         if self._owns_client:
             client.close()
-        self._sender = self._client = None
 
     def stats(self) -> ObserverStats:
         """Return the counters so far, from any thread."""
@@ -230,7 +232,7 @@ class ObserverLife:
         layout = StepLayout(structure, mask=self._mask)
         layout.check(self._signatures)
         if (limit := options.max_item_bytes) is not None:
-            sizes = [ItemSizes(layout, targets, limit) for _ in self._all_envs]
+            sizes = [ItemSizes(layout, targets, limit, self._max_steps) for _ in self._all_envs]
             self._sizes = sizes if sizes[0].counts_steps else None
         self._books = copy.deepcopy(self._books)  # an earlier sender that is still ending may change its books
         sender = Sender(

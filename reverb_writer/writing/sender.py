@@ -115,7 +115,7 @@ class Sender:
             raise ClosedError("a `priority` function called its own observer, which waits for the function.")
         self.post(lambda: self._waits.append(wait))
         if self.is_ended:
-            wait.answer.put(None if wait.kind == "close" else self._end_error())
+            wait.answer.put(None if wait.kind == "close" and self._failure is None else self._end_error())
         try:
             while True:
                 with contextlib.suppress(queue.Empty):
@@ -165,10 +165,10 @@ class Sender:
         while not self.is_ended:
             try:
                 self._turn()
-            except Exception as error:  # noqa: BLE001  # callers must get an error, and not wait for this thread
+            except BaseException as error:  # noqa: BLE001  # callers must get an error, and not wait for this thread
                 _LOG.exception("An observer has failed and is closed. Please report it.")
                 self._failure = ReverbWriterError, f"the observer has failed ({error!r}) and is closed. See its log."
-                self._end()
+                self._end(self._end_error())
 
     def _turn(self) -> None:
         """Wait for work, and do all of it."""
@@ -262,10 +262,12 @@ class Sender:
         if not self._waits:
             return
         delivery, acknowledged = self._outbox.slowest, self._books.counts["acknowledged_items"]
+        closes = [wait for wait in self._waits if wait.kind == "close"]
         for wait in list(self._waits):
             if self.is_ended:
                 return
-            if wait.is_abandoned and wait.kind != "close":
+            # The delivery of an interrupted `close` continues, until its time-out or within the next `close`.
+            if wait.is_abandoned and (wait.kind != "close" or wait is not closes[-1]):
                 self._waits.remove(wait)
                 continue
             try:
@@ -347,8 +349,8 @@ class Sender:
             text = "%s: closed with %d items undelivered. `close()` waits for them, up to its time-out."
             level = logging.INFO if isinstance(error, FinishedError) else logging.ERROR
             _LOG.log(level, text, self._outbox.addresses, num_left)
-        self._count()
         self.is_ended = True  # later posts see it; earlier posts are answered here
+        self._count()
         while not self._inbox.empty():
             self._inbox.get()()
         for wait in self._waits:

@@ -65,9 +65,14 @@ class ItemSizes:
         counts_steps: whether each step must be checked.
     """
 
-    def __init__(self, layout: StepLayout, targets: Sequence[WindowTarget], limit: int) -> None:
-        """Check all sizes known before the first step against `limit`, in bytes; raises as `check`."""
-        self._paths, self._limit = layout.paths, limit
+    def __init__(
+        self, layout: StepLayout, targets: Sequence[WindowTarget], limit: int, max_steps: int | None = None
+    ) -> None:
+        """Check all sizes known before the first step against `limit`, in bytes; raises as `check`.
+
+        Longer episodes than `max_steps` are in no item.
+        """
+        self._paths, self._limit, self._max_steps = layout.paths, limit, max_steps or math.inf
         self._step_bytes = [  # per leaf; 0 if the bytes must be counted
             0 if dtype == np.dtype(object) else dtype.itemsize * math.prod(shape)
             for dtype, shape in zip(layout.dtypes, layout.shapes, strict=True)
@@ -75,9 +80,9 @@ class ItemSizes:
         lengths = {target.spec.sequence_length for target in targets}
         for length in lengths:
             self._check(length or 1, (length or 1) * sum(self._step_bytes), self._step_bytes)
-        has_strings = np.dtype(object) in layout.dtypes
+        self._strings = [column for column, dtype in enumerate(layout.dtypes) if dtype == np.dtype(object)]
         # Lengths of the windows whose steps must be counted; None for the whole episode.
-        self._lengths = [length for length in lengths if length is None or has_strings]
+        self._lengths = [length for length in lengths if length is None or self._strings]
         self.counts_steps = bool(self._lengths)
         longest = max((length or 0 for length in self._lengths), default=0)
         # Pairs of a number of steps and their bytes; in one entry, because an interrupt may separate two entries.
@@ -86,12 +91,16 @@ class ItemSizes:
     def check(self, leaves: Sequence[Any], num_steps: int) -> None:
         """Count step number `num_steps` of the episode, or raise `StructureError`. A repeated number replaces it."""
         totals = self._totals
+        if num_steps > self._max_steps:
+            return
         if num_steps == 1:
             totals.clear()
             totals.append((0, 0))
         while totals[-1][0] >= num_steps:  # an interrupt has kept the step of this number from the ring
             totals.pop()
-        sizes = [size or _column_bytes(leaf) for size, leaf in zip(self._step_bytes, leaves, strict=True)]
+        sizes = [*self._step_bytes]
+        for column in self._strings:
+            sizes[column] = _column_bytes(leaves[column])
         total = totals[-1][1] + sum(sizes)
         for length in self._lengths:
             num_in_item = min(length or num_steps, num_steps)

@@ -175,9 +175,10 @@ class WindowKinds:
             length, stride, num_tables = target.spec.sequence_length, target.spec.stride_length, len(target.tables)
             mode = target.spec.end_of_episode
             self._most_per_row += num_tables
-            if length is not None and (mode is EndOfEpisode.DROP or spans_episodes):
+            if length is not None and mode is EndOfEpisode.DROP:
                 self._at_once += num_tables
-                self._per_row += num_tables / min(stride, length)
+                # The most windows are in episodes of L + 1 steps that a reset ends: two if S > 1.
+                self._per_row += num_tables / min(stride, (length + 1) / 2)
             else:
                 self._per_row += num_tables
                 if length is not None and mode is EndOfEpisode.TILE:
@@ -222,7 +223,7 @@ class WindowKinds:
     def rows_within(self, num_items: int, num_envs: int) -> int:
         """Return the number of rows that may be written until `num_items` items are complete, at any ends of episodes.
 
-        The last row may complete more. The result is at least one row if `num_items` > 0.
+        The last row may complete more, and so may the first reset. The result is at least one row if `num_items` > 0.
 
         >>> WindowKinds([WindowTarget(WindowSpec(20), ("a",))], spans_episodes=False).rows_within(400, 1)
         400

@@ -226,6 +226,27 @@ def test_strings_count_by_their_length(place: Place) -> None:
     assert size(place) == 5
 
 
+def test_strings_with_a_mask_count_too(place: Place) -> None:
+    """The mask is one byte per step."""
+    with rw.TrajectoryObserver(place.client, "a", 2, mask=True, max_item_bytes=LIMIT) as observer:
+        observer({"text": "x" * 49})
+        observer({"text": "x" * 49})
+        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
+            observer({"text": "x" * 50})
+    assert size(place) == 1
+
+
+def test_step_of_an_episode_that_is_too_long_is_in_no_item_of_any_size(place: Place) -> None:
+    observer = rw.EpisodeObserver(place.client, "a", 12, bypass_partial_episodes=True, max_item_bytes=LIMIT)
+    with observer:
+        for t in range(14):
+            observer(STEP, end_of_episode=t == 13)
+        for t in range(12):
+            observer(STEP, end_of_episode=t == 11)
+    assert observer.stats().dropped_steps == {"overflow": 14}
+    assert size(place) == 1
+
+
 def test_refused_step_of_one_environment_is_a_step_of_none(place: Place) -> None:
     def step(*texts: str) -> dict[str, Any]:
         return {"text": np.array(texts, object)}

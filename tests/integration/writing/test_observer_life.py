@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from episodes import feed, observed
+from interrupting import EachMoment
+from kinds import client_alone
 from reading import Place
 from server_process import HostedServer
 from waiting import eventually
@@ -19,6 +22,7 @@ from waiting import eventually
 import reverb_writer as rw
 from reverb_writer.background import LateThread
 from reverb_writer.transport import loop
+from reverb_writer.writing.cutter import Cutter
 
 
 def test_window_is_there_although_its_chunk_is_not_full(place: Place) -> None:
@@ -66,6 +70,69 @@ def test_closed_observer_says_so_until_it_is_opened_again(place: Place, kind: An
     assert (observer.stats().steps, observer.stats().items) == (4, 1)
     observer.close()
     assert (observer.stats().steps, observer.stats().acknowledged_items) == (4, 1)
+
+
+@client_alone
+@pytest.mark.parametrize("error", [MemoryError("no rows"), SystemExit(1)])
+def test_observer_whose_thread_fails_says_so_and_can_be_opened_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(_: Cutter) -> None:
+        raise error
+
+    def write_and_fail(observer: Any) -> None:
+        feed(observer, [2])
+        with monkeypatch.context() as failing:
+            failing.setattr(Cutter, "take", fail)
+            sender = observer._sender
+            sender.post()
+            eventually(lambda: sender.is_ended)
+
+    with observed(place, rw.WindowSpec(1), max_delay_s=1000) as observer:
+        write_and_fail(observer)
+        with pytest.raises(rw.errors.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
+            feed(observer, [1])
+        observer.open()
+        write_and_fail(observer)
+        with pytest.raises(rw.errors.ReverbWriterError, match=f"the observer has failed .*{type(error).__name__}"):
+            observer.close()
+        observer.open()
+        feed(observer, [1], first=9)
+        observer.flush()
+        assert place.column()[-1] == [9]
+
+
+@client_alone
+def test_interrupted_close_goes_on_and_the_observer_can_be_opened_after_it(place: Place) -> None:
+    interrupt = EachMoment(40)
+    with rw.TrajectoryObserver(place.address, "a", 1) as observer:
+        for moment in interrupt:
+            feed(observer, [moment % 3 + 1])
+            sender = observer._sender
+            interrupt(observer.close)
+            if sender._is_closing:
+                eventually(lambda sender=sender: sender.is_ended)  # type: ignore[misc]  # a default
+            observer.open()
+        assert interrupt.moment > 20
+
+
+def test_close_after_an_interrupted_one_has_its_own_time() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    with rw.LocalServer([rw.TableConfig.queue("queue", 1)]) as server, rw.Client(server, timeout_s=60) as client:
+        observer = rw.TrajectoryObserver(client, "queue", 1)
+        feed(observer, [2])
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            observer.close(timeout_s=1)
+        signal.signal(signal.SIGALRM, former)
+        learner = threading.Timer(2, lambda: next(client.sample("queue")))
+        learner.start()
+        observer.close(timeout_s=60)
+        learner.join()
+        assert observer.stats().acknowledged_items == 2
 
 
 def test_block_closes_the_observer_and_not_its_client_and_a_reopened_one_asks_for_the_same_structure(

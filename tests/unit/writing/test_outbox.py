@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -63,5 +64,30 @@ def test_half_of_the_limit_is_sent_and_one_more_than_the_limit_is_refused() -> N
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer(step(8), end_of_episode=False)
         assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (3, 4)
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            observer.close(timeout_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stride_length", "mode", "num_steps"),
+    [
+        (rw.TrajectoryObserver, 20, "drop", 21),
+        (rw.SequenceObserver, 20, "drop", 21),
+        (rw.SequenceObserver, 10, "pad", 1),
+    ],
+)
+def test_episodes_that_resets_end_are_stopped_at_the_limit(
+    kind: Any, stride_length: int, mode: str, num_steps: int
+) -> None:
+    """A reset completes windows, although it is no step."""
+    options: Any = {"max_in_flight_items": 100, "max_delay_s": 1e4, "on_block": "raise", "end_of_episode": mode}
+    with rw.LocalServer([rw.TableConfig.queue("queue", 1)]) as server:
+        observer = kind(server, "queue", 20, stride_length, **options)
+        with contextlib.suppress(rw.errors.ReplayTimeoutError):
+            for number in range(10_000):
+                observer(step(number), end_of_episode=False)
+                if number % num_steps == num_steps - 1:
+                    observer.reset()
+        assert observer.stats().pending_items in (100, 101)  # a reset of two windows may be the last call
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.close(timeout_s=0.1)
