@@ -27,57 +27,17 @@ from reverb_writer.reading.views import Views
 
 ROOT = Path(__file__).parents[3]
 
+# From the highest layer to the lowest.
 CLIENT = [
-    "cli",
-    "ray",
-    "testing",
-    "tf_agents",
-    "sb3",
-    "instinct_rl",
-    "local",
-    "rollouts",
-    "files",
-    "writing",
-    "reading",
-    "accumulator",
-    "client",
-    "transport",
-    "decoding",
-    "environments",
-    "episodes",
-    "tables",
-    "protocol",
-    "slices",
-    "transitions",
-    "windows",
-    "steps",
-    "leaves",
-    "nests",
-    "deadline",
-    "background",
-    "progress",
-    "arguments",
-    "scalars",
-    "arrays",
-    "lazy",
-    "errors",
-]
+    "cli", "ray", "testing", "tf_agents", "sb3", "instinct_rl", "local", "rollouts", "files", "writing", "reading",
+    "accumulator", "client", "transport", "decoding", "environments", "episodes", "tables", "protocol", "slices",
+    "transitions", "windows", "steps", "leaves", "nests", "deadline", "background", "progress", "arguments", "scalars",
+    "arrays", "lazy", "errors",
+]  # fmt: skip
 SERVER = [
-    "cli",
-    "service",
-    "turn",
-    "starting",
-    "saving",
-    "jobs",
-    "certs",
-    "observability",
-    "reverb",
-    "checkpoints",
-    "config",
-    "machine",
-    "log_setup",
-    "signals",
-]
+    "cli", "service", "turn", "starting", "saving", "jobs", "certs", "observability", "reverb", "checkpoints", "config",
+    "machine", "log_setup", "signals",
+]  # fmt: skip
 LAYERS = {"reverb_writer": CLIENT, "reverb_writer_server": SERVER}
 FOLDERS = {"reverb_writer": ROOT / "reverb_writer", "reverb_writer_server": ROOT / "server" / "reverb_writer_server"}
 
