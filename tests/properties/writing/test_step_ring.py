@@ -194,27 +194,16 @@ class Writer:
         example = {"n": np.zeros(shape, np.int64), "pair": np.zeros((*shape, 2), np.float64)}
         structure = StepStructure(example, batch_size=config.num_envs)
         layout = StepLayout(structure, mask=config.mask)
-        self.ring = StepRing(
-            structure.dtypes,
-            structure.shapes,
-            config.num_envs,
-            config.ring_size,
-            spans_episodes=config.spans_episodes,
-        )
-        self.kinds = kinds = WindowKinds(config.targets, spans_episodes=config.spans_episodes)
+        size, spans = config.ring_size, config.spans_episodes
+        self.ring = StepRing(structure.dtypes, structure.shapes, config.num_envs, size, spans_episodes=spans)
+        self.kinds = kinds = WindowKinds(config.targets, spans_episodes=spans)
         has_functions = any(callable(target.priority) for target in config.targets)
         encoder = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
         self.items = ItemEncoder(encoder, lambda _: 1.0, self.books.counts)
-        length = min(config.chunk_length, max(config.ring_size // (2 * self.num_envs), 1))
+        length = min(config.chunk_length, max(size // (2 * self.num_envs), 1))
         grid = chunk_grid([target.spec for target in config.targets], length)
-        self.cutter = Cutter(
-            self.ring,
-            kinds,
-            encoder,
-            grid,
-            self.books,
-            math.inf if config.max_steps is None else config.max_steps,
-        )
+        most = math.inf if config.max_steps is None else config.max_steps
+        self.cutter = Cutter(self.ring, kinds, encoder, grid, self.books, most)
         self.flight = InFlight(self.cutter.needed_chunks)
         self._unconfirmed: collections.deque[list[int]] = collections.deque()  # keys of each message
         self._counted: set[int] = set()  # chunks

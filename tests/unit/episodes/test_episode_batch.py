@@ -30,7 +30,9 @@ def run(envs: Any, num_calls: int, extras: Any = None) -> list[Episode]:
         over = terminated | truncated
         if envs.metadata["autoreset_mode"] is vector.AutoresetMode.DISABLED and over.any():
             recorded.reset(options={"reset_mask": over})
+        num_steps = batch.num_steps
         finished += batch.take_finished()
+        assert batch.num_steps == num_steps
     recorded.close()
     return finished
 
@@ -56,7 +58,7 @@ def test_episodes_hold_what_each_environment_did(mode: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_texts_stay_texts(mode: Any) -> None:
-    envs = [Sampling(gymnasium.spaces.Text(9), gymnasium.spaces.Discrete(5)) for _ in range(2)]
+    envs = [Sampling(gymnasium.spaces.Text(9, charset="a\0"), gymnasium.spaces.Discrete(5)) for _ in range(2)]
     first, second, *_ = run(vector.SyncVectorEnv([lambda: envs[0], lambda: envs[1]], autoreset_mode=mode), 4)
     assert [one.get_observations().tolist() for one in (first, second)] == [env.observed[:4] for env in envs]
 

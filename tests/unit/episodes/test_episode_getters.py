@@ -114,9 +114,8 @@ def test_one_hot_getters(finalized: bool) -> None:
 
 
 def test_one_hot_reaches_into_nests_and_leaves_the_rest() -> None:
-    space = spaces.Dict(
-        a=spaces.Discrete(3, start=1), b=spaces.MultiDiscrete([2, 3]), c=spaces.Box(-1.0, 1.0, (2,), np.float32)
-    )
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    space = spaces.Dict(a=spaces.Discrete(3, start=1), b=spaces.MultiDiscrete([2, 3]), c=box)
     item = {"a": 3, "b": np.array([1, 2]), "c": np.array([0.5, -0.5], np.float32)}
     buffer = InfiniteLookbackBuffer([item], space=space)
     before, row = buffer.get(slice(-1, 1), neg_index_as_lookback=True, fill=0.0, one_hot_discrete=True)

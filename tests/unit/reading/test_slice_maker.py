@@ -38,11 +38,6 @@ class Pool:
         self._rows = None
 
 
-def maker(num_slices: int, slice_len: int, **options: Any) -> SlicesOfPools:
-    sampler = SliceSampler(num_slices, slice_len)
-    return SlicesOfPools(sampler, np.random.default_rng(0), **options)
-
-
 @pytest.mark.parametrize("slices_per_item", [1, 4])
 def test_pool_is_freed_without_the_collector(slices_per_item: int) -> None:
     """Each pool has the rows of whole items: thirty of them were 190 MB."""
@@ -56,7 +51,8 @@ def test_pool_is_freed_without_the_collector(slices_per_item: int) -> None:
     try:
         alive, pool = weakref.ref(rows), Pool(rows, pack)
         del rows
-        batches: Any = maker(2, 2, slices_per_item=slices_per_item).make(pool, "")  # type: ignore[arg-type]
+        maker: Any = SlicesOfPools(SliceSampler(2, 2), np.random.default_rng(0), slices_per_item)
+        batches = maker.make(pool, "")
         assert [len(batch.markers) for batch, _ in batches] == [4] * slices_per_item
         del batches
         assert alive() is None

@@ -27,9 +27,8 @@ def written(incoming: Path, name: str, *, at: float, done: bool = True, what: by
     path.mkdir()
     for file in FILES:
         if file != DONE or done:
-            (path / file).write_bytes(
-                b"" if file == DONE else zlib.compress(b"" if file == "tables.tfrecord" else what)
-            )
+            content = zlib.compress(b"" if file == "tables.tfrecord" else what)
+            (path / file).write_bytes(b"" if file == DONE else content)
             os.utime(path / file, (at, at))
     return path
 
@@ -159,7 +158,7 @@ def test_checkpoint_that_is_read_is_not_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"starts": null}', "null", "\x00\xff", '{"starts": -3, "sequence": "x"}']
+    "content", ["{", "[]", "null", '{"starts": null}', "\x00\xff", '{"starts": -3, "sequence": "x"}']
 )
 def test_damaged_mark_is_written_anew_and_the_checkpoints_stay(tmp_path: Path, content: str) -> None:
     with CheckpointFolder(tmp_path / "own", keep=3) as folder:

@@ -121,18 +121,13 @@ def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> Non
     assert {*found.extras} == {"seed", "extras"}
     assert found.extras["extras"]["log_prob"].tolist() == [[0, 1, 2]]
     info = {"log_prob": np.arange(4.0)[None]}
-    assert rw.to_transitions(steps_of("trajectory", "cut")._replace(policy_info=info)).extras["policy_info"][
-        "log_prob"
-    ].shape == (
-        1,
-        3,
-    )
+    found = rw.to_transitions(steps_of("trajectory", "cut")._replace(policy_info=info))
+    assert found.extras["policy_info"]["log_prob"].shape == (1, 3)
 
 
 def test_what_is_masked_counts_for_nothing() -> None:
-    steps = tree.map_structure(
-        lambda *columns: np.concatenate(columns, axis=1), recorded("terminated"), recorded("truncated")
-    )
+    parts = recorded("terminated"), recorded("truncated")
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
     transitions = rw.to_transitions(steps)
     ratios = np.where(transitions.mask, 1.0, np.nan)
     traced = rw.returns.vtrace(transitions, np.ones((1, 8)), ratios, gamma=0.5)
@@ -170,20 +165,11 @@ STEPS = recorded("terminated")
             "set on 1 rows of actions: these rows have a reward",
         ),
         (
-            without(
-                STEPS,
-                "is_first",
-                "is_last",
-                reward=np.zeros((1, 4)),
-                terminated=np.array([[False, False, True, False]]),
-            ),
+            without(STEPS, "is_first", "is_last", reward=np.zeros((1, 4)), terminated=np.array([[0, 0, 1, 0]]) > 0),
             "set on 1 rows of actions",
         ),
         ({**STEPS, "is_last": STEPS["is_last"][0]}, "flags must all be"),
-        (
-            {**STEPS, "reward": STEPS["reward"][:, :3]},
-            r"`reward`: expected leaves that begin with the flags' shape, \(1, 4\)",
-        ),
+        ({**STEPS, "reward": np.zeros((1, 3))}, r"`reward`: expected leaves that begin .* flags' shape, \(1, 4\)"),
         (tree.map_structure(lambda column: column[:, :1], STEPS), "windows of 1 steps hold no transition"),
     ],
 )
@@ -231,11 +217,8 @@ def test_tensors_and_jax_arrays_are_taken(name: str, layout: str) -> None:
         steps = tree.map_structure(make, steps_of(layout, end))
         found = rw.to_transitions(SimpleNamespace(data=steps, info=SimpleNamespace(mask=np.ones((1, 4), bool))))
         folded = rw.n_step(found, 2, gamma=0.5)
-        assert (
-            type(found.mask)
-            is type(folded.next_observation)
-            is type(steps[1] if layout == "trajectory" else steps["observation"])
-        )
+        observation = steps[1] if layout == "trajectory" else steps["observation"]
+        assert type(found.mask) is type(folded.next_observation) is type(observation)
         expected = rw.to_transitions(steps_of(layout, end), mask=np.ones((1, 4), bool))
         for one, other in zip(tree.flatten(found), tree.flatten(expected), strict=True):
             np.testing.assert_array_equal(np.asarray(one), other)
@@ -263,9 +246,8 @@ def test_jax_compiles_it() -> None:
 
     def advantages(steps: Any, values: Any) -> Any:
         transitions = rw.to_transitions(steps)
-        return rw.returns.gae(transitions, values, gamma=0.5, lambda_=0.5).advantages, rw.n_step(
-            transitions, 2, 0.5
-        ).reward
+        folded = rw.n_step(transitions, 2, 0.5)
+        return rw.returns.gae(transitions, values, gamma=0.5, lambda_=0.5).advantages, folded.reward
 
     compiled = jax.jit(advantages)
     found, folded = compiled(tree.map_structure(make, STEPS), make(np.array([[8.0, 4.0, 2.0, 6.0]], np.float32)))
