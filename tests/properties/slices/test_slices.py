@@ -67,7 +67,7 @@ def test_each_trajectory_is_one_episode_from_its_first_row_to_its_last(
 def test_every_row_is_in_one_trajectory(num_steps: int, num_envs: int, is_full: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = (num_steps, num_envs)
-    ids = np.cumsum(rng.random(shape) < 0.1, axis=0)
+    ids = np.cumsum(rng.random(shape) < 0.1, axis=0, dtype=np.int64)
     markers = Markers(done=rng.random(shape) < 0.2, is_init=rng.random(shape) < 0.1, traj_ids=ids)
     cursor = int(rng.integers(num_steps)) if is_full else None
     trajectories = find_trajectories(markers, is_full=is_full, cursor=cursor)

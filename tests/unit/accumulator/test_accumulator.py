@@ -144,8 +144,13 @@ def test_insert_closes_only_a_client_of_its_own_and_single_items_have_no_dimensi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closed: list[rw.Client] = []
-    close = rw.Client.close
-    monkeypatch.setattr(rw.Client, "close", lambda client: (closed.append(client), close(client)))
+    original = rw.Client.close
+
+    def close(client: rw.Client) -> None:
+        closed.append(client)
+        original(client)
+
+    monkeypatch.setattr(rw.Client, "close", close)
     with rw.LocalServer([rw.TableConfig("replay")]) as server, rw.Client(server) as client:
         accumulator = rw.TrajectoryAccumulator({"row": np.zeros((1, 2)), "steps": np.zeros((3, 2)), "number": 0.0})
         for target in (client, server.address):

@@ -13,7 +13,7 @@ from reverb_writer.errors import SpecError
 
 pytest.importorskip("gymnasium", minversion="1.1")
 import gymnasium
-from worlds import Sampling, counting  # only where gymnasium is
+from worlds import counting  # only where gymnasium is
 
 vector = gymnasium.vector
 MODES = list(vector.AutoresetMode)
@@ -56,11 +56,14 @@ def test_episodes_hold_what_each_environment_did(mode: Any) -> None:
     assert len({episode.id_ for episode in finished}) == len(finished)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_texts_stay_texts(mode: Any) -> None:
-    envs = [Sampling(gymnasium.spaces.Text(9, charset="a\0"), gymnasium.spaces.Discrete(5)) for _ in range(2)]
-    first, second, *_ = run(vector.SyncVectorEnv([lambda: envs[0], lambda: envs[1]], autoreset_mode=mode), 4)
-    assert [one.get_observations().tolist() for one in (first, second)] == [env.observed[:4] for env in envs]
+def test_texts_keep_their_last_zero_characters() -> None:
+    batch = EpisodeBatch(1)
+    for text, is_last in (("a\0", False), ("b", True)):
+        flags = {"is_first": not is_last, "is_last": is_last, "terminated": is_last, "truncated": False}
+        step = {"observation": text, "action": 0, "reward": 0.0, "discount": 0.0, **flags}
+        batch({name: np.array([value], object if value is text else None) for name, value in step.items()})
+    (episode,) = batch.take_finished()
+    assert [str(observation) for observation in episode.get_observations()] == ["a\0", "b"]
 
 
 def test_extras_are_model_outputs_of_their_environments() -> None:

@@ -38,14 +38,26 @@ class Pool:
         self._rows = None
 
 
+def two_items() -> SampleRows:
+    return rows_of(np.arange(6.0), [False, True, False, False, False, True], lengths=[2, 4])
+
+
+def pack(leaves: Any) -> dict[str, Any]:
+    return dict(zip(("reward", "done"), leaves, strict=True))
+
+
+def test_slices_that_do_not_fill_a_batch_wait_for_the_next_pool() -> None:
+    maker: Any = SlicesOfPools(SliceSampler(3, 2), np.random.default_rng(0), slices_per_item=2)
+    made = [pair for _ in range(3) for pair in maker.make(Pool(two_items(), pack), "")]  # of four slices each
+    sizes = [(None if batch is None else len(batch.info), is_last) for batch, is_last in made]
+    assert sizes == [(3, False), (None, True), (3, False), (None, True), (3, False), (3, True)]
+    assert maker.rest() is None
+
+
 @pytest.mark.parametrize("slices_per_item", [1, 4])
 def test_pool_is_freed_without_the_collector(slices_per_item: int) -> None:
     """Each pool has the rows of whole items: thirty of them were 190 MB."""
-    rows = rows_of(np.arange(6.0), [False, True, False, False, False, True], lengths=[2, 4])
-
-    def pack(leaves: Any) -> dict[str, Any]:
-        return dict(zip(("reward", "done"), leaves, strict=True))
-
+    rows = two_items()
     gc.collect()
     gc.disable()
     try:
