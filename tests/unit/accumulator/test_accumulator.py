@@ -158,6 +158,8 @@ def test_insert_closes_only_a_client_of_its_own_and_single_items_have_no_dimensi
                 accumulator.add(name, 1.0)
             accumulator.insert(target, "replay")
         assert [one is client for one in closed] == [False]
+        bare = {name: timescale.without_time() for name, timescale in accumulator._timescales.items()}
+        assert bare == {"row": False, "steps": False, "number": True}
         (data, _) = next(iter(client.sample("replay")))
     assert {name: leaf.shape for name, leaf in data.items()} == {"row": (1, 2), "steps": (3, 2), "number": ()}
 
