@@ -147,6 +147,13 @@ def test_rows_of_known_items_stay_when_many_more_become_known() -> None:
         assert [rows.tolist() for rows in columns[0].split()] == [[n, n + 1] for n in range(first, 900)]
 
 
+def test_cached_item_is_loaded_again_after_its_chunk_was_evicted() -> None:
+    """The cache holds three chunks, and the row ranges of eight items."""
+    entries = [(together(n, [n], [(0, 400)], 1), [chunk(n, [np.full(400, n)])]) for n in (0, 1, 2, 3, 0, 1)]
+    columns, _ = assembled(response(*entries), cache=10_000)
+    assert [set(rows.tolist()) for rows in columns[0].split()] == [{0}, {1}, {2}, {3}, {0}, {1}]
+
+
 def test_chunk_that_is_evicted_for_another_one_of_its_item_does_not_evict_all_others() -> None:
     """Five chunks fill the cache. The sixth takes the place of the first, which takes that of the second."""
     chunks = [chunk(n, [np.full(100, n)]) for n in range(6)]
