@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tree
 
 import reverb_writer as rw
 from reverb_writer import instinct_rl
@@ -261,7 +262,7 @@ def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:
     ours = rw.files.RolloutDataset(tmp_path, 2, 2, shuffle=True, keep_latest=4, start_range=(1, 4), **options)
     theirs = RolloutDataset(tmp_path, 2, 2, True, 4, [1, 4], **options)  # the original's order
     for batches in zip(ours, theirs, strict=True):
-        own, same = ([leaf.tolist() for leaf in batch if leaf is not None] for batch in batches)
+        own, same = ([leaf.tolist() for leaf in tree.flatten(batch) if leaf is not None] for batch in batches)
         assert own == same
 
 
