@@ -8,6 +8,7 @@ Unary calls and streams are the same on the wire, so one handler forwards them a
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -110,7 +111,4 @@ class _Handler(grpc.GenericRpcHandler):
         self._forwarder = forwarder
 
     def service(self, details: Any) -> Any:
-        method = details.method
-        return grpc.stream_stream_rpc_method_handler(
-            lambda requests, context: self._forwarder.forward(method, requests, context)
-        )
+        return grpc.stream_stream_rpc_method_handler(functools.partial(self._forwarder.forward, details.method))

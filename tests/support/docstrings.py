@@ -82,8 +82,5 @@ def raised(functions: Iterable[Callable[..., Any]]) -> set[str]:
         for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
                 names.add(node.exc.func.id)
-    return {
-        name
-        for name in names
-        if inspect.isclass(error := getattr(rw.errors, name, None)) and issubclass(error, Exception)
-    }
+    errors = {name: getattr(rw.errors, name, None) for name in names}
+    return {name for name, error in errors.items() if inspect.isclass(error) and issubclass(error, Exception)}

@@ -24,10 +24,9 @@ def write_numbers(observer: Any, numbers: Iterable[int]) -> None:
 def write_steps(address: str, table: str, num_steps: int, length: int = 4, **options: Any) -> None:
     """Write one episode of steps 0, 1, 2, ... in two leaves; the second is ten times the first."""
     with rw.TrajectoryObserver(address, table, length, **options) as observer:
-        for step in range(num_steps):
-            observer(
-                {"a": np.int64(step), "b": np.full(2, 10 * step, np.float32)}, end_of_episode=step == num_steps - 1
-            )
+        for number in range(num_steps):
+            step = {"a": np.int64(number), "b": np.full(2, 10 * number, np.float32)}
+            observer(step, end_of_episode=number == num_steps - 1)
 
 
 def insert_numbers(address: str, table: str, numbers: Any, length: int = 1) -> None:

@@ -25,12 +25,8 @@ def write_transitions(data_dir: Path, lengths: list[int], *, truncated: tuple[in
     with rw.files.RolloutWriter(data_dir, **options) as writer:
         for episode, length in enumerate(lengths):
             for t in range(length):
-                last = t == length - 1
-                writer(
-                    transition(episode, t),
-                    terminated=last and episode not in truncated,
-                    truncated=last and episode in truncated,
-                )
+                last, is_cut = t == length - 1, episode in truncated
+                writer(transition(episode, t), terminated=last and not is_cut, truncated=last and is_cut)
 
 
 def tf_agents_steps(episode: int, num_env_steps: int, *, terminal: bool = True) -> list[rw.Trajectory]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+import reverb_writer as rw
 
 END = {"terminated": (True, False), "truncated": (False, True), "both": (True, True)}
 
@@ -62,6 +65,18 @@ class Sampling(gymnasium.Env[Any, Any]):
     def _observe(self) -> Any:
         self.observed.append(self.observation_space.sample())
         return self.observed[-1]
+
+
+def refusing(observer: Callable[..., None], *refused: int) -> Callable[..., None]:
+    """Return an observer that refuses the calls of these numbers, counted from 1, and passes on the others."""
+    calls = itertools.count(1)
+
+    def observe(step: Any, **options: Any) -> None:
+        if next(calls) in refused:
+            raise rw.errors.ReplayTimeoutError("full")
+        observer(step, **options)
+
+    return observe
 
 
 def counting(episodes: Sequence[tuple[int, str]], offset: int = 0) -> Callable[[], Counting]:

@@ -7,7 +7,9 @@ import random
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from numbered import insert_numbers
 
+import reverb_writer as rw
 from reverb_writer.client.weights import mean_weight, shares
 
 PRIORITIES = st.floats(0.0, 1e6).map(lambda priority: 0.0 if priority < 1e-6 else priority)
@@ -38,6 +40,17 @@ def test_share_times_probability_is_that_of_one_server(
         rtol=1e-9,
         atol=1e-12,
     )
+
+
+def test_uniform_and_prioritized_shards_are_sampled_as_one() -> None:
+    with (
+        rw.LocalServer([rw.TableConfig("a")]) as one,
+        rw.LocalServer([rw.TableConfig("a", sampler="prioritized")]) as other,
+        rw.Client([one.address, other.address]) as client,
+    ):
+        for server in (one, other):
+            insert_numbers(server.address, "a", [1])
+        assert {sample.info.table_size for sample in client.sample("a", 8)} == {2}
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1).filter(any))

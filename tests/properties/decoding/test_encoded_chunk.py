@@ -36,7 +36,9 @@ def test_chunk_that_is_sent_again_damaged_is_refused_or_decoded_within_its_rows(
     for sent in (damaged, (damaged + bytes(len(SENT)))[: len(SENT)]):  # as long as before, too
         with contextlib.suppress(FormatError, UnsafeDataError):
             _decoded(EncodedChunks([sent], 1 << 20).get(7, indices))
-        assert _decoded(EncodedChunks([SENT], 1 << 20).get(7, indices)) == _decoded_columns(indices)
+        assert _decoded(EncodedChunks([SENT], 1 << 20).get(7, indices)) == [
+            COLUMNS[index].tobytes() for index in indices
+        ]
 
 
 def test_block_that_is_shorter_than_its_shape_is_refused() -> None:
@@ -62,7 +64,3 @@ def _decoded(found: EncodedChunk) -> list[bytes]:
     stored = [column.reshape(found.length, math.prod(column.shape[1:])).view(np.uint8) for column in columns]
     found.decode_into(columns, stored, 0)
     return [column.tobytes() for column in columns]
-
-
-def _decoded_columns(indices: tuple[int, ...]) -> list[bytes]:
-    return [COLUMNS[index].tobytes() for index in indices]

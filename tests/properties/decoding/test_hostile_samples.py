@@ -24,14 +24,11 @@ from reverb_writer.reading.replay_dataset import WholeSamples
 MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "3000"))
 CACHE_BYTES = SAMPLE_BYTES = 1 << 20
 
-_FRAMES = np.arange(5 * 64, dtype=np.uint8).reshape(5, 8, 8)
+_COLUMNS = [np.arange(5), np.arange(5 * 64, dtype=np.uint8).reshape(5, 8, 8), np.ones(5)]
 RECORDED = [
     response(
-        (
-            together(1, [11, 12], [(3, 2), (0, 4)], 3),
-            [chunk(key, [np.arange(5), _FRAMES, np.ones(5)]) for key in (11, 12)],
-        ),
-        (together(2, [12], [(1, 3)], 3), [chunk(12, [np.arange(5), _FRAMES, np.ones(5)])]),
+        (together(1, [11, 12], [(3, 2), (0, 4)], 3), [chunk(key, _COLUMNS) for key in (11, 12)]),
+        (together(2, [12], [(1, 3)], 3), [chunk(12, _COLUMNS)]),
     ),
     response(
         (
@@ -104,9 +101,8 @@ def test_chunks_that_are_sent_again_with_other_contents_are_refused_or_decoded_w
             key: chunk(key, [column(length, number) for column in columns], delta_encoded=delta_encoded)
             for (key, length, columns, delta_encoded), _ in named
         }
-        entries.append(
-            (together(number, [one[0] for one, _ in named], slices, 2), list(chunks.values())[not is_complete :])
-        )
+        keys = [one[0] for one, _ in named]
+        entries.append((together(number, keys, slices, 2), list(chunks.values())[not is_complete :]))
         num_rows.append(sum(rows for _, rows in slices))
     assembler = BatchAssembler(cache_bytes, SAMPLE_BYTES)
     samples = SampleReassembler().feed(response(*entries))
@@ -129,11 +125,8 @@ def test_chunk_that_has_changed_when_it_is_decoded_again_is_refused() -> None:
     first, second = chunk(1, [np.arange(4)]), chunk(2, [np.arange(4)])
     for other in (chunk(1, [np.arange(4) * 0.5]), chunk(1, [np.arange(3)]), chunk(3, [np.arange(4)])):
         assembler = BatchAssembler(32, SAMPLE_BYTES)
-        good, bad = SampleReassembler().feed(
-            response(
-                (together(1, [1], [(0, 4)], 1), [first]), (together(2, [1, 2], [(0, 4), (0, 4)], 1), [other, second])
-            )
-        )
+        of_both = together(2, [1, 2], [(0, 4), (0, 4)], 1), [other, second]
+        good, bad = SampleReassembler().feed(response((together(1, [1], [(0, 4)], 1), [first]), of_both))
         (error,) = assembler.add(Samples.of([good, bad]))
         assert isinstance(error, FormatError)
         assert assembler.add(Samples.of([good])) == []

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.trajectory_parsing import parse_trajectory
+from reverb_writer.protocol.trajectory_parsing import _parse_one_slice, _parse_uniform, parse_trajectory
 
 MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "20000"))
 
@@ -88,6 +88,11 @@ def parsed(flat: bytes) -> list[tuple[list[tuple[int, int, int]], int, bool]] | 
         for column, tensor in zip(group.columns, group.tensors, strict=True):
             found[column] = (list(its_slices), tensor, layout.is_scalar[column])
     return [found[column] for column in range(len(layout.is_scalar))]
+
+
+def test_items_of_our_observers_are_read_by_their_first_column() -> None:
+    assert _parse_one_slice(padded(1, [(11, 0, 3)])) is not None
+    assert _parse_uniform(padded(128, [(2**61, 0, 20), (2**62, 0, 2)])) is not None
 
 
 @pytest.mark.parametrize("flat", REAL)

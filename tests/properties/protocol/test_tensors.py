@@ -84,11 +84,7 @@ def test_bytes_of_fixed_width_survive(array: Array) -> None:
     assert decoded(array).tolist() == array.tolist()
 
 
-@given(
-    st.sampled_from(INTEGERS).flatmap(
-        lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5))
-    )
-)
+@given(st.sampled_from(INTEGERS).flatmap(lambda dtype: hnp.arrays(dtype, SHAPES.filter(len))))
 def test_summing_differences_gives_the_integers_back(array: Array) -> None:
     unsigned = array.view(f"u{array.itemsize}")
     differences = unsigned.copy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,11 +139,8 @@ def columns(num_steps: int) -> st.SearchStrategy[Any]:
     shapes = arrays.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4)
     leaves = st.tuples(DTYPES, shapes).flatmap(lambda of: arrays.arrays(of[0], (num_steps, *of[1])))
     keys = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), max_size=3)
-    return st.recursive(
-        leaves,
-        lambda inner: st.dictionaries(keys, inner, min_size=1, max_size=3) | st.tuples(inner, inner),
-        max_leaves=5,
-    )
+    dicts = partial(st.dictionaries, keys, min_size=1, max_size=3)
+    return st.recursive(leaves, lambda inner: dicts(inner) | st.tuples(inner, inner), max_leaves=5)
 
 
 @given(st.integers(1, 9).flatmap(columns))

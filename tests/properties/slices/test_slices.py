@@ -67,11 +67,8 @@ def test_each_trajectory_is_one_episode_from_its_first_row_to_its_last(
 def test_every_row_is_in_one_trajectory(num_steps: int, num_envs: int, is_full: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = (num_steps, num_envs)
-    markers = Markers(
-        done=rng.random(shape) < 0.2,
-        is_init=rng.random(shape) < 0.1,
-        traj_ids=np.cumsum(rng.random(shape) < 0.1, axis=0),
-    )
+    ids = np.cumsum(rng.random(shape) < 0.1, axis=0, dtype=np.int64)
+    markers = Markers(done=rng.random(shape) < 0.2, is_init=rng.random(shape) < 0.1, traj_ids=ids)
     cursor = int(rng.integers(num_steps)) if is_full else None
     trajectories = find_trajectories(markers, is_full=is_full, cursor=cursor)
     rows = trajectories.rows()
@@ -82,8 +79,7 @@ def test_every_row_is_in_one_trajectory(num_steps: int, num_envs: int, is_full: 
     assert not np.delete(markers.done.ravel()[rows], last).any()
     assert not np.delete(markers.is_init.ravel()[rows], [0, *(last[:-1] + 1)]).any()
     inside = np.setdiff1d(np.arange(len(rows) - 1), last)
-    assert markers.traj_ids is not None
-    ids = markers.traj_ids.ravel()[rows]
+    ids = ids.ravel()[rows]
     assert (ids[inside] == ids[inside + 1]).all()
     if cursor is not None:  # no trajectory runs across it
         assert not np.isin(rows[inside] // num_envs, [cursor]).any()
@@ -100,14 +96,11 @@ def test_slices_are_runs_within_one_trajectory_and_marked_at_their_ends(
     assert len(batch.markers.slices.lengths) == sampler.num_slices
     assert edges[-1] == len(batch.markers) == len(batch.data["time"])
     is_init, truncated, done = [], [], []
-    for first, stop, length in zip(
-        edges - batch.markers.slices.widths, edges, batch.markers.slices.lengths, strict=True
-    ):
+    slices = batch.markers.slices
+    for first, stop, length in zip(edges - slices.widths, edges, slices.lengths, strict=True):
         real = slice(first, first + length)
         time = batch.data["time"][real]
-        size = trajectories.lengths[
-            trajectories.lengths.tolist().index(np.sum(steps["number"] == batch.data["number"][first]))
-        ]
+        size = np.sum(steps["number"] == batch.data["number"][first])
         assert len({*batch.data["number"][first:stop].tolist()}) == 1
         assert (np.diff(time) == 1).all()
         assert min(size, sampler.slice_len - max(sampler.span)) <= length <= min(size, sampler.slice_len)
@@ -231,11 +224,8 @@ def flat_steps(draw: st.DrawFn) -> dict[str, Any]:
     ids = np.repeat(draw(st.lists(st.integers(0, 2), min_size=1, max_size=8)), draw(st.integers(1, 3)))
     done = np.array(draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))))
     rows = np.arange(len(ids))
-    return {
-        "traj_ids": ids,
-        "done": done,
-        "nested": {"image": np.stack([rows, -rows], 1).astype(np.uint8), "row": rows},
-    }
+    nested = {"image": np.stack([rows, -rows], 1).astype(np.uint8), "row": rows}
+    return {"traj_ids": ids, "done": done, "nested": nested}
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -272,11 +262,7 @@ def test_a_batch_is_split_into_its_slices_by_its_own_markers(
 ) -> None:
     slices = sampler.sample(Trajectories.from_lengths(sizes), np.random.default_rng(seed))
     batch = gather({"row": np.arange(sum(sizes))}, slices)
-    real = slices.mask
-    steps = {
-        "row": batch.data["row"][real],
-        "is_init": batch.markers.slices.starts[real],
-        "done": batch.markers.done[real],
-    }
+    columns = {"row": batch.data["row"], "is_init": batch.markers.slices.starts, "done": batch.markers.done}
+    steps = {name: column[slices.mask] for name, column in columns.items()}
     assert [len(part["row"]) for part in split_trajectories(steps)] == slices.lengths.tolist()
     assert read_markers(steps).ends is not None

@@ -70,9 +70,8 @@ def nameless(table: rw.TableConfig) -> rw.TableConfig:
     """Return the table without the names of its arrays, which are for messages only."""
     if table.signature is None:
         return table
-    return dataclasses.replace(
-        table, signature=tree.map_structure(lambda leaf: ArraySpec(leaf.shape, leaf.dtype), table.signature)
-    )
+    signature = tree.map_structure(lambda leaf: ArraySpec(leaf.shape, leaf.dtype), table.signature)
+    return dataclasses.replace(table, signature=signature)
 
 
 def test_every_field_of_a_table_is_tried() -> None:

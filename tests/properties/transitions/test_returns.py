@@ -159,15 +159,8 @@ def test_n_step_transitions_fold_rewards_and_discounts(r: Rollout, n: int) -> No
 @given(st.lists(rollouts(), min_size=2, max_size=4))
 def test_lanes_have_nothing_to_do_with_each_other(envs: list[Rollout]) -> None:
     size = min(len(env.rewards) for env in envs)
-    parts = [
-        env._replace(
-            rewards=env.rewards[:size],
-            values=env.values[:size],
-            terminated=env.terminated[:size],
-            truncated=env.truncated[:size],
-        )
-        for env in envs
-    ]
+    columns_of = ("rewards", "values", "terminated", "truncated")
+    parts = [env._replace(**{name: getattr(env, name)[:size] for name in columns_of}) for env in envs]
     alone = [gae(env.rewards, env.values, lambda_=0.8, **{**env.ends, "gamma": 0.9}) for env in parts]
     ends = [env.ends for env in parts]
     columns = {name: np.stack([end[name] for end in ends]) for name in ("discounts", "continues", "next_values")}

@@ -23,6 +23,19 @@ pytestmark = [
 patient = settings(max_examples=20)
 
 
+def check(batch: rw.Batch | None, layout: str, expected: list[list[Pair]], *, mask: bool = False) -> None:
+    """Compare the transitions of a batch, and their targets, with those of the episodes."""
+    if batch is None:
+        assert not expected
+        return
+    steps = batch.data[0] if mask else batch.data
+    observation = steps.observation if layout == "trajectory" else steps["observation"]
+    if observation.shape[1] > 1:
+        found = rw.to_transitions(batch)
+        assert pairs_of(found) == expected
+        check_targets(found, observation, expected)
+
+
 @patient
 @given(
     episodes=played(),
@@ -35,7 +48,7 @@ def test_windows_give_the_pairs_of_their_episodes(
 ) -> None:
     place.client.reset("a")
     mask = mask or layout in ("flags", "discount")  # padding that no flag tells
-    expected = []
+    expected: list[list[Pair]] = []
     for episode in episodes:
         windows = spec.windows(episode.num_rows)
         if episode.end == "cut":  # only what is complete without an end
@@ -45,17 +58,7 @@ def test_windows_give_the_pairs_of_their_episodes(
             expected.append([episode.pair(t, has_discounts(layout)) for t in rows])
     with observed(place, spec, mask=mask, timeout_s=60) as observer:
         write(observer, episodes, layout)
-        batch = read(place, collate="pad")
-    if batch is None:
-        assert not expected
-        return
-    steps = batch.data[0] if mask else batch.data
-    if np.shape(tree.flatten(steps)[0])[1] < 2:
-        return
-    found = rw.to_transitions(batch)
-    assert pairs_of(found) == expected
-    observation = steps.observation if layout == "trajectory" else steps["observation"]
-    check_targets(found, observation, expected)
+        check(read(place, collate="pad"), layout, expected, mask=mask)
 
 
 @patient
@@ -66,13 +69,7 @@ def test_whole_episodes_give_all_their_pairs(place: Place, episodes: list[Played
     expected = [[one.pair(t, has_discounts(layout)) for t in range(one.size)] for one in whole]
     with rw.EpisodeObserver(place.client, "a", 100, timeout_s=60) as observer:
         write(observer, whole, layout)
-        batch = read(place, collate="pad")
-    if batch is None:
-        return
-    found = rw.to_transitions(batch)
-    assert pairs_of(found) == expected
-    observation = batch.data.observation if layout == "trajectory" else batch.data["observation"]
-    check_targets(found, observation, expected)
+        check(read(place, collate="pad"), layout, expected)
 
 
 @patient
@@ -89,13 +86,7 @@ def test_windows_that_span_episodes_have_no_pair_of_two(
         expected.append(pairs)
     with rw.SequenceObserver(place.client, "a", length, length, timeout_s=60) as observer:
         write(observer, episodes, layout)
-        batch = read(place)
-    if batch is None:
-        assert not expected
-        return
-    found = rw.to_transitions(batch)
-    assert pairs_of(found) == expected
-    check_targets(found, batch.data.observation if layout == "trajectory" else batch.data["observation"], expected)
+        check(read(place), layout, expected)
 
 
 @patient

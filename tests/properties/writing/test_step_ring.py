@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from reverb_writer.protocol.messages import InsertStreamRequest
 from reverb_writer.steps import StepStructure
-from reverb_writer.transport.in_flight import InFlight
+from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
@@ -194,29 +194,19 @@ class Writer:
         example = {"n": np.zeros(shape, np.int64), "pair": np.zeros((*shape, 2), np.float64)}
         structure = StepStructure(example, batch_size=config.num_envs)
         layout = StepLayout(structure, mask=config.mask)
-        self.ring = StepRing(
-            structure.dtypes,
-            structure.shapes,
-            config.num_envs,
-            config.ring_size,
-            spans_episodes=config.spans_episodes,
-        )
-        self.kinds = kinds = WindowKinds(config.targets, spans_episodes=config.spans_episodes)
+        size, spans = config.ring_size, config.spans_episodes
+        self.ring = StepRing(structure.dtypes, structure.shapes, config.num_envs, size, spans_episodes=spans)
+        self.kinds = kinds = WindowKinds(config.targets, spans_episodes=spans)
         has_functions = any(callable(target.priority) for target in config.targets)
         encoder = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
         self.items = ItemEncoder(encoder, lambda _: 1.0, self.books.counts)
-        length = min(config.chunk_length, max(config.ring_size // (2 * self.num_envs), 1))
+        length = min(config.chunk_length, max(size // (2 * self.num_envs), 1))
         grid = chunk_grid([target.spec for target in config.targets], length)
-        self.cutter = Cutter(
-            self.ring,
-            kinds,
-            encoder,
-            grid,
-            self.books,
-            math.inf if config.max_steps is None else config.max_steps,
-        )
+        most = math.inf if config.max_steps is None else config.max_steps
+        self.cutter = Cutter(self.ring, kinds, encoder, grid, self.books, most)
         self.flight = InFlight(self.cutter.needed_chunks)
         self._unconfirmed: collections.deque[list[int]] = collections.deque()  # keys of each message
+        self._counted: set[int] = set()  # chunks
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
         self._budget: tuple[int, int, int] | None = None
 
@@ -295,7 +285,18 @@ class Writer:
             request = self.items.encode(ready)
             self.cutter.num_unencoded -= sum(each.num_items for each in ready)
             if request is not None:
+                self._check_request(request)
                 self.flight.add(request)
+
+    def _check_request(self, request: InsertRequest) -> None:
+        """A request has the chunks that its items name, and the bytes of those that no request before it has."""
+        items = InsertStreamRequest.FromString(b"".join(row.tobytes() for row in request.rows)).items
+        columns = itertools.chain(*(item.flat_trajectory.columns for item in items))
+        assert request.chunks.keys() == {piece.chunk_key for column in columns for piece in column.chunk_slices}
+        new = request.chunks.keys() - self._counted
+        num_bytes = sum(len(request.chunks[key]) for key in new) + sum(row.nbytes for row in request.rows)
+        assert request.num_bytes == num_bytes
+        self._counted |= new
 
     def message(self) -> None:
         if self.flight.has_queued:

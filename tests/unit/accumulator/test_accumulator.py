@@ -54,10 +54,9 @@ def test_capacity_is_guessed_from_the_shapes(leaves: list[tuple[int, ...]], capa
 
 @pytest.mark.parametrize("shapes", [((4, 8), (3,)), ((1, 8), (5,))])
 def test_leaves_of_different_lengths_are_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
-    with pytest.raises(
-        rw.errors.StructureError, match=r"timescale 'x': .* must share the same leading dimension, got \["
-    ):
-        rw.TrajectoryAccumulator({"x": tuple(np.empty(shape) for shape in shapes)})
+    example = {"x": tuple(np.empty(shape) for shape in shapes)}
+    with pytest.raises(rw.errors.StructureError, match=r"'x': .* must share the same leading dimension, got \["):
+        rw.TrajectoryAccumulator(example)
 
 
 @pytest.mark.parametrize(
@@ -71,17 +70,15 @@ def test_leaves_of_different_lengths_are_refused(shapes: tuple[tuple[int, ...], 
     ],
 )
 def test_an_example_without_arrays_is_refused(example: Any, message: str) -> None:
-    with pytest.raises(
-        NotADictError if isinstance(example, list) else rw.errors.StructureError, match=message
-    ) as caught:
+    error = NotADictError if isinstance(example, list) else rw.errors.StructureError
+    with pytest.raises(error, match=message) as caught:
         rw.TrajectoryAccumulator(example)
     assert isinstance(caught.value, TypeError) == isinstance(example, list)
 
 
 def test_an_example_may_be_specs_also_with_dtypes_of_tensorflow() -> None:
-    specs = [
-        SimpleNamespace(shape=(3, 2), dtype=dtype) for dtype in (np.int32, SimpleNamespace(as_numpy_dtype=np.int8))
-    ]
+    dtypes = (np.int32, SimpleNamespace(as_numpy_dtype=np.int8))
+    specs = [SimpleNamespace(shape=(3, 2), dtype=dtype) for dtype in dtypes]
     built = rw.TrajectoryAccumulator({"x": specs}).build(partial=True)["x"]
     assert [(column.dtype, column.shape) for column in built] == [(np.int32, (3, 2)), (np.int8, (3, 2))]
 
@@ -141,6 +138,30 @@ def test_a_row_too_many_and_an_unknown_timescale_are_named(name: str, slots: int
     assert isinstance(unknown.value, rw.errors.UnknownKeyError)
     assert str(unknown.value) == "Unknown timescale 'zz'. Known: ['step', 'episode']."
     assert_equal(accumulator.build(), FILLED)
+
+
+def test_insert_closes_only_a_client_of_its_own_and_single_items_have_no_dimension_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[rw.Client] = []
+    original = rw.Client.close
+
+    def close(client: rw.Client) -> None:
+        closed.append(client)
+        original(client)
+
+    monkeypatch.setattr(rw.Client, "close", close)
+    with rw.LocalServer([rw.TableConfig("replay")]) as server, rw.Client(server) as client:
+        accumulator = rw.TrajectoryAccumulator({"row": np.zeros((1, 2)), "steps": np.zeros((3, 2)), "number": 0.0})
+        for target in (client, server.address):
+            for name in ("row", "steps", "steps", "steps", "number"):
+                accumulator.add(name, 1.0)
+            accumulator.insert(target, "replay")
+        assert [one is client for one in closed] == [False]
+        bare = {name: timescale.without_time() for name, timescale in accumulator._timescales.items()}
+        assert bare == {"row": False, "steps": False, "number": True}
+        (data, _) = next(iter(client.sample("replay")))
+    assert {name: leaf.shape for name, leaf in data.items()} == {"row": (1, 2), "steps": (3, 2), "number": ()}
 
 
 GOOD = {"o": np.zeros(2, np.float32), "r": np.int32(0)}

@@ -77,9 +77,10 @@ def test_anything_that_has_an_address_or_a_target_names_a_replay() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "source", [rw.shards.Target((rw.shards.Shard("a", "localhost:1", "lost"),)), rw.shards.TargetFile("x")]
-)
+LOST = rw.shards.Shard("a", "localhost:1", "lost")
+
+
+@pytest.mark.parametrize("source", [rw.shards.Target((LOST,)), rw.shards.TargetFile("x")])
 def test_targets_and_sources_are_picklable_and_hashable(source: rw.shards.TargetSource) -> None:
     assert isinstance(source, rw.shards.TargetSource)
     copied = pickle.loads(pickle.dumps(source))  # noqa: S301  # our own bytes
@@ -107,13 +108,7 @@ def test_a_client_may_be_closed_while_it_gets_another_server(tmp_path: Path, mon
 # The choice of a shard.
 
 
-ACTORS = [f"actor-{number}" for number in range(3000)]
-
 names = st.lists(st.text(min_size=1, max_size=20), min_size=2, max_size=8, unique=True)
-
-
-def shards_of(names: list[str]) -> dict[str, str]:
-    return {actor: rank_shards(actor, names)[0] for actor in ACTORS}
 
 
 def test_order_is_that_of_the_hashes() -> None:
@@ -122,7 +117,7 @@ def test_order_is_that_of_the_hashes() -> None:
 
 
 def test_each_of_four_shards_gets_about_a_quarter_of_the_actors() -> None:
-    counts = collections.Counter(shards_of(["a", "b", "c", "d"]).values())
+    counts = collections.Counter(rank_shards(f"actor-{number}", [*"abcd"])[0] for number in range(3000))
     assert all(650 < counts[name] < 850 for name in "abcd")  # 750 expected, standard deviation 24
 
 

@@ -78,9 +78,8 @@ def test_every_manifest_belongs_to_a_kustomization() -> None:
 
 def test_every_image_has_a_place_and_a_tag_that_does_not_move() -> None:
     kustomization = read("kustomization.yaml")
-    images = re.findall(
-        r"image: (\S+)\n +imagePullPolicy: IfNotPresent", "".join(map(Path.read_text, sorted(FOLDER.rglob("*.yaml"))))
-    )
+    text = "".join(map(Path.read_text, sorted(FOLDER.rglob("*.yaml"))))
+    images = re.findall(r"image: (\S+)\n +imagePullPolicy: IfNotPresent", text)
     assert sorted(images) == sorted(image["name"] for image in kustomization["images"])
     assert {image["newTag"] for image in kustomization["images"]} == {rw.__version__}
 
@@ -169,10 +168,8 @@ def test_only_the_pods_of_ray_and_its_operator_reach_its_dashboard_and_clients_r
     own = {"matchLabels": {"ray.io/cluster": "replay"}}  # KubeRay's label
     assert policy["podSelector"] == own
     ray, clients = policy["ingress"]
-    assert [one["podSelector"] for one in ray["from"]] == [
-        own,
-        {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
-    ]
+    operator = {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
+    assert [one["podSelector"] for one in ray["from"]] == [own, operator]
     assert clients["from"] == [{"podSelector": {"matchLabels": {"replay-client": "true"}}}]
     (shards,) = clients["ports"]
     assert "port=8000" in (ROOT / "deploy" / "kuberay" / "raycluster.yaml").read_text()
@@ -206,9 +203,8 @@ def test_probes_and_ports_are_those_of_the_configuration() -> None:
     (container,) = read("server/statefulset.yaml")["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"reverb": config.port, "http": config.http_port}
-    assert {
-        port["port"] for rule in read("server/networkpolicy.yaml")["spec"]["ingress"] for port in rule["ports"]
-    } == {*ports.values()}
+    rules = read("server/networkpolicy.yaml")["spec"]["ingress"]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == {*ports.values()}
     probes = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
     assert probes == {"startup": "/readyz", "liveness": "/livez", "readiness": "/readyz"}
     assert config.bind == config.http_host == "0.0.0.0"  # noqa: S104  # or no other pod reaches it
@@ -322,9 +318,8 @@ def test_configurations_to_start_from_differ_only_where_they_must() -> None:
     files = (ROOT / "docker" / "server.toml", FOLDER / "server.toml")
     image, kubernetes = (schema.load(file, variables_of_image()) for file in files)
     example = schema.load(ROOT / "examples" / "server.toml", {})
-    names = [
-        one.name for one in dataclasses.fields(example) if one.name.startswith(("port", "bind", "http", "checkpoints"))
-    ]
+    kinds = ("port", "bind", "http", "checkpoints")
+    names = [one.name for one in dataclasses.fields(example) if one.name.startswith(kinds)]
 
     def differing(one: Any, other: Any) -> set[str]:
         return {name for name in names if getattr(one, name) != getattr(other, name)}

@@ -84,9 +84,7 @@ def test_every_public_name_has_an_entry_and_an_example(package: str, name: str) 
         assert f"{package}.{name}" in PACKAGES
         return
     found = [module for module, called in entries() if called == name and object_of(module, called) == value]
-    assert len(found) == 1, (
-        f"{package}.{name} needs one entry in docs/reference/, under this name or where it comes from"
-    )
+    assert len(found) == 1, f"{package}.{name} needs one entry in docs/reference/, here or where it comes from"
     in_docstring = ">>> " in (inspect.getdoc(value) or "")
     in_block = any(re.search(rf"\b{name}\b", block) for block in BLOCKS)
     assert in_docstring or in_block, f"{package}.{name} needs an example: a doctest, or a block of a page"
@@ -158,9 +156,8 @@ def test_every_public_class_says_its_state_in_a_line() -> None:
 def strings_of_code(source: str) -> Iterator[str]:
     """Yield the strings of a module that are no docstrings, f-strings as they stand in the source."""
     tree = ast.parse(source)
-    texts = {
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    texts = {node.value for node in statements if isinstance(node.value, ast.Constant)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             yield ast.unparse(node)

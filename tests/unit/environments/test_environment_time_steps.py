@@ -14,7 +14,7 @@ dm_env = pytest.importorskip("dm_env")
 pytest.importorskip("gymnasium", reason="worlds needs it")
 
 import worlds  # noqa: E402  # as the next one: only where gymnasium is
-from worlds import told  # noqa: E402
+from worlds import refusing, told  # noqa: E402
 
 
 class Counting(dm_env.Environment):  # type: ignore[misc,name-defined]  # dm_env has no types
@@ -186,13 +186,7 @@ def test_time_steps_out_of_order_are_refused_and_change_nothing() -> None:
 
 def test_a_step_that_the_observer_refused_ends_the_episode_before_it() -> None:
     steps: list[Any] = []
-
-    def refuse_second(step: Any) -> None:
-        if not step["is_first"] and not step["is_last"]:
-            raise rw.errors.ReplayTimeoutError("full")
-        steps.append(step)
-
-    env = rw.environments.record(Counting([(9, "terminated")]), refuse_second)
+    env = rw.environments.record(Counting([(9, "terminated")]), refusing(steps.append, 2))
     env.reset()
     env.step(1)
     with pytest.raises(rw.errors.ReplayTimeoutError):

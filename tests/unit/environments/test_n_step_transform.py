@@ -9,6 +9,7 @@ import pytest
 import tree
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import refusing
 
 import reverb_writer as rw
 from reverb_writer.steps import FIRST, LAST, MID
@@ -28,20 +29,19 @@ def step(observation: float, reward: Any = 0.0, discount: Any = 0.0, *, last: bo
 
 
 def episode(rewards: list[float], discounts: list[float], first: int = 1) -> list[Any]:
-    steps = [
-        step(first + t, np.float32(r), np.float32(d)) for t, (r, d) in enumerate(zip(rewards, discounts, strict=True))
-    ]
+    rows = enumerate(zip(rewards, discounts, strict=True))
+    steps = [step(first + t, np.float32(reward), np.float32(discount)) for t, (reward, discount) in rows]
     return [*steps, step(first + len(rewards), np.float32(0), np.float32(0), last=True)]
 
 
-def folding(n: int, gamma: float) -> tuple[Any, Passed]:
-    """Return a transform, and what it passes on."""
+def folding(n: int, gamma: float, *refused: int) -> tuple[Any, Passed]:
+    """Return a transform, and what it passes on; its observer refuses the calls of these numbers."""
     passed: Passed = []
 
     def observer(transition: Any, *, end_of_episode: bool) -> None:
         passed.append((transition, end_of_episode))
 
-    return rw.environments.NStepTransform(observer, n, gamma), passed
+    return rw.environments.NStepTransform(refusing(observer, *refused), n, gamma), passed
 
 
 def transform(n: int, gamma: float, steps: list[Any]) -> Passed:
@@ -51,11 +51,9 @@ def transform(n: int, gamma: float, steps: list[Any]) -> Passed:
     return passed
 
 
-def told(passed: Passed) -> list[tuple[float, float, float, float]]:
-    return [
-        (float(t["observation"]), float(t["next_observation"]), round(float(t["reward"]), 5), float(t["discount"]))
-        for t, _ in passed
-    ]
+def told(passed: Passed) -> list[tuple[float, ...]]:
+    names = ("observation", "next_observation", "reward", "discount")
+    return [tuple(round(float(transition[name]), 5) for name in names) for transition, _ in passed]
 
 
 @pytest.mark.parametrize(
@@ -96,11 +94,8 @@ def test_the_rest_of_the_first_step_goes_with_its_transition_and_markers_do_not(
 
 
 def test_trajectories_of_tf_agents_are_taken() -> None:
-    kinds = [(FIRST, MID), (MID, LAST), (LAST, FIRST)]
-    steps = [
-        rw.Trajectory(kind, np.float32(t), t, (), following, np.float32(1), np.float32(1))
-        for t, (kind, following) in enumerate(kinds)
-    ]
+    kinds, one = enumerate([(FIRST, MID), (MID, LAST), (LAST, FIRST)]), np.float32(1)
+    steps = [rw.Trajectory(kind, np.float32(t), t, (), following, one, one) for t, (kind, following) in kinds]
     passed = transform(2, 0.5, steps)
     assert told(passed) == [(0, 1, 1, 1), (0, 2, 1.5, 0.5), (1, 2, 1, 1)]
     assert passed[0][0]["policy_info"] == ()
@@ -123,12 +118,8 @@ def test_rewards_and_discounts_may_be_nests_and_arrays_and_go_with_each_other() 
 
 @pytest.mark.parametrize("integer", [int, np.int32, bool])
 def test_sums_of_integers_are_floats_because_they_have_fractions(integer: Any) -> None:
-    steps = [
-        step(1, integer(1), integer(1)),
-        step(2, integer(1), integer(1)),
-        step(3, integer(0), integer(0), last=True),
-    ]
-    passed = transform(2, 0.5, steps)
+    one, zero = integer(1), integer(0)
+    passed = transform(2, 0.5, [step(1, one, one), step(2, one, one), step(3, zero, zero, last=True)])
     assert told(passed) == [(1, 2, 1, 1), (1, 3, 1.5, 0.5), (2, 3, 1, 1)]
     assert {passed[0][0][name].dtype for name in ("reward", "discount")} == {np.dtype(np.float32)}
 
@@ -145,16 +136,13 @@ def test_transitions_that_end_n_steps_later_are_those_of_the_returns(
     passed = told(transform(n, gamma, episode(rewards, discounts, first=0)))
     size = len(rows)
     numbers, mask = np.arange(size), np.ones(size, bool)
-    continues = numbers < size - 1
-    pairs = rw.Transitions(
-        numbers, numbers, np.array(rewards), np.array(discounts), numbers + 1, mask, continues, extras={}
-    )
+    of_rows = np.array(rewards), np.array(discounts), numbers + 1, mask, numbers < size - 1
+    pairs = rw.Transitions(numbers, numbers, *of_rows, extras={})
     expected = rw.n_step(pairs, n, gamma)
     longest = {start: (reward, discount) for start, _, reward, discount in passed}  # the last of each start
     assert [*longest] == [*range(len(rows))]
-    np.testing.assert_allclose(
-        [longest[t] for t in range(len(rows))], np.stack([expected.reward, expected.discount], -1), atol=1e-4
-    )
+    folded = np.stack([expected.reward, expected.discount], -1)
+    np.testing.assert_allclose([*longest.values()], folded, atol=1e-4)
 
 
 def test_steps_without_a_marker_need_to_be_told_the_end() -> None:
@@ -207,15 +195,7 @@ def test_numbers_that_can_never_work_are_refused(n: Any, gamma: float) -> None:
 
 @pytest.mark.parametrize("refused", range(1, 7))
 def test_a_call_that_the_observer_refused_goes_on_when_made_again(refused: int) -> None:
-    passed: Passed = []
-    calls = iter(range(1, 100))
-
-    def observer(transition: Any, *, end_of_episode: bool) -> None:
-        if next(calls) == refused:
-            raise rw.errors.ReplayTimeoutError("full")
-        passed.append((transition, end_of_episode))
-
-    fold = rw.environments.NStepTransform(observer, 3, 0.5)
+    fold, passed = folding(3, 0.5, refused)
     steps = episode([2, 3, 5, 7], [1, 1, 1, 0])
     refusals = 0
     for one in steps:
@@ -229,17 +209,13 @@ def test_a_call_that_the_observer_refused_goes_on_when_made_again(refused: int) 
 
 
 class PerEnv:
-    """Stands for a `TrajectoryObserver`: keeps what each environment is given; refuses the calls that it is told to."""
+    """Stands for a `TrajectoryObserver`: keeps what each environment is given."""
 
-    def __init__(self, num_envs: int, refused: tuple[int, ...] = ()) -> None:
+    def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
         self.passed: list[Passed] = [[] for _ in range(num_envs)]
-        self._refused, self._calls = refused, 0
 
     def __call__(self, transition: Any, *, end_of_episode: Any, env_mask: Any) -> None:
-        self._calls += 1
-        if self._calls in self._refused:
-            raise rw.errors.ReplayTimeoutError("full")
         for env_id in np.flatnonzero(env_mask):
             row = tree.map_structure(lambda leaf, env_id=env_id: leaf[env_id], transition)
             self.passed[env_id].append((row, bool(end_of_episode[env_id])))
@@ -269,9 +245,9 @@ def test_many_environments_are_folded_as_each_by_itself(
     n: int, gamma: float, schedule: list[list[Any]], refused: int
 ) -> None:
     num_envs = len(schedule)
-    observer = PerEnv(num_envs, (refused,))
-    fold = rw.environments.NStepTransform(observer, n, gamma)
-    assert fold.num_envs == num_envs
+    observer = PerEnv(num_envs)
+    assert rw.environments.NStepTransform(observer, n, gamma).num_envs == num_envs
+    fold = rw.environments.NStepTransform(refusing(observer, refused), n, gamma, num_envs=num_envs)
     nothing = step(-1.0, np.float32(99), np.float32(1), last=True)  # is not read
     for rows in zip(*schedule, strict=True):
         present = [row is not None for row in rows]
@@ -283,32 +259,22 @@ def test_many_environments_are_folded_as_each_by_itself(
             fold(together, env_mask=present)
     for env_id, steps in enumerate(schedule):
         alone = transform(n, gamma, [one for one in steps if one is not None])
-        assert np.allclose(told(observer.passed[env_id]), told(alone), atol=1e-4)
-        assert [end for _, end in observer.passed[env_id]] == [end for _, end in alone]
-        assert [row["action"] for row, _ in observer.passed[env_id]] == [row["action"] for row, _ in alone]
-        assert all(
-            row.keys() == other.keys() for (row, _), (other, _) in zip(observer.passed[env_id], alone, strict=True)
-        )
+        passed = observer.passed[env_id]
+        assert np.allclose(told(passed), told(alone), atol=1e-4)
+        assert [(end, row["action"], row.keys()) for row, end in passed] == [
+            (end, row["action"], row.keys()) for row, end in alone
+        ]
 
 
 def test_steps_of_many_environments_that_do_not_fit_are_refused() -> None:
     def together(**more: Any) -> Any:
-        return {
-            "observation": np.zeros(2),
-            "action": np.zeros(2),
-            "reward": np.zeros(2),
-            "discount": np.ones(2),
-            **more,
-        }
+        return {**dict.fromkeys(("observation", "action", "reward"), np.zeros(2)), "discount": np.ones(2), **more}
 
     fold = rw.environments.NStepTransform(PerEnv(2), 3, 0.5)
     for bad, message in [
         (together(), "need `is_last` or `step_type`"),
         (together(is_last=np.zeros(3)), r"`end_of_episode` has shape \(3,\), expected \(2,\)"),
-        (
-            together(is_last=np.zeros(2), observation=np.zeros(3)),
-            r"leaf `observation`: shape \(3,\), expected \(2, ...\)",
-        ),
+        (together(is_last=np.zeros(2), action=np.zeros(3)), r"leaf `action`: shape \(3,\), expected \(2, ...\)"),
         (together(is_last=np.zeros(2), reward=np.ones((2, 2)), discount=np.ones((2, 3))), "of shapes that broadcast"),
     ]:
         with pytest.raises(rw.errors.StructureError, match=message):

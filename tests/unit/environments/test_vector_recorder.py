@@ -14,7 +14,7 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium import spaces  # noqa: E402  # as the next two: only where gymnasium is
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
-from worlds import Counting, Sampling, counting, told  # noqa: E402
+from worlds import Counting, Sampling, counting, refusing, told  # noqa: E402
 
 MODES = [*AutoresetMode]
 ENVS = [[(2, "terminated"), (1, "truncated")], [(3, "both"), (9, "terminated")]]
@@ -34,17 +34,13 @@ NEXT_STEP = [
 class PerEnv:
     """Stands for a `TrajectoryObserver`: keeps the steps of each environment, spelled out, and as they came."""
 
-    def __init__(self, num_envs: int = 2, refused: tuple[int, ...] = ()) -> None:
-        self.by_env: list[list[str]] = [[] for _ in range(num_envs)]
+    def __init__(self) -> None:
+        self.by_env: list[list[str]] = [[], []]
         self.steps: list[Any] = []
-        self._refused, self._calls = refused, 0
 
     def __call__(self, step: Any, *, env_mask: Any = None) -> None:
-        self._calls += 1
-        if self._calls in self._refused:
-            raise rw.errors.ReplayTimeoutError("full")
         self.steps.append(step)
-        for env_id in range(len(self.by_env)) if env_mask is None else np.flatnonzero(env_mask):
+        for env_id in range(2) if env_mask is None else np.flatnonzero(env_mask):
             if np.asarray(step["observation"]).dtype == np.float32:
                 self.by_env[env_id].append(told(step, env_id))
 
@@ -149,8 +145,8 @@ def test_an_environment_that_is_over_must_be_reset() -> None:
     ],
 )
 def test_episodes_with_a_refused_step_end_at_the_next_reset(refused: int, expected: list[list[str]]) -> None:
-    observer, mode = PerEnv(refused=(refused,)), AutoresetMode.SAME_STEP
-    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
+    observer, mode = PerEnv(), AutoresetMode.SAME_STEP
+    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), refusing(observer, refused))
     env.reset()
     with pytest.raises(rw.errors.ReplayTimeoutError):
         play(env, mode, 2)
@@ -227,11 +223,9 @@ def test_observers_and_environments_must_be_of_one_number(
     with pytest.raises(rw.errors.SpecError, match=message):
         rw.environments.record(env, rw.environments.NStepTransform(print, 3, 0.9, num_envs=takes))
     with rw.LocalServer([rw.TableConfig("replay")]) as server:
+        message = message.replace("NStepTransform", "TrajectoryObserver")
         observer = rw.TrajectoryObserver(server, "replay", 2, num_envs=takes)
-        with (
-            observer,
-            pytest.raises(rw.errors.SpecError, match=message.replace("NStepTransform", "TrajectoryObserver")),
-        ):
+        with observer, pytest.raises(rw.errors.SpecError, match=message):
             rw.environments.record(env, observer)
 
 
@@ -300,10 +294,8 @@ def test_vector_environments_have_extras_in_every_mode(mode: AutoresetMode, expe
             actions[env].append(int(step["action"][env]))
 
     policy = Policy(2)
-    envs = SyncVectorEnv(
-        [counting([(2, "terminated"), (9, "truncated")]), counting([(9, "truncated")])], autoreset_mode=mode
-    )
-    env = rw.environments.record(envs, observe, extras=policy.thoughts)
+    fns = [counting([(2, "terminated"), (9, "truncated")]), counting([(9, "truncated")])]
+    env = rw.environments.record(SyncVectorEnv(fns, autoreset_mode=mode), observe, extras=policy.thoughts)
     env.reset()
     for _ in range(4):
         over = env.step(policy.act())[2]
@@ -318,9 +310,7 @@ def ignore(step: Any, *, env_mask: Any = None) -> None:
 
 
 def test_extras_that_cannot_be_are_refused_before_the_environment_moves() -> None:
-    with pytest.raises(
-        rw.errors.SpecError, match="`extras` must be a function of no arguments that returns a nest, got di"
-    ):
+    with pytest.raises(rw.errors.SpecError, match=r"`extras` must be a function .*, got dict"):
         rw.environments.record(Counting([(2, "terminated")]), print, extras={})  # type: ignore[arg-type]
     envs = SyncVectorEnv([counting([(2, "terminated")])] * 2)
     env = rw.environments.record(envs, ignore, extras=lambda: {"value": np.zeros(3)})

@@ -65,14 +65,8 @@ def test_all_given_steps_are_look_back_unless_told_otherwise() -> None:
 def test_columns_may_be_given_as_buffers_which_are_copied() -> None:
     whole = grown(4).cut(3)
     whole.add_env_step(5, 14, 5.0, {"at": 5})
-    again = Episode(
-        observations=whole.observations,
-        actions=whole.actions,
-        rewards=whole.rewards,
-        infos=whole.infos,
-        t_started=whole.t_started,
-        id_="x",
-    )
+    columns: Any = {name: getattr(whole, name) for name in ("observations", "actions", "rewards", "infos")}
+    again = Episode(**columns, t_started=whole.t_started, id_="x")
     assert told(again) == told(whole)
     again.set_rewards(new_data=[-1.0])
     assert whole.get_rewards() == [5.0]
@@ -159,9 +153,8 @@ def test_data_dict_has_a_row_for_each_step() -> None:
         "actions": [10, 11, 12],
         "rewards": [1.0, 2.0, 3.0],
     }
-    assert all(
-        isinstance(data, np.ndarray) for key, data in episode.finalize().get_data_dict().items() if key != "infos"
-    )
+    finalized = episode.finalize().get_data_dict()
+    assert all(isinstance(data, np.ndarray) for key, data in finalized.items() if key != "infos")
 
 
 STEP: Any = {"observation": 9, "action": 9, "reward": 9.0, "extra_model_outputs": {"logp": 0.5}}
@@ -299,6 +292,17 @@ def test_setters_overwrite_what_indices_mean() -> None:
     assert episode.observations.data == [4, 5, 60, 7, 80, 90]
     assert episode.rewards.data == [0, 0, 0, 1, 2]
     assert episode.actions.data == [6, 0, 0, 0, 5]
+    episode.set_rewards(new_data=[], at_indices=[])
+    assert episode.rewards.data == [0, 0, 0, 1, 2]
+    with pytest.raises(IndexError, match="cannot set 2 rows to 1 new ones"):
+        episode.set_rewards(new_data=[1.0], at_indices=[0, 1])
+
+
+def test_setter_checks_the_space_of_a_finalized_episode_only() -> None:
+    episode = Episode(observation_space=spaces.Discrete(2))
+    episode.add_env_reset(0)
+    episode.set_observations(new_data=7, at_indices=0)
+    assert episode.get_observations() == [7]
 
 
 @pytest.mark.parametrize(
@@ -328,9 +332,8 @@ def test_refused_setter_changes_nothing(new_data: Any, at_indices: Any, finalize
 def test_finalized_nest_is_set_and_every_item_must_be_in_its_space() -> None:
     space = spaces.Dict(a=spaces.Discrete(3), b=spaces.Box(0, 1, (2,), np.float32))
     data = {"a": np.array([0, 1, 2]), "b": np.zeros((3, 2), np.float32)}
-    episode = Episode(
-        observations=data, observation_space=space, actions=np.zeros(2), rewards=np.zeros(2), len_lookback_buffer=0
-    )
+    others: Any = {"actions": np.zeros(2), "rewards": np.zeros(2), "len_lookback_buffer": 0}
+    episode = Episode(observations=data, observation_space=space, **others)
     episode.set_observations(new_data={"a": np.array([2, 2]), "b": np.ones((2, 2), np.float32)}, at_indices=slice(0, 2))
     assert episode.get_observations()["a"].tolist() == [2, 2, 2]
     before = told(episode)

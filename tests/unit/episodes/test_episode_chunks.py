@@ -189,17 +189,9 @@ def test_chunk_that_does_not_follow_changes_nothing() -> None:
 
 
 def whole_episode(**options: Any) -> rw.Episode:
-    return rw.Episode(
-        **{
-            "id_": "x",
-            "observations": [10, 11, 12, 13],
-            "actions": np.array([[1, 1], [2, 2], [3, 3]], np.float32),
-            "rewards": [0.5, 1.5, 2.5],
-            "len_lookback_buffer": 0,
-            "terminated": True,
-            **options,
-        }
-    )
+    actions = np.array([[1, 1], [2, 2], [3, 3]], np.float32)
+    data: Any = {"observations": [10, 11, 12, 13], "actions": actions, "rewards": [0.5, 1.5, 2.5], "terminated": True}
+    return rw.Episode(**{"id_": "x", "len_lookback_buffer": 0, **data, **options})
 
 
 def test_steps_have_the_transition_beside_its_observation_and_the_end_in_the_boundary_step() -> None:
@@ -236,13 +228,9 @@ def test_episode_without_a_step_has_no_steps() -> None:
         started.steps()
 
 
-def columns_of(whole_episode: rw.Episode) -> list[Any]:
-    columns = whole_episode.get_observations(), whole_episode.get_actions(), whole_episode.get_rewards()
-    return [
-        *(np.asarray(column).tolist() for column in columns),
-        whole_episode.is_terminated,
-        whole_episode.is_truncated,
-    ]
+def columns_of(episode: rw.Episode) -> list[Any]:
+    columns = episode.get_observations(), episode.get_actions(), episode.get_rewards()
+    return [*(np.asarray(column).tolist() for column in columns), episode.is_terminated, episode.is_truncated]
 
 
 WHOLE = [[10, 11, 12, 13], [[1, 1], [2, 2], [3, 3]], [0.5, 1.5, 2.5]]

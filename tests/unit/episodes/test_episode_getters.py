@@ -24,17 +24,12 @@ def listed(result: Any) -> Any:
 @pytest.mark.parametrize(
     ("indices", "options", "expected"),
     [
-        # As RLlib has it. `tests/properties/episodes` has an oracle for slices.
-        (slice(2, -3, -1), {"neg_index_as_lookback": True, "fill": 9}, [2, 1, 0, 9, 9]),
-        (slice(100, 98), {"fill": 9}, [9, 9]),
+        # `tests/properties/episodes` has an oracle for slices.
+        (slice(-2, 8), {"neg_index_as_lookback": True, "fill": 9}, [9, 9, 0, 1, 2, 3, 4, 9, 9, 9]),
         ([1, 9], {"fill": -1}, [1, -1]),
         (9, {"fill": 7}, 7),
         (np.array(2), {}, 2),
-        # Where RLlib is wrong: fill on both sides, steps, reversal, NumPy's integers.
-        (slice(-2, 8), {"neg_index_as_lookback": True, "fill": 9}, [9, 9, 0, 1, 2, 3, 4, 9, 9, 9]),
-        (slice(-4, 5, 2), {"neg_index_as_lookback": True, "fill": 9}, [9, 9, 0, 2, 4]),
-        (slice(None, None, -1), {}, [4, 3, 2, 1, 0]),
-        (np.int64(1), {}, 1),
+        (np.int64(1), {}, 1),  # RLlib is wrong here, and in the next case
         (np.array([0, -1]), {}, [0, 4]),
     ],
 )
@@ -119,9 +114,8 @@ def test_one_hot_getters(finalized: bool) -> None:
 
 
 def test_one_hot_reaches_into_nests_and_leaves_the_rest() -> None:
-    space = spaces.Dict(
-        a=spaces.Discrete(3, start=1), b=spaces.MultiDiscrete([2, 3]), c=spaces.Box(-1.0, 1.0, (2,), np.float32)
-    )
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    space = spaces.Dict(a=spaces.Discrete(3, start=1), b=spaces.MultiDiscrete([2, 3]), c=box)
     item = {"a": 3, "b": np.array([1, 2]), "c": np.array([0.5, -0.5], np.float32)}
     buffer = InfiniteLookbackBuffer([item], space=space)
     before, row = buffer.get(slice(-1, 1), neg_index_as_lookback=True, fill=0.0, one_hot_discrete=True)

@@ -27,9 +27,8 @@ SPACE = spaces.Dict(
 
 
 def episode() -> Episode:
-    episode = Episode(
-        "x", observation_space=SPACE, action_space=spaces.Box(-1, 1, (2,), np.float32), agent_id=("team", 1)
-    )
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    episode = Episode("x", observation_space=SPACE, action_space=box, agent_id=("team", 1))
     SPACE.seed(0)
     episode.add_env_reset(SPACE.sample(), {"note": "a", "array": np.arange(3), "nan": float("nan"), 5: None})
     for n in range(4):

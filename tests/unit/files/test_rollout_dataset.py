@@ -94,9 +94,8 @@ def test_next_observation_is_that_of_the_observation(tmp_path: Path) -> None:
         for t in range(3):
             other = {"state": np.float32(t), "next_observation": np.float32(9)}
             writer({**transition(0, t), **other}, terminated=t == 2)
-    with pytest.raises(
-        rw.errors.StructureError, match=r"`next_observation` is float32 \[3\], expected float32 \[3, 2\]"
-    ):
+    said = r"`next_observation` is float32 \[3\], expected float32 \[3, 2\]"
+    with pytest.raises(rw.errors.StructureError, match=said):
         next(iter(RolloutDataset(tmp_path, 1)))
     batch = RolloutDataset(tmp_path, 1, fields={"observation": "state"}).get_batch(3)
     assert batch.next_observation[:, 0].tolist() == [1, 2, 2]
@@ -125,9 +124,8 @@ def test_boundary_step_is_the_last_next_observation(tmp_path: Path, length: int)
             writer(step)
     dataset = RolloutDataset(tmp_path, 1)
     batches = [dataset.get_batch(length) for _ in range(0, 5, length)]
-    batch = TransitionBatch(
-        *(np.concatenate(part)[:5] if part[0] is not None else None for part in zip(*batches, strict=True))
-    )
+    columns = zip(*batches, strict=True)
+    batch = TransitionBatch(*(None if parts[0] is None else np.concatenate(parts)[:5] for parts in columns))
     assert batch.observation[:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]
     assert batch.next_observation[:, 0].tolist() == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2]]
     assert batch.reward[:, 0].tolist() == [1, 2, 3, 1, 2]

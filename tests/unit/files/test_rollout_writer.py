@@ -122,11 +122,8 @@ def test_environments_are_episodes_of_their_own(tmp_path: Path) -> None:
             writer({"x": np.array([t, 10 + t])}, terminated=[t == 1, False], truncated=[False, t == 2])
     stored = [StoredTrajectory(path) for path in list_trajectories(tmp_path)]
     assert [each.load()["x"].tolist() for each in stored] == [[0, 1], [10, 11, 12], [2]]
-    assert [(each.manifest.terminated, each.manifest.truncated) for each in stored] == [
-        (True, False),
-        (False, True),
-        (False, True),
-    ]
+    assert [each.manifest.terminated for each in stored] == [True, False, False]
+    assert [each.manifest.truncated for each in stored] == [False, True, True]
     with pytest.raises(rw.errors.ClosedError):
         writer({"x": np.array([0, 0])})
 
@@ -224,9 +221,8 @@ def test_writers_in_several_processes_share_a_directory(tmp_path: Path) -> None:
 def test_strings_of_negative_length_are_refused(tmp_path: Path) -> None:
     path = RolloutWriter(tmp_path).save({"name": np.array([b"ab", b"c"], object)})
     lengths = np.array([2, 1]).tobytes()
-    path.write_bytes(
-        with_member(path, "name.lengths.npy", lambda data: data.replace(lengths, np.array([4, -1]).tobytes()))
-    )
+    negative = np.array([4, -1]).tobytes()
+    path.write_bytes(with_member(path, "name.lengths.npy", lambda data: data.replace(lengths, negative)))
     with pytest.raises(rw.errors.FormatError, match="leaf `name`: a string cannot have a negative length"):
         StoredTrajectory(path).load()
 
@@ -252,9 +248,9 @@ def with_member(path: Path, name: str, change: Any, method: int = zipfile.ZIP_ST
     return out.getvalue()
 
 
-def rewritten(path: Path, change: Any) -> bytes:
-    """Return a file whose manifest was changed."""
-    return with_member(path, "manifest.json", lambda data: change(data.decode()))
+def replaced(path: Path, old: str, new: str) -> bytes:
+    """Return a file in whose manifest a pattern was replaced."""
+    return with_member(path, "manifest.json", lambda data: re.sub(old, new, data.decode(), flags=re.DOTALL))
 
 
 @pytest.mark.parametrize(
@@ -263,24 +259,12 @@ def rewritten(path: Path, change: Any) -> bytes:
         (lambda path: path.read_bytes().replace(b"NUMPY", b"NUMPX"), "torn or damaged"),
         (lambda path: path.read_bytes()[: path.stat().st_size // 2], "torn or damaged"),
         (lambda _: b"", "torn or damaged"),
-        (lambda path: rewritten(path, lambda text: text[: len(text) // 2]), "its manifest cannot be read"),
-        (
-            lambda path: rewritten(path, lambda text: text.replace('"version": 1', '"version": 2')),
-            "version 2; expected",
-        ),
-        (
-            lambda path: rewritten(path, lambda text: text.replace('"num_steps": 4', '"num_steps": 5')),
-            "as the manifest says",
-        ),
-        (lambda path: rewritten(path, lambda text: text.replace('"num_steps": 4', '"num_steps": 0')), "at least one"),
-        (
-            lambda path: rewritten(path, lambda text: re.sub('"structure": ".*?"', '"structure": ""', text)),
-            "`structure`",
-        ),
-        (
-            lambda path: with_member(path, "reward.npy", lambda data: data.replace(b"<f4", b"<i4")),
-            "array `reward` is not float32",
-        ),
+        (lambda path: replaced(path, '"num_steps".*', ""), "its manifest cannot be read"),
+        (lambda path: replaced(path, '"version": 1', '"version": 2'), "version 2; expected"),
+        (lambda path: replaced(path, '"num_steps": 4', '"num_steps": 5'), "as the manifest says"),
+        (lambda path: replaced(path, '"num_steps": 4', '"num_steps": 0'), "at least one"),
+        (lambda path: replaced(path, '"structure": ".*?"', '"structure": ""'), "`structure`"),
+        (lambda path: with_member(path, "reward.npy", lambda data: data.replace(b"<f4", b"<i4")), "is not float32"),
         (
             lambda path: with_member(path, "reward.npy", lambda data: data + bytes(1 << 20), zipfile.ZIP_DEFLATED),
             "`reward.npy` has .* bytes, not",  # of a member that was not decompressed
@@ -388,9 +372,7 @@ def test_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_leaf_that_a_zip_file_would_cut_short_is_refused(tmp_path: Path) -> None:
-    with (
-        RolloutWriter(tmp_path) as writer,
-        pytest.raises(rw.errors.StructureError, match=r"leaf 'a\\x00b': .* has a NUL"),
-    ):
+    writer = RolloutWriter(tmp_path)
+    with writer, pytest.raises(rw.errors.StructureError, match=r"leaf 'a\\x00b': .* has a NUL"):
         writer({"a\0b": 1.0}, end_of_episode=True)
     assert list_trajectories(tmp_path) == []

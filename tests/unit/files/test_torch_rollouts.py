@@ -34,16 +34,10 @@ def test_workers_together_read_each_trajectory_once(
     write_transitions(tmp_path, [2] * num_episodes)
     view = view_of(tmp_path)
     assert isinstance(view, torch.utils.data.IterableDataset)
-    loader = torch.utils.data.DataLoader(
-        view, batch_size=None, num_workers=num_workers, multiprocessing_context=context
-    )
+    workers: Any = {"num_workers": num_workers, "multiprocessing_context": context}
+    loader = torch.utils.data.DataLoader(view, batch_size=None, **workers)
     for _ in range(2):  # each epoch begins anew
-        seen = [
-            (int(row[0]), int(row[1]))
-            for batch in loader
-            for row, real in zip(batch.observation, batch.mask, strict=True)
-            if real
-        ]
+        seen = [tuple(row) for batch in loader for row in batch.observation[batch.mask].int().tolist()]
         assert sorted(seen) == [(episode, t) for episode in range(num_episodes) for t in range(2)]
 
 

@@ -283,11 +283,9 @@ def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:
     options: dict[str, Any] = {"seed": 3, "fields": {"observation": "state"}}
     ours = rw.files.RolloutDataset(tmp_path, 2, 2, shuffle=True, keep_latest=4, start_range=(1, 4), **options)
     theirs = RolloutDataset(tmp_path, 2, 2, True, 4, [1, 4], **options)  # the original's order
-    expected, found = (
-        [[leaf.tolist() for leaf in tree.flatten(batch) if leaf is not None] for batch in each]
-        for each in (ours, theirs)
-    )
-    assert found == expected
+    for batches in zip(ours, theirs, strict=True):
+        own, same = ([leaf.tolist() for leaf in tree.flatten(batch) if leaf is not None] for batch in batches)
+        assert own == same
 
 
 def test_first_frame_is_marked_as_done_only_if_asked(tmp_path: Path) -> None:

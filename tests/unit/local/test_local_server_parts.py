@@ -16,7 +16,6 @@ from store_messages import Inserter, chunk, draw, item, store_of
 from reverb_writer.background import in_background
 from reverb_writer.local.endpoint import InsertStream, LocalEndpoint, SampleStream
 from reverb_writer.local.grpc_service import Service
-from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
 from reverb_writer.local.stored_items import SharedChunks, encode_responses
@@ -260,8 +259,12 @@ def test_huge_priorities_stay_finite() -> None:
         (messages.StoredRequest(chunks=[b"\xff"]), "not an insert request"),
         (messages.StoredRequest(items=[b"\x08"]), "not an insert request"),
         (messages.StoredRequest(chunks=[chunk(8)], items=[item(1, 8, "other")]), "other was not found"),
+        (
+            messages.StoredRequest(chunks=[chunk(7)], items=[sampled.item(1, [[(7, 0, 1, 1)]]).SerializeToString()]),
+            "item 1 refers to tensor 1 of chunk 7, which has 1",
+        ),
     ],
-    ids=["no chunk", "not kept", "damaged chunk", "damaged item", "no table"],
+    ids=["no chunk", "not kept", "damaged chunk", "damaged item", "no table", "no tensor"],
 )
 def test_an_impossible_request_inserts_nothing(request_: Any, text: str) -> None:
     store = store_of(TableConfig("replay"))
@@ -271,14 +274,6 @@ def test_an_impossible_request_inserts_nothing(request_: Any, text: str) -> None
     inserter.incoming.end()
     assert not len(store.table("replay"))
     assert not len(store.chunks)
-
-
-def test_item_that_names_a_tensor_behind_the_last_of_its_chunk_is_refused() -> None:
-    incoming = Incoming(store_of(TableConfig("replay")), lambda _: None)
-    named = sampled.item(1, [[(7, 0, 1, 1)], [(7, 0, 1, 0)]]).SerializeToString()
-    request = messages.StoredRequest(keep_chunk_keys=[7], chunks=[chunk(7)], items=[named])
-    with pytest.raises(Refusal, match="item 1 refers to tensor 1 of chunk 7, which has 1"):
-        incoming.feed(request.SerializeToString())
 
 
 class ClientThatGoes:

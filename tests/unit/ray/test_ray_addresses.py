@@ -129,9 +129,10 @@ class TestClaim:
 
         with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
             new.wait(tell)
-        assert waited == [
-            f"waits until it can read the claims of other servers ([Errno 21] Is a directory: '{unreadable}')"
-        ]
+        (text,) = waited
+        assert (
+            text == f"waits until it can read the claims of other servers ([Errno 21] Is a directory: '{unreadable}')"
+        )
         assert numbers_in(tmp_path / "shard") == [2]
 
     def test_silent_server_of_another_machine_is_waited_for_as_long_as_it_may_serve(

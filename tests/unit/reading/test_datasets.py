@@ -107,9 +107,8 @@ def test_oldest_priorities_are_dropped_and_counted_when_too_many_wait(monkeypatc
         updates.close(60)
         with pytest.raises(rw.errors.ClosedError):
             updates.put([1], [1.0])
-        assert {(s.info.key, s.info.priority) for s in client.sample("replay", 99)} <= {
-            *zip(keys, [1.0, 6.0, 7.0], strict=True)
-        }
+        expected = set(zip(keys, [1.0, 6.0, 7.0], strict=True))
+        assert {(sample.info.key, sample.info.priority) for sample in client.sample("replay", 99)} <= expected
 
 
 @pytest.mark.parametrize(

@@ -38,25 +38,33 @@ class Pool:
         self._rows = None
 
 
-def maker(num_slices: int, slice_len: int, **options: Any) -> SlicesOfPools:
-    sampler = SliceSampler(num_slices, slice_len)
-    return SlicesOfPools(sampler, np.random.default_rng(0), **options)
+def two_items() -> SampleRows:
+    return rows_of(np.arange(6.0), [False, True, False, False, False, True], lengths=[2, 4])
+
+
+def pack(leaves: Any) -> dict[str, Any]:
+    return dict(zip(("reward", "done"), leaves, strict=True))
+
+
+def test_slices_that_do_not_fill_a_batch_wait_for_the_next_pool() -> None:
+    maker: Any = SlicesOfPools(SliceSampler(3, 2), np.random.default_rng(0), slices_per_item=2)
+    made = [pair for _ in range(3) for pair in maker.make(Pool(two_items(), pack), "")]  # of four slices each
+    sizes = [(None if batch is None else len(batch.info), is_last) for batch, is_last in made]
+    assert sizes == [(3, False), (None, True), (3, False), (None, True), (3, False), (3, True)]
+    assert maker.rest() is None
 
 
 @pytest.mark.parametrize("slices_per_item", [1, 4])
 def test_pool_is_freed_without_the_collector(slices_per_item: int) -> None:
     """Each pool has the rows of whole items: thirty of them were 190 MB."""
-    rows = rows_of(np.arange(6.0), [False, True, False, False, False, True], lengths=[2, 4])
-
-    def pack(leaves: Any) -> dict[str, Any]:
-        return dict(zip(("reward", "done"), leaves, strict=True))
-
+    rows = two_items()
     gc.collect()
     gc.disable()
     try:
         alive, pool = weakref.ref(rows), Pool(rows, pack)
         del rows
-        batches: Any = maker(2, 2, slices_per_item=slices_per_item).make(pool, "")  # type: ignore[arg-type]
+        maker: Any = SlicesOfPools(SliceSampler(2, 2), np.random.default_rng(0), slices_per_item)
+        batches = maker.make(pool, "")
         assert [len(batch.markers) for batch, _ in batches] == [4] * slices_per_item
         del batches
         assert alive() is None

@@ -39,20 +39,16 @@ def windows(frames: Any, is_first: Any = None, **leaves: Any) -> rw.Batch:
         {"done": [[0, 1, 0, 0, 0]]},
         {"terminated": [[0, 1, 0, 0, 0]], "truncated": [[0, 0, 0, 0, 0]]},
         {"truncated": [[0, 1, 0, 0, 0]]},
-        {"next": {"done": [[0, 1, 0, 0, 0]]}},
+        {"next": {"done": np.array([[0, 1, 0, 0, 0]])}},
         {"episode": [[3, 3, 4, 4, 4]]},
         {"step_type": [[1, 2, 0, 1, 1]]},
     ],
 )
 def test_stack_does_not_cross_episodes_inside_a_window(flags: Any) -> None:
-    leaves = {
-        name: {"done": np.array(flag["done"])} if isinstance(flag, dict) else np.array(flag)
-        for name, flag in flags.items()
-    }
+    leaves = {name: flag if isinstance(flag, dict) else np.array(flag) for name, flag in flags.items()}
     batch = rw.frame_stack(3, "observation/rgb")(windows([[10, 11, 30, 31, 32]], **leaves))
-    assert batch.data["observation"]["rgb"].tolist() == [
-        [[10, 10, 10], [10, 10, 11], [30, 30, 30], [30, 30, 31], [30, 31, 32]]
-    ]
+    (stacks,) = batch.data["observation"]["rgb"].tolist()
+    assert stacks == [[10, 10, 10], [10, 10, 11], [30, 30, 30], [30, 30, 31], [30, 31, 32]]
 
 
 def test_frames_of_windows_with_a_mask_are_stacked() -> None:
@@ -103,18 +99,14 @@ def test_frames_of_slices_are_stacked_by_their_markers(marker: str) -> None:
 def test_the_row_after_a_slice_continues_the_stack_of_its_last_row() -> None:
     steps = {"observation": {"a": np.arange(7), "b": np.arange(7) + 10}, "is_last": np.array([0, 0, 0, 1, 0, 0, 1])}
     stored = read_markers(steps)
-    slices = next(
-        SliceSampler(4, 3, by="row").one_pass(find_trajectories(stored), np.random.default_rng(0), shuffle=False)
-    )
+    sampler, rng = SliceSampler(4, 3, by="row"), np.random.default_rng(0)
+    slices = next(sampler.one_pass(find_trajectories(stored), rng, shuffle=False))
     gathered = gather(steps, slices, stored)
     after = tree.map_structure(lambda leaf: leaf[slices.next_rows], steps)
     batch = rw.frame_stack(2)(rw.Batch(gathered.data, info_of([3, 3]), gathered.markers, after))
     assert slices.cut_by_sampler.tolist() == [True, False, False]
-    assert batch.data["observation"]["a"].tolist() == [
-        *[[0, 0], [0, 1], [1, 2]],
-        *[[1, 1], [1, 2], [2, 3]],
-        *[[4, 4], [4, 5], [5, 6]],
-    ]
+    stacks = batch.data["observation"]["a"].tolist()
+    assert stacks == [[0, 0], [0, 1], [1, 2], [1, 1], [1, 2], [2, 3], [4, 4], [4, 5], [5, 6]]
     assert batch.next["observation"]["a"].tolist() == [[2, 3], [2, 3], [5, 6]]
     assert batch.next["observation"]["b"].tolist() == [[12, 13], [12, 13], [15, 16]]
 

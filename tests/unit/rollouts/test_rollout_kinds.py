@@ -208,10 +208,9 @@ def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any,
     (batch,) = storage.recurrent_mini_batch_generator(1, 1)
     actor, critic = batch.hidden_states
     assert (plain(actor), critic) == (plain(states[0]), None)
+    both = (make(states[0]), make(states[0]))
     with pytest.raises(StructureError, match=r"`hidden_states` are .*, expected .*, as in earlier steps"):
-        storage.add_transitions(
-            storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(make(states[0]), make(states[0])))
-        )
+        storage.add_transitions(storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=both))
     none = storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(None, None))
     storage.add_transitions(none)
     assert plain(storage.saved_hidden_states[0][0]) == plain(np.moveaxis(states[0], 0, 1) * 0)  # [B, layers, H]
@@ -221,9 +220,8 @@ def test_hidden_states_are_nests_and_zero_where_a_step_has_none(device: Any, mak
     storage = RolloutStorage(1, 3, (1,), None, (1,), device=device)
     lstm = (make(np.full((2, 1, 3), 7.0)), make(np.full((2, 1, 3), 8.0)))
     for states, done in ((None, True), (lstm, True), ((None, None), False)):
-        storage.add_transitions(
-            storage.Transition(make([[0.0]]), None, make([[0.0]]), make([0.0]), make([done]), hidden_states=states)
-        )
+        row = make([[0.0]]), None, make([[0.0]]), make([0.0]), make([done])
+        storage.add_transitions(storage.Transition(*row, hidden_states=states))
     (batch,) = storage.recurrent_mini_batch_generator(1, 1)
     assert [tuple(leaf.shape) for leaf in batch.hidden_states] == [(2, 3, 3), (2, 3, 3)]
     assert [plain(leaf[0, :, 0]) for leaf in batch.hidden_states] == [[0, 7, 0], [0, 8, 0]]

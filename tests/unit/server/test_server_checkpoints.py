@@ -27,15 +27,21 @@ def written(incoming: Path, name: str, *, at: float, done: bool = True, what: by
     path.mkdir()
     for file in FILES:
         if file != DONE or done:
-            (path / file).write_bytes(
-                b"" if file == DONE else zlib.compress(b"" if file == "tables.tfrecord" else what)
-            )
+            content = zlib.compress(b"" if file == "tables.tfrecord" else what)
+            (path / file).write_bytes(b"" if file == DONE else content)
             os.utime(path / file, (at, at))
     return path
 
 
 def adopted(folder: CheckpointFolder) -> list[str]:
     return [one.name for one in folder.adopt_finished().kept.values()]
+
+
+def kept(folder: CheckpointFolder, name: str, *, at: float) -> str:
+    """Write a checkpoint that is kept, and return its name."""
+    written(folder.incoming, name, at=at)
+    (one,) = adopted(folder)
+    return one
 
 
 def names(directory: Path) -> list[str]:
@@ -57,8 +63,7 @@ def test_finished_checkpoints_are_kept_under_a_number_and_their_time_and_the_new
 def test_clock_that_was_set_back_changes_no_order(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
         for second in (9, 5, 1):
-            written(folder.incoming, f"2026-01-01T00:00:0{second}+00:00", at=second)
-            assert len(adopted(folder)) == 1
+            kept(folder, f"2026-01-01T00:00:0{second}+00:00", at=second)
         assert names(folder.directory) == ["00000003-19700101T000001.000000Z", "00000002-19700101T000005.000000Z"]
 
 
@@ -75,8 +80,7 @@ def test_names_of_earlier_versions_are_older_than_all_with_a_number_even_in_the_
 def test_number_of_a_checkpoint_that_was_removed_is_not_used_again(tmp_path: Path) -> None:
     for number in (1, 2):
         with CheckpointFolder(tmp_path / "own", keep=2) as folder:
-            written(folder.incoming, "a", at=1)
-            (name,) = adopted(folder)
+            name = kept(folder, "a", at=1)
             assert name.startswith(f"0000000{number}-")
             shutil.rmtree(folder.directory / "kept" / name)
             assert folder.latest() is None
@@ -92,8 +96,7 @@ def test_unfinished_checkpoint_is_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", zlib.compress(bytes(1000))[:-4], b"no zlib stream at all"])
 def test_finished_checkpoint_that_is_damaged_is_refused_and_deleted(tmp_path: Path, content: bytes) -> None:
     with CheckpointFolder(tmp_path / "own", keep=1) as folder:
-        written(folder.incoming, "a", at=1)
-        (before,) = adopted(folder)
+        before = kept(folder, "a", at=1)
         path = written(folder.incoming, "b", at=2)
         (path / "chunks.tfrecord").write_bytes(content)  # a full disk: Reverb does not look when it closes a file
         found = folder.adopt_finished()
@@ -128,27 +131,22 @@ def test_next_start_keeps_what_was_finished_and_clears_what_was_not(tmp_path: Pa
 def test_older_incomplete_and_damaged_ones_go_with_the_last_that_is_kept(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
         for second in (1, 2, 3):
-            written(folder.incoming, str(second), at=second)
-            adopted(folder)
+            kept(folder, str(second), at=second)
         three, two = checkpoints_in(folder.directory)
         folder.damaged.add(three.name)
         assert folder.latest() == two
-        written(folder.incoming, "4", at=4)
-        (four,) = adopted(folder)
+        four = kept(folder, "4", at=4)
         assert names(folder.directory) == [four, three.name, two.name]  # two sound ones
-        written(folder.incoming, "5", at=5)
-        (five,) = adopted(folder)
+        five = kept(folder, "5", at=5)
         assert names(folder.directory) == [five, four]
 
 
 def test_checkpoint_that_is_read_is_not_deleted(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=1) as folder:
-        written(folder.incoming, "a", at=1)
-        (first,) = adopted(folder)
+        first = kept(folder, "a", at=1)
         copying = os.open(tmp_path / "own" / "kept" / first, os.O_RDONLY)
         fcntl.flock(copying, fcntl.LOCK_SH)  # as `flock --shared` does
-        written(folder.incoming, "b", at=2)
-        (second,) = adopted(folder)
+        second = kept(folder, "b", at=2)
         assert names(folder.directory) == [second, first]
         os.close(copying)
         assert folder.prune(1) == 1
@@ -159,12 +157,11 @@ def test_checkpoint_that_is_read_is_not_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"starts": null}', "null", "\x00\xff", '{"starts": -3, "sequence": "x"}']
+    "content", ["{", "[]", "null", '{"starts": null}', "\x00\xff", '{"starts": -3, "sequence": "x"}']
 )
 def test_damaged_mark_is_written_anew_and_the_checkpoints_stay(tmp_path: Path, content: str) -> None:
     with CheckpointFolder(tmp_path / "own", keep=3) as folder:
-        written(folder.incoming, "a", at=1)
-        (first,) = adopted(folder)
+        first = kept(folder, "a", at=1)
     (tmp_path / "own" / "OWNER.json").write_text(content, "latin-1")
     with CheckpointFolder(tmp_path / "own", keep=3) as folder:
         assert folder.owner.mark.starts == 1
@@ -177,8 +174,7 @@ def test_damaged_mark_is_written_anew_and_the_checkpoints_stay(tmp_path: Path, c
 
 def test_folder_that_has_lost_its_mark_is_known_by_its_checkpoints(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=3) as folder:
-        written(folder.incoming, "a", at=1)
-        (first,) = adopted(folder)
+        first = kept(folder, "a", at=1)
     (tmp_path / "own" / "OWNER.json").unlink()
     assert names(tmp_path / "own") == [first]
     with CheckpointFolder(tmp_path / "own", keep=3) as folder:
@@ -226,8 +222,7 @@ def test_checkpoint_that_lacks_a_file_is_incomplete(
 ) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
         for second in (1, 2):
-            written(folder.incoming, str(second), at=second)
-            folder.adopt_finished()
+            kept(folder, str(second), at=second)
         older, newer = reversed(checkpoints_in(tmp_path))
         (newer.path / missing).unlink()
         assert newer.fault() == f"{missing} missing"
@@ -241,8 +236,7 @@ def test_server_does_not_begin_empty_because_all_checkpoints_are_incomplete(tmp_
     with CheckpointFolder(tmp_path, keep=3) as folder:
         assert select_checkpoint(tmp_path, "latest") is None
         for second in (1, 2):
-            written(folder.incoming, str(second), at=second)
-            folder.adopt_finished()
+            kept(folder, str(second), at=second)
         newest, oldest = checkpoints_in(tmp_path)
         os.truncate(newest.path / "chunks.tfrecord", 3)
         (oldest.path / "DONE").unlink()

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reverb_writer_server import cli
 from service_process import run_command
+
+
+def code_of(*arguments: str) -> Any:
+    """Run a command to its end; return its code, or the text that it ends with."""
+    with pytest.raises(SystemExit) as ending:
+        cli.main([*arguments])
+    return ending.value.code
 
 
 @pytest.mark.parametrize("host", ["münchen", ""])
@@ -19,9 +27,7 @@ def test_certificate_for_a_host_that_is_none_is_refused(tmp_path: Path, host: st
 
 @pytest.mark.parametrize("timeout", ["-1", "0", "soon"])
 def test_time_out_that_is_none_is_wrong_usage(timeout: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ending:
-        cli.main(["checkpoints", "save", "localhost:1", "--timeout", timeout])
-    assert ending.value.code == 2
+    assert code_of("checkpoints", "save", "localhost:1", "--timeout", timeout) == 2
     assert "Invalid value for '--timeout'" in capsys.readouterr().err
 
 
@@ -31,9 +37,7 @@ def test_folder_of_checkpoints_is_told_from_a_checkpoint(tmp_path: Path, capsys:
         (tmp_path / "kept" / name).mkdir(parents=True)
         (tmp_path / "kept" / name / "DONE").touch()
     for folder in (tmp_path, tmp_path / "kept"):
-        with pytest.raises(SystemExit) as ending:
-            cli.main(["checkpoints", "inspect", str(folder)])
-        assert ending.value.code == 1
+        assert code_of("checkpoints", "inspect", str(folder)) == 1
         said = f"is not a checkpoint, but a folder with 2 in it. Name one, such as {tmp_path / 'kept' / names[1]}."
         assert capsys.readouterr().err == f"{folder.name}: {folder}: {said}\n"
 
@@ -41,9 +45,7 @@ def test_folder_of_checkpoints_is_told_from_a_checkpoint(tmp_path: Path, capsys:
 def test_folder_without_any_checkpoint_and_missing_folder_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ending:
-        cli.main(["checkpoints", "inspect", str(tmp_path), str(tmp_path / "nothing")])
-    assert ending.value.code == 1
+    assert code_of("checkpoints", "inspect", str(tmp_path), str(tmp_path / "nothing")) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert "is not a checkpoint: it has none of" in first
     assert "the folder does not exist" in second
@@ -99,9 +101,7 @@ def test_validate_refuses_what_serve_refuses_and_leaves_everything_as_it_is(
 ) -> None:
     file = made(tmp_path, case)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit) as ending:
-        cli.main(["validate", str(file)])
-    assert message in str(ending.value)
+    assert message in code_of("validate", str(file))
     assert sorted(tmp_path.rglob("*")) == before
     served = run_command("serve", "--config", str(file), environment={"REVERB_WRITER__PORT": "0"})
     assert served.returncode != 0
@@ -111,8 +111,6 @@ def test_validate_refuses_what_serve_refuses_and_leaves_everything_as_it_is(
 def test_validate_says_what_would_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "server.toml"
     file.write_text(IN_FOLDER.format(folder=tmp_path))
-    with pytest.raises(SystemExit) as ending:
-        cli.main(["validate", str(file)])
-    assert ending.value.code == 0
+    assert code_of("validate", str(file)) == 0
     assert "table `replay`:" in capsys.readouterr().out
     assert not (tmp_path / "checkpoints").exists()

@@ -36,11 +36,8 @@ def test_without_anything_there_is_one_table_and_the_defaults() -> None:
     config = load(None, {})
     assert config.tables == (ServedTable(TableConfig("replay")),)
     assert (config.port, config.http_port, config.checkpoints_directory) == (8000, 0, None)
-    assert (config.checkpoints_keep, config.checkpoints_restore, config.checkpoints_on_mismatch) == (
-        3,
-        "latest",
-        "refuse",
-    )
+    assert (config.checkpoints_keep, config.checkpoints_restore) == (3, "latest")
+    assert config.checkpoints_on_mismatch == "refuse"
 
 
 def test_every_sampler_remover_and_rate_limiter_has_a_plain_name(tmp_path: Path) -> None:
@@ -169,10 +166,7 @@ def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) ->
         ("port =", r"is not valid TOML:"),
         ('bind = "10.0.0.1"', '`bind`: got "10.0.0.1" (string), allowed: "127.0.0.1" or "0.0.0.0"'),
         ("prot = 1", r"unknown key `prot`. Did you mean `port`? Allowed: port"),
-        (
-            "[http]\nprot = 1",
-            "unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, max_silence_s",
-        ),
+        ("[http]\nprot = 1", "unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, max_"),
         ("http = 3", "`http`: got 3 (integer), allowed: a section [http] with port, host"),
         ("tables = 3", "`tables`: got 3 (integer), allowed: a section [tables] with a section for each"),
         ("tables.a = 3", r"`tables.a`: got 3 (integer), allowed: a section [tables.a] with max_size, "),
@@ -202,26 +196,18 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("REVERB_WRITER__PROT", "1", "unknown key `prot`. Did you mean `port`?"),
-        (
-            "REVERB_WRITER__CHECKPOINTS__KEEP",
-            "many",
-            '`checkpoints.keep`: got "many" (string), allowed: an integer from 1',
-        ),
-        (
-            "REVERB_WRITER__HTTP",
-            "3",
-            '`http`: got "3" (string), allowed: a section [http] with port, host, max_silence_s.',
-        ),
-        ("REVERB_WRITER__TABLES", "3", "allowed: a section [tables] with a section for each."),
-        ("REVERB_WRITER__TABLES__A", "{max_size = 3}", "allowed: a section [tables.a] with max_size, sampler,"),
-        ("REVERB_WRITER__TABLES__A__MAXSIZE", "3", "unknown key `tables.a.maxsize`. Did you mean `max_size`?"),
+        ("PROT", "1", "unknown key `prot`. Did you mean `port`?"),
+        ("CHECKPOINTS__KEEP", "many", '`checkpoints.keep`: got "many" (string), allowed: an integer from 1'),
+        ("HTTP", "3", '`http`: got "3" (string), allowed: a section [http] with port, host, max_silence_s.'),
+        ("TABLES", "3", "allowed: a section [tables] with a section for each."),
+        ("TABLES__A", "{max_size = 3}", "allowed: a section [tables.a] with max_size, sampler,"),
+        ("TABLES__A__MAXSIZE", "3", "unknown key `tables.a.maxsize`. Did you mean `max_size`?"),
     ],
 )
 def test_variable_that_cannot_work_is_refused_by_name(variable: str, value: str, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        load(None, {variable: value})
-    assert str(refusal.value).startswith(f"environment variable {variable}: ")
+        load(None, {f"REVERB_WRITER__{variable}": value})
+    assert str(refusal.value).startswith(f"environment variable REVERB_WRITER__{variable}: ")
     assert message in str(refusal.value)
 
 
@@ -367,9 +353,7 @@ def test_total_of_memory_is_told_though_some_tables_have_no_estimate() -> None:
         "memory of table `a`: unknown, set its signature and sequence_length",
         "memory of table `b`: unknown, set its signature",
     ]
-    assert lines[2].startswith(
-        "total memory: at least 572.2 MiB, without `a`, `b` (572.2 MiB for the processes), avail"
-    )
+    assert lines[2].startswith("total memory: at least 572.2 MiB, without `a`, `b` (572.2 MiB for the processes), ")
     assert not is_excess
 
 
@@ -427,11 +411,7 @@ def test_each_server_of_a_cluster_serves_its_share(tmp_path: Path) -> None:
     [
         (CLUSTER, {}, "`cluster.shard`: got nothing, allowed: 0 to 3, because `cluster.shards` is 4."),
         (CLUSTER, {"cluster__shard": 4}, "command line: `cluster.shard`: got 4, allowed: 0 to 3"),
-        (
-            "",
-            {"cluster__shard": 1},
-            "command line: `cluster.shard`: got 1, allowed: 0 to 0, because `cluster.shards` is 1.",
-        ),
+        ("", {"cluster__shard": 1}, "`cluster.shard`: got 1, allowed: 0 to 0, because `cluster.shards` is 1."),
         (
             CLUSTER,
             {"cluster__shard": 0, "tables__replay__error_buffer": 7.0},

@@ -49,11 +49,8 @@ def test_importance_weights_are_relative_to_the_largest_of_each_member(
 
 
 def test_information_prints_as_a_table_of_shapes() -> None:
-    assert str(info_of(2)).splitlines()[:3] == [
-        "BatchInfo, without zeros",
-        "  keys           uint64 [2]",
-        "  priorities     float64 [2]",
-    ]
+    title, keys, *_ = str(info_of(2)).splitlines()
+    assert (title, keys) == ("BatchInfo, without zeros", "  keys           uint64 [2]")
 
 
 def test_mask_of_a_batch_is_that_of_its_windows_or_slices() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import reverb_writer as rw
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.slices import Markers, Slices, SliceSampler, Trajectories, find_trajectories, gather, sample_members
+from reverb_writer.slices import Markers, SliceSampler, Trajectories, find_trajectories, gather, sample_members
 
 THREE = Trajectories.from_lengths([3, 6, 2])
 FALSE = np.zeros(11, bool)
@@ -25,11 +25,6 @@ def at(*rows: int, size: int = 11) -> Any:
 
 def true_rows(flags: Any) -> list[int]:
     found: list[int] = np.flatnonzero(flags).tolist()
-    return found
-
-
-def starts(slices: Slices) -> list[int]:
-    found: list[int] = slices.rows[slices.first_rows].tolist()
     return found
 
 
@@ -58,12 +53,8 @@ def test_markers_are_not_repeated_on_padding() -> None:
     steps = {"is_init": np.array([1, 0, 1]), "terminated": np.array([0, 1, 1]), "reward": np.arange(3)}
     batch = gather(steps, SliceSampler(2, 4, short="pad").each(Trajectories.from_lengths([2, 1]), rng()))
     assert true_rows(batch.markers.is_init) == [0, 4]
-    assert (
-        true_rows(batch.markers.terminated)
-        == true_rows(batch.markers.done)
-        == true_rows(batch.markers.truncated)
-        == [1, 4]
-    )
+    for name in ("terminated", "done", "truncated"):
+        assert true_rows(getattr(batch.markers, name)) == [1, 4]
     assert batch.data["is_init"].tolist() == [1, 0, 0, 0, 1, 1, 1, 1]  # as stored
 
 
@@ -103,7 +94,7 @@ def test_probabilities_say_how_likely_a_slice_was() -> None:
     by_row = SliceSampler(50, 5, by="row").sample(THREE, rng())
     np.testing.assert_allclose(by_row.probabilities, 1 / 4)
     prioritized = SliceSampler(50, 5, by="row").sample(THREE, rng(), np.arange(11.0))
-    first = np.array(starts(prioritized))
+    first = prioritized.rows[prioritized.first_rows]
     np.testing.assert_allclose(prioritized.probabilities, first / (0 + 3 + 4 + 9))
 
 
@@ -237,10 +228,9 @@ def test_bad_members_are_named() -> None:
     no_numbers: Any = ["a", "b"]
     with pytest.raises(SpecError, match="`weights` must be a finite number"):
         sample_members([member(0, [4])] * 2, SliceSampler(2, 2), rng(), no_numbers)
+    other = {"reward": np.zeros(4)}, Trajectories.from_lengths([4])
     with pytest.raises(StructureError, match="steps of equal structure"):
-        sample_members(
-            [member(0, [4]), ({"reward": np.zeros(4)}, Trajectories.from_lengths([4]))], SliceSampler(2, 2), rng()
-        )
+        sample_members([member(0, [4]), other], SliceSampler(2, 2), rng())
     members = [({"reward": np.zeros(4, dtype)}, Trajectories.from_lengths([4])) for dtype in (np.float32, np.float64)]
     with pytest.raises(StructureError, match=r"leaf `reward` float64 \[2\], expected `reward` float32 \[2\]"):
         sample_members(members, SliceSampler(2, 2), rng())

@@ -23,11 +23,6 @@ def flags(size: int, *rows: int) -> Any:
     return np.isin(np.arange(size), rows)
 
 
-def found(markers: Markers, **ring: Any) -> tuple[list[int], list[int], list[int]]:
-    trajectories = find_trajectories(markers, **ring)
-    return trajectories.starts.tolist(), trajectories.stops.tolist(), trajectories.lengths.tolist()
-
-
 WRAPPED = ([8, 3, 5], [2, 4, 7], [5, 2, 3])
 IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
 
@@ -63,7 +58,8 @@ IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
 def test_boundaries_are_recovered(
     markers: Markers, ring: dict[str, Any], expected: tuple[list[int], list[int], list[int]]
 ) -> None:
-    assert found(markers, **ring) == expected
+    found = find_trajectories(markers, **ring)
+    assert (found.starts.tolist(), found.stops.tolist(), found.lengths.tolist()) == expected
 
 
 def test_markers_are_not_changed() -> None:
@@ -201,17 +197,9 @@ def test_flags_of_steps_are_read(steps: Any, options: dict[str, Any], expected: 
 # Trajectories.
 
 
-def chunk(ids: list[int], done: list[int], first: int = 0) -> dict[str, Any]:
-    return {"traj_ids": np.array(ids), "done": np.array(done, bool), "obs": first + np.arange(len(ids))}
-
-
-def observations(trajectories: list[Any]) -> list[list[int]]:
-    return [trajectory["obs"].tolist() for trajectory in trajectories]
-
-
 def test_an_id_that_comes_again_is_another_trajectory() -> None:
-    steps = chunk([1, 1, 2, 1, 1, 2], [0] * 6)
-    assert observations(split_trajectories(steps)) == [[0, 1], [2], [3, 4], [5]]
+    steps = {"traj_ids": np.array([1, 1, 2, 1, 1, 2]), "done": np.zeros(6, bool), "obs": np.arange(6)}
+    assert [one["obs"].tolist() for one in split_trajectories(steps)] == [[0, 1], [2], [3, 4], [5]]
 
 
 def test_strings_are_padded_with_empty_ones() -> None:

@@ -72,10 +72,8 @@ def test_shares_of_a_ratio_by_hand() -> None:
 
 
 def test_a_queue_is_split_and_a_table_of_one_item_is_whole() -> None:
-    assert [share_of(TableConfig.queue("q", 5), shard, 2) for shard in range(2)] == [
-        TableConfig.queue("q", 3),
-        TableConfig.queue("q", 2),
-    ]
+    shares = [share_of(TableConfig.queue("q", 5), shard, 2) for shard in range(2)]
+    assert shares == [TableConfig.queue("q", 3), TableConfig.queue("q", 2)]
     weights = TableConfig("variables", max_size=1)
     assert share_of(weights, 3, 4) is weights
 

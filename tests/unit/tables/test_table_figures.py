@@ -229,9 +229,8 @@ def test_standstill_that_has_ended_begins_anew() -> None:
 def look(at: float = 0.0, state_id: int = 1, **counts: tuple[int, int]) -> ServerInfo:
     """Return tables of so many inserts and samples, which let insert 10 more than were sampled."""
     limiters = {name: RateLimiterInfo(1.0, 0.0, 10.0, 1, *count) for name, count in counts.items()}
-    return ServerInfo(
-        state_id, {name: replace(table(10), name=name, rate_limiter=limiter) for name, limiter in limiters.items()}, at
-    )
+    tables = {name: replace(table(10), name=name, rate_limiter=limiter) for name, limiter in limiters.items()}
+    return ServerInfo(state_id, tables, at)
 
 
 @pytest.mark.parametrize(

@@ -56,11 +56,7 @@ def test_rate_limiter_comes_down_to_four_numbers(limiter: RateLimiter, balance: 
         (SampleToInsertRatio, (1, 0, 9), "`min_size` must be >= 1, got 0."),
         (SampleToInsertRatio, (1, 1, "9"), "`error_buffer` must be a finite number, got '9'."),
         (SampleToInsertRatio, (1, 1, (0, math.inf)), "`max_diff` must be a finite number, got inf."),
-        (
-            SampleToInsertRatio,
-            (1, 1, (1, 2, 3)),
-            "`error_buffer` must be a number or (min_diff, max_diff), got (1, 2, 3).",
-        ),
+        (SampleToInsertRatio, (1, 1, (5,)), "`error_buffer` must be a number or (min_diff, max_diff), got (5,)."),
         (
             SampleToInsertRatio,
             (8, 100, 4),
@@ -106,9 +102,7 @@ def test_bounds_that_are_rounded_are_not_too_narrow() -> None:
 
 
 def test_ratio_whose_writers_wait_for_the_first_sample_warns_with_its_numbers() -> None:
-    with pytest.warns(
-        UserWarning, match="max_diff 700 is below .* = 8 x 100 = 800: after the first 100 inserts"
-    ) as told:
+    with pytest.warns(UserWarning, match=r"max_diff 700 .* = 8 x 100 = 800: after the first 100 inserts") as told:
         SampleToInsertRatio(8, 100, (0, 700))
     assert told[0].filename == __file__
 

@@ -22,18 +22,14 @@ from reverb_writer.transitions.returns import (
 # B = 1, T = 3, gamma = 0.9, lambda = 0.8, the value of the observation after the last row is 2.
 REWARDS, GAMMA, LAM = np.ones((1, 3)), 0.9, 0.8
 VALUES = np.array([[0.5, 0.5, 0.5, 2.0]])
-TERMINATED: dict[str, Any] = {
-    "discounts": [[1, 0, 1]]
-}  # the second action ends the episode; the third is of the next one
-
-
-def cut_after_the_second(next_value: float) -> dict[str, Any]:
-    return {"continues": [[1, 0, 1]], "next_values": [[0.5, next_value, 2.0]]}
+# The second action ends the episode; the third is of the next one.
+TERMINATED: dict[str, Any] = {"discounts": [[1, 0, 1]]}
 
 
 def test_nothing_follows_a_termination_whatever_its_value_is() -> None:
     terminated = gae(REWARDS, VALUES, gamma=GAMMA, lambda_=LAM, **TERMINATED)
-    both = gae(REWARDS, VALUES[:, :3], gamma=GAMMA, lambda_=LAM, **TERMINATED, **cut_after_the_second(np.nan))
+    cut: dict[str, Any] = {"continues": [[1, 0, 1]], "next_values": [[0.5, np.nan, 2.0]]}
+    both = gae(REWARDS, VALUES[:, :3], gamma=GAMMA, lambda_=LAM, **TERMINATED, **cut)
     np.testing.assert_array_equal(both.advantages, terminated.advantages)
 
 

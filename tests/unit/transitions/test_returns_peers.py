@@ -60,9 +60,8 @@ def assert_close(ours: Sequence[Floats], theirs: Sequence[Floats]) -> None:
 def test_advantages_and_returns_are_those_of_torchrl(lambda_: float) -> None:
     ours = [*gae(REWARDS, VALUES, gamma=GAMMA, lambda_=lambda_, **ENDS)]
     ours += [lambda_returns(REWARDS, VALUES, gamma=GAMMA, lambda_=lambda_, **ENDS)]
-    theirs = of_torchrl("generalized_advantage_estimate", lambda_, VALUES) + of_torchrl(
-        "td_lambda_return_estimate", lambda_
-    )
+    theirs = of_torchrl("generalized_advantage_estimate", lambda_, VALUES)
+    theirs += of_torchrl("td_lambda_return_estimate", lambda_)
     if lambda_ == 1:
         ours += [discounted_returns(REWARDS, VALUES, gamma=GAMMA, **ENDS)]
         theirs += of_torchrl("td1_return_estimate")

@@ -8,84 +8,58 @@ from typing import Any
 import numpy as np
 import pytest
 import tree
+from played import LAYOUTS, Played, laid_out
 
 import reverb_writer as rw
 from reverb_writer.slices import SliceSampler, Trajectories, find_trajectories, gather, read_markers
-from reverb_writer.steps import FIRST, LAST, MID
+from reverb_writer.steps import LAST
 
 ENDS = ("terminated", "truncated", "cut")
 
-# Observations 10 to 13, actions 1 to 3, rewards 1, 2 and 4. A cut window has the row after its last action, too: the
-# episode goes on there with action 4. Expected: three pairs, the last one with discount 0 if the episode terminated.
-OBSERVATIONS, ACTIONS, REWARDS = [10, 11, 12, 13], [1, 2, 3, 0], [1.0, 2.0, 4.0, 0.0]
+# Observations 10 to 13, actions 0 to 2, rewards 1, 2 and 4. A cut window has the row after its last action, too: the
+# episode goes on there. Expected: three pairs, the last one with discount 0 if the episode terminated.
+REWARDS = [1, 2, 4, 0]
+
+
+def steps_of(layout: str, end: str) -> Any:
+    """Return a window of the episode's rows in a layout, leaves [1, 4, ...]."""
+    rows = [
+        {**Played(10, 3, end, 1.0).row(t), "reward": np.float32(reward or 8 * (end == "cut"))}
+        for t, reward in enumerate(REWARDS)
+    ]
+    steps = [laid_out(row, layout, following) for row, following in zip(rows, [*rows[1:], None], strict=True)]
+    return tree.map_structure(lambda *leaves: np.stack(leaves)[None], *steps)
 
 
 def recorded(end: str) -> dict[str, Any]:
-    """Return the rows that `record` and `Episode.steps` make, leaves [1, 4, ...]."""
-    is_cut = end == "cut"
-    columns: dict[str, Any] = {
-        "observation": np.array(OBSERVATIONS),
-        "action": np.array([1, 2, 3, 4 if is_cut else 0]),
-        "reward": np.array([1, 2, 4, 8 if is_cut else 0], np.float32),
-        "discount": np.array([1, 1, end != "terminated", is_cut], np.float32),
-        "is_first": np.array([True, False, False, False]),
-        "is_last": np.array([False, False, False, not is_cut]),
-        "terminated": np.array([False, False, False, end == "terminated"]),
-        "truncated": np.array([False, False, False, end == "truncated"]),
-    }
-    return {name: column[None] for name, column in columns.items()}
+    """Return the rows that `record` and `Episode.steps` make."""
+    steps: dict[str, Any] = steps_of("recorded", end)
+    return steps
 
 
 def without(steps: dict[str, Any], *names: str, **more: Any) -> dict[str, Any]:
     return {**{name: column for name, column in steps.items() if name not in names}, **more}
 
 
-def rlds(end: str) -> Any:
-    steps = recorded(end)
-    return without(steps, "terminated", "truncated", "discount", is_terminal=steps["terminated"])
-
-
-def rlds_with_discounts_of_1(end: str) -> Any:
-    return {**rlds(end), "discount": np.ones((1, 4), np.float32)}
-
-
-def trajectory(end: str) -> Any:
-    steps = recorded(end)
-    last = MID if end == "cut" else LAST
-    following = [MID, MID, last, MID if end == "cut" else FIRST]  # of the next row
-    return rw.Trajectory(
-        step_type=np.array([[FIRST, MID, MID, last]], np.int32),
-        observation=steps["observation"],
-        action=steps["action"],
-        policy_info=(),
-        next_step_type=np.array([following], np.int32),
-        reward=steps["reward"],
-        discount=np.array([[1, 1, end != "terminated", 1]], np.float32),  # TF-Agents' boundary step has 1
-    )
-
-
-def gymnasium_flags(end: str) -> Any:
-    return without(recorded(end), "is_first", "is_last", "discount")
-
-
-def discounts_alone(end: str) -> Any:
-    return without(recorded(end), "is_first", "is_last", "terminated", "truncated")
-
-
-LAYOUTS = [recorded, rlds, rlds_with_discounts_of_1, trajectory, gymnasium_flags, discounts_alone]
-
-
 def test_the_first_pairs_of_windows_are_their_first_rows() -> None:
-    found = rw.to_transitions(recorded("terminated"))
+    found = rw.to_transitions({**recorded("terminated"), "env": np.array([5])})
     first = found.first()
+    assert first.extras["env"].tolist() == [5]  # a leaf without rows
     assert [leaf.tolist() for leaf in tree.flatten(first.observation)] == [[10]]
-    assert (first.action.tolist(), first.next_observation.tolist()) == ([1], [11])
+    assert (first.action.tolist(), first.next_observation.tolist()) == ([0], [11])
     assert (first.mask.tolist(), first.continues.tolist()) == ([True], [False])
+    with pytest.raises(rw.errors.StructureError, match="`first` is for transitions"):
+        first.first()
+
+
+def test_rows_that_a_mask_leaves_out_are_in_no_pair() -> None:
+    mask = np.array([[False, True, True, False]])
+    assert rw.to_transitions(recorded("cut"), mask=mask).mask.tolist() == [[False, True, False]]
 
 
 def test_padding_of_gymnasiums_flags_may_be_another_episode_and_is_refused() -> None:
     padded = tree.map_structure(
-        lambda column: np.concatenate([column, np.zeros((1, 3), column.dtype)], axis=1), gymnasium_flags("truncated")
+        lambda column: np.concatenate([column, np.zeros((1, 3), column.dtype)], axis=1), steps_of("flags", "truncated")
     )
     with pytest.raises(
         rw.errors.StructureError, match=r"rows after a boundary step, .* lack `is_first` or `step_type`"
@@ -94,15 +68,16 @@ def test_padding_of_gymnasiums_flags_may_be_another_episode_and_is_refused() -> 
 
 
 def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batch() -> None:
-    parts = [gymnasium_flags(end) for end in ("truncated", "terminated")]
+    parts = [steps_of("flags", end) for end in ("truncated", "terminated")]
     steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
     expected = [True, True, True, False, True, True, True]
     assert rw.to_transitions(steps, mask=np.ones((1, 8), bool)).mask.tolist() == [expected]
-    assert rw.to_transitions(tree.map_structure(lambda column: column[0], steps)).mask.tolist() == expected
+    flat = rw.to_transitions(tree.map_structure(lambda column: column[0], steps))
+    assert (flat.mask.tolist(), flat.observation[flat.mask].tolist()) == (expected, [10, 11, 12] * 2)
 
 
 def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
-    parts = [discounts_alone(end) for end in ("terminated", "truncated")]
+    parts = [steps_of("discount", end) for end in ("terminated", "truncated")]
     steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
     said = r"`discount` is the only flag, and 3 rows .* follow a discount of 0"
     with pytest.raises(rw.errors.StructureError, match=said):
@@ -111,8 +86,28 @@ def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
     assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
 
 
+@pytest.mark.parametrize("names", [(), ("is_first",)])
+def test_padding_after_a_discount_of_0_is_no_transition(names: tuple[str, ...]) -> None:
+    steps = {**steps_of("discount", "terminated"), **{name: recorded("terminated")[name] for name in names}}
+    padded = tree.map_structure(lambda column: np.concatenate([column, column[:, :2] * 0], axis=1), steps)
+    assert rw.to_transitions(padded).mask.tolist() == [[True, True, True, False, False]]
+
+
+@pytest.mark.parametrize("layout", ["discount", "trajectory"])
+def test_episodes_in_a_window_are_told_apart_by_their_starts(layout: str) -> None:
+    parts = [steps_of(layout, end) for end in ("terminated", "truncated")]
+    fields = [
+        {"is_first": recorded("cut")["is_first"], **one} if layout == "discount" else one._asdict() for one in parts
+    ]
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *fields)
+    found = rw.to_transitions(without(steps, "next_step_type"))
+    assert found.mask.tolist() == [[True, True, True, False, True, True, True]]
+
+
 def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
-    steps = trajectory("cut")  # and then the actor called `reset`: padding follows a step that says MID does
+    steps = steps_of(
+        "trajectory", "cut"
+    )  # and then the actor called `reset`: padding follows a step that says MID does
     padded = tree.map_structure(lambda column: np.concatenate([column, np.zeros((1, 2), column.dtype)], axis=1), steps)
     padded.step_type[0, 4:] = LAST
     assert rw.to_transitions(padded).mask.tolist() == [[True, True, True, False, False]]
@@ -126,16 +121,13 @@ def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> Non
     assert {*found.extras} == {"seed", "extras"}
     assert found.extras["extras"]["log_prob"].tolist() == [[0, 1, 2]]
     info = {"log_prob": np.arange(4.0)[None]}
-    assert rw.to_transitions(trajectory("cut")._replace(policy_info=info)).extras["policy_info"]["log_prob"].shape == (
-        1,
-        3,
-    )
+    found = rw.to_transitions(steps_of("trajectory", "cut")._replace(policy_info=info))
+    assert found.extras["policy_info"]["log_prob"].shape == (1, 3)
 
 
 def test_what_is_masked_counts_for_nothing() -> None:
-    steps = tree.map_structure(
-        lambda *columns: np.concatenate(columns, axis=1), recorded("terminated"), recorded("truncated")
-    )
+    parts = recorded("terminated"), recorded("truncated")
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
     transitions = rw.to_transitions(steps)
     ratios = np.where(transitions.mask, 1.0, np.nan)
     traced = rw.returns.vtrace(transitions, np.ones((1, 8)), ratios, gamma=0.5)
@@ -169,24 +161,15 @@ STEPS = recorded("terminated")
         (without(STEPS, "terminated", terminated=STEPS["is_first"]), "set on 1 rows that are no boundary steps"),
         (
             # CleanRL's way: flags beside the action. The reward of 4 gives it away; without it the discount does.
-            without(gymnasium_flags("terminated"), terminated=np.array([[0, 0, 1, 0]])),
+            without(steps_of("flags", "terminated"), terminated=np.array([[0, 0, 1, 0]])),
             "set on 1 rows of actions: these rows have a reward",
         ),
         (
-            without(
-                STEPS,
-                "is_first",
-                "is_last",
-                reward=np.zeros((1, 4)),
-                terminated=np.array([[False, False, True, False]]),
-            ),
+            without(STEPS, "is_first", "is_last", reward=np.zeros((1, 4)), terminated=np.array([[0, 0, 1, 0]]) > 0),
             "set on 1 rows of actions",
         ),
         ({**STEPS, "is_last": STEPS["is_last"][0]}, "flags must all be"),
-        (
-            {**STEPS, "reward": STEPS["reward"][:, :3]},
-            r"`reward`: expected leaves that begin with the flags' shape, \(1, 4\)",
-        ),
+        ({**STEPS, "reward": np.zeros((1, 3))}, r"`reward`: expected leaves that begin .* flags' shape, \(1, 4\)"),
         (tree.map_structure(lambda column: column[:, :1], STEPS), "windows of 1 steps hold no transition"),
     ],
 )
@@ -228,18 +211,15 @@ def frameworks(name: str) -> Any:
 
 @pytest.mark.parametrize("name", ["torch", "jax"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tensors_and_jax_arrays_are_taken(name: str, layout: Any) -> None:
+def test_tensors_and_jax_arrays_are_taken(name: str, layout: str) -> None:
     make = frameworks(name)
     for end in ENDS:
-        steps = tree.map_structure(make, layout(end))
+        steps = tree.map_structure(make, steps_of(layout, end))
         found = rw.to_transitions(SimpleNamespace(data=steps, info=SimpleNamespace(mask=np.ones((1, 4), bool))))
         folded = rw.n_step(found, 2, gamma=0.5)
-        assert (
-            type(found.mask)
-            is type(folded.next_observation)
-            is type(steps[1] if layout is trajectory else steps["observation"])
-        )
-        expected = rw.to_transitions(layout(end), mask=np.ones((1, 4), bool))
+        observation = steps[1] if layout == "trajectory" else steps["observation"]
+        assert type(found.mask) is type(folded.next_observation) is type(observation)
+        expected = rw.to_transitions(steps_of(layout, end), mask=np.ones((1, 4), bool))
         for one, other in zip(tree.flatten(found), tree.flatten(expected), strict=True):
             np.testing.assert_array_equal(np.asarray(one), other)
         for one, other in zip(tree.flatten(folded), tree.flatten(rw.n_step(expected, 2, gamma=0.5)), strict=True):
@@ -266,9 +246,8 @@ def test_jax_compiles_it() -> None:
 
     def advantages(steps: Any, values: Any) -> Any:
         transitions = rw.to_transitions(steps)
-        return rw.returns.gae(transitions, values, gamma=0.5, lambda_=0.5).advantages, rw.n_step(
-            transitions, 2, 0.5
-        ).reward
+        folded = rw.n_step(transitions, 2, 0.5)
+        return rw.returns.gae(transitions, values, gamma=0.5, lambda_=0.5).advantages, folded.reward
 
     compiled = jax.jit(advantages)
     found, folded = compiled(tree.map_structure(make, STEPS), make(np.array([[8.0, 4.0, 2.0, 6.0]], np.float32)))
@@ -286,10 +265,10 @@ def test_gradients_pass_through() -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_targets_of_a_batch_are_those_of_its_transitions(layout: Any, end: str) -> None:
+def test_targets_of_a_batch_are_those_of_its_transitions(layout: str, end: str) -> None:
     """Of a batch with columns of rewards, ends and values, and no others."""
-    steps, values = layout(end), np.array([[8.0, 4.0, 2.0, 6.0]])
-    fields = steps._asdict() if layout is trajectory else steps
+    steps, values = steps_of(layout, end), np.array([[8.0, 4.0, 2.0, 6.0]])
+    fields = steps._asdict() if layout == "trajectory" else steps
     fields = without(fields, "observation", "action", value=values, extras={"value": values[..., None]})
     expected = rw.returns.gae(rw.to_transitions(steps), values, gamma=0.5, lambda_=0.5)
     batch: Any = rw.Batch(fields, SimpleNamespace(mask=None, lengths=np.array([4])))

@@ -12,14 +12,10 @@ from reverb_writer.protocol.messages import InsertStreamRequest, PrioritizedItem
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
 
 
-def item_row(key: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    message = InsertStreamRequest(items=[PrioritizedItem(key=key, table="replay")])
-    return np.frombuffer(message.SerializeToString(), np.uint8)[None]
-
-
 def request(first_key: int, num_items: int, *chunk_keys: int) -> InsertRequest:
     """Return a request with a block of rows for each item."""
-    rows = [item_row(key) for key in range(first_key, first_key + num_items)]
+    items = (PrioritizedItem(key=key, table="replay") for key in range(first_key, first_key + num_items))
+    rows = [np.frombuffer(InsertStreamRequest(items=[item]).SerializeToString(), np.uint8)[None] for item in items]
     chunks = {key: encode_chunk(key, 0, 0, [np.zeros(1)]) for key in chunk_keys}
     return InsertRequest(frozenset(["replay"]), first_key, rows, chunks, 100)
 
