@@ -26,7 +26,7 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import check_fraction, integer
-from reverb_writer.errors import StructureError
+from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import env_flags
 from reverb_writer.nests import fields_of, packer, structure_of
 from reverb_writer.steps import MARKER_NAMES, StepStructure, boundary_steps
@@ -163,11 +163,12 @@ class NStepTransform:
         Raises:
             StructureError: the step lacks a field, has different numbers of rewards and discounts, or does not fit the
                 first step. Nothing changed.
+            SpecError: `env_mask` without `num_envs`.
             StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Nothing changed, except that the
                 observer may have some of the transitions; a call with the same step passes on the others.
         """
         if self.num_envs is None and env_mask is not None:
-            raise StructureError("`env_mask` is for several environments. Pass `num_envs` to `NStepTransform`.")
+            raise SpecError("`env_mask` is for several environments. Pass `num_envs` to `NStepTransform`.")
         fields = fields_of(step) or {}
         missing = [name for name in _NEEDED if name not in fields]
         if missing:

@@ -58,11 +58,12 @@ class Observer(ObserverLife):
         Raises:
             StructureError: a leaf differs from the first step's; names the path. Nothing changed.
             ReplayTimeoutError: no room in flight, and no progress for the time-out; names the cause. Nothing changed.
-            SpecError: another thread is in the middle of an episode. Nothing changed.
+            SpecError: another thread is in the middle of an episode, or `env_mask` without `num_envs`. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
             ReverbWriterError: a server refuses earlier items. Nothing changed.
         """
-        if self._num_envs is not None:
+        if self._num_envs is not None or env_mask is not None:
+            self._need_envs("env_mask")
             self._write_envs(step, end_of_episode, env_mask)
             return
         sender = self._sender or self._start(step)
@@ -235,6 +236,10 @@ class Observer(ObserverLife):
         if self._num_envs is not None:
             raise SpecError(f"`{method}` is for an observer of one environment, and this one has `num_envs`.")
 
+    def _need_envs(self, argument: str) -> None:
+        if self._num_envs is None:
+            raise SpecError(f"`{argument}` is for several environments. Pass `num_envs` to the observer.")
+
     # --------------------------------------------------------------------------------------------- ends of episodes
 
     def reset(self, *, discard: bool = False, env_ids: Sequence[int] | None = None) -> None:
@@ -250,6 +255,8 @@ class Observer(ObserverLife):
                 `num_envs` its steps are dropped and counted instead.
         """
         self._check(self._sender)
+        if env_ids is not None:
+            self._need_envs("env_ids")
         envs = self._all_envs.tolist() if env_ids is None else env_ids
         last = len(self._all_envs) - 1
         envs = [integer("env_ids", env, minimum=0, maximum=last) for env in envs]

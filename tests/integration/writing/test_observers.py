@@ -393,6 +393,18 @@ def test_reset_of_all_environments_drops_and_counts_those_that_are_too_short(pla
     assert windows_by_env(place) == {2: [[1, 2, 3]]}
 
 
+def test_arguments_of_several_environments_are_refused_for_one(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 2) as observer:
+        observer({"n": 1})
+        with pytest.raises(rw.errors.SpecError, match="`env_mask` is for several environments"):
+            observer({"n": 2}, env_mask=[True])
+        for env_ids in ([], [0]):
+            with pytest.raises(rw.errors.SpecError, match="`env_ids` is for several environments"):
+                observer.reset(env_ids=env_ids)
+        observer({"n": 2}, end_of_episode=True)
+    assert place.column() == [[1, 2]]
+
+
 @pytest.mark.parametrize("env_ids", [[2], [-1], [0, 5], [True, False], [0.0], np.array([True, False])])
 def test_environment_numbers_out_of_range_are_refused(place: Place, env_ids: Any) -> None:
     with rw.TrajectoryObserver(place.client, "a", 2, end_of_episode="pad", num_envs=2) as observer:

@@ -279,7 +279,7 @@ def test_steps_of_many_environments_that_do_not_fit_are_refused() -> None:
     ]:
         with pytest.raises(rw.errors.StructureError, match=message):
             fold(bad)
-    with pytest.raises(rw.errors.StructureError, match="Pass `num_envs`"):
+    with pytest.raises(rw.errors.SpecError, match="Pass `num_envs`"):
         rw.environments.NStepTransform(print, 3, 0.5)(step(1, 1.0, 1.0), env_mask=[True])
     with pytest.raises(rw.errors.SpecError, match="`num_envs` must be >= 1"):
         rw.environments.NStepTransform(print, 3, 0.5, num_envs=0)
