@@ -1,7 +1,4 @@
-"""The tables that one server reports, or several servers together: sizes, counters, rate limiters. Pure.
-
-Source of the rate limiter's rule: reverb/cc/rate_limiter.cc (CanInsert, CanSample).
-"""
+"""The tables that one server reports, or several servers together: sizes, counters, rate limiters. Pure."""
 
 from __future__ import annotations
 
