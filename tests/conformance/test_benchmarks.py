@@ -17,13 +17,17 @@ from benchmarks.__main__ import BENCHMARKS
 from benchmarks.scaling_model import busiest_share, scaling_model
 
 ROOT = Path(__file__).parents[2]
-# These start servers and peers of their own, which takes minutes.
-LONG = {"failover", "gateway", "local_server", "one_process", "shards", "slices"}
+# These take minutes because they start several servers and peers, or share their code with another row.
+LEFT_OUT = {
+    *("failover", "gateway", "local_server", "one_process", "shards", "slices"),
+    *("chunk_length_frames", "read_one_by_one", "read_tf_agents", "write_frames", "write_small_strided"),
+    *("episode_getters", "rollout_mini_batches", "rollout_recurrent_mini_batches"),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a benchmark with dozens of cells takes a minute even in a hurry, and more on a busy machine
-@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in LONG])
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in LEFT_OUT])
 def test_benchmark_runs_and_prints_a_table(name: str, tmp_path: Path) -> None:
     pytest.importorskip("ale_py", reason="the benchmarks' packages are not installed")
     pytest.importorskip("optree", reason="the benchmarks' packages are not installed")
