@@ -24,7 +24,7 @@ import tree
 
 from reverb_writer.arguments import check_wait, integer
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
-from reverb_writer.files.trajectory_file import StoredTrajectory, age, list_trajectories
+from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.files.transition_fields import Cursor, TransitionBatch, names_of_fields, read_transitions
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
@@ -286,8 +286,7 @@ class RolloutDataset(RolloutFileBase):
         return buffer
 
     def _list_trajectories(self) -> list[Path]:
-        found = [path for directory in self._directories for path in list_trajectories(directory)]
-        return sorted(found, key=age)
+        return list_trajectories(*self._directories)
 
     def _take(self) -> Cursor | None:
         """Return the next undamaged trajectory; None after the last loop."""

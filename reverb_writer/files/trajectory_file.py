@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import math
 import os
 import struct
@@ -152,19 +153,14 @@ def _read(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes
     return archive.read(member)
 
 
-def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
-    """Return the files of the complete trajectories under `data_dir`, oldest first.
+def list_trajectories(*data_dirs: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of the complete trajectories under one or several directories, oldest first.
 
     Subfolders are also searched, because each writer may have its own. A missing directory has no trajectories. The
     order is that of the times in the names, so copying does not change it.
     """
     found: list[Path] = []
-    for folder, folders, names in os.walk(data_dir, followlinks=True):
+    for folder, folders, names in itertools.chain.from_iterable(os.walk(each, followlinks=True) for each in data_dirs):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(folder, name) for name in names if name.startswith(PREFIX) and name.endswith(SUFFIX)]
-    return sorted(found, key=age)
-
-
-def age(path: Path) -> tuple[str, Path]:
-    """Return a key that sorts trajectories by the times in their names."""
-    return path.name, path
+    return sorted(found, key=lambda path: (path.name, path))

@@ -144,5 +144,4 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
         return super().__iter__()
 
     def _list_trajectories(self) -> list[Path]:
-        found = [path for directory in self._directories for path in pickles.list_trajectories(directory)]
-        return sorted(found, key=pickles.modified)
+        return pickles.list_trajectories(*self._directories)

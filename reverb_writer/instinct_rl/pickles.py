@@ -49,9 +49,9 @@ def is_pickled(path: Path) -> bool:
     return path.is_dir() and any(_FILE.fullmatch(file.name) for file in path.iterdir())
 
 
-def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
-    """Return the trajectories under a directory, pickled ones and this project's, by modification time."""
-    return sorted({*files.list_trajectories(data_dir), *_pickled(data_dir)}, key=modified)
+def list_trajectories(*data_dirs: str | os.PathLike[str]) -> list[Path]:
+    """Return the trajectories under some directories, pickled ones and this project's, by modification time."""
+    return sorted({*files.list_trajectories(*data_dirs), *_pickled(*data_dirs)}, key=_modified)
 
 
 def load_trajectory(path: Path) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.Path
     """
     left_out = {}
     with files.RolloutWriter(target) as writer:
-        for path in sorted(_pickled(data_dir), key=modified):
+        for path in sorted(_pickled(data_dir), key=_modified):
             try:
                 writer.save(load_trajectory(path), metadata=read_metadata(path.parent))
             except (FormatError, StructureError, UnsafeDataError) as error:
@@ -140,12 +140,11 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _pickled(data_dir: str | os.PathLike[str]) -> list[Path]:
-    return [path for path in Path(data_dir).rglob("trajectory_*") if is_pickled(path)]
+def _pickled(*data_dirs: str | os.PathLike[str]) -> list[Path]:
+    return [path for data_dir in data_dirs for path in Path(data_dir).rglob("trajectory_*") if is_pickled(path)]
 
 
-def modified(path: Path) -> tuple[int, str]:
-    """Return a key that sorts trajectories by the time of their modification."""
+def _modified(path: Path) -> tuple[int, str]:
     return path.stat().st_mtime_ns, path.name
 
 
