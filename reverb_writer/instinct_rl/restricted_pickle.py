@@ -99,10 +99,9 @@ class _Array:
         self.fill(data, dtype, shape, "F" if is_fortran else "C")
 
     def fill(self, data: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> _Array:
-        if not isinstance(dtype, _Dtype) or not isinstance(shape, tuple) or len(shape) > _MAX_DIMS:
+        is_numbers = isinstance(dtype, _Dtype) and isinstance(data, str | bytes | bytearray)
+        if not is_numbers or not isinstance(shape, tuple) or len(shape) > _MAX_DIMS:
             raise UnsafeDataError("a pickle with an array of something other than numbers.")
-        if not isinstance(data, str | bytes | bytearray):
-            raise UnsafeDataError(f"a pickle with an array of a {type(data).__name__}.")
         raw = data.encode("latin1") if isinstance(data, str) else bytes(data)
         fits = all(type(size) is int and size >= 0 for size in shape)
         if not fits or math.prod(shape) * dtype.dtype.itemsize != len(raw):
