@@ -111,11 +111,6 @@ class Table:
         """Number of episodes of the items."""
         return len(self._episodes)
 
-    @property
-    def diff(self) -> float:
-        """Inserts x samples_per_insert - samples."""
-        return self.num_inserts * self._balance.samples_per_insert - self.num_samples
-
     def check_priority(self, key: int, priority: float) -> None:
         """Refuse a priority that an item cannot have.
 

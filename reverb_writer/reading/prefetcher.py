@@ -304,7 +304,7 @@ class Prefetcher:
         try:
             found = self._transform(batch)
         except StopIteration:  # it would end the reader's loop
-            return RuntimeError("`transform` raised StopIteration.")
+            return RuntimeError("`transform` raised StopIteration. To stop early, end the loop over the dataset.")
         except Exception as error:  # noqa: BLE001  # the reader raises it
             return error
         if isinstance(found, Batch):
