@@ -263,12 +263,14 @@ def check_signature(
     paths: Sequence[str],
     dtypes: Sequence[np.dtype[Any]],
     shapes: Sequence[tuple[int, ...]],
-    times: Sequence[tuple[int | None, ...]] | None = None,
+    times: Sequence[tuple[int, ...]] | None = None,
+    *,
+    length: int | None = None,
 ) -> None:
     """Raise StructureError unless the columns match a table's signature.
 
     `signature` is a nest of `ArraySpec` with the time dimension. `times` has, per column, the part of the shape before
-    `shapes`: (T,), or () without time; None for windows of any length.
+    `shapes`: (T,), or () without time; None for windows of `length` steps, whose length may be None for any.
     """
     expected = [(path, spec) for path, spec in zip(*named_leaves(signature, "signature"), strict=True) if spec]
     if len(expected) != len(paths):
@@ -277,15 +279,20 @@ def check_signature(
             f"table `{table}`: its signature has {len(expected)} leaves ({names}), got {len(paths)} "
             f"({', '.join(paths)}). Write the leaves that it names."
         )
-    times = [(None,)] * len(paths) if times is None else times
+    befores: Sequence[tuple[int | None, ...]] = [(None,)] * len(paths) if times is None else times
     # `reverb.TimestepDataset` needs a signature of steps. With unknown sizes, only all leaves together show this form.
     of_steps = all(_covers(spec.shape, shape) for (_, spec), shape in zip(expected, shapes, strict=True))
-    for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, times, strict=True):
+    for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, befores, strict=True):
         if spec.dtype != dtype or not (of_steps or spec.shape == shape or _covers(spec.shape, time + shape)):
             got, wanted = (shape, spec.shape and spec.shape[1:]) if time == (None,) else (time + shape, spec.shape)
             raise StructureError(
                 f"leaf `{path}`: {dtype} {got}, but table `{table}` holds {spec.dtype} {wanted} in `{name}` (its "
                 "signature). Cast or reshape the leaf."
+            )
+        if length and not of_steps and spec.shape and spec.shape != shape and spec.shape[0] not in (None, length):
+            raise StructureError(
+                f"table `{table}`: windows of {length} steps, but `{name}` has {spec.shape[0]} steps in its signature. "
+                f"Pass `sequence_length={spec.shape[0]}`."
             )
 
 

@@ -230,7 +230,7 @@ class ObserverLife:
         if structure is None:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
         layout = StepLayout(structure, mask=self._mask)
-        layout.check(self._signatures)
+        layout.check(targets, self._signatures)
         if (limit := options.max_item_bytes) is not None:
             sizes = [ItemSizes(layout, targets, limit, self._max_steps) for _ in self._all_envs]
             self._sizes = sizes if sizes[0].counts_steps else None

@@ -46,16 +46,18 @@ class StepLayout:
             self.padding_step = [*self.padding_step, np.False_]
         self.encoded_spec = spec_tensor(spec)
 
-    def check(self, signatures: Mapping[str, Any]) -> None:
-        """Raise `StructureError` if Reverb cannot store a column, or a column does not match a table's signature."""
+    def check(self, targets: Sequence[WindowTarget], signatures: Mapping[str, Any]) -> None:
+        """Raise `StructureError` if Reverb cannot store a column, or a window does not match its table's signature."""
         for dtype, path in zip(self.dtypes, self.paths, strict=True):
             try:
                 tensors.dtype_number(dtype)
             except StructureError as error:
                 raise StructureError(f"leaf `{path}`: {error}") from None
-        for table, signature in signatures.items():
-            if signature is not None:
-                check_signature(table, signature, self.paths, self.dtypes, self.shapes)
+        for target in targets:
+            for table in target.tables:
+                if (signature := signatures[table]) is not None:
+                    length = target.spec.sequence_length
+                    check_signature(table, signature, self.paths, self.dtypes, self.shapes, length=length)
 
 
 class ItemSizes:

@@ -191,6 +191,20 @@ def test_step_that_is_not_the_table_s_is_refused_by_leaf_path(signed: rw.Client)
     assert item.data["y"]["z"].tolist() == [3]
 
 
+def test_windows_of_another_length_than_the_signature_s_are_refused(replay_server: Callable[..., HostedServer]) -> None:
+    server = replay_server(fifo("of_4", signature={"x": spec_of((4, 2), np.float32)}))
+    message = "table `of_4`: windows of 3 steps, but `x` has 4 steps in its signature. Pass `sequence_length=4`."
+    with rw.TrajectoryObserver(server.address, "of_4", 3) as observer:
+        for _ in range(3):
+            with pytest.raises(rw.errors.StructureError, match=f"^{re.escape(message)}"):
+                observer({"x": np.zeros(2, np.float32)})
+    with rw.TrajectoryObserver(server.address, "of_4", 4) as observer:
+        for _ in range(4):
+            observer({"x": np.zeros(2, np.float32)})
+    with rw.Client(server.address) as client:
+        assert client.server_info()["of_4"].current_size == 1
+
+
 def test_mask_is_part_of_what_the_signature_asks_for(signed: rw.Client) -> None:
     with (
         rw.TrajectoryObserver(signed, "masked", 2) as observer,
