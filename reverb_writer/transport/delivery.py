@@ -63,7 +63,6 @@ class Delivery:
         flight: unconfirmed items, and counters.
         fault: kind and text of the error with which the server refuses items; None without a refusal.
         loss: loss of the connection; None while there is one, or before one is needed.
-        heard_at: `time.monotonic()` of the server's last message.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Delivery:
         self.flight = InFlight(needed)
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: ConnectionLoss | None = None
-        self.heard_at = time.monotonic()
         self._post, self._counts, self._max_sent_items, self._is_checked = post, counts, max_sent_items, is_checked
         self._pipe: Pipe | LocalPipe | None = None
         self._attempt = 0  # of a question or a pipe; answers to an earlier one are ignored
@@ -127,7 +125,7 @@ class Delivery:
             pipe.send(self.flight.take_message(_MESSAGE_BYTES))
         if not self.flight.sent_items:
             return math.inf
-        silent_s = time.monotonic() - max(self.heard_at, self.channel.last_response_at)
+        silent_s = time.monotonic() - max(self.flight.progress_at, self.channel.last_response_at)
         if silent_s < _SILENCE_S:
             return _SILENCE_S - silent_s
         self.channel.examine()
@@ -161,7 +159,6 @@ class Delivery:
             self._lost(info)
             return
         try:
-            self.heard_at = info.at
             if self._state_id not in (None, info.state_id):
                 self._counts["server_restarts"] += 1
                 text = (
@@ -203,7 +200,7 @@ class Delivery:
             # A table that the stream did not find may exist later: the next question for the tables decides.
             self._lost(event, is_gone=isinstance(event, StructureError))
             return
-        self.heard_at, self._failures = time.monotonic(), 0
+        self._failures = 0
         self._counts["acknowledged_items"] += self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
 
     def _lost(self, error: Exception, *, is_gone: bool = False) -> None:
@@ -213,7 +210,7 @@ class Delivery:
         if self.loss is None:
             self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
-        self.loss = ConnectionLoss(self.channel, error, self.heard_at)
+        self.loss = ConnectionLoss(self.channel, error)
         self._counts["resent_items"] += self.flight.requeue()
         # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.
         longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
@@ -236,7 +233,6 @@ class Delivery:
 
     def _on_reply(self, reply: ServerInfo | Exception) -> None:
         if isinstance(reply, ServerInfo):
-            self.heard_at = reply.at
             self._first_answer = self._first_answer or reply
             self._last_answer = reply
         elif not isinstance(reply, ReplayTimeoutError | ConnectionError):
@@ -253,7 +249,7 @@ class Delivery:
 
     def explain(self) -> str:
         """Return the cause of missing confirmations, as far as it is known."""
-        address, silence_s = self.channel.address, time.monotonic() - self.heard_at
+        address, silence_s = self.channel.address, time.monotonic() - self.channel.last_response_at
         if self.loss is not None:
             return self.loss.explain()
         if not self._has_asked:

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import logging
 import queue
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -130,7 +131,7 @@ class Pipe:
 
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
-            self._channel.note_response()
+            self._channel.last_response_at = time.monotonic()
             if self._has_ended:
                 return
             self._deliver(message)
@@ -202,7 +203,7 @@ class LocalPipe:
         if isinstance(answer, grpc.RpcError):
             self._end(translate_error(answer, self._channel.address, is_stream=True))
         else:
-            self._channel.note_response()
+            self._channel.last_response_at = time.monotonic()
             self._deliver(answer)
 
     def _end(self, error: ReverbWriterError) -> None:

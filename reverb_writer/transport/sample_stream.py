@@ -96,7 +96,7 @@ class SampleStream:
         self.info = self.answer = info
         self.loss: ConnectionLoss | None = None
         if info is None:
-            self.loss = ConnectionLoss(channel, ServerUnavailableError("no answer yet"), time.monotonic())
+            self.loss = ConnectionLoss(channel, ServerUnavailableError("no answer yet"))
         self.unanswered_since: float | None = None
         self.num_in_flight = self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = (
             self.server_restarts
@@ -240,8 +240,7 @@ class SampleStream:
         if self.info is not None and self.loss is None:
             _LOG.warning("Samples of `%s`: %s Looking for it.", self._name, error)
         self._end_stream()
-        since = time.monotonic() if self.loss is None else self.loss.since
-        self.loss = ConnectionLoss(self._channel, error, since)
+        self.loss = ConnectionLoss(self._channel, error)
         self._ask_at = time.monotonic() + _RETRY_S
 
     def stop_requests(self) -> None:

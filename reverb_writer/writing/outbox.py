@@ -244,13 +244,14 @@ class Outbox:
         for name, destination in [*self._destinations.items()]:
             flight, is_told = destination.delivery.flight, destination.server.shard.state == "lost"
             # Silence begins with the server's last message, or when a message became due.
-            heard_at = max(destination.delivery.heard_at, flight.progress_at)
+            last_at = destination.server.channel.last_response_at
+            heard_at = max(last_at, flight.progress_at)
             silent_s = now - heard_at if flight.pending else 0.0
             # It must also leave a question unanswered, because this process may have been the slow one.
             is_silent = silent_s >= patience_s and heard_at < destination.asked_at <= now - patience_s / 2
             # If no other server can take the next episodes, nothing is given up.
             has_other = any(not each.is_lost for each in self._all if each is not destination)
-            if destination.is_lost and not is_told and destination.delivery.heard_at > destination.asked_at:
+            if destination.is_lost and not is_told and last_at > destination.asked_at:
                 destination.is_lost = False
                 _LOG.info("Shard %s answers again.", destination.server.address)
             elif not destination.is_lost and has_other and (is_told or is_silent):
@@ -258,7 +259,7 @@ class Outbox:
                 self._give_up(destination, "is called lost by the target" if is_told else silence)
                 lost.append(destination)
                 another = self._destinations[name] = self._new_destination(destination.server)
-                another.is_lost, another.asked_at = True, time.monotonic()  # after its delivery began
+                another.is_lost, another.asked_at = True, now
             elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
                 destination.asked_at = now
                 destination.delivery.ask()
