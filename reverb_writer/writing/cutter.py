@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,13 @@ class Cutter:
         ring: StepRing,
         kinds: WindowKinds,
         encoder: ChunkEncoder,
-        chunk_size: Callable[[int], int],  # of `chunk_grid`
+        chunk_length: int,
         books: Books,
         max_steps: float = math.inf,
     ) -> None:
         """Begin an episode in each environment; an episode longer than `max_steps` is not written."""
-        self._ring, self._kinds, self._encoder, self._chunk_size, self._books = ring, kinds, encoder, chunk_size, books
+        self._ring, self._kinds, self._encoder, self._books = ring, kinds, encoder, books
+        self._chunk_length = chunk_length
         self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = 0
         self.has_new = False
         self._max_steps = max_steps
@@ -58,10 +59,9 @@ class Cutter:
         self._ended: list[Ready] = []
         count = ring.num_envs
         self.episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
-        # Per environment: steps of its episode, open steps (in no chunk), the first open row, steps of its next chunk,
-        # and the step count up to which its windows are encoded.
+        # Per environment: steps of its episode, open steps (in no chunk), the first open row, and the step count up to
+        # which its windows are encoded.
         self._steps, self._open, self._first, self._encoded = (np.zeros(count, np.int64) for _ in range(4))
-        self._capacity = np.full(count, chunk_size(0), np.int64)
         self._has_boundary = np.zeros(count, bool)  # whether an episode has ended in the open rows of a longer stream
 
     @property
@@ -106,7 +106,7 @@ class Cutter:
         has_end = np.zeros(len(new), bool)
         has_end[envs[is_last]] = True
         self._count(slice(None), np.where(has_end, 0, new))
-        for env, rows in self._open_rows((has_end | (self._open >= self._capacity)).nonzero()[0]):
+        for env, rows in self._open_rows((has_end | (self._open >= self._chunk_length)).nonzero()[0]):
             start = self._advance(env, rows, int(self._open[env])) if has_end[env] else 0
             sealed = self._seal_full(env, rows, start)
             if sealed < len(rows):
@@ -165,10 +165,9 @@ class Cutter:
 
     def _seal_full(self, env: int, rows: Integers, start: int) -> int:
         """Make full chunks of the rows from `start`; return the index of the first open row."""
-        while len(rows) - start >= self._capacity[env]:
-            stop = start + int(self._capacity[env])
-            self._seal(env, rows[start:stop])
-            start = stop
+        while len(rows) - start >= self._chunk_length:
+            self._seal(env, rows[start : start + self._chunk_length])
+            start += self._chunk_length
         return start
 
     def _seal(self, env: int, rows: Integers, num_padding: int = 0) -> None:
@@ -186,7 +185,6 @@ class Cutter:
             self.unsent_bytes += len(chunk.data)
         self._open[env] -= len(rows)
         self._has_boundary[env] = False
-        self._capacity[env] = self._chunk_size(episode.num_sealed)
 
     def seal_open(self, before: int = NEVER) -> None:
         """Seal the open rows of each environment if they complete an item.
@@ -226,7 +224,7 @@ class Cutter:
         reason = "overflow" if num_steps > self._max_steps else "reset" if discard else None
         end = self._kinds.episode_end(num_steps, align=align, discard=reason)
         while episode.num_sealed < end.last:
-            size = min(int(self._capacity[env]), max(end.limits) - episode.num_sealed)
+            size = min(self._chunk_length, max(end.limits) - episode.num_sealed)
             num_real = min(size, len(rows))
             self._seal(env, rows[:num_real], size - num_real)
             rows = rows[num_real:]
@@ -242,7 +240,6 @@ class Cutter:
     def _begin(self, env: int) -> None:
         self.episodes[env] = OpenEpisode(self._encoder.new_key())
         self._steps[env] = self._open[env] = self._encoded[env] = 0
-        self._capacity[env] = self._chunk_size(0)
 
     def _drop(self, env: int, reason: str) -> None:
         encoded, num_steps = int(self._encoded[env]), int(self._steps[env])

@@ -31,7 +31,7 @@ from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.ring import StepRing, ring_rows
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
-from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid, chunk_length_for
+from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_length_for
 
 _LOG = logging.getLogger(__package__)
 
@@ -90,8 +90,7 @@ class Sender:
         kinds = WindowKinds(targets, spans_episodes=spans_episodes)
         has_functions = any(callable(target.priority) for target in targets)
         chunks = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
-        grid = chunk_grid(specs, chunk_length)
-        self._cutter = Cutter(self.ring, kinds, chunks, grid, books, max_steps or math.inf)
+        self._cutter = Cutter(self.ring, kinds, chunks, chunk_length, books, max_steps or math.inf)
 
         def largest_priority(tables: Sequence[str]) -> float:
             return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)

@@ -24,7 +24,7 @@ from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
 from reverb_writer.writing.ring import NewPriority, Reset, StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid
+from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`stride_length`"),
@@ -201,9 +201,8 @@ class Writer:
         encoder = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
         self.items = ItemEncoder(encoder, lambda _: 1.0, self.books.counts)
         length = min(config.chunk_length, max(size // (2 * self.num_envs), 1))
-        grid = chunk_grid([target.spec for target in config.targets], length)
         most = math.inf if config.max_steps is None else config.max_steps
-        self.cutter = Cutter(self.ring, kinds, encoder, grid, self.books, most)
+        self.cutter = Cutter(self.ring, kinds, encoder, length, self.books, most)
         self.flight = InFlight(self.cutter.needed_chunks)
         self._unconfirmed: collections.deque[list[int]] = collections.deque()  # keys of each message
         self._counted: set[int] = set()  # chunks
