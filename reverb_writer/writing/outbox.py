@@ -20,9 +20,8 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import default_actor_id, rank_shards
 from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.encoders import ItemEncoder, Ready
-from reverb_writer.writing.ring import StepRing
-from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
+from reverb_writer.writing.encoders import Ready
+from reverb_writer.writing.stream_options import ObserverStats, StreamOptions
 from reverb_writer.writing.window_kinds import WindowKinds
 
 _LOG = logging.getLogger(__package__)
@@ -87,17 +86,13 @@ class Outbox:
         self,
         client: Client,
         options: StreamOptions,
-        ring: StepRing,
-        kinds: WindowKinds,
         cutter: Cutter,
-        items: ItemEncoder,
-        books: Books,
         post: Post,
     ) -> None:
         """Make a destination per server of the client's target."""
         self._client, self._options, self._actor_id = client, options, options.actor_id or default_actor_id()
-        self._ring, self._kinds, self._cutter, self._items = ring, kinds, cutter, items
-        self._books, self._post = books, post
+        self._cutter, self._books, self._post = cutter, cutter.books, post
+        self._ring, self._kinds = cutter.ring, cutter.kinds
         self._drops_oldest, self._dropping = options.on_block == "drop_oldest", False
         self._num_episodes = 0
         self._check_at = 0.0
@@ -143,7 +138,7 @@ class Outbox:
             while stop < len(group) and num_items < _REQUEST_ITEMS:
                 num_items += group[stop].num_items
                 stop += 1
-            request = self._items.encode(group[start:stop])
+            request = self._cutter.encoder.request(group[start:stop])
             if request is not None:
                 flight.add(request)
             self._cutter.num_unencoded -= num_items
@@ -323,6 +318,12 @@ class Outbox:
         return num_left
 
     def stats(self) -> ObserverStats:
-        """Return the counters."""
-        num_bytes = sum(destination.delivery.flight.pending_bytes for destination in self._all)
-        return self._books.stats(pending_items=self.num_pending, pending_bytes=num_bytes)
+        """Return the counters now, without the counters that the observer keeps."""
+        counts, num_pending = self._books.counts, self.num_pending
+        return ObserverStats(
+            **counts,
+            pending_items=num_pending,
+            pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self._all),
+            dropped_items=counts["items"] - counts["acknowledged_items"] - num_pending,
+            dropped_steps=dict(self._books.dropped_steps),
+        )

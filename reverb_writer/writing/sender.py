@@ -26,7 +26,7 @@ from reverb_writer.steps import step_bytes
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Delivery, Wait
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
+from reverb_writer.writing.encoders import Encoder
 from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.ring import StepRing, ring_rows
 from reverb_writer.writing.step_layout import StepLayout
@@ -88,15 +88,14 @@ class Sender:
         structure = layout.structure
         self.ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, spans_episodes=spans_episodes)
         kinds = WindowKinds(targets, spans_episodes=spans_episodes)
-        has_functions = any(callable(target.priority) for target in targets)
-        chunks = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
-        self._cutter = Cutter(self.ring, kinds, chunks, chunk_length, books, max_steps or math.inf)
 
         def largest_priority(tables: Sequence[str]) -> float:
             return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)
 
-        items = ItemEncoder(chunks, largest_priority, books.counts)
-        self._outbox = Outbox(client, options, self.ring, kinds, self._cutter, items, books, self.post)
+        has_functions = any(callable(target.priority) for target in targets)
+        encoder = Encoder(self.ring, layout, books, largest_priority, keeps_columns=has_functions)
+        self._cutter = Cutter(encoder, kinds, chunk_length, max_steps or math.inf)
+        self._outbox = Outbox(client, options, self._cutter, self.post)
         self._stats = self._outbox.stats()
         self._grant()
         same_process.add_sender(self)

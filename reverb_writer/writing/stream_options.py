@@ -143,21 +143,9 @@ class ObserverStats(Scalars):
     unmarked_steps: int = 0
 
 
+@dataclass
 class Books:
     """The counters of `ObserverStats`, for an observer's senders together. Only the senders' threads change them."""
 
-    def __init__(self) -> None:
-        """Begin with zeros."""
-        self.counts: collections.Counter[str] = collections.Counter()  # by the name of the field
-        self.dropped_steps: collections.Counter[str] = collections.Counter()  # by reason
-
-    def stats(self, *, pending_items: int, pending_bytes: int) -> ObserverStats:
-        """Return the counters now, without the counters that the observer keeps; for the sender's thread."""
-        counts = self.counts
-        return ObserverStats(
-            **counts,
-            pending_items=pending_items,
-            pending_bytes=pending_bytes,
-            dropped_items=counts["items"] - counts["acknowledged_items"] - pending_items,
-            dropped_steps=dict(self.dropped_steps),
-        )
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)  # by the name of the field
+    dropped_steps: collections.Counter[str] = field(default_factory=collections.Counter)  # by reason
