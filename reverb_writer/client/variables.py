@@ -40,7 +40,6 @@ from reverb_writer.errors import (
 )
 from reverb_writer.leaves import host_array
 from reverb_writer.protocol.signatures import ArraySpec, decode_spec, encode_spec
-from reverb_writer.tables.table_info import check_tables_exist
 
 _LOG = logging.getLogger(__package__)
 _PAUSE_S = 0.1  # between two questions of a waiting call
@@ -130,9 +129,8 @@ class Variables:
         try:
             shards = self._client.connections.in_state("up", "draining")
             with logged(lambda: f"table `{table}`: waiting for the server at {self._client.address}"):
-                infos = answering(shards, connect_timeout_s or self._timeout_s)
-            for shard, info in infos.items():
-                check_tables_exist([table], info, shard.address)
+                infos = answering(shards, connect_timeout_s or self._timeout_s, [table])
+            for info in infos.values():
                 found = info.tables[table]
                 if found.max_size != 1 or found.max_times_sampled > 0:
                     text = (
@@ -326,8 +324,7 @@ class Variables:
         """Read each server that answers and whose count is not the `seen` one."""
         changed: dict[Server, _Count] = {}
         shards = self._client.connections.in_state("up", "draining")
-        for shard, info in answering(shards, deadline.left_s()).items():
-            check_tables_exist([self._table], info, shard.address)
+        for shard, info in answering(shards, deadline.left_s(), [self._table]).items():
             table = info.tables[self._table]
             count = info.state_id, table.rate_limiter.num_inserts
             if table.current_size and count != seen.get(shard.name):
