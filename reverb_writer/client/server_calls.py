@@ -120,7 +120,7 @@ class Server:
         if fields_of(data) is not None:
             spec = spec_tensor(tree.unflatten_as(data, list(map(ArraySpec, shapes, dtypes))))
         request = one_item(columns, is_scalar, checked, spec)
-        insert_items(self.channel, request, deadline.left_s(), is_checked=True)
+        insert_items(self.channel, request, deadline.left_s(), info)
 
     def sample(self, table: str, num_samples: int, deadline: Deadline) -> Iterator[Sample]:
         """Sample items one by one; an error names the cause of the wait.

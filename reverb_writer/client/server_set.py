@@ -242,11 +242,9 @@ def _first_answers(shards: Sequence[Server], timeout_s: float) -> dict[Server, S
 def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
     """Return the first server that answers within two seconds, or within half of the time left; else the first one."""
     for shard in shards if len(shards) > 1 else ():
-        left_s = deadline.timeout_s - deadline.spent_s
         with contextlib.suppress(ServerUnavailableError, ReplayTimeoutError):
-            if left_s > 0:
-                _ask(shard, min(left_s / 2, _ANSWER_WITHIN_S))
-                return shard
+            _ask(shard, min(deadline.left_s() / 2, _ANSWER_WITHIN_S))
+            return shard
     return shards[0]
 
 

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from reverb_writer.arguments import check_address
-from reverb_writer.background import Flag
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.tables.table_info import ServerInfo
@@ -67,7 +65,6 @@ class Channel:
         A `permanent` connection survives any silence; others end if a ping is not answered, or after half an hour
         without a call. Raises ClosedError if a parent process used gRPC before the fork.
         """
-        check_address(address)
         if token is not None and not _TOKEN.fullmatch(token):
             raise SpecError("`token` must be visible ASCII characters without spaces. Strip what was read from a file.")
         if token is not None and not tls and not address.startswith("unix:"):
@@ -121,7 +118,6 @@ class Channel:
 
     def redirect(self, address: str) -> None:
         """Use the server's new address: streams end as after a loss of the connection, calls are repeated."""
-        check_address(address)
         self.check_usable()
         self.address = address
         if loop.has_begun() or self.local_pipes:
@@ -132,11 +128,10 @@ class Channel:
         if not self.is_forked:
             self._closed = True
             if loop.has_begun() or self.local_pipes:
-                done = Flag()
                 with contextlib.suppress(ClosedError):  # the interpreter ends
-                    loop.submit(lambda: loop.spawn(self._close(done)))
+                    closing = PendingCall(self._close, self.address, _CLOSE_S)
                     if not loop.is_here():
-                        done.wait(_CLOSE_S)
+                        closing.wait(_CLOSE_S)
 
     def __enter__(self) -> Channel:
         return self
@@ -217,11 +212,10 @@ class Channel:
             pipe.lose(fault)
         return wire
 
-    async def _close(self, done: Flag) -> None:
+    async def _close(self) -> None:
         wire = self._give_up("the client was closed")
         if wire is not None and wire.closing is not None:
-            await asyncio.wait([wire.closing])
-        done.set()
+            await wire.closing
 
     async def _ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
         self.check_usable()

@@ -19,20 +19,16 @@ NO_ANSWER = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.
 """Status codes of calls that the server has not answered."""
 
 _CONNECT_TIMEOUT_S = 0.3
-_REFUSALS = {
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
-"""Status codes of a lasting refusal of a stream by a server or by a gateway in front of it."""
-
-_KINDS: dict[grpc.StatusCode, type[ReverbWriterError]] = {
+_REFUSALS: dict[grpc.StatusCode, type[ReverbWriterError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: ReverbWriterError,
     grpc.StatusCode.NOT_FOUND: StructureError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ReverbWriterError,
     grpc.StatusCode.UNAUTHENTICATED: PermissionDeniedError,
+    grpc.StatusCode.UNIMPLEMENTED: ReverbWriterError,
 }
+"""Errors for a lasting refusal of a stream, by the server's status code or that of a gateway in front of it."""
+
 _CONNECTION_ENDED = "Stream removed"
 """Begin of the text of gRPC's core for a stream that ends with its connection, with any status code."""
 
@@ -52,10 +48,10 @@ def translate_error(
     is_late = code is grpc.StatusCode.DEADLINE_EXCEEDED or (code in NO_ANSWER and is_unanswered)
     if is_late and not is_stream:
         return ReplayTimeoutError(f"the server at {address} did not answer in time ({reason}).")
-    is_refusal_of_stream = code in {*_REFUSALS, grpc.StatusCode.NOT_FOUND} and not details.startswith(_CONNECTION_ENDED)
+    is_refusal_of_stream = code in _REFUSALS and not details.startswith(_CONNECTION_ENDED)
     if code in NO_ANSWER or (is_stream and not is_refusal_of_stream):
         return ServerUnavailableError(f"there is no connection to the server at {address} ({reason}).")
-    return _KINDS.get(code, ReverbWriterError)(f"the server at {address} refused: {reason.rstrip('.')}.")
+    return _REFUSALS.get(code, ReverbWriterError)(f"the server at {address} refused: {reason.rstrip('.')}.")
 
 
 def is_silent(reasons: Iterable[str], address: str) -> bool:

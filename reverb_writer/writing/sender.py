@@ -22,7 +22,6 @@ from reverb_writer.background import Flag, LateThread
 from reverb_writer.client import same_process
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
-from reverb_writer.steps import step_bytes
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Delivery, Wait
 from reverb_writer.writing.cutter import Cutter
@@ -81,7 +80,8 @@ class Sender:
         self._thread = LateThread(self._run, "reverb-writer_send")
 
         specs, count = [target.spec for target in targets], num_envs or 1
-        row_bytes = step_bytes(layout.dtypes, layout.shapes)
+        columns = zip(layout.dtypes, layout.shapes, strict=True)
+        row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
         chunk_length = options.chunk_length or chunk_length_for(specs, row_bytes)
         size = ring_rows(row_bytes, count, chunk_length, options.max_in_flight_bytes)
         chunk_length = min(chunk_length, max(size // (2 * count), 1))

@@ -91,9 +91,9 @@ def window_targets(
 def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
     """Return the chunk length for windows of these kinds; `step_bytes` is the uncompressed size of a step.
 
-    Chunks lie on the common grid of all starts and ends of windows; if a window touches more than four of these chunks,
-    the length is the shortest window's. If windows overlap, tiny chunks are doubled, and have 16 steps if steps are
-    small. `docs/decisions.md#chunk-length` has reasons and figures.
+    Windows that lie end to end (S = L) are one chunk each. Chunks of other windows lie on the common grid of all starts
+    and ends; if a window touches more than four of these chunks, the length is the shortest window's. Tiny chunks are
+    doubled, and have 16 steps if steps are small. `docs/decisions.md#chunk-length` has reasons and figures.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]
@@ -106,10 +106,9 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     if not finite:
         return _EPISODE_CHUNK_LENGTH
     lengths = [length for length, _ in finite]
-    overlap = len(finite) > 1 or any(stride < length for length, stride in finite)
     grid = math.gcd(*lengths, *(stride for _, stride in finite))
     length = grid if grid * 4 >= max(lengths) else min(lengths)
-    if overlap and length * step_bytes < _TINY_CHUNK_BYTES:
+    if finite != {(length, length)} and length * step_bytes < _TINY_CHUNK_BYTES:
         length = max(2 * length, min(_SHORT_CHUNK_LENGTH, int(_TINY_CHUNK_BYTES / max(step_bytes, 1))))
     return min(length, MAX_CHUNK_LENGTH)
 
