@@ -10,7 +10,6 @@ import collections
 import functools
 import itertools
 import keyword
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -207,11 +206,6 @@ class StepStructure:
                     )
                 return index, last
         return None
-
-
-def step_bytes(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the number of bytes of a step; a string counts as a pointer."""
-    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True))
 
 
 def leaf_spec(leaf: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from reverb_writer.background import Flag, in_background, start_thread
@@ -25,7 +25,7 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.tables.table_info import ServerInfo
+from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 
 _T = TypeVar("_T")
 
@@ -213,14 +213,19 @@ def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
     return [done[shard] for shard in shards]
 
 
-def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, ServerInfo]:
+def answering(shards: Sequence[Server], timeout_s: float, tables: Iterable[str]) -> dict[Server, ServerInfo]:
     """Return the tables of the shards that answer. Several shards have two seconds, and are asked until one answers.
 
-    Raises ServerUnavailableError if no shard answers within `timeout_s` seconds, or ReplayTimeoutError if the only
-    shard is connected but does not answer.
+    Raises ServerUnavailableError if no shard answers within `timeout_s` seconds, ReplayTimeoutError if the only shard
+    is connected but does not answer, or StructureError if a shard lacks one of the `tables`.
     """
-    if len(shards) == 1:
-        return {shards[0]: shards[0].request_info(timeout_s)}
+    infos = {shards[0]: shards[0].request_info(timeout_s)} if len(shards) == 1 else _first_answers(shards, timeout_s)
+    for shard, info in infos.items():
+        check_tables_exist(tables, info, shard.address)
+    return infos
+
+
+def _first_answers(shards: Sequence[Server], timeout_s: float) -> dict[Server, ServerInfo]:
     until = time.monotonic() + timeout_s
     while True:
         wait_s = max(min(until - time.monotonic(), _ANSWER_WITHIN_S), _RETRY_S)
@@ -237,11 +242,9 @@ def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, Server
 def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
     """Return the first server that answers within two seconds, or within half of the time left; else the first one."""
     for shard in shards if len(shards) > 1 else ():
-        left_s = deadline.timeout_s - deadline.spent_s
         with contextlib.suppress(ServerUnavailableError, ReplayTimeoutError):
-            if left_s > 0:
-                _ask(shard, min(left_s / 2, _ANSWER_WITHIN_S))
-                return shard
+            _ask(shard, min(deadline.left_s() / 2, _ANSWER_WITHIN_S))
+            return shard
     return shards[0]
 
 

@@ -40,7 +40,6 @@ from reverb_writer.errors import (
 )
 from reverb_writer.leaves import host_array
 from reverb_writer.protocol.signatures import ArraySpec, decode_spec, encode_spec
-from reverb_writer.tables.table_info import check_tables_exist
 
 _LOG = logging.getLogger(__package__)
 _PAUSE_S = 0.1  # between two questions of a waiting call
@@ -122,9 +121,7 @@ class Variables:
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
         self._question: Outcome[_News] | None = None  # the request of `poll` that is in flight
-        self._unread: _News | None = None  # its answer, for the next `poll`
-        self._is_finished = False
-        self._seen: dict[str, _Count] = {}
+        self._news = _News({})  # the newest version that is known; without a nest if a call has returned it
         self._publishes_to: str | None = None
         self._last_number = 0  # the largest that `publish` has given out
         self.version = 0
@@ -132,9 +129,8 @@ class Variables:
         try:
             shards = self._client.connections.in_state("up", "draining")
             with logged(lambda: f"table `{table}`: waiting for the server at {self._client.address}"):
-                infos = answering(shards, connect_timeout_s or self._timeout_s)
-            for shard, info in infos.items():
-                check_tables_exist([table], info, shard.address)
+                infos = answering(shards, connect_timeout_s or self._timeout_s, [table])
+            for info in infos.values():
                 found = info.tables[table]
                 if found.max_size != 1 or found.max_times_sampled > 0:
                     text = (
@@ -192,7 +188,8 @@ class Variables:
         self._publishes_to = chosen.name
         chosen.insert([structure, *(leaf[None] for leaf in leaves)], {self._table: 1.0}, deadline)
         with self._lock:
-            self.version, self._is_finished = max(self.version, version), is_last
+            self.version = max(self.version, version)
+            self._news = _News(self._news.seen, self.version, is_last=is_last)
         return version
 
     def latest(self, timeout_s: float | None = None) -> Any:
@@ -279,8 +276,8 @@ class Variables:
                         ", or raise `timeout_s`."
                     )
         with self._lock:
-            self._seen, self.version, self._is_finished = news.seen, news.version, news.is_last
-            self._question = self._unread = None  # an answer may be older
+            self._news, self.version = news._replace(nest=None), news.version
+            self._question = None  # its answer may be older
         return news
 
     def poll(self, default: Any = None) -> Any:
@@ -294,42 +291,40 @@ class Variables:
             FormatError: the table's item was not written by `publish`.
         """
         with self._lock:
-            self._proceed()
-            news, self._unread = self._unread, None
-            if news is None or news.version <= self.version:
+            news = self._proceed()
+            if news.version <= self.version:
                 return default
-            self.version = news.version
+            self._news, self.version = news._replace(nest=None), news.version
             return default if news.nest is None else news.nest
 
     @property
     def finished(self) -> bool:
         """Whether the learner has called `finish`; it asks as `poll` does, never waits, and raises the same errors."""
         with self._lock:
-            self._proceed()
-            return self._is_finished
+            return self._proceed().is_last
 
-    def _proceed(self) -> None:
-        """Ask the servers if it is time, or take their answer if it has arrived; needs the lock."""
+    def _proceed(self) -> _News:
+        """Ask the servers if it is time, or take their answer if it has arrived; return the news. Needs the lock."""
         if self._question is None:
             now = time.monotonic()
             if now >= self._ask_at:
                 self._client.connections.check_usable()
                 self._ask_at = now + self._interval_s
-                self._question = in_background(functools.partial(self._look, self._seen, Deadline(self._timeout_s)))
+                look = functools.partial(self._look, self._news.seen, Deadline(self._timeout_s))
+                self._question = in_background(look)
         elif self._question.done():
             answer, self._question = self._question, None
             with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
                 news = answer.result()
-                self._seen = news.seen
-                if news.version > max(self.version, self._unread.version if self._unread else 0):
-                    self._unread, self._is_finished = news, news.is_last
+                is_newer = news.version > max(self.version, self._news.version)
+                self._news = news if is_newer else self._news._replace(seen=news.seen)
+        return self._news
 
     def _look(self, seen: Mapping[str, _Count], deadline: Deadline) -> _News:
         """Read each server that answers and whose count is not the `seen` one."""
         changed: dict[Server, _Count] = {}
         shards = self._client.connections.in_state("up", "draining")
-        for shard, info in answering(shards, deadline.left_s()).items():
-            check_tables_exist([self._table], info, shard.address)
+        for shard, info in answering(shards, deadline.left_s(), [self._table]).items():
             table = info.tables[self._table]
             count = info.state_id, table.rate_limiter.num_inserts
             if table.current_size and count != seen.get(shard.name):

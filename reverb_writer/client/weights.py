@@ -20,7 +20,6 @@ import numpy as np
 from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.client.server_set import answering, on_all
 from reverb_writer.deadline import Deadline
-from reverb_writer.tables.table_info import check_tables_exist
 
 EXACT = frozenset({"uniform", "prioritized"})
 """Samplers whose tables on several servers are sampled as one table."""
@@ -73,9 +72,7 @@ def sample_shards(
     `first`, modulo the number of servers, is the server of the first turn; `deadline` is for all samples together.
     Servers that do not answer are left out. If any server has samples now, servers without samples are left out.
     """
-    infos = answering(shards, deadline.left_s())
-    for shard, info in infos.items():
-        check_tables_exist([table], info, shard.address)
+    infos = answering(shards, deadline.left_s(), [table])
     ready = [shard for shard, info in infos.items() if info.tables[table].num_ready()] or list(infos)
     tables = [infos[shard].tables[table] for shard in ready]
     is_exact = {one.sampler for one in tables} <= EXACT

@@ -19,7 +19,7 @@ Pure functions of arrays: thread-safe, no I/O. Source: reverb/cc/schema.proto; p
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ _SHIFTS = np.arange(0, 7 * _KEY_WIDTH, 7, dtype=np.uint64)
 _MARKS = np.array([128] * (_KEY_WIDTH - 1) + [0], np.uint8)  # set in all bytes of a varint except the last
 
 # Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length and bytes).
-_REQUEST_CHUNKS, _REQUEST_ITEMS, _REQUEST_KEEP_KEYS = b"\x0a", b"\x12", b"\x1a"
+_REQUEST_CHUNKS, _REQUEST_ITEMS = b"\x0a", b"\x12"
 _ITEM_KEY, _ITEM_TABLE, _ITEM_PRIORITY, _ITEM_TRAJECTORY = b"\x08", b"\x12", b"\x29", b"\x42"
 _TRAJECTORY_COLUMNS, _COLUMN_SLICES = b"\x0a", b"\x0a"
 _SLICE_KEY, _SLICE_OFFSET, _SLICE_LENGTH, _SLICE_INDEX = b"\x08", b"\x10", b"\x18", b"\x20"
@@ -94,8 +94,8 @@ def encode_items(
         num_columns: leaves of the step, >= 1. Column i consists of slices of the chunks' tensors at index i.
 
     Returns:
-        [n, size] bytes: each row is one `items` field of an InsertStreamRequest. Rows and results of `encode_chunk` and
-        `encode_keep_keys`, concatenated in any order, are a request.
+        [n, size] bytes: each row is one `items` field of an InsertStreamRequest. Rows and results of `encode_chunk`,
+        concatenated in any order, are a request.
     """
     n, m = slices.shape
     template = _item_template(table, m, num_columns)
@@ -150,24 +150,18 @@ def decode_items(items: Sequence[bytes], table: str, num_slices: int, num_column
 
 
 def encode_chunk(
-    key: int,
-    episode_id: int,
-    start: int,
-    columns: Sequence[npt.NDArray[Any]],
-    encoders: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
-    spec: bytes = b"",
+    key: int, episode_id: int, start: int, columns: Sequence[npt.NDArray[Any]], spec: bytes = b""
 ) -> bytes:
     """Encode a chunk of the same steps of all columns [length, ...], as one `chunks` field of an InsertStreamRequest.
 
     `key` is below `KEY_LIMIT`. `episode_id` is unsigned 64-bit; servers count episodes by it. `start` is the index of
-    the first step in its episode, < 2**31. `encoders` has `tensors.encoder` of each column; None to look them up. The
-    `spec`, a `spec_tensor` or empty, becomes the last tensor and is not counted as data.
+    the first step in its episode, < 2**31. The `spec`, a `spec_tensor` or empty, becomes the last tensor and is not
+    counted as data.
     """
     parts: list[bytes] = []
     size = 0
-    if encoders is None:
-        encoders = [tensors.encoder(column.dtype, column.shape) for column in columns]
-    for column, (header, encode_content) in zip(columns, encoders, strict=True):
+    for column in columns:
+        header, encode_content = tensors.encoder(column.dtype, column.shape)
         content = encode_content(column)
         num_bytes = varint(len(content))
         parts += _DATA_TENSORS, varint(len(header) + len(num_bytes) + len(content)), header, num_bytes, content
@@ -181,13 +175,6 @@ def encode_chunk(
     head = b"".join((_CHUNK_KEY, encoded_key, _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(len(data))))
     tail = b"".join((_CHUNK_NUM_TENSORS, varint(len(columns) + bool(spec)), _CHUNK_UNCOMPRESSED_SIZE, varint(size)))
     return b"".join((_REQUEST_CHUNKS, varint(len(head) + len(data) + len(tail)), head, data, tail))
-
-
-def encode_keep_keys(keys: Sequence[int]) -> bytes:
-    """Encode the keys, below `KEY_LIMIT`, of the chunks that later items of the insert stream may refer to."""
-    if not keys:
-        return b""
-    return _delimited(_REQUEST_KEEP_KEYS, _varints(np.array(keys, np.uint64), _KEY_WIDTH).tobytes())
 
 
 def _delimited(tag: bytes, body: bytes) -> bytes:

@@ -335,7 +335,7 @@ def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: b
                     zip(present, server_set.on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True)
                 )
             else:
-                infos = server_set.answering(present, timeout_s)
+                infos = server_set.answering(present, timeout_s, [table])
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             raise error from None  # without gRPC's error: the message names the cause
     for shard in present:

@@ -14,20 +14,18 @@ import functools
 import re
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from reverb_writer.arguments import check_address
-from reverb_writer.background import Flag
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.tables.table_messages import read_server_info
 from reverb_writer.transport import endpoints, loop, process_hooks
-from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
+from reverb_writer.transport.grpc_errors import NO_ANSWER, is_refusal, is_silent, translate_error
 from reverb_writer.transport.loop import PendingCall
 from reverb_writer.transport.wire import OPTIONS, PERMANENT, TLS, Wire, WireClosedError, credentials_of
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
-_RECENT_S, _MAX_CONNECT_ERRORS = 10.0, 200  # at the pace of `_PAUSE_S`
 _ANSWER_WITHIN_S, _AGAIN_WITHIN_S = 2.0, 3.0
 _CLOSE_S = 1.0  # time that `close` waits for the end of the connection
 _NOT_BEFORE_S = 10.0  # least time between the starts of two examinations, unless the connection proves alive
@@ -68,7 +65,6 @@ class Channel:
         A `permanent` connection survives any silence; others end if a ping is not answered, or after half an hour
         without a call. Raises ClosedError if a parent process used gRPC before the fork.
         """
-        check_address(address)
         if token is not None and not _TOKEN.fullmatch(token):
             raise SpecError("`token` must be visible ASCII characters without spaces. Strip what was read from a file.")
         if token is not None and not tls and not address.startswith("unix:"):
@@ -90,7 +86,6 @@ class Channel:
             self._advice = "the certificates; the server may ask for one of the client"
         self._is_direct = not tls and not use_proxy
         self.local_pipes: set[LocalPipe] = set()
-        self._connect_errors: list[tuple[str, float]] = []
         self._closed = False
         # Only the loop's thread uses the rest.
         self._wire: Wire | None = None
@@ -123,7 +118,6 @@ class Channel:
 
     def redirect(self, address: str) -> None:
         """Use the server's new address: streams end as after a loss of the connection, calls are repeated."""
-        check_address(address)
         self.check_usable()
         self.address = address
         if loop.has_begun() or self.local_pipes:
@@ -134,11 +128,10 @@ class Channel:
         if not self.is_forked:
             self._closed = True
             if loop.has_begun() or self.local_pipes:
-                done = Flag()
                 with contextlib.suppress(ClosedError):  # the interpreter ends
-                    loop.submit(lambda: loop.spawn(self._close(done)))
+                    closing = PendingCall(self._close, self.address, _CLOSE_S)
                     if not loop.is_here():
-                        done.wait(_CLOSE_S)
+                        closing.wait(_CLOSE_S)
 
     def __enter__(self) -> Channel:
         return self
@@ -155,14 +148,13 @@ class Channel:
         ServerUnavailableError if nothing answers at the address within the time, else an error of `translate_error`.
         """
         self.check_usable()
-        started = time.monotonic()
+        started, texts = time.monotonic(), dict[str, None]()
         try:
-            return PendingCall(lambda: self._call(method, request, timeout_s), self.address, timeout_s).result()
+            return PendingCall(lambda: self._call(method, request, timeout_s, texts), self.address, timeout_s).result()
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             if self.last_response_at < started:
                 self.examine()
-            reasons = self.recent_connect_errors(time.monotonic() - started)
-            raise self._explain(reasons, timeout_s) from error.__cause__
+            raise self._explain([*texts], timeout_s) from error.__cause__
 
     def start(self, method: str, request: bytes, timeout_s: float) -> PendingCall[bytes]:
         """Start a unary call that is not repeated; without a server it fails at once."""
@@ -187,11 +179,6 @@ class Channel:
         self.check_usable()
         return PendingCall(ask, self.address, timeout_s, deliver)
 
-    def recent_connect_errors(self, seconds: float = _RECENT_S) -> list[str]:
-        """Return gRPC's texts for failed attempts to connect in the last `seconds`."""
-        now = time.monotonic()
-        return list(dict.fromkeys(reason for reason, at in self._connect_errors if now - at < seconds))
-
     def examine(self) -> None:
         """Test in the background whether the connection is dead, and end its calls if so; never waits."""
         self.check_usable()
@@ -203,10 +190,6 @@ class Channel:
         """Open a bidirectional stream of bytes; return its wire and gRPC's call. For the loop's thread only."""
         wire = self._connect()
         return wire, wire.open(method)
-
-    def note_response(self) -> None:
-        """Note the time of a response."""
-        self.last_response_at = time.monotonic()
 
     def _connect(self) -> Wire:
         """Return the present wire, or a new one."""
@@ -229,11 +212,10 @@ class Channel:
             pipe.lose(fault)
         return wire
 
-    async def _close(self, done: Flag) -> None:
+    async def _close(self) -> None:
         wire = self._give_up("the client was closed")
         if wire is not None and wire.closing is not None:
-            await asyncio.wait([wire.closing])
-        done.set()
+            await wire.closing
 
     async def _ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
         self.check_usable()
@@ -245,17 +227,17 @@ class Channel:
                 reply = endpoint.call(method, request)
         except grpc.RpcError as error:
             if error.code() not in NO_ANSWER:
-                self.note_response()
+                self.last_response_at = time.monotonic()
             raise translate_error(error, self.address) from error
         except WireClosedError as error:
             if self._closed or loop.is_ending():
                 raise ClosedError(f"the client of {self.address} was closed during a call.") from error
             raise
-        self.note_response()
+        self.last_response_at = time.monotonic()
         return reply
 
-    async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Repeat the call while it fails without a connection; gRPC connects again meanwhile."""
+    async def _call(self, method: str, request: bytes, timeout_s: float, texts: dict[str, None]) -> bytes:
+        """Repeat the call while it fails without a connection, and note gRPC's texts; gRPC connects again meanwhile."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
@@ -270,16 +252,15 @@ class Channel:
                 if not isinstance(cause, grpc.RpcError) or cause.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
                 last = str(cause.details()).rpartition("last error: ")[2]  # for one address of the host
-                reason = urllib.parse.unquote(last.removeprefix("UNKNOWN: "))  # removes a second code, and [::1] quoted
-                self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
+                last = last.removeprefix("UNKNOWN: ")  # a second code
+                texts[urllib.parse.unquote(last)] = None  # [::1] may be quoted
                 if left_s <= _PAUSE_S:
                     raise
                 await asyncio.sleep(_PAUSE_S)
 
-    def _explain(self, reasons: list[str], timeout_s: float) -> ReverbWriterError:
+    def _explain(self, reasons: Sequence[str], timeout_s: float) -> ReverbWriterError:
         """Return the error of a call without an answer: the server does not exist, or does not answer."""
-        is_silent = not reasons or any(map(is_silence, reasons))
-        if is_silent or (all(map(is_refusal, reasons)) and is_listening(self.address)):
+        if not reasons or is_silent(reasons, self.address):
             return ReplayTimeoutError(
                 f"the server at {self.address} did not answer within {timeout_s:.1f} s. It may be paused, overloaded "
                 f"or out of reach: look at its process, check {self._advice}, or raise `timeout_s`."
@@ -326,17 +307,16 @@ class ConnectionLoss:
 
     channel: Channel
     error: Exception  # cause of the loss, or of the last failed attempt to connect
-    since: float  # `time.monotonic()` of the server's last message, or of the loss
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server exists but does not answer, judged by the attempts to connect in the last seconds."""
-        is_late = isinstance(self.error, ReplayTimeoutError) or is_silence(self._words)
-        return is_late or (is_refusal(self._words) and is_listening(self.channel.address))
+        """Whether the server exists but does not answer, judged by the last attempt to connect."""
+        return isinstance(self.error, ReplayTimeoutError) or is_silent([self._words], self.channel.address)
 
     def explain(self) -> str:
         """Return cause and advice. Only a refusal advises a start, because a paused server would lose its tables."""
-        address, heard = self.channel.address, f"last heard of {time.monotonic() - self.since:.1f} s ago ({self._seen})"
+        address, silent_s = self.channel.address, time.monotonic() - self.channel.last_response_at
+        heard = f"last heard of {silent_s:.1f} s ago ({str(self.error).rstrip('.')})"
         if self.is_silent:
             return f"The server at {address} does not answer, {heard}. It may be paused: look at its process."
         if is_refusal(self._words):
@@ -344,9 +324,5 @@ class ConnectionLoss:
         return f"There is no connection to the server at {address}, {heard}. It is tried again and again."
 
     @property
-    def _seen(self) -> str:
-        return "; ".join([str(self.error).rstrip("."), *self.channel.recent_connect_errors()])
-
-    @property
     def _words(self) -> str:
-        return self._seen.replace(self.channel.address, "")  # an address may have `dns` or `timeout` in it
+        return str(self.error).replace(self.channel.address, "")  # an address may have `dns` or `timeout` in it

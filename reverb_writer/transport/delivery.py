@@ -48,7 +48,7 @@ Post = Callable[[Callable[[], None]], None]
 _MESSAGE_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 5.0
 _QUESTION_TIMEOUT_S = 2.0
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
+_PAUSE_S = (0.05, 0.5)  # bounds of the random time before the next attempt: not all clients return at once
 _SILENCE_S = 10.0  # silence after which the connection is examined, if a confirmation is due
 _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
@@ -63,7 +63,6 @@ class Delivery:
         flight: unconfirmed items, and counters.
         fault: kind and text of the error with which the server refuses items; None without a refusal.
         loss: loss of the connection; None while there is one, or before one is needed.
-        heard_at: `time.monotonic()` of the server's last message.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Delivery:
         *,
         needed: Callable[[], Iterable[int]] = lambda: (),
         max_sent_items: float = math.inf,
-        is_checked: bool = False,
+        info: ServerInfo | None = None,
     ) -> None:
         """Prepare the delivery. It connects when it has items, and does not close the channel.
 
@@ -84,18 +83,17 @@ class Delivery:
             counts: counters to raise.
             needed: as for `InFlight`.
             max_sent_items: bound of the sent and unconfirmed items; sent items cannot be dropped.
-            is_checked: whether the caller has just checked the tables, so that the first connection does not.
+            info: the server's answer of a moment ago, instead of a question before the first connection.
         """
         self.channel = channel
         self.flight = InFlight(needed)
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: ConnectionLoss | None = None
-        self.heard_at = time.monotonic()
-        self._post, self._counts, self._max_sent_items, self._is_checked = post, counts, max_sent_items, is_checked
+        self._post, self._counts, self._max_sent_items, self._info = post, counts, max_sent_items, info
         self._pipe: Pipe | LocalPipe | None = None
-        self._attempt = 0  # of a question or a pipe; answers to an earlier one are ignored
+        self._attempt = 0  # number of the pipe; events of an earlier one are ignored
         self._is_connecting = self._is_closed = False
-        self._retry_at, self._failures = 0.0, 0
+        self._retry_at = 0.0
         self._state_id: int | None = None
         self._forget_answers()
 
@@ -112,13 +110,12 @@ class Delivery:
         left_s = self._retry_at - time.monotonic()
         if left_s > 0:
             return left_s
-        if self._is_checked:
-            self._is_checked = False
-            self._open()
-        else:  # ask the server for its tables, and open a stream after the answer
-            self._is_connecting = True
-            self._attempt += 1
-            self._question(_PROBE_TIMEOUT_S, functools.partial(self._on_info, self._attempt))
+        self._is_connecting = True
+        info, self._info = self._info, None
+        if info is None:
+            self._question(_PROBE_TIMEOUT_S, self._on_info)
+        else:
+            self._on_info(info)
         return math.inf
 
     def _send(self, pipe: Pipe | LocalPipe) -> float:
@@ -127,7 +124,7 @@ class Delivery:
             pipe.send(self.flight.take_message(_MESSAGE_BYTES))
         if not self.flight.sent_items:
             return math.inf
-        silent_s = time.monotonic() - max(self.heard_at, self.channel.last_response_at)
+        silent_s = time.monotonic() - max(self.flight.progress_at, self.channel.last_response_at)
         if silent_s < _SILENCE_S:
             return _SILENCE_S - silent_s
         self.channel.examine()
@@ -153,15 +150,14 @@ class Delivery:
         """Return a function that makes the owner's thread handle an answer."""
         return lambda answer: self._post(functools.partial(handle, answer))
 
-    def _on_info(self, attempt: int, info: ServerInfo | Exception) -> None:
-        if attempt != self._attempt or self._is_closed:
+    def _on_info(self, info: ServerInfo | Exception) -> None:
+        """Check the server's tables, open a stream, and send queued requests."""
+        if self._is_closed:
             return
         self._is_connecting = False
-        if isinstance(info, Exception):
-            self._lost(info)
-            return
         try:
-            self.heard_at = info.at
+            if isinstance(info, Exception):
+                raise info  # noqa: TRY301  # as the error of the check
             if self._state_id not in (None, info.state_id):
                 self._counts["server_restarts"] += 1
                 text = (
@@ -171,18 +167,10 @@ class Delivery:
                 _LOG.warning(text, self.channel.address, self.flight.pending)
             self._state_id = info.state_id
             check_tables_exist(self.flight.tables(), info, self.channel.address)
-        except Exception as error:  # noqa: BLE001  # the callers must get any error
-            self._lost(error)
-            return
-        self._open()
-
-    def _open(self) -> None:
-        """Open a stream, and send queued requests."""
-        self._attempt += 1
-        deliver = self._posting(functools.partial(self._on_event, self._attempt))
-        try:
+            self._attempt += 1
+            deliver = self._posting(functools.partial(self._on_event, self._attempt))
             self._pipe = open_pipe(self.channel, messages.INSERT_STREAM, deliver)
-        except ClosedError as error:
+        except Exception as error:  # noqa: BLE001  # the callers must get any error
             self._lost(error)
             return
         self.loss = self.fault = None
@@ -203,7 +191,6 @@ class Delivery:
             # A table that the stream did not find may exist later: the next question for the tables decides.
             self._lost(event, is_gone=isinstance(event, StructureError))
             return
-        self.heard_at, self._failures = time.monotonic(), 0
         self._counts["acknowledged_items"] += self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
 
     def _lost(self, error: Exception, *, is_gone: bool = False) -> None:
@@ -213,18 +200,14 @@ class Delivery:
         if self.loss is None:
             self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
-        self.loss = ConnectionLoss(self.channel, error, self.heard_at)
+        self.loss = ConnectionLoss(self.channel, error)
         self._counts["resent_items"] += self.flight.requeue()
-        # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.
-        longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
-        self._retry_at = time.monotonic() + random.uniform(longest_s / 2, longest_s)  # noqa: S311  # no secret
-        self._failures += 1
+        self._retry_at = time.monotonic() + random.uniform(*_PAUSE_S)  # noqa: S311  # no secret
 
     # --------------------------------------------------------------------------------------------- why nothing moves
 
     def _forget_answers(self) -> None:
-        self._first_answer: ServerInfo | None = None
-        self._last_answer: ServerInfo | None = None
+        self._answers: list[ServerInfo] = []  # the first and the newest
         self._has_asked, self._refusal = False, ""
 
     def ask(self, *, is_first: bool = False) -> None:
@@ -236,34 +219,31 @@ class Delivery:
 
     def _on_reply(self, reply: ServerInfo | Exception) -> None:
         if isinstance(reply, ServerInfo):
-            self.heard_at = reply.at
-            self._first_answer = self._first_answer or reply
-            self._last_answer = reply
+            self._answers = [*self._answers[:1], reply]
         elif not isinstance(reply, ReplayTimeoutError | ConnectionError):
             self._refusal = str(reply)
 
     def limiter_text(self) -> str | None:
         """Return the rate limiter that blocks in the newest answer, with advice; None if no limiter blocks."""
-        return None if self._last_answer is None else explain_limiter(self._last_answer, self.flight.tables())
+        return explain_limiter(self._answers[-1], self.flight.tables()) if self._answers else None
 
     def others_progress(self) -> bool:
         """Return whether other streams' inserts progressed between two answers while a rate limiter blocks ours."""
-        first, last = self._first_answer, self._last_answer
-        return first is not None and last is not None and inserts_progress(first, last, self.flight.tables())
+        answers = self._answers
+        return len(answers) > 1 and inserts_progress(answers[0], answers[1], self.flight.tables())
 
     def explain(self) -> str:
         """Return the cause of missing confirmations, as far as it is known."""
-        address, silence_s = self.channel.address, time.monotonic() - self.heard_at
+        address, silence_s = self.channel.address, time.monotonic() - self.channel.last_response_at
         if self.loss is not None:
             return self.loss.explain()
         if not self._has_asked:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
-        if self._last_answer is None and self._refusal:
+        if not self._answers and self._refusal:
             return f"The server at {address} does not say what its tables do: {self._refusal}"
-        if self._last_answer is None:
+        if not self._answers:
             return f"The server at {address} holds the connection but does not answer; silent for {silence_s:.1f} s."
-        first = self._first_answer or self._last_answer
-        return explain_inserts(first, self._last_answer, self.flight.tables()) or (
+        return explain_inserts(self._answers[0], self._answers[-1], self.flight.tables()) or (
             f"The server at {address} is slow: last confirmation {time.monotonic() - self.flight.progress_at:.1f} s "
             "ago. Raise `timeout_s`."
         )
@@ -305,13 +285,16 @@ class Wait:
         if self.extends and self._acknowledged not in (-1, acknowledged):
             self._restart()
         self._acknowledged = acknowledged
-        if self._is_over(delivery):
-            tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
-            spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
-            text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {delivery.explain()}"
-            is_there = delivery.loss is None or delivery.loss.is_silent
-            return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
         now = time.monotonic()
+        if now - self._since >= self.timeout_s:
+            may_extend = self.extends and now - self._began_at < _LONGEST * self.timeout_s
+            if not (may_extend and delivery.others_progress()):
+                tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
+                spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
+                text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {delivery.explain()}"
+                is_there = delivery.loss is None or delivery.loss.is_silent
+                return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
+            self._restart()
         if self._ask_at and now >= self._ask_at[0]:
             delivery.ask(is_first=len(self._ask_at) > 1)
             del self._ask_at[0]
@@ -326,17 +309,6 @@ class Wait:
         self._since = time.monotonic()
         last_s = max(self.timeout_s / 2, self.timeout_s - _LAST_QUESTION_S)
         self._ask_at = [self._since + min(_FIRST_QUESTION_S, self.timeout_s / 4), self._since + last_s]
-
-    def _is_over(self, delivery: Delivery) -> bool:
-        """Return whether the time is up; progress of other streams starts it again."""
-        now = time.monotonic()
-        if now - self._since < self.timeout_s:
-            return False
-        is_last = now - self._began_at >= _LONGEST * self.timeout_s
-        if self.extends and not is_last and delivery.others_progress():
-            self._restart()
-            return False
-        return True
 
     @property
     def waited_s(self) -> float:
@@ -356,15 +328,15 @@ class Wait:
         return max(min(times) - now, 0.0)
 
 
-def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, *, is_checked: bool = False) -> None:
+def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, info: ServerInfo | None = None) -> None:
     """Send items by their own stream, and return when the server has confirmed every item.
 
     A server inserts the items of a stream in order, so a waiting item blocks all later items of the stream: unrelated
-    items must not share a stream. After an error, the server may still insert received items. `is_checked` is as for
-    `Delivery`.
+    items must not share a stream. After an error, the server may still insert received items. `Delivery` documents
+    `info`.
     """
     inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    with contextlib.closing(Delivery(channel, inbox.put, collections.Counter(), is_checked=is_checked)) as delivery:
+    with contextlib.closing(Delivery(channel, inbox.put, collections.Counter(), info=info)) as delivery:
         delivery.flight.add(request)
         wait = Wait("flush", timeout_s)
         while num_pending := delivery.flight.pending:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.protocol.item_encoding import encode_keep_keys
+from reverb_writer.protocol.messages import InsertStreamRequest
 
 Keys = npt.NDArray[np.uint64]
 
@@ -114,7 +114,7 @@ class InFlight:
                 size += rows.nbytes
             self._sent.append(request)
         self._on_server.intersection_update(itertools.chain(self._needed(), *[each.chunks for each in self._queued]))
-        parts.append(encode_keep_keys(list(self._on_server)))
+        parts.append(InsertStreamRequest(keep_chunk_keys=self._on_server).SerializeToString())
         return b"".join(parts)
 
     def acknowledge(self, keys: Keys) -> int:

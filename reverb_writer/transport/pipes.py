@@ -8,10 +8,10 @@ ByteStream  either pipe, with a queue of messages for the thread that reads them
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import logging
 import queue
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -51,21 +51,18 @@ class Pipe:
         """Open the stream; see `open_pipe`. The loop's thread calls `deliver`."""
         self._channel, self._method = channel, method
         self._deliver: Callable[[Event], object] = deliver
-        self._outgoing: collections.deque[bytes] = collections.deque()
-        self._is_idle = False  # whether the writer must be woken
         self._has_ended = False
         # Only the loop's thread uses the rest.
         self._call: Any = None
-        self._may_write, self._may_read = asyncio.Event(), asyncio.Event()
+        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._may_read = asyncio.Event()
         self._may_read.set()
         loop.submit(self._open)
 
     def send(self, message: bytes) -> None:
         """Send a message, in the order of calls; never waits, and is ignored after the end."""
         if not self._has_ended:
-            self._outgoing.append(message)
-            if self._is_idle:
-                _submit(self._may_write.set)
+            _submit(lambda: self._outgoing.put_nowait(message))
 
     def close(self) -> None:
         """End the stream; nothing more is delivered, and unsent messages are dropped. Idempotent; never waits."""
@@ -96,7 +93,6 @@ class Pipe:
         self._cancel()
         # gRPC keeps the connection while a call of it exists, and the frames of the traceback refer to the call.
         self._call = error.__traceback__ = error.__context__ = None
-        self._outgoing.clear()
         deliver, self._deliver = self._deliver, _ignore  # otherwise the owner and its connection would be kept
         if not self._has_ended:
             self._has_ended = True
@@ -130,7 +126,7 @@ class Pipe:
 
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
-            self._channel.note_response()
+            self._channel.last_response_at = time.monotonic()
             if self._has_ended:
                 return
             self._deliver(message)
@@ -139,13 +135,7 @@ class Pipe:
     async def _write(self, call: Any) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # `_read` raises the cause of the end
             while True:
-                self._is_idle = True  # before the test of the queue, so that each later message wakes the writer
-                if not self._outgoing:
-                    await self._may_write.wait()
-                self._is_idle = False
-                self._may_write.clear()
-                while self._outgoing:
-                    await call.write(self._outgoing.popleft())
+                await call.write(await self._outgoing.get())
 
 
 class LocalPipe:
@@ -202,7 +192,7 @@ class LocalPipe:
         if isinstance(answer, grpc.RpcError):
             self._end(translate_error(answer, self._channel.address, is_stream=True))
         else:
-            self._channel.note_response()
+            self._channel.last_response_at = time.monotonic()
             self._deliver(answer)
 
     def _end(self, error: ReverbWriterError) -> None:

@@ -96,7 +96,7 @@ class SampleStream:
         self.info = self.answer = info
         self.loss: ConnectionLoss | None = None
         if info is None:
-            self.loss = ConnectionLoss(channel, ServerUnavailableError("no answer yet"), time.monotonic())
+            self.loss = ConnectionLoss(channel, ServerUnavailableError("no answer yet"))
         self.unanswered_since: float | None = None
         self.num_in_flight = self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = (
             self.server_restarts
@@ -108,7 +108,6 @@ class SampleStream:
         self._stream: ByteStream | None = None
         self._reassembler = SampleReassembler()
         self._question: PendingCall[ServerInfo] | None = None
-        self._answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
         self._earlier = collections.deque([info] if info else [])  # answers of the last seconds, one per second
         self._refusal = ""  # the error instead of the newest answer
         self._is_asked = False  # whether a wait asks for its cause
@@ -144,7 +143,7 @@ class SampleStream:
         the time of the next call, unless `changed` is called earlier. Raises ClosedError, StructureError or
         PermissionDeniedError if the server will give no samples.
         """
-        self._read_answers(now)
+        self._read_answer(now)
         if self.is_closed:
             return math.inf
         if self.loss is not None:
@@ -210,7 +209,7 @@ class SampleStream:
             if self.unanswered_since is None:
                 self.unanswered_since = now
             timeout_s = _ANSWER_WITHIN_S if self.loss is None else _RECONNECT_WITHIN_S
-            self._question = self._channel.start_info(timeout_s, self._on_answer)
+            self._question = self._channel.start_info(timeout_s, lambda _: self._changed())
 
     def look(self, now: float, since: float) -> None:
         """Make the owner ask for the cause of a wait unless the answer is recent and after `since`; for any thread."""
@@ -240,8 +239,7 @@ class SampleStream:
         if self.info is not None and self.loss is None:
             _LOG.warning("Samples of `%s`: %s Looking for it.", self._name, error)
         self._end_stream()
-        since = time.monotonic() if self.loss is None else self.loss.since
-        self.loss = ConnectionLoss(self._channel, error, since)
+        self.loss = ConnectionLoss(self._channel, error)
         self._ask_at = time.monotonic() + _RETRY_S
 
     def stop_requests(self) -> None:
@@ -296,25 +294,25 @@ class SampleStream:
             self.ask(now)
         return self._ask_at if self._question is None else math.inf
 
-    def _on_answer(self, answer: ServerInfo | ReverbWriterError) -> None:
-        self._answers.append(answer)
-        self._changed()
-
-    def _read_answers(self, now: float) -> None:
-        while self._answers and not self.is_closed:
-            answer = self._answers.popleft()
-            self._question = None
-            if isinstance(answer, ServerInfo):
-                self._note(answer, now)
-            elif isinstance(answer, ClosedError | PermissionDeniedError):
-                raise answer
-            elif self.loss is not None or isinstance(answer, ServerUnavailableError):
-                self.lose(answer)
-                if isinstance(answer, ReplayTimeoutError):
+    def _read_answer(self, now: float) -> None:
+        question = self._question
+        if question is None or not question.done():
+            return
+        self._question = None
+        try:
+            answer = question.result()
+        except (ClosedError, PermissionDeniedError):
+            raise
+        except ReverbWriterError as error:
+            if self.loss is not None or isinstance(error, ServerUnavailableError):
+                self.lose(error)
+                if isinstance(error, ReplayTimeoutError):
                     self._channel.examine()
             else:  # the stream notices if the server is gone
-                self._refusal = "" if isinstance(answer, ReplayTimeoutError) else str(answer)
+                self._refusal = "" if isinstance(error, ReplayTimeoutError) else str(error)
                 self._ask_at = now + _RETRY_S
+        else:
+            self._note(answer, now)
 
     def _note(self, info: ServerInfo, now: float) -> None:
         """Take the server's answer."""

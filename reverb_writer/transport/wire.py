@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -79,23 +78,18 @@ def credentials_of(tls: TLS) -> grpc.ChannelCredentials:
     import ssl  # noqa: PLC0415  # not needed for plain text, and it takes time
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if tls.root_certificates is not None:
-        with _readable("root_certificates", tls.root_certificates):
+    name, files = "root_certificates", [tls.root_certificates]
+    try:
+        if tls.root_certificates is not None:
             context.load_verify_locations(tls.root_certificates)
-    if tls.certificate is not None:
-        with _readable("certificate` and `private_key", tls.certificate, tls.private_key):
+        if tls.certificate is not None:
+            name, files = "certificate` and `private_key", [tls.certificate, tls.private_key]
             context.load_cert_chain(tls.certificate, tls.private_key, password=lambda: "")
+    except OSError as error:  # includes ssl.SSLError
+        names = ", ".join(os.fspath(path) for path in files if path is not None)
+        raise SpecError(f"`{name}`: cannot use the PEM files {names} ({error.strerror or error}).") from error
     paths = (tls.root_certificates, tls.private_key, tls.certificate)
     return grpc.ssl_channel_credentials(*(None if path is None else pathlib.Path(path).read_bytes() for path in paths))
-
-
-@contextlib.contextmanager
-def _readable(name: str, *paths: str | os.PathLike[str] | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # includes ssl.SSLError
-        files = ", ".join(os.fspath(path) for path in paths if path is not None)
-        raise SpecError(f"`{name}`: cannot use the PEM files {files} ({error.strerror or error}).") from error
 
 
 class WireClosedError(ReplayTimeoutError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.windows import SHORT_EPISODE
-from reverb_writer.writing.encoders import ChunkEncoder, OpenEpisode, Ready
-from reverb_writer.writing.ring import NewPriority, StepRing
-from reverb_writer.writing.stream_options import Books
+from reverb_writer.writing.encoders import Encoder, OpenEpisode, Ready
+from reverb_writer.writing.ring import NewPriority
 from reverb_writer.writing.window_kinds import NEVER, Integers, WindowKinds
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ class Cutter:
     """The episodes of all environments of an observer. Not thread-safe: only the sender uses it.
 
     Attributes:
+        encoder, ring, kinds, books: the encoder, its rows, the present kinds of windows, and the counters.
         taken: rows taken so far.
         num_items: items completed so far.
         num_unencoded: complete items that are not encoded yet.
@@ -39,29 +39,21 @@ class Cutter:
         episodes: the open episode of each environment.
     """
 
-    def __init__(
-        self,
-        ring: StepRing,
-        kinds: WindowKinds,
-        encoder: ChunkEncoder,
-        chunk_size: Callable[[int], int],  # of `chunk_grid`
-        books: Books,
-        max_steps: float = math.inf,
-    ) -> None:
+    def __init__(self, encoder: Encoder, kinds: WindowKinds, chunk_length: int, max_steps: float = math.inf) -> None:
         """Begin an episode in each environment; an episode longer than `max_steps` is not written."""
-        self._ring, self._kinds, self._encoder, self._chunk_size, self._books = ring, kinds, encoder, chunk_size, books
+        self.encoder, self.ring, self.kinds, self.books = encoder, encoder.ring, kinds, encoder.books
+        self._chunk_length = chunk_length
         self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = 0
         self.has_new = False
         self._max_steps = max_steps
         self._num_marks = 0  # marks taken so far
         self._num_ended_items = 0  # of ended episodes
         self._ended: list[Ready] = []
-        count = ring.num_envs
+        count = self.ring.num_envs
         self.episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
-        # Per environment: steps of its episode, open steps (in no chunk), the first open row, steps of its next chunk,
-        # and the step count up to which its windows are encoded.
+        # Per environment: steps of its episode, open steps (in no chunk), the first open row, and the step count up to
+        # which its windows are encoded.
         self._steps, self._open, self._first, self._encoded = (np.zeros(count, np.int64) for _ in range(4))
-        self._capacity = np.full(count, chunk_size(0), np.int64)
         self._has_boundary = np.zeros(count, bool)  # whether an episode has ended in the open rows of a longer stream
 
     @property
@@ -74,31 +66,32 @@ class Cutter:
 
     def take(self) -> None:
         """Take the rows and marks that were written since the last call."""
-        written, _, num_marks = self._ring.head
+        written, _, num_marks = self.ring.head
         if written == self.taken and num_marks == self._num_marks:
             return
         self.has_new = True
         while self._num_marks < num_marks:
-            row, mark = self._ring.marks.pop(self._num_marks)
+            row, mark = self.ring.marks.pop(self._num_marks)
             self._num_marks += 1
             self._take_steps(row)
             if isinstance(mark, NewPriority):
-                targets = [replace(target, priority=mark.priority) for target in self._kinds.targets]
-                self._kinds = WindowKinds(targets, spans_episodes=self._kinds.spans_episodes)
+                targets = [replace(target, priority=mark.priority) for target in self.kinds.targets]
+                self.kinds = WindowKinds(targets, spans_episodes=self.kinds.spans_episodes)
             else:
                 for env in mark.env_ids:
                     self.end(env, discard=mark.discard)
         self._take_steps(written)
         self._tally()
-        if written - self.first_needed > self._ring.size // 2:
+        if written - self.first_needed > self.ring.size // 2:
             # The ring needs these rows.
-            self._seal_where((self._open > 0) & (self._first < written - self._ring.size // 2))
+            self._seal_where((self._open > 0) & (self._first < written - self.ring.size // 2))
 
     def _take_steps(self, stop: int) -> None:
         start, self.taken = self.taken, stop
         if start == stop:
             return
-        is_last, envs = self._ring.last_of(start, stop), self._ring.envs_of(start, stop)
+        index = self.ring.rows(start, stop)
+        is_last, envs = self.ring.last[index], self.ring.envs[index]
         new = np.bincount(envs, minlength=len(self.episodes))
         firsts = np.zeros(len(new), np.int64)
         firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # the last assignment to an index counts
@@ -106,7 +99,7 @@ class Cutter:
         has_end = np.zeros(len(new), bool)
         has_end[envs[is_last]] = True
         self._count(slice(None), np.where(has_end, 0, new))
-        for env, rows in self._open_rows((has_end | (self._open >= self._capacity)).nonzero()[0]):
+        for env, rows in self._open_rows((has_end | (self._open >= self._chunk_length)).nonzero()[0]):
             start = self._advance(env, rows, int(self._open[env])) if has_end[env] else 0
             sealed = self._seal_full(env, rows, start)
             if sealed < len(rows):
@@ -119,9 +112,9 @@ class Cutter:
 
     def _tally(self) -> None:
         """Count the complete items."""
-        num_items = self._num_ended_items + int(self._kinds.num_items(self._steps).sum())
+        num_items = self._num_ended_items + int(self.kinds.num_items(self._steps).sum())
         self.num_unencoded += num_items - self.num_items
-        self._books.counts["items"] += num_items - self.num_items
+        self.books.counts["items"] += num_items - self.num_items
         self.num_items = num_items
 
     def _open_rows(self, env_ids: Integers) -> list[tuple[int, Integers]]:
@@ -131,7 +124,7 @@ class Cutter:
         first = int(self._first[env_ids].min())
         if len(self.episodes) == 1:
             return [(0, np.arange(first, self.taken))]
-        envs = self._ring.envs_of(first, self.taken)
+        envs = self.ring.envs[self.ring.rows(first, self.taken)]
         # Only the rows of these environments are sorted: few of many have a full chunk at the same time.
         is_wanted = np.zeros(len(self.episodes), bool)
         is_wanted[env_ids] = True
@@ -145,14 +138,14 @@ class Cutter:
 
     def _advance(self, env: int, rows: Integers, num_counted: int) -> int:
         """Count the open rows after the first `num_counted`, end their episodes; return the number of sealed rows."""
-        is_last = self._ring.last_of(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]]
+        is_last = self.ring.last[rows % self.ring.size]
         sealed, known = 0, num_counted
         for stop in (is_last[known:].nonzero()[0] + known + 1).tolist():
             self._count(env, stop - known)
             sealed = self._seal_full(env, rows[:stop], sealed)
-            if self._kinds.spans_episodes:
+            if self.kinds.spans_episodes:
                 self.episodes[env].boundary = int(self._steps[env])
-                self._books.counts["episodes"] += 1
+                self.books.counts["episodes"] += 1
                 self._has_boundary[env] = True
             else:
                 self._end(env, rows[sealed:stop])
@@ -165,10 +158,9 @@ class Cutter:
 
     def _seal_full(self, env: int, rows: Integers, start: int) -> int:
         """Make full chunks of the rows from `start`; return the index of the first open row."""
-        while len(rows) - start >= self._capacity[env]:
-            stop = start + int(self._capacity[env])
-            self._seal(env, rows[start:stop])
-            start = stop
+        while len(rows) - start >= self._chunk_length:
+            self._seal(env, rows[start : start + self._chunk_length])
+            start += self._chunk_length
         return start
 
     def _seal(self, env: int, rows: Integers, num_padding: int = 0) -> None:
@@ -176,17 +168,16 @@ class Cutter:
         index: Any = None
         if len(rows):
             is_run = rows[-1] - rows[0] == len(rows) - 1
-            index = self._ring.rows(int(rows[0]), int(rows[-1]) + 1) if is_run else rows % self._ring.size
+            index = self.ring.rows(int(rows[0]), int(rows[-1]) + 1) if is_run else rows % self.ring.size
         if self._steps[env] > self._max_steps:
             episode.chunks, episode.num_sealed = [], episode.num_sealed + len(rows)
         else:
-            chunk = self._encoder.encode(episode.key, episode.num_sealed, index, num_padding)
+            chunk = self.encoder.chunk(episode.key, episode.num_sealed, index, num_padding)
             episode.chunks.append(chunk)
             episode.num_sealed = chunk.stop
             self.unsent_bytes += len(chunk.data)
         self._open[env] -= len(rows)
         self._has_boundary[env] = False
-        self._capacity[env] = self._chunk_size(episode.num_sealed)
 
     def seal_open(self, before: int = NEVER) -> None:
         """Seal the open rows of each environment if they complete an item.
@@ -205,7 +196,7 @@ class Cutter:
 
     def _num_open_items(self) -> Integers:
         """Return the number of items that the open rows of each environment complete."""
-        num_items: Integers = self._kinds.num_items(self._steps) - self._kinds.num_items(self._steps - self._open)
+        num_items: Integers = self.kinds.num_items(self._steps) - self.kinds.num_items(self._steps - self._open)
         return num_items
 
     def _seal_where(self, is_chosen: npt.NDArray[np.bool_]) -> None:
@@ -224,41 +215,40 @@ class Cutter:
     def _end(self, env: int, rows: Integers, *, align: bool = False, discard: bool = False) -> None:
         episode, num_steps = self.episodes[env], int(self._steps[env])
         reason = "overflow" if num_steps > self._max_steps else "reset" if discard else None
-        end = self._kinds.episode_end(num_steps, align=align, discard=reason)
+        end = self.kinds.episode_end(num_steps, align=align, discard=reason)
         while episode.num_sealed < end.last:
-            size = min(int(self._capacity[env]), max(end.limits) - episode.num_sealed)
+            size = min(self._chunk_length, max(end.limits) - episode.num_sealed)
             num_real = min(size, len(rows))
             self._seal(env, rows[:num_real], size - num_real)
             rows = rows[num_real:]
         self._num_ended_items += end.num_items
         encoded = int(self._encoded[env])
-        num_items = end.num_items - self._kinds.num_items(encoded)
+        num_items = end.num_items - self.kinds.num_items(encoded)
         if num_items:
-            self._ended.append(Ready(self._kinds, episode, encoded, num_steps, end, num_items))
-        self._books.counts["episodes"] += num_steps > episode.boundary
+            self._ended.append(Ready(self.kinds, episode, encoded, num_steps, end, num_items))
+        self.books.counts["episodes"] += num_steps > episode.boundary
         self._note_dropped(end.dropped)
         self._begin(env)
 
     def _begin(self, env: int) -> None:
-        self.episodes[env] = OpenEpisode(self._encoder.new_key())
+        self.episodes[env] = OpenEpisode(self.encoder.new_key())
         self._steps[env] = self._open[env] = self._encoded[env] = 0
-        self._capacity[env] = self._chunk_size(0)
 
     def _drop(self, env: int, reason: str) -> None:
         encoded, num_steps = int(self._encoded[env]), int(self._steps[env])
-        num_items = self._kinds.num_items(num_steps)
+        num_items = self.kinds.num_items(num_steps)
         self._num_ended_items += num_items
-        self.num_unencoded -= num_items - self._kinds.num_items(encoded)
-        num_dropped = self._kinds.episode_end(encoded, discard=reason).dropped.get(reason, 0)
-        num_dropped += (num_steps - encoded) * len(self._kinds.targets)
+        self.num_unencoded -= num_items - self.kinds.num_items(encoded)
+        num_dropped = self.kinds.episode_end(encoded, discard=reason).dropped.get(reason, 0)
+        num_dropped += (num_steps - encoded) * len(self.kinds.targets)
         self._note_dropped({reason: num_dropped} if num_dropped else {})
         self._begin(env)
 
     def _note_dropped(self, dropped: Mapping[str, int]) -> None:
         """Count steps that are in no window, by reason; log each reason once."""
-        for reason in dropped.keys() - self._books.dropped_steps.keys():
+        for reason in dropped.keys() - self.books.dropped_steps.keys():
             if reason == SHORT_EPISODE:
-                lengths = {target.spec.sequence_length for target in self._kinds.targets}
+                lengths = {target.spec.sequence_length for target in self.kinds.targets}
                 text = (
                     "An episode of %d steps is shorter than a window (`sequence_length` %s): nothing of it is "
                     "written. Make windows shorter, or pad (`end_of_episode`). Further ones are counted in "
@@ -268,7 +258,7 @@ class Cutter:
             else:
                 text = "%d steps are in no window (%s). Further ones are counted in stats().dropped_steps."
                 _LOG.info(text, dropped[reason], reason)
-        self._books.dropped_steps.update(dropped)
+        self.books.dropped_steps.update(dropped)
 
     def leave(self, destinations: Sequence[Destination], reason: str) -> None:
         """Give up the open episodes of these destinations, with all windows that are not encoded.
@@ -288,11 +278,11 @@ class Cutter:
         """Return the windows that are complete in chunks, ended episodes first; the caller encodes them now."""
         ready, self._ended = self._ended, []
         sealed = self._steps - self._open
-        num_items = self._kinds.num_items(sealed) - self._kinds.num_items(self._encoded)
+        num_items = self.kinds.num_items(sealed) - self.kinds.num_items(self._encoded)
         env_ids = num_items.nonzero()[0]
         columns = (column[env_ids].tolist() for column in (self._encoded, sealed, num_items))
         for env, after, num_steps, count in zip(env_ids.tolist(), *columns, strict=True):
-            ready.append(Ready(self._kinds, self.episodes[env], after, num_steps, None, count))
+            ready.append(Ready(self.kinds, self.episodes[env], after, num_steps, None, count))
         self._encoded[env_ids] = sealed[env_ids]
         return ready
 
@@ -303,5 +293,5 @@ class Cutter:
 
     def cut_long_streams(self, max_items: int) -> None:
         """End each stream of at least `max_items` items, so that another shard gets the next windows."""
-        for env in (self._kinds.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
+        for env in (self.kinds.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
             self.end(env, discard=True)

@@ -8,7 +8,6 @@ The sender's thread calls priority functions here, one at a time and under no lo
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import inspect
 import logging
@@ -21,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.arguments import check_priority
-from reverb_writer.protocol import tensors
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk, encode_items, encode_slices
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.stream_options import Books
 from reverb_writer.writing.window_kinds import NEVER, EpisodeEnd, Integers, WindowKinds, WindowTarget
 
 if TYPE_CHECKING:
@@ -50,48 +49,6 @@ class Chunk:
     counted: bool = False  # whether a request in flight already counts its bytes
 
 
-class ChunkEncoder:
-    """Encodes steps of all episodes of an observer. Not thread-safe: only the sender uses it."""
-
-    def __init__(self, ring: StepRing, layout: StepLayout, *, keeps_columns: bool) -> None:
-        """Encode rows of `ring`; if `keeps_columns`, chunks also have the columns as arrays."""
-        self.layout = layout
-        self._keeps_columns = keeps_columns
-        self._ring = ring
-        # One generator per observer: a forked child must not draw its parent's keys.
-        self._random = random.Random()  # noqa: S311  # keys are no secret
-        self._encoders: dict[int, list[tuple[bytes, Callable[[Any], Any]]]] = {}  # by the number of steps
-
-    def new_key(self) -> int:
-        """Return a random key of a chunk, an item or an episode."""
-        return self._random.getrandbits(KEY_BITS)
-
-    def encode(self, episode: int, start: int, rows: Any, num_padding: int) -> Chunk:
-        """Encode the chunk of an episode that begins at step `start`: rows of the ring, then padding steps.
-
-        `rows` is an index as `StepRing.rows` returns it, or None for padding alone.
-        """
-        layout = self.layout
-        columns = [] if rows is None else [column[rows] for column in self._ring.columns]
-        num_real = len(columns[0]) if columns else 0
-        if layout.mask and columns:
-            columns.append(np.ones(num_real, bool))
-        if num_padding:
-            padding = [
-                np.full((num_padding, *shape), leaf, dtype)
-                for leaf, dtype, shape in zip(layout.padding_step, layout.dtypes, layout.shapes, strict=True)
-            ]
-            columns = [np.concatenate(both) for both in zip(columns, padding, strict=True)] if columns else padding
-        size = num_real + num_padding
-        encoders = self._encoders.get(size)
-        if encoders is None:
-            encoders = self._encoders[size] = [tensors.encoder(column.dtype, column.shape) for column in columns]
-        key = self.new_key()
-        data = encode_chunk(key, episode, start & 0x3FFFFFFF, columns, encoders, layout.encoded_spec)
-        kept = [np.array(column) for column in columns] if self._keeps_columns else None
-        return Chunk(key, start, start + size, data, kept)
-
-
 @dataclass(eq=False, slots=True)
 class OpenEpisode:
     """An episode of one environment, or its stream of episodes if windows span them."""
@@ -114,16 +71,57 @@ class Ready(NamedTuple):
     num_items: int  # includes windows whose priority function will fail
 
 
-class ItemEncoder:
-    """Encodes windows of all episodes of an observer. Not thread-safe: only the sender uses it."""
+class Encoder:
+    """Encodes steps and windows of all episodes of an observer. Not thread-safe: only the sender uses it.
+
+    Attributes:
+        ring, layout, books: the rows, their columns, and the counters.
+    """
 
     def __init__(
-        self, chunks: ChunkEncoder, largest: Callable[[Sequence[str]], float], counts: collections.Counter[str]
+        self,
+        ring: StepRing,
+        layout: StepLayout,
+        books: Books,
+        largest: Callable[[Sequence[str]], float],
+        *,
+        keeps_columns: bool,
     ) -> None:
-        """`largest` returns the largest priority set in the given tables; `counts` counts failed functions."""
-        self._chunks, self._largest, self._counts = chunks, largest, counts
+        """Encode rows of `ring`; if `keeps_columns`, chunks also have the columns as arrays.
 
-    def encode(self, group: Sequence[Ready]) -> InsertRequest | None:
+        `largest` returns the largest priority set in the given tables.
+        """
+        self.ring, self.layout, self.books, self._largest = ring, layout, books, largest
+        self._keeps_columns = keeps_columns
+        # One generator per observer: a forked child must not draw its parent's keys.
+        self._random = random.Random()  # noqa: S311  # keys are no secret
+
+    def new_key(self) -> int:
+        """Return a random key of a chunk, an item or an episode."""
+        return self._random.getrandbits(KEY_BITS)
+
+    def chunk(self, episode: int, start: int, rows: Any, num_padding: int) -> Chunk:
+        """Encode the chunk of an episode that begins at step `start`: rows of the ring, then padding steps.
+
+        `rows` is an index as `StepRing.rows` returns it, or None for padding alone.
+        """
+        layout = self.layout
+        columns = [] if rows is None else [column[rows] for column in self.ring.columns]
+        num_real = len(columns[0]) if columns else 0
+        if layout.mask and columns:
+            columns.append(np.ones(num_real, bool))
+        if num_padding:
+            padding = [
+                np.full((num_padding, *shape), leaf, dtype)
+                for leaf, dtype, shape in zip(layout.padding_step, layout.dtypes, layout.shapes, strict=True)
+            ]
+            columns = [np.concatenate(both) for both in zip(columns, padding, strict=True)] if columns else padding
+        key = self.new_key()
+        data = encode_chunk(key, episode, start & 0x3FFFFFFF, columns, layout.encoded_spec)
+        kept = [np.array(column) for column in columns] if self._keeps_columns else None
+        return Chunk(key, start, start + num_real + num_padding, data, kept)
+
+    def request(self, group: Sequence[Ready]) -> InsertRequest | None:
         """Put windows of the same kinds, of several episodes, into one request; return None if there is no window.
 
         The episodes keep only chunks that later windows need.
@@ -139,7 +137,7 @@ class ItemEncoder:
         after = np.array([ready.after for ready in group], np.int64)
         rows: list[npt.NDArray[np.uint8]] = []
         is_needed = np.zeros(len(chunks), bool)
-        first_key = key = self._chunks.new_key()
+        first_key = key = self.new_key()
         for index, target in enumerate(kinds.targets):
             limits = [ready.num_steps if ready.end is None else ready.end.limits[index] for ready in group]
             closing = [None if ready.end is None else ready.end.closing[index] for ready in group]
@@ -154,7 +152,7 @@ class ItemEncoder:
             touched, widths, slices = _slices(starts, ends, chunk_starts, chunk_stops, chunk_keys)
             keys = np.arange(key, key + len(of) * len(target.tables), dtype=np.uint64).reshape(-1, len(of))
             key += keys.size
-            rows += _item_rows(target.tables, keys, priorities, widths, slices, len(self._chunks.layout.dtypes))
+            rows += _item_rows(target.tables, keys, priorities, widths, slices, len(self.layout.dtypes))
             is_needed[touched] = True
         needed: dict[int, bytes] = {}
         num_bytes = sum(row.nbytes for row in rows)
@@ -181,13 +179,13 @@ class ItemEncoder:
             takes_mask = "mask" in inspect.signature(target.priority).parameters
         found = np.full(len(ends), np.nan)
         for i, (number, start, end) in enumerate(zip(of.tolist(), starts.tolist(), ends.tolist(), strict=True)):
-            window = self._chunks.layout.pack(_columns(group[number].episode.chunks, start, end))
+            window = self.layout.pack(_columns(group[number].episode.chunks, start, end))
             mask = {"mask": np.arange(start, end) < group[number].num_steps} if takes_mask else {}
             try:
                 found[i] = check_priority(target.priority(window, **mask))
             except Exception:  # noqa: BLE001  # a user's function may raise anything, and the sender continues
-                self._counts["failed_priorities"] += len(target.tables)
-                if self._counts["failed_priorities"] == len(target.tables):
+                self.books.counts["failed_priorities"] += len(target.tables)
+                if self.books.counts["failed_priorities"] == len(target.tables):
                     _LOG.exception(
                         "A window is lost because its `priority` function failed, or gave no finite number >= 0. "
                         "Further ones are counted in stats().failed_priorities."

@@ -18,7 +18,6 @@ from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.server_set import answering, logged
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
-from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.sender import Sender
@@ -106,9 +105,7 @@ class ObserverLife:
         try:
             wait_s = timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
             with logged(lambda: f"an observer waits for the server at {client.address}"):
-                found = answering(client.connections.in_state("up"), wait_s)
-            server, info = next(iter(found.items()))
-            check_tables_exist(self._tables, info, server.address)
+                info, *_ = answering(client.connections.in_state("up"), wait_s, self._tables).values()
         except BaseException:
             if owns_client:
                 client.close()

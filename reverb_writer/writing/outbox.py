@@ -20,9 +20,8 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import default_actor_id, rank_shards
 from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.encoders import ItemEncoder, Ready
-from reverb_writer.writing.ring import StepRing
-from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
+from reverb_writer.writing.encoders import Ready
+from reverb_writer.writing.stream_options import ObserverStats, StreamOptions
 from reverb_writer.writing.window_kinds import WindowKinds
 
 _LOG = logging.getLogger(__package__)
@@ -87,17 +86,13 @@ class Outbox:
         self,
         client: Client,
         options: StreamOptions,
-        ring: StepRing,
-        kinds: WindowKinds,
         cutter: Cutter,
-        items: ItemEncoder,
-        books: Books,
         post: Post,
     ) -> None:
         """Make a destination per server of the client's target."""
         self._client, self._options, self._actor_id = client, options, options.actor_id or default_actor_id()
-        self._ring, self._kinds, self._cutter, self._items = ring, kinds, cutter, items
-        self._books, self._post = books, post
+        self._cutter, self._books, self._post = cutter, cutter.books, post
+        self._ring, self._kinds = cutter.ring, cutter.kinds
         self._drops_oldest, self._dropping = options.on_block == "drop_oldest", False
         self._num_episodes = 0
         self._check_at = 0.0
@@ -143,7 +138,7 @@ class Outbox:
             while stop < len(group) and num_items < _REQUEST_ITEMS:
                 num_items += group[stop].num_items
                 stop += 1
-            request = self._items.encode(group[start:stop])
+            request = self._cutter.encoder.request(group[start:stop])
             if request is not None:
                 flight.add(request)
             self._cutter.num_unencoded -= num_items
@@ -244,13 +239,14 @@ class Outbox:
         for name, destination in [*self._destinations.items()]:
             flight, is_told = destination.delivery.flight, destination.server.shard.state == "lost"
             # Silence begins with the server's last message, or when a message became due.
-            heard_at = max(destination.delivery.heard_at, flight.progress_at)
+            last_at = destination.server.channel.last_response_at
+            heard_at = max(last_at, flight.progress_at)
             silent_s = now - heard_at if flight.pending else 0.0
             # It must also leave a question unanswered, because this process may have been the slow one.
             is_silent = silent_s >= patience_s and heard_at < destination.asked_at <= now - patience_s / 2
             # If no other server can take the next episodes, nothing is given up.
             has_other = any(not each.is_lost for each in self._all if each is not destination)
-            if destination.is_lost and not is_told and destination.delivery.heard_at > destination.asked_at:
+            if destination.is_lost and not is_told and last_at > destination.asked_at:
                 destination.is_lost = False
                 _LOG.info("Shard %s answers again.", destination.server.address)
             elif not destination.is_lost and has_other and (is_told or is_silent):
@@ -258,7 +254,7 @@ class Outbox:
                 self._give_up(destination, "is called lost by the target" if is_told else silence)
                 lost.append(destination)
                 another = self._destinations[name] = self._new_destination(destination.server)
-                another.is_lost, another.asked_at = True, time.monotonic()  # after its delivery began
+                another.is_lost, another.asked_at = True, now
             elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
                 destination.asked_at = now
                 destination.delivery.ask()
@@ -322,6 +318,12 @@ class Outbox:
         return num_left
 
     def stats(self) -> ObserverStats:
-        """Return the counters."""
-        num_bytes = sum(destination.delivery.flight.pending_bytes for destination in self._all)
-        return self._books.stats(pending_items=self.num_pending, pending_bytes=num_bytes)
+        """Return the counters now, without the counters that the observer keeps."""
+        counts, num_pending = self._books.counts, self.num_pending
+        return ObserverStats(
+            **counts,
+            pending_items=num_pending,
+            pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self._all),
+            dropped_items=counts["items"] - counts["acknowledged_items"] - num_pending,
+            dropped_steps=dict(self._books.dropped_steps),
+        )

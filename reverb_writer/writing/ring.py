@@ -76,14 +76,14 @@ class StepRing:
         self.columns: list[npt.NDArray[Any]] = [
             np.zeros((size, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
         ]
-        self.last = bytearray(size)
+        self._flags = bytearray(size)  # the memory of `last`: one flag is set faster here
+        self.last = np.frombuffer(self._flags, np.bool_)
         self.envs = np.zeros(size, np.int32)
         self.marks: dict[int, tuple[int, Reset | NewPriority]] = {}
         self.head: tuple[int, Any, int] = (0, 0 if num_envs is None else np.zeros(num_envs, np.int64), 0)
         self.granted = 0
         self.wake_at = 0
         self._spans_episodes = spans_episodes
-        self._last = np.frombuffer(self.last, np.bool_)
 
     # ------------------------------------------------------------------------------------------ the observer's side
 
@@ -93,7 +93,7 @@ class StepRing:
         row = written % self.size
         for column, leaf in zip(self.columns, leaves):  # noqa: B905  # equal in number, and the hottest line
             column[row] = leaf
-        self.last[row] = last
+        self._flags[row] = last
         self.head = (written + 1, 0 if last and not self._spans_episodes else num_steps + 1, num_marks)
 
     def write_block(self, columns: Sequence[Any], num_rows: int) -> None:
@@ -102,7 +102,7 @@ class StepRing:
         rows = self.rows(written, written + num_rows)
         for own, column in zip(self.columns, columns, strict=True):
             own[rows] = column[:num_rows]
-        self._last[rows] = False
+        self.last[rows] = False
         self.head = (written + num_rows, num_steps + num_rows, num_marks)
 
     def write_envs(
@@ -125,7 +125,7 @@ class StepRing:
                 column[rows] = leaf[env_ids]
         if not self._spans_episodes:
             counts[env_ids[last]] = 0
-        self._last[rows] = last
+        self.last[rows] = last
         self.envs[rows] = env_ids
         self.head = (written + len(env_ids), counts, num_marks)
 
@@ -149,13 +149,3 @@ class StepRing:
         if first + stop - start <= self.size:
             return slice(first, first + stop - start)
         return np.arange(start, stop) % self.size
-
-    def last_of(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
-        """Return whether each row from `start` to `stop` ends an episode; a copy if the rows cross the ring's end."""
-        last: npt.NDArray[np.bool_] = self._last[self.rows(start, stop)]
-        return last
-
-    def envs_of(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """Return the environments of the rows `start` to `stop`; a copy if the rows cross the ring's end."""
-        envs: npt.NDArray[np.int32] = self.envs[self.rows(start, stop)]
-        return envs

@@ -22,16 +22,15 @@ from reverb_writer.background import Flag, LateThread
 from reverb_writer.client import same_process
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
-from reverb_writer.steps import step_bytes
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Delivery, Wait
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
+from reverb_writer.writing.encoders import Encoder
 from reverb_writer.writing.outbox import Outbox
 from reverb_writer.writing.ring import StepRing, ring_rows
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamOptions
-from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid, chunk_length_for
+from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_length_for
 
 _LOG = logging.getLogger(__package__)
 
@@ -81,23 +80,22 @@ class Sender:
         self._thread = LateThread(self._run, "reverb-writer_send")
 
         specs, count = [target.spec for target in targets], num_envs or 1
-        row_bytes = step_bytes(layout.dtypes, layout.shapes)
+        columns = zip(layout.dtypes, layout.shapes, strict=True)
+        row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns)  # a string counts as a pointer
         chunk_length = options.chunk_length or chunk_length_for(specs, row_bytes)
         size = ring_rows(row_bytes, count, chunk_length, options.max_in_flight_bytes)
         chunk_length = min(chunk_length, max(size // (2 * count), 1))
         structure = layout.structure
         self.ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, spans_episodes=spans_episodes)
         kinds = WindowKinds(targets, spans_episodes=spans_episodes)
-        has_functions = any(callable(target.priority) for target in targets)
-        chunks = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
-        grid = chunk_grid(specs, chunk_length)
-        self._cutter = Cutter(self.ring, kinds, chunks, grid, books, max_steps or math.inf)
 
         def largest_priority(tables: Sequence[str]) -> float:
             return max(same_process.largest_priority(shard.address, tables) for shard in client.shards)
 
-        items = ItemEncoder(chunks, largest_priority, books.counts)
-        self._outbox = Outbox(client, options, self.ring, kinds, self._cutter, items, books, self.post)
+        has_functions = any(callable(target.priority) for target in targets)
+        encoder = Encoder(self.ring, layout, books, largest_priority, keeps_columns=has_functions)
+        self._cutter = Cutter(encoder, kinds, chunk_length, max_steps or math.inf)
+        self._outbox = Outbox(client, options, self._cutter, self.post)
         self._stats = self._outbox.stats()
         self._grant()
         same_process.add_sender(self)

@@ -6,7 +6,6 @@ counted step by step.
 
 from __future__ import annotations
 
-import collections
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -86,9 +85,8 @@ class ItemSizes:
         # Lengths of the windows whose steps must be counted; None for the whole episode.
         self._lengths = [length for length in lengths if length is None or self._strings]
         self.counts_steps = bool(self._lengths)
-        longest = max((length or 0 for length in self._lengths), default=0)
-        # Pairs of a number of steps and their bytes; in one entry, because an interrupt may separate two entries.
-        self._totals: collections.deque[tuple[int, int]] = collections.deque(maxlen=longest + 2)
+        self._longest = max((length or 0 for length in self._lengths), default=0)
+        self._totals: dict[int, int] = {}  # bytes of the episode's first steps, by their number
 
     def check(self, leaves: Sequence[Any], num_steps: int) -> None:
         """Count step number `num_steps` of the episode, or raise `StructureError`. A repeated number replaces it."""
@@ -97,18 +95,15 @@ class ItemSizes:
             return
         if num_steps == 1:
             totals.clear()
-            totals.append((0, 0))
-        while totals[-1][0] >= num_steps:  # an interrupt has kept the step of this number from the ring
-            totals.pop()
         sizes = [*self._step_bytes]
         for column in self._strings:
             sizes[column] = _column_bytes(leaves[column])
-        total = totals[-1][1] + sum(sizes)
+        total = totals.get(num_steps - 1, 0) + sum(sizes)
         for length in self._lengths:
             num_in_item = min(length or num_steps, num_steps)
-            before = totals[-num_in_item][1] if num_in_item < num_steps else 0
-            self._check(num_in_item, total - before, sizes)
-        totals.append((num_steps, total))
+            self._check(num_in_item, total - totals.get(num_steps - num_in_item, 0), sizes)
+        totals[num_steps] = total
+        totals.pop(num_steps - self._longest - 2, None)  # the one before is needed if an interrupt keeps this step out
 
     def _check(self, num_steps: int, num_bytes: int, sizes: Sequence[int]) -> None:
         if num_bytes > self._limit:

@@ -85,13 +85,12 @@ class StreamOptions:
         if self.on_block not in ("wait", "raise", "drop_oldest"):
             raise SpecError(f"`on_block` must be 'wait', 'raise' or 'drop_oldest', got {self.on_block!r}.")
         check_timeout(self.patience_s, "patience_s")
+        check_timeout(self.max_delay_s, "max_delay_s")
         for name in ("timeout_s", "connect_timeout_s"):
             if (seconds := getattr(self, name)) is not None:
                 check_timeout(seconds, name)
         if self.actor_id is not None and (not isinstance(self.actor_id, str) or not self.actor_id):
             raise SpecError(f"`actor_id` must be a string that is not empty, or None, got {self.actor_id!r}.")
-        if not self.max_delay_s > 0:
-            raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
         if self.until is not None and not callable(self.until):
             raise SpecError(
                 f"`until` must be a function without arguments, got {self.until!r}. Put `lambda:` before it."
@@ -143,21 +142,9 @@ class ObserverStats(Scalars):
     unmarked_steps: int = 0
 
 
+@dataclass
 class Books:
     """The counters of `ObserverStats`, for an observer's senders together. Only the senders' threads change them."""
 
-    def __init__(self) -> None:
-        """Begin with zeros."""
-        self.counts: collections.Counter[str] = collections.Counter()  # by the name of the field
-        self.dropped_steps: collections.Counter[str] = collections.Counter()  # by reason
-
-    def stats(self, *, pending_items: int, pending_bytes: int) -> ObserverStats:
-        """Return the counters now, without the counters that the observer keeps; for the sender's thread."""
-        counts = self.counts
-        return ObserverStats(
-            **counts,
-            pending_items=pending_items,
-            pending_bytes=pending_bytes,
-            dropped_items=counts["items"] - counts["acknowledged_items"] - pending_items,
-            dropped_steps=dict(self.dropped_steps),
-        )
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)  # by the name of the field
+    dropped_steps: collections.Counter[str] = field(default_factory=collections.Counter)  # by reason

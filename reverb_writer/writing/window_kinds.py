@@ -91,9 +91,9 @@ def window_targets(
 def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
     """Return the chunk length for windows of these kinds; `step_bytes` is the uncompressed size of a step.
 
-    A window that overlaps no other is one chunk. Other windows get chunks on the common grid of all starts and ends; if
-    a window touches more than four of these chunks, the length is the shortest window's. Tiny chunks are doubled, and
-    have 16 steps if steps are small. `docs/decisions.md#chunk-length` has reasons and figures.
+    Windows that lie end to end (S = L) are one chunk each. Chunks of other windows lie on the common grid of all starts
+    and ends; if a window touches more than four of these chunks, the length is the shortest window's. Tiny chunks are
+    doubled, and have 16 steps if steps are small. `docs/decisions.md#chunk-length` has reasons and figures.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]
@@ -106,34 +106,11 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     if not finite:
         return _EPISODE_CHUNK_LENGTH
     lengths = [length for length, _ in finite]
-    if len(finite) == 1 and all(stride >= length for length, stride in finite):
-        return min(lengths[0], MAX_CHUNK_LENGTH)
     grid = math.gcd(*lengths, *(stride for _, stride in finite))
     length = grid if grid * 4 >= max(lengths) else min(lengths)
-    if length * step_bytes < _TINY_CHUNK_BYTES:
+    if finite != {(length, length)} and length * step_bytes < _TINY_CHUNK_BYTES:
         length = max(2 * length, min(_SHORT_CHUNK_LENGTH, int(_TINY_CHUNK_BYTES / max(step_bytes, 1))))
     return min(length, MAX_CHUNK_LENGTH)
-
-
-def chunk_grid(specs: Sequence[WindowSpec], chunk_length: int) -> Callable[[int], int]:
-    """Return a function from a step count to the number of steps of the chunk that begins there.
-
-    If windows do not overlap, each window and each gap between two windows is one chunk.
-
-    >>> steps_of_chunk = chunk_grid([WindowSpec(2, 2)], 5)
-    >>> steps_of_chunk(0), steps_of_chunk(3)
-    (2, 1)
-    """
-    length, stride = specs[0].sequence_length, specs[0].stride_length
-    if len(set(specs)) != 1 or length is None or length > min(stride, chunk_length):
-        return lambda _: chunk_length
-    covered = length
-
-    def steps_of_chunk(start: int) -> int:
-        phase = start % stride
-        return min(chunk_length, (covered if phase < covered else stride) - phase)
-
-    return steps_of_chunk
 
 
 # -------------------------------------------------------------------------------------------------------------- items

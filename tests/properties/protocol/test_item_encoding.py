@@ -165,12 +165,3 @@ def test_chunk_is_parsed_as_it_was_encoded(key: int, episode_id: int, start: int
         decoded = tensor_codec.decode(tensor)
         assert (decoded.dtype, decoded.shape) == (column.dtype.newbyteorder("="), column.shape)
         assert decoded.tolist() == column.tolist() or decoded.tobytes() == column.astype(decoded.dtype).tobytes()
-
-
-@given(st.lists(KEYS, max_size=40))
-@example([item_encoding.KEY_LIMIT - 1] * 3000)
-def test_keys_to_keep_are_parsed_as_they_were_encoded(keys: list[int]) -> None:
-    message = InsertStreamRequest.FromString(item_encoding.encode_keep_keys(keys))
-    assert list(message.keep_chunk_keys) == keys
-    assert not message.items
-    assert not message.chunks

@@ -20,11 +20,11 @@ from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.encoders import ChunkEncoder, ItemEncoder
+from reverb_writer.writing.encoders import Encoder
 from reverb_writer.writing.ring import NewPriority, Reset, StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
-from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget, chunk_grid
+from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`stride_length`"),
@@ -198,12 +198,10 @@ class Writer:
         self.ring = StepRing(structure.dtypes, structure.shapes, config.num_envs, size, spans_episodes=spans)
         self.kinds = kinds = WindowKinds(config.targets, spans_episodes=spans)
         has_functions = any(callable(target.priority) for target in config.targets)
-        encoder = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
-        self.items = ItemEncoder(encoder, lambda _: 1.0, self.books.counts)
+        self.encoder = Encoder(self.ring, layout, self.books, lambda _: 1.0, keeps_columns=has_functions)
         length = min(config.chunk_length, max(size // (2 * self.num_envs), 1))
-        grid = chunk_grid([target.spec for target in config.targets], length)
         most = math.inf if config.max_steps is None else config.max_steps
-        self.cutter = Cutter(self.ring, kinds, encoder, grid, self.books, most)
+        self.cutter = Cutter(self.encoder, kinds, length, most)
         self.flight = InFlight(self.cutter.needed_chunks)
         self._unconfirmed: collections.deque[list[int]] = collections.deque()  # keys of each message
         self._counted: set[int] = set()  # chunks
@@ -282,7 +280,7 @@ class Writer:
     def encode(self) -> None:
         for _, group in itertools.groupby(self.cutter.take_ready(), lambda ready: ready.kinds):
             ready = list(group)
-            request = self.items.encode(ready)
+            request = self.encoder.request(ready)
             self.cutter.num_unencoded -= sum(each.num_items for each in ready)
             if request is not None:
                 self._check_request(request)

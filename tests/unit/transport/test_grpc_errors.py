@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import grpc
 import pytest
 
@@ -46,7 +44,7 @@ def test_server_that_refuses_a_call_is_neither_gone_nor_silent() -> None:
     assert is_refusal("failed to connect to all addresses; last error: UNKNOWN: connect: Connection refused (111)")
     refused = translate_error(Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many"), "localhost:1", is_stream=True)
     with Channel("localhost:1") as channel:
-        loss = ConnectionLoss(channel, refused, time.monotonic())
+        loss = ConnectionLoss(channel, refused)
         assert not loss.is_silent
         assert loss.explain() == (
             "There is no connection to the server at localhost:1, last heard of 0.0 s ago (the server at localhost:1 "
@@ -59,5 +57,5 @@ def test_words_of_an_address_do_not_say_why_the_connection_is_lost() -> None:
     refused = Ended(grpc.StatusCode.UNAVAILABLE, "connect: Connection refused (111)")
     for ended, address, kind in ((late, "dns:localhost:1", "does not answer"), (refused, "timeout:1", "is gone")):
         with Channel(address) as channel:
-            loss = ConnectionLoss(channel, translate_error(ended, address, is_stream=True), time.monotonic())
+            loss = ConnectionLoss(channel, translate_error(ended, address, is_stream=True))
             assert loss.explain().startswith(f"The server at {address} {kind}, last heard of ")

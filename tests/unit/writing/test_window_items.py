@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Sequence
 
 import reverb_writer as rw
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.writing.encoders import Chunk, ChunkEncoder, ItemEncoder, OpenEpisode, Ready
+from reverb_writer.writing.encoders import Chunk, Encoder, OpenEpisode, Ready
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.stream_options import Books
 from reverb_writer.writing.window_kinds import EpisodeEnd, WindowKinds
 
 LAYOUT = StepLayout(StepStructure({"a": 0.0, "b": 0.0}), mask=False)
@@ -35,8 +35,7 @@ def end_at(num_steps: int) -> EpisodeEnd:
 
 def encode(group: Sequence[Ready]) -> InsertRequest | None:
     ring = StepRing(LAYOUT.dtypes, LAYOUT.shapes, None, 4, spans_episodes=False)
-    chunks = ChunkEncoder(ring, LAYOUT, keeps_columns=False)
-    return ItemEncoder(chunks, lambda _: 1.0, collections.Counter()).encode(group)
+    return Encoder(ring, LAYOUT, Books(), lambda _: 1.0, keeps_columns=False).request(group)
 
 
 def test_each_episode_keeps_the_chunks_of_later_windows() -> None:
