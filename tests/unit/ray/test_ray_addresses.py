@@ -177,11 +177,12 @@ class TestClaim:
         folder = tmp_path / "shard"
         folder.mkdir()
         (folder / f".1.a.{os.getpid()}").symlink_to("/dev/full")
-        phases = ["restoring"]
-        with contextlib.closing(claim.FolderClaim(folder / "checkpoints", lambda: ("a:1", phases[-1]), machine="a")):
+        told = [("", "restoring")]
+        with contextlib.closing(claim.FolderClaim(folder / "checkpoints", lambda: told[-1], machine="a")):
             eventually(lambda: (one := newest_claim(folder)) and one.beat > 3, "it goes on to write")
-            phases.append("serving")
-            eventually(lambda: (one := newest_claim(folder)) and one.phase == "serving", "it tells its phase")
+            told.append(("a:1", "serving"))
+            found = eventually(lambda: (one := newest_claim(folder)) and one.address and one, "it tells its address")
+            assert (found.address, found.phase) == told[-1]
         last = newest_claim(folder)
         assert last is not None
         assert (last.address, last.phase) == ("a:1", "ended")
