@@ -171,8 +171,11 @@ endef
 pin:  ## write the digests of the base images, as the registry has them today, into Dockerfiles and docker-compose.yml
 	scripts/pin-bases docker/*.Dockerfile docker-compose.yml
 
-audit:  ## compare the packages of the images with known vulnerabilities
-	scripts/audit '$(PYTHON_ANY)'
+audit:  ## compare the packages of the images with known vulnerabilities; needs the network
+	test -x .venv-audit/bin/pip-audit || scripts/make-venv .venv-audit '$(PYTHON_ANY)' /dev/null pip-audit
+	for name in server client ray build; do \
+		.venv-audit/bin/pip-audit --disable-pip --require-hashes --requirement constraints/$$name.txt || found=1; \
+	done; exit $${found:-0}
 
 clean:  ## remove environments, caches and builds
 	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist docs/_build

@@ -120,21 +120,21 @@ class _Shard:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.child = self._start(None)
+        self.child = self._start(0)
         _until(self.serves)
         self.port = self.child.port
 
     def serves(self) -> bool:
-        return self.child.status().get("phase") == "serving"
+        return self.child.port > 0
 
     def close(self) -> None:
         self.child.stop()
         _until(lambda: self.child.end is not None)
 
-    def _start(self, port: int | None) -> ServerChild:
+    def _start(self, port: int) -> ServerChild:
         tables = "".join(f"[tables.{name}]\nmax_size = 1_000_000\n" for name in (TABLE, "written"))
         configuration = f'[checkpoints]\ndirectory = "{self._folder}"\nevery_s = 0\n{tables}'
-        return ServerChild(sys.executable, configuration, self._ended, port=port)
+        return ServerChild(sys.executable, configuration, ["--port", str(port)], self._ended)
 
     def _ended(self, end: ChildEnd) -> None:
         if end.state != "stopped":

@@ -27,8 +27,7 @@ COPY docker/leave-ray /usr/local/bin/leave-ray
 USER root
 RUN apt-get update && apt-get install --yes --no-install-recommends wget && rm -rf /var/lib/apt/lists/*
 USER 10001
-# A shard's actor asks for its status page, and nobody else does.
-ENV PATH=/opt/ray/bin:/usr/local/bin:/usr/bin:/bin HOME=/home/replay REVERB_WRITER__HTTP__HOST=127.0.0.1
+ENV PATH=/opt/ray/bin:/usr/local/bin:/usr/bin:/bin HOME=/home/replay
 HEALTHCHECK NONE
 ENTRYPOINT []
 CMD ["ray", "--help"]

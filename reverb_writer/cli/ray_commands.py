@@ -15,8 +15,6 @@ from reverb_writer.ray.actors import connect_ray
 from reverb_writer.ray.cluster import ReplayCluster
 from reverb_writer.ray.shard_report import ClusterStatus
 
-_MIB = 2**20
-
 
 @click.group("ray", cls=Group)
 def command() -> None:
@@ -110,10 +108,7 @@ def down(name: str, timeout: float, address: str) -> None:
 
 
 def _print(found: ClusterStatus) -> None:
-    table = Table("shard", "node", "address", "state", "memory", "checkpoint")
+    table = Table("shard", "node", "address", "state")
     for number, shard in enumerate(found.shards):
-        age = "none" if shard.checkpoint_age_s is None else f"{shard.checkpoint_age_s:,.0f} s old"
-        state = f"{shard.state} {shard.detail}".strip()
-        memory = f"{shard.memory_bytes / _MIB:,.0f} MiB"
-        table.add_row(str(number), shard.node, shard.address, state, memory, age)
+        table.add_row(str(number), shard.node, shard.address, f"{shard.state} {shard.detail}".strip())
     Console().print(table)

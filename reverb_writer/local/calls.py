@@ -9,22 +9,39 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
+from reverb_writer.local.table import Table
 from reverb_writer.protocol import messages
+from reverb_writer.tables.table_messages import write_balance, write_selector
 
 
 def unary_calls(store: Store) -> dict[str, Callable[[bytes], bytes]]:
     """Return the function of each method; it may raise Refusal."""
 
     def mutate(request: Any) -> Any:
-        store.mutate(request)
+        with store.lock:
+            table = store.table(request.table)
+            table.update({update.key: update.priority for update in request.updates}, request.delete_keys)
+            table.advance()
         return messages.MutatePrioritiesResponse()
 
     def reset(request: Any) -> Any:
-        store.reset(request.table)
+        with store.lock:
+            table = store.table(request.table)
+            table.reset()
+            table.advance()
         return messages.ResetResponse()
 
+    def info(_: Any) -> Any:
+        response = messages.ServerInfoResponse()
+        response.tables_state_id.high = store.state_id >> 64
+        response.tables_state_id.low = store.state_id & (2**64 - 1)
+        with store.lock:
+            for name, table in store.tables.items():
+                _describe(table, store.signatures[name], response.table_info.add())
+        return response
+
     return {
-        messages.SERVER_INFO: _call(messages.ServerInfoRequest, lambda _: store.info()),
+        messages.SERVER_INFO: _call(messages.ServerInfoRequest, info),
         messages.MUTATE_PRIORITIES: _call(messages.MutatePrioritiesRequest, mutate),
         messages.RESET: _call(messages.ResetRequest, reset),
         messages.CHECKPOINT: _call(messages.CheckpointRequest, _checkpoint),
@@ -58,6 +75,22 @@ def _parse(kind: Any, message: bytes) -> Any:
     except DecodeError as error:
         text = f"{len(message)} bytes that are not a {kind.DESCRIPTOR.name} ({error})."
         raise Refusal(Status.INVALID_ARGUMENT, text) from None
+
+
+def _describe(table: Table, signature: Any, info: Any) -> None:
+    config, limiter = table.config, info.rate_limiter_info
+    info.name, info.max_size, info.max_times_sampled = config.name, config.max_size, config.max_times_sampled
+    write_selector(config.sampler, info.sampler_options)
+    write_selector(config.remover, info.remover_options)
+    write_balance(config.rate_limiter.balance, limiter)
+    limiter.insert_stats.completed, limiter.sample_stats.completed = table.num_inserts, table.num_samples
+    if signature is not None:
+        info.signature.CopyFrom(signature)
+    info.current_size, info.num_episodes = len(table), table.num_episodes
+    info.num_deleted_episodes, info.num_unique_samples = table.num_deleted_episodes, table.num_unique_samples
+    table.measure()
+    for state, seconds in table.worker_time_s.items():
+        setattr(info.table_worker_time, f"{state}_ms", int(1000 * seconds))
 
 
 def _checkpoint(_: Any) -> Any:

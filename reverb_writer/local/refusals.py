@@ -1,18 +1,12 @@
-"""The answer to a refused request. This module has no gRPC: `grpc_service` translates the answer."""
+"""The answer to a refused request."""
 
 from __future__ import annotations
 
-import enum
+from typing import TypeAlias
 
+import grpc
 
-class Status(enum.Enum):
-    """The gRPC status codes that the server uses, by name."""
-
-    DEADLINE_EXCEEDED = enum.auto()
-    FAILED_PRECONDITION = enum.auto()
-    INVALID_ARGUMENT = enum.auto()
-    NOT_FOUND = enum.auto()
-    RESOURCE_EXHAUSTED = enum.auto()
+Status: TypeAlias = grpc.StatusCode
 
 
 class Refusal(Exception):  # noqa: N818  # not an error of the server

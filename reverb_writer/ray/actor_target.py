@@ -6,7 +6,7 @@ If neither can be read, the last known addresses remain: clients check themselve
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.targets import Shard, Target
@@ -14,12 +14,6 @@ from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.ray.actors import ask_actors
 from reverb_writer.ray.addresses import newest_claim
 from reverb_writer.ray.shard_report import ClusterSpec
-
-
-class _Known(NamedTuple):
-    generation: int = 0  # always 0 without checkpoints
-    address: str = ""
-    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,16 +30,15 @@ class ActorTarget:
 
     spec: ClusterSpec = field(compare=False)
     cluster: str = field(init=False)
-    _known: dict[str, _Known] = field(init=False, compare=False, repr=False)
+    _known: dict[str, Shard] = field(init=False, compare=False, repr=False, default_factory=dict)
     _looks: list[Outcome[None]] = field(init=False, compare=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cluster", self.spec.name)
-        object.__setattr__(self, "_known", dict.fromkeys(self.spec.shard_names(), _Known()))  # its size never changes
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the work of other threads."""
-        return {**vars(self), "_looks": []}
+        return {**vars(self), "_known": self._known.copy(), "_looks": []}
 
     def look_up(self, timeout_s: float) -> Target:
         """Return the newest known target within `timeout_s` seconds, even if a folder or Ray does not answer.
@@ -56,12 +49,7 @@ class ActorTarget:
         if not self._looks or self._looks[0].done():  # a look-up that a folder delays is not repeated
             self._looks[:] = [in_background(lambda: self._look(timeout_s))]
         self._looks[0].wait(timeout_s + 1.0)  # at its end, Ray reports the silent actors
-        known = self._known.copy()
-        shards = [
-            Shard(name, one.address, "up" if one.state == "serving" else "lost")
-            for name, one in known.items()
-            if one.address
-        ]
+        shards = [self._known[name] for name in self.spec.shard_names() if name in self._known]
         if not shards:
             raise ServerUnavailableError(
                 f"no shard of the cluster `{self.cluster}` has an address yet. `reverb-writer ray status "
@@ -76,11 +64,12 @@ class ActorTarget:
             if claim is None:
                 unread.append(name)
             else:
-                self._note(name, claim.number, claim.address, claim.phase)
+                self._note(name, claim.address, claim.phase)
         for name, report in ask_actors(unread, "report", timeout_s).items() if unread else ():
-            self._note(name, report.generation, report.address, report.state)
+            self._note(name, report.address, report.state)
 
-    def _note(self, name: str, generation: int, address: str, state: str) -> None:
-        """Note a server, unless a newer server of the shard is known; a starting server has no address yet."""
-        if self._known[name].generation <= generation:
-            self._known[name] = _Known(generation, address or self._known[name].address, state)
+    def _note(self, name: str, address: str, state: str) -> None:
+        if not address and name in self._known:  # a server that starts
+            address = self._known[name].address
+        if address:
+            self._known[name] = Shard(name, address, "up" if state == "serving" else "lost")

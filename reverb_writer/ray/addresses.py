@@ -19,7 +19,7 @@ class Claim:
     """The content of a server's file; empty if the file has just been created."""
 
     number: int  # number of the server, higher than the numbers of all earlier servers
-    address: str = ""  # `host:port`
+    address: str = ""  # `host:port`; empty before it serves
     phase: str = "starting"  # the phase of the server's status page; "ended" at its end
     machine: str = ""  # id of its machine's boot
     pid: int = 0  # process id of the server on this machine

@@ -133,8 +133,10 @@ class ReplayCluster:
             server_configuration(spec, number)  # refuses tables that cannot be split
         deadline = Deadline(check_timeout(timeout_s))
         connect_ray()
-        memory = _estimate(spec) if memory_bytes is None else memory_bytes
-        started = _start_shards(spec, {"CPU": num_cpus, "memory": memory}, runtime_env or {}, deadline)
+        if memory_bytes is None:  # the servers log the tables that this does not include
+            shares = [share_of(table, 0, num_shards) for table in tables]
+            memory_bytes, _, _ = need([estimate(share) for share in shares], saves=checkpoints is not None)
+        started = _start_shards(spec, {"CPU": num_cpus, "memory": memory_bytes}, runtime_env or {}, deadline)
         if not started:
             _logger.info("cluster `%s` already exists: attached to it", name)
         return cls(spec, started=started)
@@ -221,20 +223,6 @@ class ReplayCluster:
 def _unknown(name: str, found: Iterable[str]) -> ServerUnavailableError:
     there = ", ".join(f"`{one}`" for one in sorted(found)) or "none"
     return ServerUnavailableError(f"this Ray has no cluster `{name}`; it has {there}.")
-
-
-def _estimate(spec: ClusterSpec) -> int:
-    """Return the estimated memory of a shard; log the tables that it does not include."""
-    estimates = [estimate(share_of(table, 0, spec.num_shards)) for table in spec.tables]
-    total_bytes, _, unknown = need(estimates, saves=bool(spec.checkpoints))
-    if unknown:
-        _logger.warning(
-            "cluster `%s`: the size of %s is unknown: give the table a signature, or `memory_bytes`, so that Ray "
-            "reserves enough.",
-            spec.name,
-            ", ".join(f"`{name}`" for name in unknown),
-        )
-    return total_bytes
 
 
 def _start_shards(

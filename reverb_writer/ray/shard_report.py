@@ -46,26 +46,20 @@ class ShardReport:
 
     Attributes:
         name: name of the shard.
-        address: `host:port`; "" before the first start.
+        address: `host:port`; "" before it serves for the first time.
         state: "starting", "restoring", "serving", "draining", "stopped", or "failed" while it waits to start again;
             "no answer" if its actor does not answer.
-        detail: more about the state, such as the progress of a restore or the last lines of the log.
-        generation: number of the server among all servers on this shard's checkpoints; 0 without checkpoints.
+        detail: the end of the server's log, for example the progress of a restore; "" while it serves.
         node: IP address of the node.
         pid: process id of the server; None if it does not run.
-        memory_bytes: resident memory of the server, bytes.
-        checkpoint_age_s: age of the newest checkpoint in seconds; None without a checkpoint.
     """
 
     name: str
     address: str = ""
     state: str = "starting"
     detail: str = ""
-    generation: int = 0
     node: str = ""
     pid: int | None = None
-    memory_bytes: int = 0
-    checkpoint_age_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import reverb_writer as rw
@@ -21,7 +20,7 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.observability.banner import format_bytes
-from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
+from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
 _logger = logging.getLogger(__name__)
@@ -80,31 +79,24 @@ class Saver:
     """The saves of one Reverb process. Used by one thread."""
 
     def __init__(
-        self,
-        every_s: float,
-        folder: CheckpointFolder,
-        process: ReverbProcess,
-        address: str,
-        state: ServiceState,
-        jobs: Jobs,
+        self, folder: CheckpointFolder, process: ReverbProcess, state: ServiceState, jobs: Jobs, stop: threading.Event
     ) -> None:
-        """Connect, while the server still has descriptors; with `every_s` = 0, only requested saves are made."""
-        self._every_s, self._folder, self._process, self._state = every_s, folder, process, state
-        self._jobs = jobs
-        self._channel = Channel(address, permanent=True)
+        """Connect, while the server still has descriptors; `stop` ends a save early, because the last one follows."""
+        self._folder, self._process, self._state, self._jobs, self._stop = folder, process, state, jobs, stop
+        self._channel = Channel(state.address, permanent=True)
         self._refreshed_at = self._began_at = time.monotonic()
-        self._has_failed = False
+        self._has_failed = self._is_last = False
         self._is_requested = threading.Event()
         self._pause = threading.Event()  # never set
         self._jobs.run("connect", self.connect)
 
-    def tick(self, is_stopping: Callable[[], bool]) -> None:
-        """Keep finished checkpoints, and save if a save is due; `is_stopping` can end the save early."""
+    def tick(self) -> None:
+        """Keep finished checkpoints, and save if a save is due."""
         self._jobs.run("keep", self._keep_finished)
-        is_due = 0 < self._every_s <= time.monotonic() - self._began_at
-        if (is_due or self._is_requested.is_set()) and not is_stopping():
+        is_due = 0 < self._state.checkpoint_every_s <= time.monotonic() - self._began_at
+        if (is_due or self._is_requested.is_set()) and not self._stop.is_set():
             self._is_requested.clear()
-            self._jobs.run("checkpoint", lambda: self._save(is_stopping, is_stopping))
+            self._has_failed = not self._jobs.run("checkpoint", self._save)
         if time.monotonic() - self._refreshed_at >= _REFRESH_S:
             self._jobs.run("keep", self._refresh)
 
@@ -121,55 +113,47 @@ class Saver:
 
         If a client's save is still under way, it is ended.
         """
+        self._is_last = True
         self._jobs.run("keep", self._keep_finished)
         for _ in range(_LAST_ATTEMPTS):
-            if self._jobs.run("checkpoint", lambda: self._save(lambda: False, end_others=lambda: True)):
-                return True
-            if not self._process.alive():
+            self._has_failed = not self._jobs.run("checkpoint", self._save)
+            if not self._has_failed or not self._process.alive():
                 break
-        return False
+        return not self._has_failed
 
     def _refresh(self) -> None:
         """Read the kept checkpoints from disk, and report them."""
         self._refreshed_at = time.monotonic()
-        latest, before = self._folder.latest(), self._state.checkpoints
-        size = latest.size_bytes if latest else 0
-        self._state.checkpoints = CheckpointStatus(latest, size, self._folder.count(), before.took_s, before.failures)
+        self._state.kept = self._folder.kept()
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._channel.close()
 
-    def _save(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> None:
-        """Save, and keep the result; end this save if `is_stopping`, and clients' saves if `end_others`."""
-        self._began_at = time.monotonic()
-        try:
-            self._save_until_kept(is_stopping, end_others)
-        except Exception:
-            self._has_failed = True
-            status = self._state.checkpoints
-            self._state.checkpoints = replace(status, failures=status.failures + 1)
-            raise
-        self._has_failed = False
+    def _is_superseded(self) -> bool:
+        """Return whether the last save will have all data of the save under way."""
+        return self._stop.is_set() and not self._is_last
 
-    def _save_until_kept(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> None:
+    def _save(self) -> None:
+        """Save, and keep the result."""
+        self._began_at = time.monotonic()
         for _ in range(_ATTEMPTS):
-            if self._save_once(is_stopping, end_others):
+            if self._save_once():
                 return
         raise SaveError(f"{_ATTEMPTS} saves in a row were deleted by saves that clients requested.")
 
-    def _save_once(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> bool:
+    def _save_once(self) -> bool:
         """Save once; return False if another save has deleted the result."""
-        self._wait_for_others(end_others)
-        if is_stopping():
+        self._wait_for_others()
+        if self._is_superseded():
             return True
-        self._folder.clear_unfinished(0.0 if end_others() else _YOUNG_S)
+        self._folder.clear_unfinished(0.0 if self._stop.is_set() else _YOUNG_S)
         self._keep_finished()
         self._make_room()
         started = time.monotonic()
         reply = self._channel.start(messages.CHECKPOINT, b"", _FOR_EVER_S)
         try:
-            if not self._wait(reply.done, is_stopping):
+            if not self._wait(reply.done, self._is_superseded):
                 return True
             path = Path(parse("CheckpointResponse", messages.CheckpointResponse, reply.result()).checkpoint_path)
         except ReverbProcessError:
@@ -180,19 +164,19 @@ class Saver:
             raise SaveError(f"Reverb could not write a checkpoint: {error}") from error
         finally:
             reply.cancel()
-        self._state.checkpoints = replace(self._state.checkpoints, took_s=time.monotonic() - started)
+        self._state.checkpoint_took_s = time.monotonic() - started
         _logger.debug("Reverb wrote %s", path)
         if not path.exists():
-            self._wait_for_others(end_others)  # it began later, so it has all data of ours
+            self._wait_for_others()  # it began later, so it has all data of ours
         return self._keep_finished()
 
-    def _wait(self, is_done: Callable[[], bool], is_stopping: Callable[[], bool]) -> bool:
-        """Wait for a save; return whether it ended by itself."""
+    def _wait(self, is_done: Callable[[], bool], may_end: Callable[[], bool]) -> bool:
+        """Wait for a save, or end it when `may_end`; return whether it ended by itself."""
         progress = SaveProgress(self._process, self._folder.incoming)
         while not is_done():
             if not self._process.alive():
                 raise ReverbProcessError("the Reverb process has died during a checkpoint.")
-            if is_stopping():
+            if may_end():
                 with self._process.without_room():
                     self._wait(is_done, lambda: False)
                 self._folder.clear_incoming()
@@ -207,11 +191,11 @@ class Saver:
                 )
         return True
 
-    def _wait_for_others(self, end_others: Callable[[], bool]) -> None:
+    def _wait_for_others(self) -> None:
         """Wait for a save that a client requested, because two saves at once delete each other."""
         if self._process.has_open(self._folder.incoming):
             _logger.info("a checkpoint that a client requested is under way")
-            self._wait(lambda: not self._process.has_open(self._folder.incoming), end_others)
+            self._wait(lambda: not self._process.has_open(self._folder.incoming), self._stop.is_set)
 
     def _make_room(self) -> None:
         """Delete older kept checkpoints if the disk has no room for another; keep the newest sound one."""

@@ -35,12 +35,12 @@ from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.banner import format_bytes
 from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.monitor import Monitor
-from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
+from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.observability.systemd import notifying
 from reverb_writer_server.reverb.sockets import connections_to
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import SaveProgress, Saver
-from reverb_writer_server.starting import RestoreError, Started, start
+from reverb_writer_server.starting import RestoreError, Start, Started
 from reverb_writer_server.turn import ClaimError, Turn
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE, CLAIMED = 0, 1, 3, 4, 5, 6, 7
@@ -51,7 +51,6 @@ _PAUSE_S = 0.1
 _STOP_TIMEOUT_S = 10.0
 _MAX_ALIKE = 3
 _REARM_SHARE = 0.85  # share of memory.alert_bytes below which the alert ends
-_GRACE_S = 5.0  # time in which a stopped Reverb process may be continued by hand
 _FILES_EVERY_S = 10.0
 _END_TIMEOUT_S = 10.0  # time for the other thread to notice that Reverb has died
 
@@ -77,7 +76,6 @@ class Service:
         self._outcome, self._ends_itself = DIED, False
         self._died_at: float | None = None
         self._failed_at: float | None = None  # time since which it serves but is not alive
-        self._stopped_at: float | None = None  # time since which Reverb is stopped but must write a last checkpoint
         self._work_cpu_s = 0.0
         self._error: Exception | None = None
 
@@ -144,24 +142,14 @@ class Service:
 
     def _look_at_the_end(self) -> int | None:
         """Do the same while the last checkpoint is written: the disk may not answer, and Reverb may be stopped."""
-        if self._process is not None:
-            self._continue_reverb(self._process)
+        if self._process is not None and self._process.is_stopped():  # each time, because a signal takes effect late
+            _logger.warning("the Reverb process is stopped (SIGSTOP), and is continued for the last checkpoint")
+            self._process.resume()
         if not self._state.work_hangs():
             return None
         _logger.error("the server ends itself: %s", self._state.work_fault())
         self._stop_at_once()
         return NOT_ALIVE if self._ends_itself else LAST_CHECKPOINT_FAILED
-
-    def _continue_reverb(self, process: ReverbProcess) -> None:
-        """Continue Reverb if it is stopped; called repeatedly, because a stop signal takes effect late."""
-        now = time.monotonic()
-        if not process.is_stopped():
-            self._stopped_at = None
-        elif self._stopped_at is None:
-            self._stopped_at = now
-            _logger.warning("the Reverb process is stopped (SIGSTOP); it is continued in %g s", _GRACE_S)
-        elif now - self._stopped_at >= _GRACE_S:
-            process.resume()
 
     def _look_at_turn(self) -> int | None:
         """End for a newer server; return the exit code if this server must end at once."""
@@ -196,7 +184,6 @@ class Service:
         finally:
             if self._process is not None:
                 self._process.kill()
-            signals.wake()
 
     def _live(self, resources: contextlib.ExitStack) -> int:
         """Run all phases; return the exit code."""
@@ -211,7 +198,7 @@ class Service:
         self._open_checkpoint_folder(resources)
         self._watch_files(resources)
         try:
-            started = start(config, self._folder, self._state, self._new_process, resources)
+            started = Start(config, self._folder, self._state, self._new_process, resources).run()
         except (rw.errors.ReverbWriterError, OSError) as error:
             code = _exit_code(error)
             if self._fails_again(code, error):
@@ -257,8 +244,7 @@ class Service:
         state.checkpoint_every_s = config.checkpoints_every_s
         state.starts = folder.owner.mark.starts
         state.previous_end = folder.owner.mark.end
-        latest = folder.latest()
-        state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())
+        state.kept = folder.kept()
 
     def _watch_files(self, resources: contextlib.ExitStack) -> None:
         """Watch disk and certificate in a separate thread, because a network file system may never answer."""
@@ -309,31 +295,34 @@ class Service:
     def _serve(self, resources: contextlib.ExitStack, started: Started) -> int:
         state, process = self._state, started.process
         names = [table.name for table in started.tables]
-        address = f"localhost:{started.port}"
+        state.address = f"localhost:{started.port}"
         is_saving = SaveProgress(process, self._folder.incoming).moves if self._folder is not None else lambda: False
-        state.monitor = monitor = Monitor(address, names, is_saving)
+        state.monitor = monitor = Monitor(state.address, names, is_saving)
         resources.callback(monitor.close)
         self._figures = monitor.latest()
         saver = None
         if self._folder is not None:
-            saver = Saver(self._config.checkpoints_every_s, self._folder, process, address, state, self._jobs)
+            saver = Saver(self._folder, process, state, self._jobs, self._stop)
             resources.callback(saver.close)
         if self._config.memory_alert_bytes:
             self._jobs.every("memory", _TICK_S, lambda: self._look_at_memory(saver))
         self._jobs.every("figures", self._config.log_figures_every_s, lambda: self._log_figures(monitor))
         self._jobs.start()
         resources.callback(self._jobs.close)
-        state.address = address
         state.phase, state.detail = "serving", ""
         while process.alive() and not self._stop.is_set() and not monitor.wait(_PAUSE_S):
             state.work_runs()
         if monitor.wait(0):
-            started.log(monitor)
+            if started.restored is not None:
+                held = ", ".join(f"{name} {info.current_size:,}" for name, info in monitor.latest().tables.items())
+                _logger.info(
+                    "restored checkpoint %s in %.1f s; items: %s", started.restored.name, started.seconds, held
+                )
             self._ready(f"ready at {state.address}, tables: {', '.join(names)}")
         while process.alive():
             state.work_runs()
             if saver is not None:
-                saver.tick(self._stop.is_set)
+                saver.tick()
             if self._stop.wait(_TICK_S):
                 return self._end(process, started.port, saver)
         _logger.error("%s", process.describe_end())

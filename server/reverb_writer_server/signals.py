@@ -18,7 +18,6 @@ import signal
 import threading
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_NO_SIGNAL = 0
 _PR_SET_PDEATHSIG = 1
 _received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put while the same thread gets
 
@@ -36,17 +35,11 @@ def ignore() -> None:
 
 
 def next_signal(timeout_s: float) -> signal.Signals | None:
-    """Return the next signal, or None if none arrives within `timeout_s` seconds or before `wake`."""
+    """Return the next signal, or None if none arrives within `timeout_s` seconds."""
     try:
-        number = _received.get(timeout=timeout_s)
+        return signal.Signals(_received.get(timeout=timeout_s))
     except queue.Empty:
         return None
-    return None if number == _NO_SIGNAL else signal.Signals(number)
-
-
-def wake() -> None:
-    """Make `next_signal` return at once, without a signal."""
-    _received.put(_NO_SIGNAL)
 
 
 def end_with_input() -> None:

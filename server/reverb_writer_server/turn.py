@@ -48,17 +48,21 @@ class ClaimError(CheckpointError):
 class FolderClaim:
     """The claim of this server; a separate thread writes it, because a disk may not answer."""
 
-    def __init__(self, directory: Path, address: str, phase: Callable[[], str], *, machine: str | None = None) -> None:
-        """Take the next number; `phase` returns the server's phase, `machine` is the id of the machine's boot."""
+    def __init__(self, directory: Path, tell: Callable[[], tuple[str, str]], *, machine: str | None = None) -> None:
+        """Take the next number.
+
+        `tell` returns the server's address, "" before it has one, and its phase; `machine` is the id of the machine's
+        boot.
+        """
         self.newer: int | None = None  # the highest number of a later server
         self._folder, self._directory = directory.parent, directory
-        self._address, self._phase = address, phase
+        self._tell = tell
         self._machine = machine or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._beat, self._has_failed = 0, False
         self._looked_at = time.monotonic()
         self.number = _take_number(self._folder)
-        self._write(self._phase())
+        self._write(self._tell())
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="claim", daemon=True)
         self._thread.start()
@@ -92,18 +96,18 @@ class FolderClaim:
             self._closed.set()
             self._thread.join(_BEAT_S)
             with contextlib.suppress(OSError):
-                self._write("ended")
+                self._write((self._tell()[0], "ended"))
 
     def _keep(self) -> None:
-        told, told_at = "", 0.0
+        told, told_at = ("", ""), 0.0
         while not self._closed.wait(_POLL_S):
-            phase, began_at = self._phase(), time.monotonic()
-            if phase == told and began_at - told_at < _BEAT_S:
+            now, began_at = self._tell(), time.monotonic()
+            if now == told and began_at - told_at < _BEAT_S:
                 continue
-            told, told_at = phase, began_at
+            told, told_at = now, began_at
             try:
                 # A new file in the folder makes NFS read the folder again.
-                self._write(phase)
+                self._write(now)
                 newest = numbers_in(self._folder)[-1]
             except (OSError, IndexError) as error:
                 if not self._has_failed:
@@ -114,9 +118,9 @@ class FolderClaim:
             self.newer = newest if newest > self.number else None
             self._looked_at = began_at
 
-    def _write(self, phase: str) -> None:
+    def _write(self, told: tuple[str, str]) -> None:
         self._beat += 1
-        claim = asdict(Claim(self.number, self._address, phase, self._machine, os.getpid(), self._beat))
+        claim = asdict(Claim(self.number, *told, self._machine, os.getpid(), self._beat))
         del claim["number"]
         text, path = json.dumps(claim), path_of(self._folder, self.number)
         partial = self._folder / f".{self.number}.{self._machine}.{os.getpid()}"
@@ -166,8 +170,7 @@ class Turn:
     def __init__(self, config: ServerConfig, host: str | None, state: ServiceState) -> None:
         """Prepare; `host` is the name of this machine for clients, None to claim nothing."""
         self._directory = None if host is None else config.checkpoints_directory
-        self._address = f"{host}:{config.port}"
-        self._state = state
+        self._host, self._state = host, state
         self._claim: FolderClaim | None = None
         self.in_doubt = False  # whether another server may have begun
 
@@ -185,10 +188,15 @@ class Turn:
         """Claim the checkpoints, and wait until no other server uses them; called in the thread that does the work."""
         if self._directory is None:
             return
-        self._claim = FolderClaim(self._directory, self._address, lambda: self._state.phase)
+        self._claim = FolderClaim(self._directory, self._describe)
         resources.callback(self._claim.close)  # closed last, when this server has released everything else
         self._claim.wait(self._tell)
         self._state.detail = ""
+
+    def _describe(self) -> tuple[str, str]:
+        """Return the address of this server for clients, "" before it serves, and its phase."""
+        phase, (_, colon, port) = self._state.phase, self._state.address.partition(":")
+        return f"{self._host}:{port}" if colon else "", phase
 
     def must_end_at_once(self, process: ReverbProcess | None) -> bool:
         """Pause Reverb while in doubt; return whether a newer server may have begun meanwhile.

@@ -21,19 +21,20 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from reverb_writer.errors import FormatError
 from reverb_writer.files.saved_replay import KEPT, NAME, OWNER, PARTIAL, checkpoint_name
 from reverb_writer.files.tfrecord import DONE
 from reverb_writer_server.checkpoints.contents import MANIFEST, Checkpoint, checked, rules_of
-from reverb_writer_server.checkpoints.owner import CheckpointError, OwnerFile
+from reverb_writer_server.checkpoints.owner import CheckpointError, OwnerFile, UnrestorableError
 
 _logger = logging.getLogger(__name__)
 _INCOMING = "incoming"
 _FITTED = f"{PARTIAL}fitted"  # never adopted, and cleared with the other leftovers
+_T = TypeVar("_T")
 
 
 def checkpoints_in(directory: Path) -> list[Checkpoint]:
@@ -48,38 +49,43 @@ def finished_in(directory: Path) -> list[Path]:
     return [path for path in _entries(directory / _INCOMING) if path.name[0] != "." and (path / DONE).is_file()]
 
 
-def restorable(directory: Path, restore: str) -> list[Checkpoint]:
-    """Return the checkpoints that `restore` ("latest", "none" or a name) allows, in the order of the tries."""
-    found = checkpoints_in(directory) if directory.exists() and any(directory.iterdir()) else []
-    if restore in ("none", "latest"):
-        return found if restore == "latest" else []
-    named = [one for one in found if one.name == restore]
-    if not named:
-        names = ", ".join(one.name for one in found) or "none"
-        raise CheckpointError(f"{directory}: has no checkpoint `{restore}`; found: {names}.")
-    return named
+def first_restorable(directory: Path, restore: str, attempt: Callable[[Checkpoint], _T]) -> _T | None:
+    """Return the result of `attempt` for the newest checkpoint for which it succeeds; None to begin empty.
 
-
-def select_checkpoint(directory: Path, restore: str) -> Checkpoint | None:
-    """Return the first complete checkpoint of `restorable`; None if `restorable` is empty. Files are not read.
+    Args:
+        directory: a folder of checkpoints, which may be missing.
+        restore: "latest", "none", or the name of the only checkpoint to try.
+        attempt: raises FormatError or UnrestorableError if a checkpoint cannot be restored.
 
     Raises:
-        CheckpointError: no checkpoint has this name, or it is incomplete; or with "latest", all are incomplete.
+        CheckpointError: no checkpoint has this name, or `attempt` succeeds for none.
     """
-    found = restorable(directory, restore)
-    for one in found:
-        fault = one.fault()
-        if fault is None:
-            return one
-        if restore != "latest":
-            raise CheckpointError(f"{one.path}: {fault}. It is incomplete; choose another one.")
-        _logger.warning("checkpoint %s is incomplete and not restored: %s.", one.name, fault)
-    if not found:
+    if restore == "none":
         return None
-    raise CheckpointError(
-        f"{directory}: all {len(found)} checkpoints are incomplete; the newest, {found[0].name}: "
-        f'{found[0].fault()}. Restore its files, or set checkpoints.restore = "none" to begin empty.'
-    )
+    found = checkpoints_in(directory) if directory.exists() and any(directory.iterdir()) else []
+    if restore != "latest":
+        names = ", ".join(one.name for one in found) or "none"
+        found = [one for one in found if one.name == restore]
+        if not found:
+            raise CheckpointError(f"{directory}: has no checkpoint `{restore}`; found: {names}.")
+    faults: list[str] = []
+    for number, checkpoint in enumerate(found, 1):
+        try:
+            return attempt(checkpoint)
+        except (FormatError, UnrestorableError) as error:
+            faults.append(f"checkpoint {checkpoint.name} cannot be restored: {error}")
+        if number < len(found):
+            _logger.error(
+                "%s. THE NEXT OLDER ONE IS TRIED, %s: newer items are not served. The damaged one stays until newer "
+                "ones replace it.",
+                faults[-1],
+                found[number].name,
+            )
+    if not faults:
+        return None
+    more = f" (and {len(faults) - 1} older ones)" if len(faults) > 1 else ""
+    remedy = 'Restore its files from a copy, or set checkpoints.restore to another name, or to "none" to begin empty.'
+    raise CheckpointError(f"{faults[0]}{more}. {remedy}")
 
 
 class Adopted(NamedTuple):
@@ -87,6 +93,15 @@ class Adopted(NamedTuple):
 
     kept: dict[str, Checkpoint]
     refused: dict[str, str]  # faults of the deleted checkpoints
+
+
+class Kept(NamedTuple):
+    """The complete checkpoints of a folder at one moment, whose files may vanish afterwards."""
+
+    number: int = 0  # of checkpoints
+    newest: str | None = None  # name of the newest one
+    size_bytes: int = 0  # size of the newest one
+    written_at: float | None = None  # Unix time at which the newest one was finished
 
 
 class CheckpointFolder:
@@ -175,9 +190,11 @@ class CheckpointFolder:
         """Return the newest sound checkpoint, or None."""
         return next(self._sound(), None)
 
-    def count(self) -> int:
-        """Return the number of sound checkpoints."""
-        return sum(1 for _ in self._sound())
+    def kept(self) -> Kept:
+        """Return the facts about the sound checkpoints."""
+        sound = list(self._sound())
+        newest = [(one.name, one.size_bytes, one.written_at.timestamp()) for one in sound[:1]]
+        return Kept(len(sound), *(newest[0] if newest else ()))
 
     def close(self) -> None:
         """Unlock the folder, so that another server can use it. Idempotent."""

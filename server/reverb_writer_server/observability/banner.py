@@ -41,7 +41,7 @@ def start_lines(config: ServerConfig) -> Iterator[tuple[int, str]]:
     yield logging.INFO, ", ".join(f"{name.replace('_', '-')} {version}" for name, version in versions().items())
     if config.bind == ALL and config.gateway_certificate is None:
         exposure = (
-            f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Put a "
+            f"bind is {ALL}: everyone who reaches its port can read, change and delete all data. Put a "
             "gateway or a firewall in front (SECURITY.md)"
         )
         yield logging.WARNING, exposure

@@ -71,7 +71,7 @@ class _Collector(Collector):
         state = self._state
         yield InfoMetricFamily("reverb_build", "versions of the installed packages", versions())
         yield CounterMetricFamily("reverb_starts", "starts of a server with this checkpoint folder", state.starts)
-        yield CounterMetricFamily("reverb_checkpoint_failures", "checkpoints that failed", state.checkpoints.failures)
+        yield CounterMetricFamily("reverb_checkpoint_failures", "checkpoints that failed", state.failures["checkpoint"])
         failed = CounterMetricFamily("reverb_job_failures", "failures of jobs of the service", labels=["job"])
         for job in get_args(Job):
             failed.add_metric([job], state.failures[job])
@@ -90,9 +90,8 @@ class _Collector(Collector):
 
 def _of_service(state: ServiceState) -> dict[str, tuple[str, float | None]]:
     """Return meaning and value of each gauge of the whole server; the value is None if the gauge is missing now."""
-    saved, monitor = state.checkpoints, state.monitor
+    kept, monitor = state.kept, state.monitor
     free, size_of_disk = state.disk or (None, None)
-    size = None if saved.written_at is None else saved.size_bytes
     return {
         "ready": ("whether clients can use the server", state.ready()[0]),
         "start_time_seconds": ("start of this server, Unix time", state.started_at),
@@ -109,12 +108,12 @@ def _of_service(state: ServiceState) -> dict[str, tuple[str, float | None]]:
             "end of the gateway's certificate, Unix time",
             state.certificate_expires_at,
         ),
-        "checkpoints_kept": ("complete checkpoints on disk", saved.kept),
+        "checkpoints_kept": ("complete checkpoints on disk", kept.number),
         "checkpoints_damaged": ("checkpoints that could not be restored at this start", len(state.damaged)),
         "checkpoint_interval_seconds": ("time between checkpoints", state.checkpoint_every_s or None),
-        "checkpoint_timestamp_seconds": ("newest complete checkpoint, Unix time", saved.written_at),
-        "checkpoint_bytes": ("size of the newest complete checkpoint", size),
-        "checkpoint_duration_seconds": ("duration of this server's last checkpoint", saved.took_s),
+        "checkpoint_timestamp_seconds": ("newest complete checkpoint, Unix time", kept.written_at),
+        "checkpoint_bytes": ("size of the newest complete checkpoint", kept.size_bytes if kept.number else None),
+        "checkpoint_duration_seconds": ("duration of this server's last checkpoint", state.checkpoint_took_s),
     }
 
 

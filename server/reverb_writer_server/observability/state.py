@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from reverb_writer_server.checkpoints.contents import Checkpoint
+from reverb_writer_server.checkpoints.folder import Kept
 from reverb_writer_server.machine import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import Monitor
 
@@ -20,27 +18,6 @@ Job: TypeAlias = Literal["checkpoint", "keep", "connect", "figures", "memory", "
 """The kinds of periodic work, by which failures are counted."""
 
 
-@dataclass(frozen=True)
-class CheckpointStatus:
-    """The checkpoints so far."""
-
-    latest: Checkpoint | None = None  # the newest complete one
-    size_bytes: int = 0  # size of the latest one
-    kept: int = 0  # complete checkpoints on disk
-    took_s: float | None = None  # duration of the last checkpoint of this service
-    failures: int = 0  # checkpoints that failed
-    written_at: float | None = field(init=False, default=None)  # Unix time of the latest one
-
-    def __post_init__(self) -> None:
-        """Read the disk once, because the checkpoint may be removed at any time, and readers must not fail."""
-        with contextlib.suppress(OSError):
-            object.__setattr__(self, "written_at", self.latest and self.latest.written_at.timestamp())
-
-    def age_s(self) -> float | None:
-        """Return the age of the newest checkpoint in seconds; None without a checkpoint."""
-        return None if self.written_at is None else max(0.0, time.time() - self.written_at)
-
-
 class ServiceState:
     """The state of the service, which only the service writes. Thread-safe for readers: attributes are replaced."""
 
@@ -50,9 +27,10 @@ class ServiceState:
         self.detail = ""  # more about the phase, such as the progress of a restore
         self.address = ""
         self.monitor: Monitor | None = None  # None before the server runs
-        self.checkpoints = CheckpointStatus()
+        self.kept = Kept()
         self.keeps_checkpoints = False  # whether a folder is configured
         self.checkpoint_every_s = 0.0
+        self.checkpoint_took_s: float | None = None  # duration of the last checkpoint of this service
         self.starts = 1  # number of starts with this folder
         self.previous_end = "stopped"  # end of the previous server, from the mark of the folder
         self.damaged: tuple[str, ...] = ()  # names of the checkpoints that could not be restored
@@ -120,7 +98,7 @@ class ServiceState:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as JSON values."""
-        log = self.checkpoints
+        kept = self.kept
         ready, reason = self.ready()
         return {
             "phase": self.phase,
@@ -139,12 +117,12 @@ class ServiceState:
                 "is_partial": None in self.estimates.values(),
             },
             "checkpoints": {
-                "kept": log.kept,
-                "age_s": log.age_s(),
-                "name": log.latest and log.latest.name,
-                "size_bytes": log.size_bytes,
-                "took_s": log.took_s,
-                "failures": log.failures,
+                "kept": kept.number,
+                "age_s": None if kept.written_at is None else max(0.0, time.time() - kept.written_at),
+                "name": kept.newest,
+                "size_bytes": kept.size_bytes,
+                "took_s": self.checkpoint_took_s,
+                "failures": self.failures["checkpoint"],
                 "on_disk": self.keeps_checkpoints,
                 "damaged": self.damaged,
             },

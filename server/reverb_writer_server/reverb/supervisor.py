@@ -133,8 +133,8 @@ class ReverbProcess:
             with contextlib.suppress(OSError):
                 resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
-    def start(self, request: StartRequest, waiting: Callable[[int], None]) -> tuple[int, dict[str, int]]:
-        """Start the server; return its port, and the number of items of each table that were left out.
+    def start(self, request: StartRequest, waiting: Callable[[int], None]) -> int:
+        """Start the server, and return its port.
 
         `waiting` is called several times per second until the server runs, with the number of bytes read from its
         checkpoint, or 0 if the system does not count them. If it raises, the wait ends.
@@ -146,19 +146,17 @@ class ReverbProcess:
         self._send(request)
         while not self._connection.poll(_POLL_S):
             waiting(self._bytes_read() - before)
-        port, left_out = self._receive()
-        return port, left_out
+        return int(self._receive())
 
     def drain(self, keep: Collection[Endpoint]) -> int:
         """Refuse new connections, end existing ones except those from `keep`; return the number of ended ones."""
         self._drains = True
-        self._send(("drain", frozenset(keep)))
+        self._send(frozenset(keep))
         return int(self._receive(_ANSWER_TIMEOUT_S))
 
     def stop(self, timeout_s: float) -> None:
         """Stop the server and the process; by force if it takes more than `timeout_s` seconds. Idempotent."""
-        with contextlib.suppress(ReverbProcessError, OSError):
-            self._send(("stop", None))
+        self._connection.close()
         self._wait(timeout_s)
         self.kill()
 

@@ -50,7 +50,7 @@ def test_damaged_insert_requests_are_refused_and_the_next_is_answered() -> None:
         incoming.end()
     assert NUM_REQUESTS / 2 < num_refused < NUM_REQUESTS
     assert store.chunks.num_bytes <= MAX_BYTES
-    store.reset("replay")
+    store.table("replay").reset()
     assert store.chunks.num_bytes == len(store.chunks) == 0
     inserter = Inserter(store)
     inserter.insert([1])

@@ -150,7 +150,7 @@ def test_memory_is_free_when_nothing_refers_to_it() -> None:
     for first in range(0, 1000, 10):
         inserter.insert(range(first, first + 10))
     assert len(store.chunks) == 1
-    store.reset("replay")
+    store.table("replay").reset()
     assert len(store.chunks) == 1  # the stream keeps it
     inserter.incoming.end()
     assert len(store.chunks) == store.chunks.num_bytes == 0

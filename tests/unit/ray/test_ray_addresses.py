@@ -91,17 +91,17 @@ class TestClaim:
 
     def test_no_two_have_one_number(self, claim: Any, tmp_path: Path) -> None:
         folder = tmp_path / "shard" / "checkpoints"
-        made = at_once(*[lambda: claim.FolderClaim(folder, "a:1", lambda: "starting")] * 8)
+        made = at_once(*[lambda: claim.FolderClaim(folder, lambda: ("a:1", "starting"))] * 8)
         assert sorted(one.number for one in made) == [*range(1, 9)]
         for one in made:
             one.close()
-        with contextlib.closing(claim.FolderClaim(folder, "a:1", lambda: "starting")) as last:
+        with contextlib.closing(claim.FolderClaim(folder, lambda: ("a:1", "starting"))) as last:
             assert last.number == 9
 
     def test_server_of_another_machine_is_waited_for_until_it_tells_its_end(self, claim: Any, tmp_path: Path) -> None:
         folder = tmp_path / "shard" / "checkpoints"
-        old = claim.FolderClaim(folder, "a:1", lambda: "serving", machine="a")
-        new = claim.FolderClaim(folder, "b:1", lambda: "starting", machine="b")
+        old = claim.FolderClaim(folder, lambda: ("a:1", "serving"), machine="a")
+        new = claim.FolderClaim(folder, lambda: ("b:1", "starting"), machine="b")
         waited: list[str] = []
 
         def tell(what: str) -> None:
@@ -127,7 +127,7 @@ class TestClaim:
             unreadable.rmdir()
             write(tmp_path / "shard", 1, "ended")
 
-        with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
+        with contextlib.closing(claim.FolderClaim(folder, lambda: ("b:1", "starting"))) as new:
             new.wait(tell)
         (text,) = waited
         assert (
@@ -143,7 +143,7 @@ class TestClaim:
         folder = tmp_path / "shard" / "checkpoints"
         write(tmp_path / "shard", 1, "serving")  # its machine has lost its power
         waited: list[str] = []
-        with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
+        with contextlib.closing(claim.FolderClaim(folder, lambda: ("b:1", "starting"))) as new:
             new.wait(waited.append)
         assert waited
         found = newest_claim(tmp_path / "shard")
@@ -169,7 +169,7 @@ class TestClaim:
                 if len(waited) == 30:  # 0.01 s each, at least
                     lock.close()
 
-            with contextlib.closing(claim.FolderClaim(folder, "b:1", lambda: "starting")) as new:
+            with contextlib.closing(claim.FolderClaim(folder, lambda: ("b:1", "starting"))) as new:
                 new.wait(tell)
             assert file.closed
 
@@ -177,11 +177,12 @@ class TestClaim:
         folder = tmp_path / "shard"
         folder.mkdir()
         (folder / f".1.a.{os.getpid()}").symlink_to("/dev/full")
-        phases = ["restoring"]
-        with contextlib.closing(claim.FolderClaim(folder / "checkpoints", "a:1", lambda: phases[-1], machine="a")):
+        told = [("", "restoring")]
+        with contextlib.closing(claim.FolderClaim(folder / "checkpoints", lambda: told[-1], machine="a")):
             eventually(lambda: (one := newest_claim(folder)) and one.beat > 3, "it goes on to write")
-            phases.append("serving")
-            eventually(lambda: (one := newest_claim(folder)) and one.phase == "serving", "it tells its phase")
+            told.append(("a:1", "serving"))
+            found = eventually(lambda: (one := newest_claim(folder)) and one.address and one, "it tells its address")
+            assert (found.address, found.phase) == told[-1]
         last = newest_claim(folder)
         assert last is not None
         assert (last.address, last.phase) == ("a:1", "ended")
@@ -191,7 +192,7 @@ class TestClaim:
     ) -> None:
         monkeypatch.setattr(claim, "DOUBT_S", 0.1)
         folder = tmp_path / "shard" / "checkpoints"
-        with contextlib.closing(claim.FolderClaim(folder, "a:1", lambda: "serving")) as one:
+        with contextlib.closing(claim.FolderClaim(folder, lambda: ("a:1", "serving"))) as one:
             (tmp_path / "shard").rename(tmp_path / "away")
             eventually(one.in_doubt, "it is in doubt")
             (tmp_path / "away").rename(tmp_path / "shard")

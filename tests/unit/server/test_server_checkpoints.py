@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from reverb_writer_server.checkpoints.contents import Checkpoint, differences
-from reverb_writer_server.checkpoints.folder import CheckpointFolder, checkpoints_in, select_checkpoint
+from reverb_writer_server.checkpoints.folder import CheckpointFolder, checkpoints_in, first_restorable
 from reverb_writer_server.checkpoints.owner import CheckpointError
 
 from reverb_writer.errors import FormatError
@@ -187,9 +187,9 @@ def test_reading_of_what_somebody_removes_meanwhile_never_fails(tmp_path: Path) 
         (one,) = folder.adopt_finished().kept.values()
         shutil.rmtree(one.path)
         assert (one.fault() is None, one.size_bytes, one.written_at.timestamp()) == (False, 0, 0)
-        assert (folder.latest(), folder.count()) == (None, 0)
+        assert folder.kept() == (0, None, 0, None)
         shutil.rmtree(folder.directory / "kept")
-        assert (folder.latest(), folder.count()) == (None, 0)
+        assert folder.kept() == (0, None, 0, None)
         written(folder.incoming, "b", at=1)
         assert adopted(folder)[0].startswith("00000002-")
 
@@ -216,6 +216,12 @@ def test_folder_has_one_server(tmp_path: Path) -> None:
     CheckpointFolder(tmp_path, keep=1).close()
 
 
+def complete(checkpoint: Checkpoint) -> Checkpoint:
+    if fault := checkpoint.fault():
+        raise FormatError(fault)
+    return checkpoint
+
+
 @pytest.mark.parametrize("missing", FILES)
 def test_checkpoint_that_lacks_a_file_is_incomplete(
     tmp_path: Path, missing: str, caplog: pytest.LogCaptureFixture
@@ -226,15 +232,15 @@ def test_checkpoint_that_lacks_a_file_is_incomplete(
         older, newer = reversed(checkpoints_in(tmp_path))
         (newer.path / missing).unlink()
         assert newer.fault() == f"{missing} missing"
-        assert select_checkpoint(tmp_path, "latest") == older
-        assert f"{newer.name} is incomplete and not restored: {missing} missing" in caplog.text
-        with pytest.raises(CheckpointError, match=f"{missing} missing. It is incomplete"):
-            select_checkpoint(tmp_path, newer.name)
+        assert first_restorable(tmp_path, "latest", complete) == older
+        assert f"checkpoint {newer.name} cannot be restored: {missing} missing" in caplog.text
+        with pytest.raises(CheckpointError, match=f"cannot be restored: {missing} missing"):
+            first_restorable(tmp_path, newer.name, complete)
 
 
 def test_server_does_not_begin_empty_because_all_checkpoints_are_incomplete(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
-        assert select_checkpoint(tmp_path, "latest") is None
+        assert first_restorable(tmp_path, "latest", complete) is None
         for second in (1, 2):
             kept(folder, str(second), at=second)
         newest, oldest = checkpoints_in(tmp_path)
@@ -242,20 +248,20 @@ def test_server_does_not_begin_empty_because_all_checkpoints_are_incomplete(tmp_
         (oldest.path / "DONE").unlink()
         fault = "chunks.tfrecord has 3 bytes, expected 8"
         assert newest.fault() == fault
-        expected = rf"all 2 checkpoints are incomplete; .* {newest.name}: {fault}.*restore = \"none\""
+        expected = rf"{newest.name} cannot be restored: {fault} \(and 1 older ones\).* or to \"none\" to begin empty"
         with pytest.raises(CheckpointError, match=expected):
-            select_checkpoint(tmp_path, "latest")
+            first_restorable(tmp_path, "latest", complete)
         assert folder.latest() is None
-        assert select_checkpoint(tmp_path, "none") is None
+        assert first_restorable(tmp_path, "none", complete) is None
 
 
 def test_name_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
         written(folder.incoming, "a", at=1)
         folder.adopt_finished()
-        assert select_checkpoint(tmp_path, "none") is None
+        assert first_restorable(tmp_path, "none", complete) is None
         with pytest.raises(CheckpointError, match=r"has no checkpoint `b`; found: 00000001-19700101T000001\.000000Z"):
-            select_checkpoint(tmp_path, "b")
+            first_restorable(tmp_path, "b", complete)
 
 
 def test_folder_and_file_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def made(tmp_path: Path, case: str) -> Path:
         ("a folder of somebody else", "found thesis.tex"),
         ("a file for a folder", "cannot be used"),
         ("a checkpoint that there is not", "has no checkpoint `20260801T120000.123456Z`"),
-        ("only checkpoints that are incomplete", "all 1 checkpoints are incomplete"),
+        ("only checkpoints that are incomplete", "cannot be restored: tables.tfrecord, items.tfrecord"),
     ],
 )
 def test_validate_refuses_what_serve_refuses_and_leaves_everything_as_it_is(
