@@ -41,10 +41,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(replay_server: StartServer) -> Cluster:
-    return filled([replay_server(*TABLES) for _ in SIZES])
-
-
-def filled(servers: Sequence[HostedServer]) -> Cluster:
+    servers = [replay_server(*TABLES) for _ in SIZES]
     priorities = np.random.default_rng(0).uniform(0.1, 10.0, NUM_ITEMS)
     item = 0
     for server, size in zip(servers, SIZES, strict=True):
@@ -76,7 +73,7 @@ def check_frequencies(items: npt.NDArray[np.int64], probabilities: npt.NDArray[n
 
 @contents
 @pytest.mark.parametrize("table", ["uniform", "prioritized"])
-def test_a_dataset_samples_servers_of_1_10_and_100_items_as_one(cluster: Cluster, table: str) -> None:
+def test_a_dataset_and_a_client_sample_servers_of_1_10_and_100_items_as_one(cluster: Cluster, table: str) -> None:
     due = expected(table, cluster)
     with rw.ReplayDataset(cluster.addresses, table, 256, timeout_s=60) as dataset:
         batches = [next(dataset) for _ in range(150)]
@@ -89,12 +86,6 @@ def test_a_dataset_samples_servers_of_1_10_and_100_items_as_one(cluster: Cluster
         assert batch.info.server == ""
     weights = (NUM_ITEMS * due[items[-1]]) ** -0.5
     np.testing.assert_allclose(batches[-1].info.importance_weights(0.5), weights / weights.max())
-
-
-@contents
-@pytest.mark.parametrize("table", ["uniform", "prioritized"])
-def test_a_client_samples_them_as_one(cluster: Cluster, table: str) -> None:
-    due = expected(table, cluster)
     with rw.Client(cluster.addresses, timeout_s=60) as client:
         samples = list(client.sample(table, 20_000))
     items = np.array([sample.data[0][0] for sample in samples])
@@ -227,6 +218,13 @@ def seen_in(dataset: rw.ReplayDataset, num_batches: int = MANY) -> set[int]:
     return {int(item) for _ in range(num_batches) for item in items_of(next(dataset))}
 
 
+def priority_counts(dataset: rw.ReplayDataset) -> tuple[int, int, int]:
+    """Return how many priorities were set, have failed, and were of servers that are gone."""
+    dataset.flush_priorities()
+    stats = dataset.stats()
+    return stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates
+
+
 def test_a_server_that_is_killed_is_skipped_and_taken_back(
     lone_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,6 +232,8 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
     insert_numbers(servers[0].address, "replay", [0, 1])
     insert_numbers(servers[1].address, "replay", [2])
     with reader(servers) as dataset:
+        dataset.update_priorities([7], [1.0])  # no sample had this key: each server is told, and it counts once
+        assert priority_counts(dataset) == (1, 0, 0)
         assert seen_in(dataset) == {0, 1, 2}
         batches = [next(dataset) for _ in range(MANY)]
         servers[1].process.kill()
@@ -249,10 +249,8 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
             int(key): int(item) for batch in batches for key, item in zip(batch.info.keys, items_of(batch), strict=True)
         }
         dataset.update_priorities(np.array(list(keys), np.uint64), np.full(len(keys), 2.0))
-        dataset.flush_priorities()
         assert len(keys) == 3
-        stats = dataset.stats()
-        assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (2, 0, 1)
+        assert priority_counts(dataset) == (1 + 2, 0, 1)
         assert [line for line in caplog.messages if "unreachable servers" in line]
 
         servers[1].process.restart()
@@ -264,37 +262,16 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
         # Priorities of the first two are 2 now.
         np.testing.assert_allclose(latest.info.probabilities, np.where(items_of(latest) == 3, 1 / 8, 2 / 8))
 
-
-def test_priority_of_a_key_that_no_sample_had_is_counted_once(lone_server: StartServer) -> None:
-    servers = [lone_server(TABLE), lone_server(TABLE)]
-    with reader(servers, 2) as dataset:
-        dataset.update_priorities([7], [1.0])
-        dataset.flush_priorities()
-        stats = dataset.stats()
-        assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (1, 0, 0)
-        iter(dataset)  # begins to fetch
         for server in servers:
             server.process.kill()
         eventually(lambda: dataset.stats().left_out_servers == 2)
         dataset.update_priorities([8, 9], [1.0, 1.0])
-        dataset.flush_priorities()
-        stats = dataset.stats()
-        assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (1, 0, 2)
+        assert priority_counts(dataset) == (3, 0, 1 + 2)
 
 
-def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: StartServer) -> None:
-    servers = with_an_item_each(lone_server)
-    with reader(servers) as dataset:
-        assert seen_in(dataset) == {0, 1}
-        servers[1].process.pause()
-        eventually(lambda: bool((items_of(next(dataset)) == 0).all() and dataset.stats().left_out_servers))
-        assert seen_in(dataset) == {0}
-        servers[1].process.resume()
-        eventually(lambda: 1 in items_of(next(dataset)))
-        assert dataset.stats().left_out_servers == 0
-
-
-def test_a_slow_server_owes_its_samples_and_gives_them_when_it_answers(lone_server: StartServer) -> None:
+def test_a_slow_server_owes_its_samples_and_one_that_is_silent_is_left_out_until_it_answers(
+    lone_server: StartServer,
+) -> None:
     servers = with_an_item_each(lone_server)
     with reader(servers) as dataset:
         assert seen_in(dataset) == {0, 1}
@@ -306,27 +283,24 @@ def test_a_slow_server_owes_its_samples_and_gives_them_when_it_answers(lone_serv
         assert time.monotonic() - began_at > 0.6  # at most a batch is owed, then its samples are waited for
         resume.join()
         assert dataset.stats().forgiven_samples == 0
-    assert abs(int(found.sum()) - 400) < 6 * 14  # six standard deviations
+        assert abs(int(found.sum()) - 400) < 6 * 14  # six standard deviations
 
-
-def test_a_time_out_counts_no_more_samples_than_a_batch_has(lone_server: StartServer) -> None:
-    """Of the server that answers, more samples wait than a batch needs."""
-    servers = with_an_item_each(lone_server)
-    with reader(servers) as dataset:
-        assert seen_in(dataset) == {0, 1}
         servers[1].process.pause()
-        dataset.timeout_s = 0.3  # the other one is left out after two seconds
-        messages = []
-        for _ in range(40):
+        dataset.timeout_s = 0.3  # it is left out after two seconds
+        counts: list[int] = []
+        while not dataset.stats().left_out_servers:
             try:
                 next(dataset)
             except rw.errors.ReplayTimeoutError as error:
-                messages.append(str(error))
+                counts += map(int, re.findall(r"(\d+) of 8 samples", str(error)))
+        assert counts
+        assert max(counts) <= 8  # of the server that answers, more samples wait than a batch needs
+        dataset.timeout_s = 60
+        eventually(lambda: bool((items_of(next(dataset)) == 0).all()))
+        assert seen_in(dataset) == {0}
         servers[1].process.resume()
-    assert messages
-    counts = [int(found[1]) for message in messages if (found := re.search(r"(\d+) of 8 samples", message))]
-    assert len(counts) == len(messages)
-    assert max(counts) <= 8
+        eventually(lambda: 1 in items_of(next(dataset)))
+        assert dataset.stats().left_out_servers == 0
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "fifo"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,21 +16,6 @@ from reading import Place, read
 import reverb_writer as rw
 
 pytestmark = contents
-
-
-@pytest.mark.parametrize("chunk_length", [None, 1, 3])
-def test_episode_is_one_item_of_its_own_length(place: Place, chunk_length: int | None) -> None:
-    lengths = [1, 5, 1000, 99, 100, 101]
-    with rw.EpisodeObserver(place.client, ["a", "b"], 1000, priority=3, chunk_length=chunk_length) as observer:
-        feed(observer, lengths)
-    firsts = itertools.accumulate(lengths, initial=1)
-    episodes = [list(range(first, first + n)) for first, n in zip(firsts, lengths, strict=False)]
-    assert place.column("b") == episodes
-    items = read(place.client, "a")
-    assert [item.data[0].tolist() for item in items] == episodes
-    assert {item.info.priority for item in items} == {3}
-    stats = observer.stats()
-    assert (stats.steps, stats.episodes, stats.items, stats.dropped_steps) == (sum(lengths), 6, 12, {})
 
 
 def test_overflow_is_refused_once_and_the_next_episode_is_written(place: Place) -> None:
@@ -112,21 +96,6 @@ def test_priority_of_episodes_can_be_changed(place: Place) -> None:
         ([6], 7),
         ([7], 7),
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("a", 0), "`max_sequence_length` must be >= 1, got 0"),
-        (("a", 2.0), "`max_sequence_length` must be an integer"),
-        (([], 2), "`table` must be a name or several different ones, got none"),
-        ((["a", "a"], 2), "`table` must be a name or several different ones"),
-        (("a", 2, -1.0), "`priority` must be a finite number >= 0"),
-    ],
-)
-def test_episode_arguments_that_cannot_work_are_refused(place: Place, arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(rw.errors.SpecError, match=message):
-        rw.EpisodeObserver(place.client, *arguments)
 
 
 def episode(num_steps: int, first: int = 1, **options: Any) -> rw.Episode:
@@ -245,23 +214,17 @@ def test_priority_functions_and_strings_and_numbers_go_one_by_one(place: Place) 
     assert place.column("b") == [[b"x", b"yz"]]
 
 
-def test_other_steps_are_refused_as_by_a_call(place: Place) -> None:
+def test_other_steps_are_refused_as_by_a_call_before_any_is_written(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "b", 2) as observer:
+        for wrong in ({"n": np.arange(3), "x": np.arange(2)}, {"n": np.int64(1), "x": np.arange(2)}, {}):
+            with pytest.raises(rw.errors.StructureError, match=r"must be \[T, ...\] with one T for all, got shapes"):
+                observer.extend(wrong)
+        assert observer.stats().steps == 0
         observer.extend({"n": np.arange(2)})
         with pytest.raises(rw.errors.StructureError, match="step 2, leaf `n`: float32"):
             observer.extend({"n": np.zeros(2, np.float32)})
         observer.extend({"n": np.arange(2, 3)})
     assert place.column("b") == [[0, 1], [1, 2]]
-
-
-@pytest.mark.parametrize("steps", [{"n": np.arange(3), "x": np.arange(2)}, {"n": np.int64(1), "x": np.arange(2)}, {}])
-def test_steps_of_different_lengths_are_refused_before_any_is_written(place: Place, steps: Any) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 1) as observer:
-        with pytest.raises(rw.errors.StructureError, match=r"leaves must be \[T, ...\] with one T for all, got shapes"):
-            observer.extend(steps)
-        assert observer.stats().steps == 0
-        observer({"n": 1})
-    assert place.column() == [[1]]
 
 
 def test_no_steps_are_written_at_any_time_but_to_a_closed_observer(place: Place) -> None:
