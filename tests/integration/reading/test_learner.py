@@ -239,10 +239,11 @@ def test_client_waits_for_its_servers_only_if_told_to_and_samples_have_a_time_ou
         rw.ReplayDataset(another, "a", 1, timeout_s=60, connect_timeout_s=1) as dataset,
     ):
         assert client.timeout_s == another.timeout_s == 60
-        for read in (lambda: next(another.sample("a")).data["n"], lambda: next(dataset).data["n"][0]):
+        reads: list[Callable[[], Any]] = [lambda: next(another.sample("a")), lambda: next(dataset)]
+        for read in reads:
             writer = threading.Timer(1.5, write, [place.client, "a", [7]])
             writer.start()
-            assert read().tolist() == [7, 7]
+            assert read().data["n"].ravel().tolist() == [7, 7]
             writer.join()
 
 

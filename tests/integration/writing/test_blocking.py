@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from kinds import client_alone, contents
+from kinds import contents
+from reading import Serve
 from server_process import HostedServer, StartServer
 from waiting import eventually
 
@@ -88,18 +89,22 @@ def write_until_refused(observer: Any, first: int = 0) -> tuple[int, rw.errors.R
     pytest.fail("nothing blocked")
 
 
-def write_until_full(observer: Any, *, episode_length: Any = NEVER_S, admitted: int = ADMITTED) -> rw.ObserverStats:
+def write_until_full(
+    observer: Any, *, episode_length: Any = NEVER_S, admitted: int = ADMITTED, is_masked: bool = False
+) -> rw.ObserverStats:
     """Write steps in a tight loop until one is refused after so many items were confirmed; return the counters."""
     shape = () if observer.num_envs is None else (observer.num_envs,)
     number, confirmed, give_up_at = 0, 0, time.monotonic() + LONG_S
+    chance = np.random.default_rng(0)
     while number < 100_000:
-        ends = np.broadcast_to((number + 1) % episode_length == 0, shape)
+        mask = {"env_mask": chance.random(shape) < 0.5} if is_masked else {}
         try:
-            observer({"n": np.full(shape, number)}, end_of_episode=ends)
+            ends = np.broadcast_to((number + 1) % episode_length == 0, shape)
+            observer({"n": np.full(shape, number)}, end_of_episode=ends, **mask)
             number += 1
         except rw.errors.ReplayTimeoutError:
             stats: rw.ObserverStats = observer.stats()
-            assert stats.steps == number * (observer.num_envs or 1)  # no call was split
+            assert is_masked or stats.steps == number * (observer.num_envs or 1)  # no call was split
             if confirmed >= admitted or time.monotonic() > give_up_at:
                 return stats
             confirmed = stats.acknowledged_items
@@ -247,17 +252,21 @@ def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -
     assert delivered[-10:] == list(range(4990, 5000))
 
 
-def test_blocked_table_is_the_one_that_is_named(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("free"), rw.TableConfig.queue("queue", 10))
+def test_blocked_table_is_the_one_that_is_named(serve: Serve) -> None:
+    client = serve(rw.TableConfig("free"), rw.TableConfig.queue("queue", 10))
     windows: dict[str, Any] = {"free": rw.WindowSpec(1), "queue": rw.WindowSpec(1)}
-    with rw.TrajectoryObserver(server.address, windows=windows, max_delay_s=0.05) as observer:
+    with rw.TrajectoryObserver(client, windows=windows, max_delay_s=0.05) as observer:
         for number in range(12):
             write(observer, number)
         eventually(lambda: observer.stats().acknowledged_items >= 20, "the queue is full")
+        for wrong in (0, -1, float("nan"), "soon"):
+            for call in (observer.flush, observer.close):
+                with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
+                    call(wrong)
         told = r"The rate limiter of table `queue` blocks inserts.*max_diff 10"
         with pytest.raises(rw.errors.ReplayTimeoutError, match=told):
             observer.flush(timeout_s=1)
-        assert take(server, 12) == list(range(12))
+        assert [int(sample.data["n"][0]) for sample in client.sample("queue", 12)] == list(range(12))
 
 
 @pytest.mark.parametrize("call", ["flush", "step"])
@@ -284,16 +293,6 @@ def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer, call:
     assert observer.stats().steps == 20
 
 
-@client_alone
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "soon"])
-def test_time_out_that_is_none_is_refused(server: HostedServer, timeout_s: Any) -> None:
-    with observed(server) as observer:
-        for call in (observer.flush, observer.close):
-            with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
-                call(timeout_s)
-        write(observer, 0)  # it is open still
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_block_that_is_left_by_an_error_does_not_wait_for_a_learner(
     server: HostedServer, error: type[BaseException], caplog: pytest.LogCaptureFixture
@@ -317,8 +316,7 @@ def test_block_that_is_left_by_an_error_does_not_wait_for_a_learner(
         write(observer, 0)
 
 
-def test_acting_and_learning_in_turns_does_not_wait_for_the_timer(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("queue", 10, "fifo", "fifo", rw.Queue(10), max_times_sampled=1))
+def test_acting_and_learning_in_turns_does_not_wait_for_the_timer(server: HostedServer) -> None:
     with (
         rw.TrajectoryObserver(server.address, "queue", 2, chunk_length=100, max_delay_s=NEVER_S) as observer,
         rw.ReplayDataset(server.address, "queue", 4, timeout_s=LONG_S) as dataset,
@@ -342,6 +340,7 @@ class Case(NamedTuple):
     episode_length: Any = NEVER_S
     per_call: int = 1
     tables: Any = "queue"
+    is_masked: bool = False
 
 
 def windows(length: int, stride: int = 1, **options: Any) -> dict[str, Any]:
@@ -362,6 +361,7 @@ CASES = {
     "environments whose episodes end at different calls": Case(
         windows(4, 2, num_envs=4, end_of_episode="tile"), episode_length=np.array([3, 7, 8, 30]), per_call=2 * 4
     ),
+    "environments of which some have a step": Case(windows(2, num_envs=4), per_call=4, is_masked=True),
 }
 
 
@@ -373,7 +373,9 @@ def test_tight_loop_is_stopped_at_the_limit(server: HostedServer, name: str, lim
     admitted = ADMITTED * (1 if case.tables == "queue" else 2)
     observer = case.kind(server.address, case.tables, **case.options, max_in_flight_items=limit, timeout_s=REFUSED_S)
     with leaving(observer):
-        stats = write_until_full(observer, episode_length=case.episode_length, admitted=admitted)
+        stats = write_until_full(
+            observer, episode_length=case.episode_length, admitted=admitted, is_masked=case.is_masked
+        )
         check_pending(stats, limit, per_call=case.per_call, admitted=admitted)
         if name in ("steps", "windows"):  # up to the step that completes the last window
             length, stride = case.options["sequence_length"], case.options["stride_length"]
@@ -384,19 +386,8 @@ def test_tight_loop_is_stopped_at_the_limit(server: HostedServer, name: str, lim
 
 @contents
 @pytest.mark.parametrize("limit", [20, 400])
-def test_windows_of_each_kind_count(server: HostedServer, limit: int) -> None:
+def test_windows_of_each_kind_count_and_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
     windows: Any = {"queue": rw.WindowSpec(2, 1), "other": rw.WindowSpec(5, 3)}
-    options: Any = {"windows": windows, "max_in_flight_items": limit, "timeout_s": CONFIRMED_S, "chunk_length": 7}
-    with leaving(rw.TrajectoryObserver(server.address, **options)) as observer:
-        stats = write_until_full(observer)
-        # Reverb stops a stream at the first table that is full.
-        assert ADMITTED <= stats.acknowledged_items <= 2 * ADMITTED
-        assert limit <= stats.pending_items <= limit + 1
-
-
-@contents
-@pytest.mark.parametrize("limit", [1, 400])
-def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
     options: Any = {"max_in_flight_items": limit, "timeout_s": CONFIRMED_S}
     with leaving(rw.TrajectoryObserver(server.address, "queue", 3, **options)) as observer:
         with pytest.raises(rw.errors.ReplayTimeoutError):
@@ -404,26 +395,20 @@ def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
         stats = observer.stats()
         check_pending(stats, limit)
         assert stats.steps == 3 + ADMITTED + limit - 1
+    with rw.Client(server.address) as client:
+        client.reset("queue")
+    with leaving(rw.TrajectoryObserver(server.address, windows=windows, chunk_length=7, **options)) as observer:
+        stats = write_until_full(observer)
+        # Reverb stops a stream at the first table that is full.
+        assert ADMITTED <= stats.acknowledged_items <= 2 * ADMITTED
+        assert limit <= stats.pending_items <= limit + 1
 
 
 @contents
-def test_masked_environments_are_stopped_at_the_limit(server: HostedServer) -> None:
-    options: Any = {"num_envs": 4, "max_in_flight_items": 20, "timeout_s": CONFIRMED_S}
-    with leaving(rw.TrajectoryObserver(server.address, "queue", 2, **options)) as observer:
-        rng = np.random.default_rng(0)
-        with contextlib.suppress(rw.errors.ReplayTimeoutError):
-            for number in range(1_000):
-                mask = rng.random(4) < 0.5
-                observer({"n": np.full(4, number)}, end_of_episode=np.zeros(4, bool), env_mask=mask)
-        check_pending(observer.stats(), 20, per_call=4)
-
-
-@contents
-def test_actor_without_a_learner_stops_soon_by_default_and_is_told_the_ratio(replay_server: StartServer) -> None:
+def test_actor_without_a_learner_stops_soon_by_default_and_is_told_the_ratio(serve: Serve) -> None:
     limiter = rw.SampleToInsertRatio(samples_per_insert=8, min_size=100, error_buffer=200)  # admits (800 + 200) / 8
-    server = replay_server(rw.TableConfig("replay", 10_000, rate_limiter=limiter))
-    observer = rw.TrajectoryObserver(server.address, "replay", 2, timeout_s=REFUSED_S)
-    with leaving(observer), rw.Client(server.address) as client:
+    client = serve(rw.TableConfig("replay", 10_000, rate_limiter=limiter))
+    with leaving(rw.TrajectoryObserver(client, "replay", 2, timeout_s=REFUSED_S)) as observer:
         stats = write_until_full(observer, admitted=125)
         check_pending(stats, 400, admitted=125)
         assert stats.steps == 125 + 400 + 1  # the first window takes two steps
@@ -443,14 +428,13 @@ def test_default_is_32_calls_of_many_environments(server: HostedServer) -> None:
 @contents
 @pytest.mark.parametrize("num_envs", [None, 3])
 def test_complete_items_are_sent_before_a_step_waits_and_no_rate_limiter_is_named(
-    replay_server: StartServer, caplog: pytest.LogCaptureFixture, num_envs: int | None
+    serve: Serve, caplog: pytest.LogCaptureFixture, num_envs: int | None
 ) -> None:
     caplog.set_level(logging.INFO, "reverb_writer")
-    server = replay_server(rw.TableConfig("replay", 10_000))
+    client, shape = serve(rw.TableConfig("replay", 10_000)), () if num_envs is None else (num_envs,)
     options: Any = {"max_in_flight_items": 5, "max_delay_s": NEVER_S, "chunk_length": 1_000, "timeout_s": LONG_S}
-    with leaving(rw.TrajectoryObserver(server.address, "replay", 2, num_envs=num_envs, **options)) as observer:
+    with leaving(rw.TrajectoryObserver(client, "replay", 2, num_envs=num_envs, **options)) as observer:
         for number in range(200):
-            shape = () if num_envs is None else (num_envs,)
             observer({"n": np.full(shape, number)}, end_of_episode=np.zeros(shape, bool))
         assert observer.stats().acknowledged_items >= (199 * (num_envs or 1)) - 5 - (num_envs or 1)
     assert not limiter_lines(caplog)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import queue
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,11 +40,11 @@ Interrupt = Callable[[Callable[[], object]], None]
 
 
 class Signals:
-    """Interrupts calls by real signals at random moments."""
+    """Interrupts calls by a timer's real signals at random moments."""
 
-    def __init__(self, chance: random.Random, send: Callable[[float], object]) -> None:
+    def __init__(self) -> None:
         self.num_interrupted = 0
-        self._chance, self._send, self._is_inside, self._typical_s = chance, send, False, 1e-4
+        self._chance, self._is_inside, self._typical_s = random.Random(7), False, 1e-4  # noqa: S311  # no secrets
 
     def raise_interrupt(self, *_: object) -> None:
         if self._is_inside:
@@ -58,7 +56,7 @@ class Signals:
         try:
             try:
                 self._is_inside = True
-                self._send(self._chance.uniform(1e-6, 2 * self._typical_s))
+                signal.setitimer(signal.ITIMER_REAL, self._chance.uniform(1e-6, 2 * self._typical_s))
                 call()
             finally:
                 self._is_inside = False
@@ -68,26 +66,12 @@ class Signals:
             self._typical_s = 0.9 * self._typical_s + 0.1 * (time.perf_counter() - began_at)
 
 
-@pytest.fixture(params=["timer", "thread"])
-def signals(request: pytest.FixtureRequest) -> Iterator[Signals]:
-    """Signals of a timer of the system, or sent by another thread."""
-    wanted: queue.SimpleQueue[float | None] = queue.SimpleQueue()
-    main = threading.get_ident()
-
-    def send() -> None:
-        while (seconds := wanted.get()) is not None:
-            time.sleep(seconds)
-            signal.pthread_kill(main, signal.SIGALRM)
-
-    by_timer = functools.partial(signal.setitimer, signal.ITIMER_REAL)
-    made = Signals(random.Random(7), by_timer if request.param == "timer" else wanted.put)  # noqa: S311  # no secrets
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    made = Signals()
     former = signal.signal(signal.SIGALRM, made.raise_interrupt)
-    thread = threading.Thread(target=send)
-    thread.start()
     yield made
     signal.setitimer(signal.ITIMER_REAL, 0)
-    wanted.put(None)
-    thread.join()
     signal.signal(signal.SIGALRM, former)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import signal
@@ -25,7 +26,7 @@ from reverb_writer.transport import loop
 from reverb_writer.writing.cutter import Cutter
 
 
-def test_window_is_there_although_its_chunk_is_not_full(place: Place) -> None:
+def test_windows_are_there_in_time_and_after_a_flush_although_their_chunk_is_not_full(place: Place) -> None:
     with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=0.02) as observer:
         observer({"n": np.int64(1)})
         observer({"n": np.int64(2)})
@@ -33,9 +34,6 @@ def test_window_is_there_although_its_chunk_is_not_full(place: Place) -> None:
         observer({"n": np.int64(3)})
         eventually(lambda: place.client.server_info()["a"].current_size == 2)
         assert place.column() == [[1, 2], [2, 3]]
-
-
-def test_windows_are_there_after_a_flush(place: Place) -> None:
     with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=1000) as observer:
         for number in range(1, 4):
             observer({"n": np.int64(number)})
@@ -53,9 +51,10 @@ def test_windows_are_there_after_a_flush(place: Place) -> None:
 
 @pytest.mark.parametrize("kind", [rw.TrajectoryObserver, rw.SequenceObserver, rw.EpisodeObserver])
 def test_closed_observer_says_so_until_it_is_opened_again(place: Place, kind: Any) -> None:
-    observer = kind(place.address, "a", 3)
-    observer({"n": np.int64(1)})
-    observer.close()
+    with kind(place.client, "a", 3) as observer:
+        assert observer.client is place.client
+        observer({"n": np.int64(1)})
+        observer.close()
     observer.close()
     for call in (lambda: observer({"n": np.int64(2)}), observer.flush, observer.reset):
         with pytest.raises(rw.errors.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
@@ -63,10 +62,12 @@ def test_closed_observer_says_so_until_it_is_opened_again(place: Place, kind: An
     assert observer.stats().dropped_steps == {"reset": 1}
     observer.open()
     observer.open()
+    with pytest.raises(rw.errors.StructureError, match="step 1, leaf `n`: float64"):  # the structure stays
+        observer({"n": np.float64(1)})
     for number in range(2, 5):
         observer({"n": np.int64(number)}, end_of_episode=number == 4)
     observer.flush()
-    assert place.column() == [[2, 3, 4]]
+    assert place.column() == [[2, 3, 4]]  # the client is still usable
     assert (observer.stats().steps, observer.stats().items) == (4, 1)
     observer.close()
     assert (observer.stats().steps, observer.stats().acknowledged_items) == (4, 1)
@@ -135,21 +136,6 @@ def test_close_after_an_interrupted_one_has_its_own_time() -> None:
         assert observer.stats().acknowledged_items == 2
 
 
-def test_block_closes_the_observer_and_not_its_client_and_a_reopened_one_asks_for_the_same_structure(
-    place: Place,
-) -> None:
-    with observed(place, rw.WindowSpec(1)) as observer:
-        feed(observer, [1])
-        assert observer.client is place.client
-    with pytest.raises(rw.errors.ClosedError):
-        observer.flush()
-    assert place.column() == [[1]]  # the client is still usable
-    observer.open()
-    with pytest.raises(rw.errors.StructureError, match="step 1, leaf `n`: float64"):
-        observer({"n": np.float64(1)})
-    observer.close()
-
-
 def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,9 +147,7 @@ def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
 
     loop.submit(int)  # the loop has begun
     monkeypatch.setattr(LateThread, "_run", begin_late)
-    observer = rw.TrajectoryObserver(place.address, "a", 1)
-    observer({"n": np.int64(1)}, end_of_episode=True)
-    del observer
+    rw.TrajectoryObserver(place.address, "a", 1)({"n": np.int64(1)}, end_of_episode=True)
     gc.collect()
     eventually(lambda: place.client.server_info()["a"].current_size == 1)
 
@@ -187,17 +171,21 @@ def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
         ({"connect_timeout_s": "soon"}, "`connect_timeout_s` must be > 0 seconds"),
         ({"until": False}, "`until` must be a function without arguments, got False. Put `lambda:`"),
         *(({"num_envs": number}, "`num_envs` must be") for number in (0, -1, 2.0, True)),
-        *(
-            ({"priority": one}, "`priority` must be a finite number >= 0")
-            for one in (math.nan, math.inf, -0.1, "1", None)
-        ),
+        *(({"priority": one}, "must be a finite number >= 0") for one in (math.nan, math.inf, -0.1, "1", None)),
+        ({"table": []}, "`table` must be a name or several different ones, got none"),
+        ({"table": ["a", "a"]}, "`table` must be a name or several different ones"),
+        ({"max_sequence_length": 0}, "`max_sequence_length` must be >= 1, got 0"),
+        ({"max_sequence_length": 2.0}, "`max_sequence_length` must be an integer"),
+        ({"max_sequence_length": 2, "priority": -1.0}, "`priority` must be a finite number >= 0"),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_construction(
     place: Place, options: dict[str, Any], message: str
 ) -> None:
+    of_episodes = "max_sequence_length" in options
+    kind: Any = rw.EpisodeObserver if of_episodes else functools.partial(rw.TrajectoryObserver, sequence_length=2)
     with pytest.raises(rw.errors.SpecError, match=message):
-        rw.TrajectoryObserver(place.client, "a", 2, **options)
+        kind(place.client, **{"table": "a", **options})
 
 
 def test_observer_that_waits_for_its_server_says_so_again_and_again(

@@ -118,10 +118,13 @@ def test_episodes_go_past_a_shard_that_its_rate_limiter_blocks(replay_server: St
     assert sorted(found) == pairs(*range(0, 1000, 10))
 
 
-def test_episodes_go_elsewhere_when_a_shard_is_lost(lone_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("limit", [None, 1], ids=["", "full window"])
+def test_episodes_go_elsewhere_when_a_shard_is_lost_and_public_errors_are_raised_when_all_are(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture, limit: int | None
+) -> None:
     servers = [lone_server(fifo("replay")) for _ in range(3)]
-    lost = ranked(1, servers)[0]
-    with observed(addresses(servers), timeout_s=60) as observer:
+    lost, *others = ranked(1, servers)
+    with observed(addresses(servers), max_in_flight_items=limit, timeout_s=60) as observer:
         episode(observer, 0)
         observer.flush()
         assert numbers(lost) == pairs(0)
@@ -134,27 +137,13 @@ def test_episodes_go_elsewhere_when_a_shard_is_lost(lone_server: StartServer, ca
     assert_balanced(stats)
     assert stats.lost_shards == 1
     assert stats.unconfirmed_items == stats.dropped_items == stats.items - stats.acknowledged_items
-    found = [window for server in servers if server is not lost for window in numbers(server)]
+    found = [window for server in others for window in numbers(server)]
     assert len(found) == stats.acknowledged_items - 2
     assert sorted(found)[-20:] == pairs(*range(written, written + 100, 10))
     (said,) = [record.getMessage() for record in caplog.records if "are given up" in record.getMessage()]
     assert f": {stats.unconfirmed_items} unconfirmed items are given up" in said
-
-
-def test_full_window_and_a_lost_shard_of_three_raise_public_errors_alone(lone_server: StartServer) -> None:
-    servers = [lone_server(fifo("replay")) for _ in range(3)]
-    with observed(addresses(servers), max_in_flight_items=1, timeout_s=60) as observer:
-        episode(observer, 0)
-        observer.flush()
-        ranked(1, servers)[0].process.kill()
-        for number in range(1, 40):
-            episode(observer, 10 * number)
-        observer.flush()
-        assert_balanced(observer.stats())
-        assert observer.stats().lost_shards == 1
-    left = addresses(ranked(1, servers)[1:])
-    impatient = rw.TrajectoryObserver(left, "replay", 1, max_in_flight_items=1, timeout_s=1)
-    for server in servers:
+    impatient = rw.TrajectoryObserver(addresses(others), "replay", 1, max_in_flight_items=limit, timeout_s=1)
+    for server in others:
         server.process.kill()
     with pytest.raises(rw.errors.ServerUnavailableError, match="items unconfirmed after"):  # noqa: PT012
         for number in range(40, 80):
@@ -163,6 +152,8 @@ def test_full_window_and_a_lost_shard_of_three_raise_public_errors_alone(lone_se
     with pytest.raises(rw.errors.ReverbWriterError):
         impatient.close(0.5)
     assert_balanced(impatient.stats())
+    with pytest.raises(rw.errors.ServerUnavailableError, match=r"none of localhost:\d+, localhost:\d+ answers"):
+        rw.TrajectoryObserver(addresses(others), "replay", 2, timeout_s=1.0)
 
 
 def test_episode_under_way_at_a_lost_shard_is_cut_and_counted(lone_server: StartServer) -> None:
@@ -287,14 +278,6 @@ def test_windows_that_cross_episodes_stay_at_a_shard_for_so_many_items(
     covered = set(itertools.chain.from_iterable(windows))
     assert stats.steps == 1200 == len(covered) + sum(stats.dropped_steps.values())
     assert stats.items == stats.acknowledged_items == len(windows)
-
-
-def test_no_shard_at_all_is_said_by_name(lone_server: StartServer) -> None:
-    servers = [lone_server(fifo("replay")) for _ in range(2)]
-    for server in servers:
-        server.process.kill()
-    with pytest.raises(rw.errors.ServerUnavailableError, match=r"none of localhost:\d+, localhost:\d+ answers"):
-        rw.TrajectoryObserver(addresses(servers), "replay", 2, timeout_s=1.0)
 
 
 def test_single_items_go_to_the_servers_in_turn_but_not_to_one_that_is_lost(lone_server: StartServer) -> None:
