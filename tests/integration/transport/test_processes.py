@@ -58,15 +58,6 @@ def check_forked(*calls):
 
 
 @contextlib.contextmanager
-def file_of_program(text: str) -> Iterator[pathlib.Path]:
-    """Write a program to a file, because a spawned child imports it."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "program.py"
-        path.write_text(text)
-        yield path
-
-
-@contextlib.contextmanager
 def program(server: HostedServer, text: str | pathlib.Path) -> Iterator[subprocess.Popen[str]]:
     """Run a program that may `write`, and that waits for `go` where it has been `told`; or a file."""
     source = ["-c", WRITE + text] if isinstance(text, str) else [str(text)]
@@ -140,7 +131,9 @@ def test_program_that_ends_without_a_close_delivers(replay_server: StartServer, 
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_child_of_multiprocessing_that_ends_without_a_close_delivers(replay_server: StartServer, method: str) -> None:
+def test_child_of_multiprocessing_that_ends_without_a_close_delivers_and_gets_no_observer(
+    replay_server: StartServer, method: str
+) -> None:
     """Also a forked one of CPython 3.10 and 3.11, which does not call what is registered with `atexit`."""
     server = replay_server(fifo("replay"))
     text = """
@@ -156,32 +149,20 @@ if __name__ == "__main__":
     child.start()
     child.join(20)
     assert child.exitcode == 0, child.exitcode
-"""
-    with file_of_program(WRITE + text.replace("METHOD", repr(method))) as path:
-        run(server, path)
-    assert delivered(server) == [*range(51)]
-
-
-@client_by_socket
-def test_observer_is_not_sent_to_a_spawned_child(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"))
-    text = """
-def act(observer):
-    raise AssertionError("began")
-
-if __name__ == "__main__":
     observer = rw.TrajectoryObserver(address, "replay", 1)
-    write(observer, range(2))
+    write(observer, range(51, 53))
     for made in (observer, rw.EpisodeObserver(address, "replay", 3)):
         told = refusal(multiprocessing.get_context("spawn").Process(target=act, args=[made]).start)
         assert "cannot be sent to another process" in told, told
         assert "`spawn`" in told, told
-    write(observer, range(2, 4))
+    write(observer, range(53, 55))
     observer.close()
 """
-    with file_of_program(WRITE + text) as path:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "program.py"  # a spawned child imports it
+        path.write_text(WRITE + text.replace("METHOD", repr(method)))
         run(server, path)
-    assert delivered(server) == [*range(4)]
+    assert delivered(server) == [*range(55)]
 
 
 @client_by_socket
