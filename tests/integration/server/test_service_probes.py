@@ -14,7 +14,6 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
@@ -312,18 +311,6 @@ def test_http_listens_where_it_is_told_the_log_names_an_address_and_the_health_c
         os.kill(server.child(), signal.SIGCONT)
         assert server.end() == 0
         assert check_health(port) == (1, f"nothing listens at port {port}")
-
-
-def test_head_has_no_body_and_what_is_not_read_only_is_refused(tmp_path: Path) -> None:
-    with service(tmp_path, TABLE) as server, contextlib.closing(HTTPConnection("127.0.0.1", server.http_port)) as http:
-        for method, status, size in (
-            ("HEAD", 200, 0),
-            ("GET", 200, 8),
-            ("POST", 405, 10),
-        ):  # "serving" and an end of line
-            http.request(method, "/readyz")
-            with http.getresponse() as reply:
-                assert (reply.status, len(reply.read())) == (status, size)
 
 
 @pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed")
