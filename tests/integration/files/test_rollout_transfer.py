@@ -13,7 +13,7 @@ import pytest
 import tree
 from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
 from kinds import contents
-from reading import Place, read
+from reading import Place, Serve, read
 from rollout_steps import tf_agents_steps
 from server_process import Kind, StartServer
 
@@ -34,12 +34,6 @@ from reverb_writer.protocol.signatures import ArraySpec
 pytestmark = contents
 
 
-def resend(data_dir: Path, observer: Any) -> None:
-    with observer:
-        for path in list_trajectories(data_dir):
-            send_trajectory(StoredTrajectory(path), observer)
-
-
 @contextlib.contextmanager
 def both(observer: Any, writer: RolloutWriter) -> Iterator[Callable[..., None]]:
     """Yield a function that writes a step with both, as a program does that keeps on disk what it sends."""
@@ -50,6 +44,12 @@ def both(observer: Any, writer: RolloutWriter) -> Iterator[Callable[..., None]]:
 
     with observer, writer:
         yield write
+
+
+def resend(data_dir: Path, observer: Any) -> None:
+    with observer:
+        for path in list_trajectories(data_dir):
+            send_trajectory(StoredTrajectory(path), observer)
 
 
 def test_windows_from_disk_are_those_of_live_writing(place: Place, tmp_path: Path) -> None:
@@ -178,45 +178,33 @@ def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-def test_export_writes_each_item_once_and_the_table_keeps_it(
-    replay_server: StartServer, tmp_path: Path, sampler: str
+def test_export_writes_each_item_once_but_for_odd_ones_and_the_table_keeps_it(
+    serve: Serve, tmp_path: Path, sampler: str
 ) -> None:
-    chosen: Any = rw.Prioritized(1.0) if sampler == "prioritized" else sampler
-    server = replay_server(rw.TableConfig("t", 1000, chosen, "fifo"))
-    with rw.Client(server.address) as client:
-        with rw.TrajectoryObserver(client, "t", 3) as observer:
-            feed(observer, (12,))
-        done = list(export_items(client, "t", RolloutWriter(tmp_path)))
-        assert client.server_info()["t"].current_size == 10
-    assert [each.num_steps for each in done] == [3] * 10
+    client = serve(rw.TableConfig("t", 1000, rw.Prioritized(1.0) if sampler == "prioritized" else "uniform", "fifo"))
+    with rw.TrajectoryObserver(client, "t", 3) as observer:
+        feed(observer, (12,))
+    client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})  # columns of different lengths
+    *good, odd = sorted(export_items(client, "t", RolloutWriter(tmp_path)), key=lambda done: bool(done.error))
+    assert client.server_info()["t"].current_size == 11
+    assert [each.num_steps for each in good] == [3] * 10
+    assert odd.name in odd.error
     found = [tree.flatten(StoredTrajectory(path).load())[0].tolist() for path in list_trajectories(tmp_path)]
     assert sorted(found) == [[n, n + 1, n + 2] for n in range(1, 11)]
 
 
 @pytest.mark.parametrize(("sampler", "times"), [("fifo", 1), ("fifo", 0), ("lifo", 0), ("uniform", 1), ("uniform", 3)])
-def test_export_of_a_table_that_would_lose_items_is_refused_and_takes_none(
-    replay_server: StartServer, tmp_path: Path, sampler: Any, times: int
+def test_export_of_a_table_that_would_lose_items_is_refused(
+    serve: Serve, tmp_path: Path, sampler: Any, times: int
 ) -> None:
-    server = replay_server(rw.TableConfig("t", 1000, sampler, "fifo", max_times_sampled=times))
-    with rw.Client(server.address) as client:
-        with rw.TrajectoryObserver(client, "t", 1) as observer:
-            feed(observer, (600,))
-        client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})  # an export could not write it
-        with pytest.raises(rw.errors.SpecError, match="can only be read by removing its items"):
-            next(export_items(client, "t", RolloutWriter(tmp_path)))
-        assert client.server_info()["t"].current_size == 601
+    client = serve(rw.TableConfig("t", 1000, sampler, "fifo", max_times_sampled=times))
+    with rw.TrajectoryObserver(client, "t", 1) as observer:
+        feed(observer, (600,))
+    client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})  # an export could not write it
+    with pytest.raises(rw.errors.SpecError, match="can only be read by removing its items"):
+        next(export_items(client, "t", RolloutWriter(tmp_path)))
+    assert client.server_info()["t"].current_size == 601
     assert list_trajectories(tmp_path) == []
-
-
-def test_item_of_columns_of_different_lengths_is_left_out_by_key(replay_server: StartServer, tmp_path: Path) -> None:
-    server = replay_server(rw.TableConfig("t"))
-    with rw.Client(server.address) as client:
-        client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})
-        client.insert({"a": np.arange(3), "b": np.arange(3)}, {"t": 1.0})
-        odd, good = sorted(export_items(client, "t", RolloutWriter(tmp_path)), key=lambda done: not done.error)
-        assert client.server_info()["t"].current_size == 2
-    assert odd.name in odd.error
-    assert good.num_steps == 3
 
 
 def test_export_of_a_saved_replay_writes_each_item_once(

@@ -94,41 +94,6 @@ def test_server_that_is_killed_again_and_again_gets_what_it_had_not_acknowledged
     assert "its tables are as in the checkpoint that it has restored, or empty" in caplog.text
 
 
-def test_open_episode_goes_on_after_a_kill(lone_server: StartServer) -> None:
-    """A window over steps of before and after the kill is whole: its first chunk is sent to the new server, too."""
-    server = lone_server(fifo("replay"))
-    with rw.TrajectoryObserver(server.address, "replay", 40, chunk_length=10) as observer:
-        write_numbers(observer, range(75))
-        observer.flush()
-        assert kill_and_count(server, observer) == 36
-        server.process.restart()
-        write_numbers(observer, range(75, 80))
-        observer.flush()
-    assert column_at(server.address) == [list(range(first, first + 40)) for first in range(36, 41)]
-
-
-def test_all_kinds_of_windows_in_all_tables_survive_a_kill(lone_server: StartServer) -> None:
-    server = lone_server(fifo("short"), fifo("long"), fifo("copy"))
-    windows: dict[str, Any] = {
-        "short": rw.WindowSpec(2),
-        "long": rw.WindowTarget(rw.WindowSpec(12, stride_length=4), tables=("long", "copy")),
-    }
-    short = pairs(range(5000))
-    long = [list(range(first, first + 12)) for first in range(0, 5000 - 11, 4)]
-    with rw.TrajectoryObserver(server.address, windows=windows, max_in_flight_items=_MANY) as observer:
-        write_numbers(observer, range(2000))
-        observer.flush()
-        write_numbers(observer, range(2000, 4000))
-        acknowledged = kill_and_count(server, observer)
-        with restarting(server):
-            write_numbers(observer, range(4000, 5000))
-        observer.flush()
-    found = {table: column_at(server.address, table) for table in ("short", "long", "copy")}
-    for table, windows_of_table in (("short", short), ("long", long), ("copy", long)):
-        assert are_all_but(len(windows_of_table) - len(found[table]), found[table], windows_of_table)
-    assert sum(map(len, found.values())) == len(short) + 2 * len(long) - acknowledged
-
-
 def test_observer_closed_without_a_server_says_what_is_lost(
     lone_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:

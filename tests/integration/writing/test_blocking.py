@@ -68,10 +68,12 @@ def leaving(observer: Any) -> Iterator[Any]:
             observer.close(timeout_s=0.1)
 
 
-def observed(server: HostedServer, **options: Any) -> contextlib.AbstractContextManager[rw.TrajectoryObserver]:
-    """Observe single steps, at most 100 in flight."""
+def observed(
+    server: HostedServer, length: int = 1, **options: Any
+) -> contextlib.AbstractContextManager[rw.TrajectoryObserver]:
+    """Observe windows of so many steps, at most 100 in flight."""
     options = {"max_in_flight_items": 100, "max_delay_s": 0.05, **options}
-    return leaving(rw.TrajectoryObserver(server.address, "queue", 1, **options))
+    return leaving(rw.TrajectoryObserver(server.address, "queue", length, **options))
 
 
 def write(observer: Any, number: int) -> None:
@@ -386,22 +388,25 @@ def test_tight_loop_is_stopped_at_the_limit(server: HostedServer, name: str, lim
 
 @contents
 @pytest.mark.parametrize("limit", [20, 400])
-def test_windows_of_each_kind_count_and_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
+def test_windows_of_each_kind_count(server: HostedServer, limit: int) -> None:
     windows: Any = {"queue": rw.WindowSpec(2, 1), "other": rw.WindowSpec(5, 3)}
-    options: Any = {"max_in_flight_items": limit, "timeout_s": CONFIRMED_S}
-    with leaving(rw.TrajectoryObserver(server.address, "queue", 3, **options)) as observer:
+    options: Any = {"windows": windows, "max_in_flight_items": limit, "timeout_s": CONFIRMED_S, "chunk_length": 7}
+    with leaving(rw.TrajectoryObserver(server.address, **options)) as observer:
+        stats = write_until_full(observer)
+        # Reverb stops a stream at the first table that is full.
+        assert ADMITTED <= stats.acknowledged_items <= 2 * ADMITTED
+        assert limit <= stats.pending_items <= limit + 1
+
+
+@contents
+@pytest.mark.parametrize("limit", [1, 400])
+def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
+    with observed(server, length=3, max_in_flight_items=limit, timeout_s=CONFIRMED_S) as observer:
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.extend({"n": np.arange(5_000)})
         stats = observer.stats()
         check_pending(stats, limit)
         assert stats.steps == 3 + ADMITTED + limit - 1
-    with rw.Client(server.address) as client:
-        client.reset("queue")
-    with leaving(rw.TrajectoryObserver(server.address, windows=windows, chunk_length=7, **options)) as observer:
-        stats = write_until_full(observer)
-        # Reverb stops a stream at the first table that is full.
-        assert ADMITTED <= stats.acknowledged_items <= 2 * ADMITTED
-        assert limit <= stats.pending_items <= limit + 1
 
 
 @contents
