@@ -201,33 +201,20 @@ def forwarder(replay_server: StartServer) -> Iterator[Forwarder]:
         yield forwarder
 
 
-def test_observers_and_clients_of_an_address_share_a_connection(forwarder: Forwarder) -> None:
-    observers = [rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(MANY)]
-    with rw.Client(forwarder.address) as client:
-        for number, observer in enumerate(observers):
+def test_observers_and_clients_of_an_address_share_a_connection_and_cost_three_threads_each(
+    forwarder: Forwarder,
+) -> None:
+    with rw.Client(forwarder.address) as client, contextlib.ExitStack() as stack:
+        for number in range(MANY + 1):
+            observer = stack.enter_context(rw.TrajectoryObserver(forwarder.address, "free", 1))
             observer({"n": np.int64(number)})
-        client.server_info()
-        for observer in observers:
-            observer.close()
-        assert forwarder.accepted == 1
-        assert sorted(read_column(client, "free")) == [[number] for number in range(MANY)]
-
-
-def test_each_further_observer_costs_three_threads_at_most(forwarder: Forwarder) -> None:
-    def observe(number: int) -> list[rw.TrajectoryObserver]:
-        observers = [rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(number)]
-        for observer in observers:
-            observer({"n": np.int64(0)})
             observer.flush()
-        return observers
-
-    first = observe(1)
-    before = threading.active_count()
-    others = observe(MANY)
-    # There are also threads that carry out the calls of all. They end when they are idle.
-    eventually(lambda: threading.active_count() - before <= 3 * MANY)
-    for observer in (*first, *others):
-        observer.close()
+            if number == 0:
+                before = threading.active_count()
+        assert forwarder.accepted == 1
+        # There are also threads that carry out the calls of all. They end when they are idle.
+        eventually(lambda: threading.active_count() - before <= 3 * MANY)
+        assert sorted(read_column(client, "free")) == [[number] for number in range(MANY + 1)]
 
 
 def test_the_others_go_on_when_one_is_closed_or_forgotten_and_the_last_closes_the_connection(

@@ -70,36 +70,24 @@ def read_all(stream: SampleStream) -> list[int]:
     return found
 
 
-@pytest.fixture
-def stream(serve: Serve) -> Iterator[SampleStream]:
-    """A stream of samples of six items."""
+def test_requests_are_answered_one_by_one_and_more_are_made_only_for_half_of_the_room(serve: Serve) -> None:
     address = serve(rw.TableConfig("table")).address
     insert_numbers(address, "table", range(6))
     with Channel(address) as channel:
         stream = SampleStream(channel, "table", channel.server_info(60.0), changed=lambda: None, removes_items=False)
-        yield stream
+        # If requests were joined, a reader would wait for the samples of all before it gets the first.
+        for max_samples in (1, 2, 4, 8):
+            stream.proceed(time.monotonic(), 0, max_samples)
+        assert read_all(stream) == [1, 1, 2, 4]
+        # A message of many small samples costs little more than one of few; a reader that has nothing waits for none.
+        held = 8
+        found = []
+        for num_used in (2, 1, 2, 1):  # free room: 2, 1, 3, 4
+            held -= num_used
+            stream.proceed(time.monotonic(), held, 8)
+            found.append(stream.num_in_flight)
+        assert found == [2, 2, 2, 6]
         stream.close()
-
-
-def test_requests_are_answered_one_by_one(stream: SampleStream) -> None:
-    """If they were joined, a reader would wait for the samples of all before it gets the first."""
-    for max_samples in (1, 2, 4, 8):
-        stream.proceed(time.monotonic(), 0, max_samples)
-    assert read_all(stream) == [1, 1, 2, 4]
-
-
-def test_while_samples_are_in_flight_more_are_requested_only_for_half_of_the_room(stream: SampleStream) -> None:
-    """A message of many small samples costs little more than one of few; a reader that has nothing waits for none."""
-    stream.proceed(time.monotonic(), 0, 8)
-    assert stream.num_in_flight == 8
-    assert read_all(stream) == [8]
-    found = []
-    held = 8
-    for num_used in (2, 1, 2, 1):  # free room: 2, 1, 3, 4
-        held -= num_used
-        stream.proceed(time.monotonic(), held, 8)
-        found.append(stream.num_in_flight)
-    assert found == [2, 2, 2, 6]
 
 
 def test_queue_gives_everything_once_and_the_rest_when_it_is_taken_or_after_close(serve: Serve) -> None:

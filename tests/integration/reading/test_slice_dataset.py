@@ -219,18 +219,6 @@ def test_each_item_gives_one_slice_in_each_round(serve: Serve) -> None:
     assert len({rows[0] for batch in batches for rows in slices_of(batch)}) > 8  # not the same slices five times
 
 
-def test_starts_of_an_items_slices_are_uniform_and_independent(serve: Serve) -> None:
-    client = serve(EPISODES)
-    write_episodes(client.address, "episodes", [8])
-    pairs = np.zeros((5, 5))
-    with rw.SliceDataset(client, "episodes", 1, 4, pool_size=50, slices_per_item=2, seed=7) as dataset:
-        for _ in range(20):
-            starts = [slices_of(next(dataset))[0][0] for _ in range(100)]
-            np.add.at(pairs, (starts[:50], starts[50:]), 1)
-    chi_square = ((pairs - 40.0) ** 2 / 40.0).sum()  # 1,000 pairs of starts 0 to 4, 25 equally likely ones
-    assert chi_square < 51.2  # exceeded by chance once in 1,000 seeds, at 24 degrees of freedom
-
-
 @pytest.mark.parametrize("cache_bytes", [1, 2_000, 1 << 28])
 def test_slices_do_not_depend_on_the_size_of_the_cache(serve: Serve, cache_bytes: int) -> None:
     client = serve(EPISODES)

@@ -68,19 +68,14 @@ def test_episodes_that_are_too_short_for_any_window_are_a_warning_once_and_summe
     assert last[1] == "Observer closed. Steps in no window: short_episode 210; steps in all: 210."
 
 
-def test_windows_are_sent_at_the_ends_of_episodes_of_a_spanning_stream(place: Place) -> None:
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_episodes_of_a_spanning_stream_are_sent_at_their_boundary_steps_and_counted_once(
+    place: Place, end: str
+) -> None:
     with rw.SequenceObserver(place.client, "a", 2, chunk_length=1000, max_delay_s=1000) as observer:
         feed(observer, [3])
         eventually(lambda: place.client.server_info()["a"].current_size == 2)
-
-
-@pytest.mark.parametrize("end", ["close", "reset"])
-def test_episode_is_counted_once_that_a_boundary_step_and_then_the_end_of_the_stream_ends(
-    place: Place, end: str
-) -> None:
-    with rw.SequenceObserver(place.client, "a", 2) as observer:
-        for number in range(6):
-            observer({"n": np.int64(number)}, end_of_episode=number in (2, 5))
+        feed(observer, [3])
         getattr(observer, end)()
         assert observer.stats().episodes == 2
 
@@ -296,17 +291,29 @@ def test_refused_step_or_reset_of_environments_changes_nothing(
 
 def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "a", 1, num_envs=2) as observer:
-        with pytest.raises(rw.errors.StructureError, match="`end_of_episode` has shape"):
-            observer({"x": np.zeros(2)}, end_of_episode=True)
-        first_step = r"first step, leaf `x`: shape \(3,\), expected \(2, \.\.\.\)"
-        with pytest.raises(rw.errors.StructureError, match=first_step):
-            observer({"x": np.zeros(3)})
-        with pytest.raises(rw.errors.StructureError, match=r"`env_mask` has shape \(1,\), expected \(2,\)"):
-            observer(step_of(1, 2), env_mask=[True])
-        with pytest.raises(rw.errors.StructureError, match="leaf `x`: dtype datetime64"):
-            observer({"x": np.zeros(2, "M8[s]")})
+        refusals: list[tuple[Any, dict[str, Any], str]] = [
+            ({"x": np.zeros(2)}, {"end_of_episode": True}, "`end_of_episode` has shape"),
+            ({"x": np.zeros(3)}, {}, r"first step, leaf `x`: shape \(3,\), expected \(2, \.\.\.\)"),
+            (step_of(1, 2), {"env_mask": [True]}, r"`env_mask` has shape \(1,\), expected \(2,\)"),
+            ({"x": np.zeros(2, "M8[s]")}, {}, "leaf `x`: dtype datetime64"),
+        ]
+        for step, options, message in refusals:
+            with pytest.raises(rw.errors.StructureError, match=message):
+                observer(step, **options)
         observer(step_of(1, 2))
     assert windows_by_env(place) == {1: [[1]], 2: [[1]]}
+
+
+def test_arguments_of_several_environments_are_refused_for_one(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 2) as observer:
+        observer({"n": 1})
+        with pytest.raises(rw.errors.SpecError, match="`env_mask` is for several environments"):
+            observer({"n": 2}, env_mask=[True])
+        for env_ids in ([], [0]):
+            with pytest.raises(rw.errors.SpecError, match="`env_ids` is for several environments"):
+                observer.reset(env_ids=env_ids)
+        observer({"n": 2}, end_of_episode=True)
+    assert place.column() == [[1, 2]]
 
 
 @pytest.mark.parametrize("priority", [1.0, lambda _: 1.0], ids=["together", "one by one"])
@@ -343,15 +350,3 @@ def test_end_of_an_episode_cuts_no_chunk_of_other_environments(place: Place) -> 
         eventually(lambda: observer.stats().acknowledged_items > 0)
         assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (1, 2)
     assert windows_by_env(place) == {env: [[1, 2]] for env in (1, 2, 3)}
-
-
-def test_arguments_of_several_environments_are_refused_for_one(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 2) as observer:
-        observer({"n": 1})
-        with pytest.raises(rw.errors.SpecError, match="`env_mask` is for several environments"):
-            observer({"n": 2}, env_mask=[True])
-        for env_ids in ([], [0]):
-            with pytest.raises(rw.errors.SpecError, match="`env_ids` is for several environments"):
-                observer.reset(env_ids=env_ids)
-        observer({"n": 2}, end_of_episode=True)
-    assert place.column() == [[1, 2]]
