@@ -279,9 +279,7 @@ def test_unknown_table_is_named_with_those_that_there_are(client: rw.Client) -> 
     assert client.server_info()["a"].current_size == 0
 
 
-def test_sample_of_a_table_with_too_few_items_ends_with_its_time_and_what_came_before_is_there(
-    client: rw.Client,
-) -> None:
+def test_sample_of_too_few_items_ends_with_its_time_and_gives_what_came_before(client: rw.Client) -> None:
     told = r"table `pair`: 2 of 2 samples did not come within 2.0 s.*is empty"
     with pytest.raises(rw.errors.ReplayTimeoutError, match=told):
         list(client.sample("pair", 2, timeout_s=2))

@@ -201,9 +201,7 @@ def forwarder(replay_server: StartServer) -> Iterator[Forwarder]:
         yield forwarder
 
 
-def test_observers_and_clients_of_an_address_share_a_connection_and_cost_three_threads_each(
-    forwarder: Forwarder,
-) -> None:
+def test_observers_and_clients_share_a_connection_and_cost_three_threads_each(forwarder: Forwarder) -> None:
     with rw.Client(forwarder.address) as client, contextlib.ExitStack() as stack:
         for number in range(MANY + 1):
             observer = stack.enter_context(rw.TrajectoryObserver(forwarder.address, "free", 1))
@@ -217,9 +215,7 @@ def test_observers_and_clients_of_an_address_share_a_connection_and_cost_three_t
         assert sorted(read_column(client, "free")) == [[number] for number in range(MANY + 1)]
 
 
-def test_the_others_go_on_when_one_is_closed_or_forgotten_and_the_last_closes_the_connection(
-    forwarder: Forwarder,
-) -> None:
+def test_others_go_on_when_one_is_closed_or_forgotten_and_the_last_disconnects(forwarder: Forwarder) -> None:
     for accepted in (1, 2):
         closed, forgotten, kept = (rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(3))
         closed.close()

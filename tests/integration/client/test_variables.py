@@ -44,7 +44,7 @@ def test_variables_come_as_they_were_published(serve: Serve) -> None:
     assert versions == [*range(versions[0], versions[0] + 40)]
 
 
-def test_server_that_hangs_or_is_gone_has_nothing_new_and_is_logged_and_named_in_time(
+def test_server_that_hangs_or_is_gone_has_nothing_new_and_is_named_in_time(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.2)
@@ -83,9 +83,7 @@ def test_each_version_goes_to_the_first_server_in_the_order_of_the_tables_name(r
 
 
 @pytest.mark.parametrize("num_servers", [1, 2])
-def test_weights_are_taken_from_servers_and_a_learner_that_have_all_started_again_empty(
-    lone_server: StartServer, num_servers: int
-) -> None:
+def test_weights_come_though_servers_and_learner_have_begun_anew(lone_server: StartServer, num_servers: int) -> None:
     servers = [lone_server(WEIGHTS) for _ in range(num_servers)]
     addresses = [server.address for server in servers]
     with rw.Variables(addresses, "weights", interval_s=0.001) as actor:

@@ -309,7 +309,7 @@ def test_gateway_finds_a_server_that_starts_later(lone_server: StartServer, cert
 
 @pytest.mark.slow
 @pytest.mark.only_server("local", "it listens at one address of this machine")
-def test_gateway_finds_a_server_whose_name_is_unknown_at_first_and_gets_another_address_later(
+def test_gateway_finds_a_server_whose_name_is_unknown_or_moves_at_first(
     replay_server: StartServer, certificates: Path, tmp_path: Path
 ) -> None:
     hosts = tmp_path / "hosts"
@@ -390,9 +390,7 @@ def test_authority_and_its_key_lie_apart_from_what_gateway_server_and_clients_ge
 
 @pytest.mark.slow
 @by_gateway
-def test_certificate_that_is_renewed_and_permissions_that_change_are_used_without_a_restart(
-    replay_server: StartServer, tmp_path: Path
-) -> None:
+def test_renewed_certificate_and_new_permissions_need_no_restart(replay_server: StartServer, tmp_path: Path) -> None:
     folder = tmp_path / "certificates"
     make_certificates(folder)
     with contextlib.contextmanager(behind)(replay_server(rw.TableConfig("replay")), folder) as gateway:

@@ -228,7 +228,7 @@ def test_connecting_has_a_time_out_of_its_own() -> None:
                 open_it(connect_timeout_s=wrong)
 
 
-def test_client_waits_for_its_servers_only_if_told_to_and_samples_have_a_time_out_of_their_own(place: Place) -> None:
+def test_client_waits_for_its_servers_only_if_told_to_and_samples_take_their_own_time(place: Place) -> None:
     address = f"127.0.0.1:{free_port()}"
     rw.Client(address).close()
     with pytest.raises(rw.errors.ServerUnavailableError):

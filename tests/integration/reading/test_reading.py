@@ -27,7 +27,7 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
 
 
-def test_batches_are_the_windows_written_and_their_memory_is_used_again_when_nobody_has_it(
+def test_batches_are_the_windows_written_in_memory_that_is_reused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "_MIN_REUSED_BYTES", 1)
@@ -174,9 +174,7 @@ def test_single_pass_gives_what_is_there_in_order_or_by_priority_and_stops(serve
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10])
-def test_exactly_so_many_samples_are_taken_from_a_queue_and_from_a_table_that_keeps_them(
-    serve: Serve, batch_size: int
-) -> None:
+def test_exactly_so_many_samples_are_taken_from_a_queue_or_another_table(serve: Serve, batch_size: int) -> None:
     client = serve(QUEUE, rw.TableConfig("replay"))
     insert_numbers(client.address, "queue", range(4))
     with rw.ReplayDataset(client, "queue", batch_size, max_samples=7, max_in_flight_batches=5) as dataset:

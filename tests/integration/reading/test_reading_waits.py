@@ -142,9 +142,7 @@ def test_arguments_that_can_never_work_are_refused_at_once(serve: Serve, options
         rw.ReplayDataset(serve(QUEUE), **{"table": "queue", "batch_size": 1, **options})
 
 
-def test_server_that_is_gone_is_not_needed_for_what_has_arrived_then_named_and_its_restart_survived(
-    lone_server: StartServer,
-) -> None:
+def test_server_that_is_gone_is_named_when_it_is_needed_and_its_restart_survived(lone_server: StartServer) -> None:
     server = lone_server(QUEUE)
     insert_numbers(server.address, "queue", range(4))
     with rw.ReplayDataset(server.address, "queue", 2) as dataset:

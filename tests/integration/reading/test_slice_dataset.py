@@ -85,9 +85,7 @@ def test_slices_of_whole_episodes_that_many_actors_write_at_once(serve: Serve) -
     assert len(seen) > 3 * 30
 
 
-def test_each_episode_of_a_queue_comes_once_and_an_error_of_a_transform_costs_one_batch_of_a_pool(
-    serve: Serve,
-) -> None:
+def test_each_episode_of_a_queue_comes_once_and_an_error_costs_one_batch(serve: Serve) -> None:
     def picky(batch: rw.Batch) -> rw.Batch:
         if batch.data["row"][0] // 100 == 2:
             raise ZeroDivisionError("two")
@@ -109,7 +107,7 @@ def test_each_episode_of_a_queue_comes_once_and_an_error_of_a_transform_costs_on
 
 
 @pytest.mark.parametrize("discount", [0.0, 1.0])
-def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_precedes_it(
+def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_precedes_it(
     serve: Serve, discount: float
 ) -> None:
     def item(types: list[int], discounts: list[float]) -> rw.Trajectory:

@@ -255,7 +255,7 @@ def test_server_serves_this_machine_only(other_machine: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_server_told_to_serve_other_machines_does_and_says_what_that_means_unless_it_has_a_gateway(
+def test_server_told_to_serve_other_machines_says_so_unless_it_has_a_gateway(
     other_machine: str, tmp_path: Path
 ) -> None:
     certificate = tmp_path / "server.crt"

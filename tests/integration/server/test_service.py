@@ -243,7 +243,7 @@ def test_damage_is_found(tmp_path: Path, saved: Path, damage: Any, message: str)
 
 
 @pytest.mark.slow
-def test_json_log_is_one_object_a_line_without_noise_and_begins_with_tables_and_memory(
+def test_json_log_has_an_object_a_line_no_noise_and_tells_tables_and_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REVERB_WRITER__LOG__FORMAT", "json")

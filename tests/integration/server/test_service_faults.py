@@ -193,9 +193,7 @@ def test_damaged_newest_checkpoint_falls_back_to_the_older_one_and_says_so(
         assert restored(tmp_path) == 3
 
 
-def test_three_starts_that_fail_alike_are_followed_by_none_but_by_a_service_that_says_why(
-    tmp_path: Path, two: Path
-) -> None:
+def test_three_starts_that_fail_alike_are_followed_by_a_service_that_says_why(tmp_path: Path, two: Path) -> None:
     shutil.copytree(two, tmp_path / "checkpoints")
     before = tmp_path / "before"
     shutil.copytree(two, before)

@@ -91,9 +91,7 @@ def test_descriptor_limit_is_raised_and_told(tmp_path: Path) -> None:
             assert server.end() == 0
 
 
-def test_server_that_accepts_no_more_connections_says_so_and_ends_itself_with_its_last_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_server_that_accepts_no_more_connections_says_so_and_ends_with_its_last_checkpoint(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path) + "\n[http]\nmax_silence_s = 12") as server:
         insert(server.address, 1)
         psutil.Process(server.child()).rlimit(psutil.RLIMIT_NOFILE, (96, 96))
@@ -292,9 +290,7 @@ def check_health(port: int) -> tuple[int, str]:
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="the health check is a script of bash")
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "::1"])  # noqa: S104  # of a server that runs for a second
-def test_http_listens_where_it_is_told_the_log_names_an_address_and_the_health_check_finds_it(
-    tmp_path: Path, host: str
-) -> None:
+def test_http_listens_where_it_is_told_and_log_and_health_check_know_where(tmp_path: Path, host: str) -> None:
     with service(tmp_path, TABLE + f'[http]\nhost = "{host}"') as server:
         port = server.http_port
         for one in {"::": ("127.0.0.1", "[::1]"), "::1": ("[::1]",)}.get(host, ("127.0.0.1",)):

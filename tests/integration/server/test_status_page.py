@@ -231,9 +231,7 @@ def test_page_fits_a_phone_and_draws_each_side_on_an_axis_of_its_own(page: Any, 
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
-def test_page_tells_that_reverb_does_not_answer_how_old_its_figures_are_and_when_the_server_is_gone(
-    browser: Any, tmp_path: Path
-) -> None:
+def test_page_tells_when_reverb_is_silent_or_gone_and_how_old_figures_are(browser: Any, tmp_path: Path) -> None:
     with service(tmp_path, "[tables.replay]") as server, opened(browser, server) as page:
         _shows(page, "#phase", "serving")
         assert "good" in page.locator("#phase").get_attribute("class")

@@ -248,7 +248,7 @@ def sample(*, chunks: int = 1, ends: bool = True) -> bytes:
     ],
     ids=["damaged", "large", "very large", "too many tables", "many tables"],
 )
-def test_server_info_beyond_all_measure_is_refused_and_a_step_that_waits_keeps_its_time(
+def test_server_info_beyond_measure_is_refused_and_a_waiting_step_keeps_its_time(
     misbehaving: MisbehavingServer, info: bytes, message: str
 ) -> None:
     options: Any = {"max_delay_s": 0.01, "max_in_flight_items": 1, "timeout_s": 3}
@@ -287,9 +287,7 @@ def test_acknowledgement_and_answer_to_a_checkpoint_that_are_none_are_named(misb
 
 
 @pytest.mark.parametrize("num_asked", [0, 2])
-def test_samples_that_nobody_asked_for_end_the_stream_and_do_not_pile_up_at_a_learner(
-    misbehaving: MisbehavingServer, num_asked: int
-) -> None:
+def test_unasked_samples_end_the_stream_and_do_not_pile_up(misbehaving: MisbehavingServer, num_asked: int) -> None:
     misbehaving.sample = lambda _: itertools.repeat(sample())
     with Channel(misbehaving.address) as channel:
         info = channel.server_info(60.0)

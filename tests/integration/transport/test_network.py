@@ -47,9 +47,7 @@ def forwarder(server: HostedServer) -> Iterator[Forwarder]:
         yield forwarder
 
 
-def test_connection_that_is_cut_while_idle_or_in_mid_stream_loses_and_doubles_nothing(
-    server: HostedServer, forwarder: Forwarder
-) -> None:
+def test_cut_connection_loses_and_doubles_nothing_idle_or_not(server: HostedServer, forwarder: Forwarder) -> None:
     with rw.TrajectoryObserver(forwarder.address, "replay", 2, max_delay_s=0.01) as observer:
         for first in range(0, 5000, 500):
             write_numbers(observer, range(first, first + 500))
@@ -80,7 +78,7 @@ def test_connection_that_falls_silent_is_given_up_for_a_new_one(
 
 
 @client_by_socket
-def test_connection_that_falls_silent_is_given_up_by_a_client_and_its_learner_after_a_late_call(
+def test_silent_connection_is_given_up_by_client_and_dataset_after_a_late_call(
     server: HostedServer, forwarder: Forwarder
 ) -> None:
     with (
@@ -239,7 +237,7 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Identity]:
 
 @client_by_socket
 @pytest.mark.parametrize("name", ["gateway", "elsewhere"])
-def test_items_go_through_mutual_tls_also_of_a_server_of_another_name_that_is_expected(
+def test_items_go_through_mutual_tls_to_the_name_that_is_expected(
     server: HostedServer, identities: dict[str, Identity], name: str
 ) -> None:
     gateway, actor = identities[name], identities["actor"]

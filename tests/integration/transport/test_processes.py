@@ -131,9 +131,7 @@ def test_program_that_ends_without_a_close_delivers(replay_server: StartServer, 
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_child_of_multiprocessing_that_ends_without_a_close_delivers_and_gets_no_observer(
-    replay_server: StartServer, method: str
-) -> None:
+def test_child_that_ends_without_a_close_delivers_and_gets_no_observer(replay_server: StartServer, method: str) -> None:
     """Also a forked one of CPython 3.10 and 3.11, which does not call what is registered with `atexit`."""
     server = replay_server(fifo("replay"))
     text = """
@@ -227,70 +225,6 @@ write(observer, range(10_000_000))
 
 
 @client_by_socket
-def test_forked_child_is_refused_by_name_and_its_parent_goes_on(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"), rw.TableConfig("kept"))
-    text = """
-client = rw.Client(address)
-observer = rw.TrajectoryObserver(client, "replay", 1)
-idle = rw.TrajectoryObserver(client, "replay", 1)
-vector = rw.TrajectoryObserver(client, "replay", 1, num_envs=2)
-episodes = rw.EpisodeObserver(client, "replay", 10)
-step = {"n": np.zeros((), np.int64)}
-vector({"n": np.arange(100, 102)}, end_of_episode=[True, True])
-vector.flush()
-episodes(step, end_of_episode=False)
-write(observer, range(100))
-episode = rw.Episode(observations=[0, 1], actions=[0], rewards=[1.0], len_lookback_buffer=0)
-other = rw.TrajectoryObserver(client, "replay", 2)  # another thread is in the middle of an episode
-thread = threading.Thread(target=lambda: other(step, end_of_episode=False))
-thread.start()
-thread.join()
-for _ in range(3):
-    client.insert(np.zeros((1, 1)), {"kept": 1.0})
-samples = client.sample("kept", 3)  # they came in one message, and are decoded
-next(samples)
-child = os.fork()
-if not child:
-    check_forked(
-        lambda: write(observer, range(1)),
-        lambda: next(samples),
-        lambda: other(step, end_of_episode=False),
-        lambda: other.extend({"n": np.arange(3)}),
-        lambda: other.write_episode(episode),
-        lambda: write(idle, range(1)),
-        lambda: observer.extend({"n": np.arange(3)}),
-        lambda: vector({"n": np.arange(2)}, end_of_episode=[True, True]),
-        lambda: episodes(step, end_of_episode=True),
-        lambda: episodes.update_priority(2.0),
-        observer.flush,
-        observer.reset,
-        vector.reset,
-        observer.open,
-        idle.open,
-        client.server_info,
-        lambda: client.insert(np.zeros((1, 1)), {"replay": 1.0}),
-        lambda: next(client.sample("replay")),
-        lambda: rw.TrajectoryObserver(client, "replay", 1),
-        lambda: rw.Client(address),
-    )
-    for one in (observer, idle, vector, episodes, other):
-        one.stats()
-        one.close()
-    client.close()
-    sys.exit(0)
-assert os.waitpid(child, 0)[1] == 0
-write(observer, range(102, 200))
-episodes.reset(discard=True)
-other.reset(discard=True)
-for one in (observer, idle, vector, episodes, other):
-    one.close()
-client.close()
-"""
-    run(server, text)
-    assert delivered(server) == [*range(200)]
-
-
-@client_by_socket
 @pytest.mark.parametrize("with_client", [False, True], ids=["server", "server and client"])
 def test_forked_child_beside_a_local_server_is_refused_at_once(replay_server: StartServer, with_client: bool) -> None:
     text = f"""
@@ -338,13 +272,13 @@ try:
 except ValueError:
     pass
 """,
-    "garbage": "everything.clear(); del observer, dataset; gc.collect()",
+    "garbage": "everything.clear(); del observer, vector, episodes, idle, other, dataset, samples, one; gc.collect()",
 }
 
 
 @client_by_socket
 @pytest.mark.parametrize("ending", CHILD_ENDINGS)
-def test_forked_child_says_nothing_of_its_parents_items_and_leaves_its_session_open(
+def test_forked_child_is_refused_by_name_and_leaves_its_parents_streams_alone(
     replay_server: StartServer, ending: str
 ) -> None:
     server = replay_server(fifo("replay"), rw.TableConfig.queue("queue", 10), rw.TableConfig("read"))
@@ -352,26 +286,59 @@ def test_forked_child_says_nothing_of_its_parents_items_and_leaves_its_session_o
 import contextlib, logging
 logging.basicConfig(level=logging.INFO)
 client = rw.Client(address)
-client.insert(np.zeros((1, 1)), {{"read": 1.0}})
-observer = rw.TrajectoryObserver(client, "queue", 1, max_delay_s=0.002)
+for _ in range(3):
+    client.insert(np.zeros((1, 1)), {{"read": 1.0}})
 everything = [
-    observer,
-    rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=1000),
-    rw.EpisodeObserver(address, "replay", 50, max_delay_s=1000),
+    observer := rw.TrajectoryObserver(client, "queue", 1, max_delay_s=0.002),
+    vector := rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=1000),
+    episodes := rw.EpisodeObserver(address, "replay", 50, max_delay_s=1000),
+    idle := rw.TrajectoryObserver(client, "replay", 1),
+    other := rw.TrajectoryObserver(client, "replay", 2),  # another thread is in the middle of an episode
     dataset := rw.ReplayDataset(address, "read", 2),
     client,
 ]
+step, steps = {{"n": np.int64(0)}}, {{"n": np.arange(3)}}
+episode = rw.Episode(observations=[0, 1], actions=[0], rewards=[1.0], len_lookback_buffer=0)
 write(observer, range(30))  # 10 are acknowledged, 20 wait
 for number in range(3):
-    everything[1]({{"n": np.arange(2)}}, end_of_episode=[number == 0] * 2)  # a step each that is in no window
-    everything[2]({{"n": np.int64(number)}}, end_of_episode=False)
+    vector({{"n": np.arange(2)}}, end_of_episode=[number == 0] * 2)  # a step each that is in no window
+    episodes({{"n": np.int64(number)}}, end_of_episode=False)
+thread = threading.Thread(target=lambda: other(step, end_of_episode=False))
+thread.start()
+thread.join()
 while observer.stats().acknowledged_items < 10:
     time.sleep(0.01)
 next(dataset)
+samples = client.sample("read", 3)  # they came in one message, and are decoded
+next(samples)
 child = os.fork()
 if not child:
     log = os.open("child.log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 2)
+    check_forked(
+        lambda: write(observer, range(1)),
+        lambda: next(samples),
+        lambda: other(step, end_of_episode=False),
+        lambda: other.extend(steps),
+        lambda: other.write_episode(episode),
+        lambda: write(idle, range(1)),
+        lambda: observer.extend(steps),
+        lambda: vector({{"n": np.arange(2)}}, end_of_episode=[True, True]),
+        lambda: episodes(step, end_of_episode=True),
+        lambda: episodes.update_priority(2.0),
+        observer.flush,
+        observer.reset,
+        vector.reset,
+        observer.open,
+        idle.open,
+        client.server_info,
+        lambda: client.insert(np.zeros((1, 1)), {{"read": 1.0}}),
+        lambda: next(client.sample("read")),
+        lambda: rw.TrajectoryObserver(client, "replay", 1),
+        lambda: rw.Client(address),
+    )
+    for one in everything[:6]:
+        one.stats()
     exec({CHILD_ENDINGS[ending]!r})
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -380,9 +347,14 @@ with open("child.log") as log:
 assert [len(list(client.sample("queue", 10))) for _ in range(3)] == [10, 10, 10]
 observer.flush()
 next(dataset)
-for one in everything[:3]:
+write(idle, range(3))
+vector({{"n": np.arange(2)}}, end_of_episode=[True, True])
+for one in everything[:5]:
+    one.reset(discard=True)
+    one.flush()
     stats = one.stats()
     assert (stats.reconnects, stats.dropped_items) == (0, 0), stats
+    assert stats.items == stats.acknowledged_items
 assert dataset.stats().reconnects == dataset.stats().lost_samples == 0
 """
     run(server, text)

@@ -333,9 +333,7 @@ def write_three(place: Place, interrupt: Interrupt, go_on: Iterator[object], **o
 
 
 @pytest.mark.parametrize("priority", [1.0, lambda window: float(window["n"].sum())], ids=["number", "function"])
-def test_interrupt_at_any_moment_of_a_call_of_many_environments_loses_and_doubles_nothing(
-    place: Place, priority: Any
-) -> None:
+def test_interrupt_of_a_call_of_many_environments_loses_and_doubles_nothing(place: Place, priority: Any) -> None:
     interrupt = EachMoment(40)
     write_three(place, interrupt, iter(interrupt), priority=priority)
     assert interrupt.moment > 20

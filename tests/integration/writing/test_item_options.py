@@ -191,9 +191,7 @@ def test_windows_that_are_too_large_are_refused_at_the_first_step(place: Place) 
     assert size(place) == 2
 
 
-def test_episode_that_becomes_too_large_is_refused_at_that_step_unless_it_is_too_long_for_any_item(
-    place: Place,
-) -> None:
+def test_episode_that_becomes_too_large_is_refused_unless_it_is_too_long_for_any_item(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 1000, max_item_bytes=LIMIT) as observer:
         for _ in range(12):
             observer(STEP)

@@ -69,9 +69,7 @@ def test_episodes_that_are_too_short_for_any_window_are_a_warning_once_and_summe
 
 
 @pytest.mark.parametrize("end", ["close", "reset"])
-def test_episodes_of_a_spanning_stream_are_sent_at_their_boundary_steps_and_counted_once(
-    place: Place, end: str
-) -> None:
+def test_episodes_of_a_spanning_stream_are_sent_and_counted_at_their_ends(place: Place, end: str) -> None:
     with rw.SequenceObserver(place.client, "a", 2, chunk_length=1000, max_delay_s=1000) as observer:
         feed(observer, [3])
         eventually(lambda: place.client.server_info()["a"].current_size == 2)
