@@ -123,23 +123,6 @@ def test_any_calls_in_any_order_give_the_same_windows(
 # Worked by hand from the descriptions: the comparison above is not one of two empty lists.
 
 
-@pytest.mark.parametrize(
-    ("length", "stride", "mode", "expected"),
-    [
-        (2, 1, "none", ["1 2", "2 3", "3 4B"]),
-        (4, 2, "none", ["1 2 3 4B"]),
-        (5, 1, "pad", ["1 2 3 4B P"]),
-        (3, 2, "pad", ["1 2 3"]),
-        (3, 1, "tile", ["1 2 3", "2 3 4B", "3 4B P", "4B P P"]),
-        (3, 2, "tile", ["1 2 3", "3 4B P"]),
-    ],
-)
-def test_the_windows_of_a_four_step_episode_are_these(
-    peer: Any, length: int, stride: int, mode: str, expected: list[str]
-) -> None:
-    assert play_both(peer, TRAJECTORIES, Steps().episode(4), length, stride, 1, *MODES[mode]) == expected
-
-
 # What a step may be
 
 

@@ -127,16 +127,6 @@ def test_arguments_that_can_never_work_are_refused_by_the_call(client: rw.Client
     assert [read_column(client, table) for table in ("a", "b")] == [[[0]], []]
 
 
-def test_who_wants_to_may_wait_for_ever(server: HostedServer) -> None:
-    with rw.Client(server.address, timeout_s=math.inf) as client:
-        client.reset("a")
-        client.insert(np.array([1]), {"a": 1.0})
-        with rw.TrajectoryObserver(client, "a", 1) as observer:
-            observer({"n": 2})
-            observer.flush()
-        assert read_column(client, "a") == [[1], [2]]
-
-
 @pytest.mark.parametrize(
     "address",
     [

@@ -158,10 +158,12 @@ def test_episodes_that_are_written_at_once_come_again(place: Place, tmp_path: Pa
     assert [batch.observation.item() for batch in dataset] == [1, 2, 3, 4, 11, 21, 22, 23]
 
 
-def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> None:
+def test_import_goes_on_where_it_was_stopped_and_other_steps_stop_it_by_name(place: Place, tmp_path: Path) -> None:
     with RolloutWriter(tmp_path / "data") as writer:
         feed(writer, (3, 3, 3, 3))
-    paths = list_trajectories(tmp_path / "data")
+    with RolloutWriter(tmp_path / "data") as writer:
+        writer({"m": np.int64(1)}, end_of_episode=True)
+    *paths, other = list_trajectories(tmp_path / "data")
     paths[1].write_text("{")
     for delivered in ([0], [0, 2], [0, 2, 3]):  # the second is damaged
         journal = Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data")
@@ -169,10 +171,16 @@ def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> No
             for done in import_trajectories(paths, observer, journal=journal):
                 if not done.error:
                     break  # closes the iterator: what was sent is confirmed
-        assert Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data").done == {
-            paths[index].name for index in delivered
-        }
-    assert place.column("a") == [[1, 2, 3], [7, 8, 9], [10, 11, 12]]
+        journal = Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data")
+        assert journal.done == {paths[index].name for index in delivered}
+    journal = Journal(tmp_path / "new", {}, tmp_path / "data")
+    with (
+        rw.TrajectoryObserver(place.client, "a", 3) as observer,
+        pytest.raises(rw.errors.StructureError, match=f"trajectory `{other.name}`: step 3"),
+    ):
+        list(import_trajectories([paths[0], other], observer, journal=journal))
+    assert journal.done == {paths[0].name}
+    assert place.column("a") == [[1, 2, 3], [7, 8, 9], [10, 11, 12], [1, 2, 3]]
     with pytest.raises(rw.errors.SpecError, match="belongs to another import"):
         Journal(tmp_path / "journal", {"table": "b"}, tmp_path / "data")
 
@@ -262,19 +270,3 @@ def test_item_of_a_saved_replay_that_cannot_be_read_is_named(tmp_path: Path) -> 
     good, bad = export_saved(tmp_path / "saved", "t", RolloutWriter(tmp_path / "out"))
     assert (good.num_steps, good.error) == (2, "")
     assert re.fullmatch(f"item {bad.name}: it needs chunk [0-9]+, which was not saved.", bad.error)
-
-
-def test_trajectory_of_other_steps_stops_an_import_by_name(place: Place, tmp_path: Path) -> None:
-    with RolloutWriter(tmp_path / "data") as writer:
-        feed(writer, (3,))
-    with RolloutWriter(tmp_path / "data") as writer:
-        writer({"m": np.int64(1)}, end_of_episode=True)
-    first, second = list_trajectories(tmp_path / "data")
-    journal = Journal(tmp_path / "journal", {}, tmp_path / "data")
-    with (
-        rw.TrajectoryObserver(place.client, "a", 3) as observer,
-        pytest.raises(rw.errors.StructureError, match=f"trajectory `{second.name}`: step 3"),
-    ):
-        list(import_trajectories([first, second], observer, journal=journal))
-    assert journal.done == {first.name}
-    assert place.column("a") == [[1, 2, 3]]

@@ -194,22 +194,6 @@ def test_a_dataset_that_is_opened_before_the_actors_has_no_stale_batches(serve: 
         assert set(firsts(next(dataset))) <= set(range(10, 14))
 
 
-def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    with rw.SliceDataset(place.client, "a", 1, 3, short="skip", pool_size=1) as dataset:
-        for number, length in ((1, 2), (2, 2), (3, 3)):
-            write(place.client, "a", [number], length)
-        found: list[rw.Batch | None] = []
-
-        def takes_one() -> bool:
-            found.append(dataset.take())
-            return found[-1] is not None
-
-        eventually(takes_one)
-        assert found[-1] is not None
-        assert found[-1].data["n"].tolist() == [3, 3, 3]
-    assert sum("Such samples are left out" in message for message in caplog.messages) == 1
-
-
 def test_connecting_has_a_time_out_of_its_own() -> None:
     address = f"127.0.0.1:{free_port()}"
     openers: list[Callable[..., Any]] = [

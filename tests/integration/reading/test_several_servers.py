@@ -94,20 +94,6 @@ def test_a_dataset_and_a_client_sample_servers_of_1_10_and_100_items_as_one(clus
     assert {sample.info.table_size for sample in samples} == {NUM_ITEMS}
 
 
-@contents
-@pytest.mark.parametrize("sampler", ["fifo", "lifo", "max_heap"])
-def test_tables_with_an_order_stay_in_turns(replay_server: StartServer, sampler: Selector) -> None:
-    servers = [replay_server(rw.TableConfig("ordered", 10, sampler)) for _ in range(2)]
-    for number, server in enumerate(servers):
-        insert_numbers(server.address, "ordered", [number] * (1 + 3 * number))
-    with rw.ReplayDataset([server.address for server in servers], "ordered", 4, timeout_s=60) as dataset:
-        batches = [next(dataset) for _ in range(4)]
-    assert {batch.info.server: set(batch.data[0].ravel().tolist()) for batch in batches} == {
-        server.address: {number} for number, server in enumerate(servers)
-    }
-    assert {int(size) for batch in batches for size in batch.info.table_sizes} == {1, 4}
-
-
 def queues_of_1_and_50(replay_server: StartServer) -> list[HostedServer]:
     servers = [replay_server(rw.TableConfig("queue", max_times_sampled=1)) for _ in range(2)]
     insert_numbers(servers[0].address, "queue", [0])
@@ -156,38 +142,6 @@ def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
         dataset.flush_priorities()
         stats = dataset.stats()
         assert (stats.gone_priority_updates, stats.priority_updates) == (of_b, stats.samples - of_b)
-
-
-@contents
-@pytest.mark.parametrize("sampler", ["fifo", rw.Prioritized(1.0)])
-def test_nothing_is_left_of_servers_that_leave_and_return(
-    replay_server: StartServer, tmp_path: Path, sampler: Selector
-) -> None:
-    servers = [replay_server(rw.TableConfig("replay", 100, sampler)) for _ in range(2)]
-    for number, server in enumerate(servers):
-        insert_numbers(server.address, "replay", [number] * 2)
-    a, b = shard_lines(servers)
-    file = ShardFile(tmp_path, a, b)
-    with rw.Client(file.target) as client, rw.ReplayDataset(client, "replay", 4, timeout_s=60) as dataset:
-        next(dataset)
-        threads = our_threads()
-        for lines in ([a], [a, b]) * 3:
-            file.tell(client, *lines)
-            for _ in range(4):
-                next(dataset)
-        assert our_threads() == threads
-        seen: list[rw.Batch] = []
-
-        def returned() -> bool:
-            seen.append(next(dataset))
-            return 1 in first_numbers(seen[-1])
-
-        eventually(returned)
-        before = dataset.stats()
-        dataset.update_priorities(seen[-1], np.ones(4))
-        dataset.flush_priorities()
-        assert dataset.stats().gone_priority_updates == before.gone_priority_updates
-        assert dataset.stats().priority_updates > before.priority_updates
 
 
 TABLE = rw.TableConfig("replay", 1000, rw.Prioritized(1.0))
@@ -341,12 +295,27 @@ def test_servers_that_their_rate_limiters_block_do_not_stall_the_others(
         assert dataset.stats().left_out_servers == 0
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "fifo"])
-def test_readers_follow_the_target(replay_server: StartServer, tmp_path: Path, sampler: SelectorName) -> None:
-    a, b, c = shard_lines(with_an_item_each(replay_server, rw.TableConfig("replay", 10, sampler), 3))
+@contents
+@pytest.mark.parametrize("sampler", ["uniform", "fifo", rw.Prioritized(1.0)], ids=str)
+def test_readers_follow_the_target_and_nothing_is_left_of_servers_that_leave_and_return(
+    replay_server: StartServer, tmp_path: Path, sampler: Selector
+) -> None:
+    a, b, c = shard_lines(with_an_item_each(replay_server, rw.TableConfig("replay", 100, sampler), 3))
     file = ShardFile(tmp_path, a, b)
     with rw.Client(file.target) as client, rw.ReplayDataset(client, "replay", 8, timeout_s=60) as dataset:
         assert seen_in(dataset) == {0, 1}
+        threads = our_threads()
+        for lines in ([a], [a, b]) * 3:
+            file.tell(client, *lines)
+            for _ in range(4):
+                next(dataset)
+        assert our_threads() == threads
+        batch = eventually(lambda: 1 in items_of(found := next(dataset)) and found)
+        before = dataset.stats()
+        dataset.update_priorities(batch, np.ones(8))
+        dataset.flush_priorities()
+        assert dataset.stats().gone_priority_updates == before.gone_priority_updates
+        assert dataset.stats().priority_updates > before.priority_updates
         file.tell(client, b, c)
         eventually(lambda: 2 in items_of(next(dataset)))
         seen_in(dataset, 12)  # what was fetched ahead
@@ -412,21 +381,3 @@ def test_a_server_that_the_target_calls_lost_is_left_out(replay_server: StartSer
     with rw.ReplayDataset(target, "replay", 8, timeout_s=60) as dataset:
         assert seen_in(dataset) == {1}
         assert dataset.stats().left_out_servers == 1
-
-
-def test_items_that_are_sampled_once_come_once_from_several_servers(replay_server: StartServer) -> None:
-    table = rw.TableConfig("replay", 1000, max_times_sampled=1)
-    servers = [replay_server(table) for _ in range(2)]
-    insert_numbers(servers[0].address, "replay", range(90))
-    insert_numbers(servers[1].address, "replay", range(90, 100))
-    with reader(servers) as dataset:
-        found = [int(item) for _ in range(10) for item in items_of(next(dataset))]
-        actor = threading.Thread(target=insert_numbers, args=[servers[1].address, "replay", range(100, 120)])
-        actor.start()
-        found += [int(item) for _ in range(4) for item in items_of(next(dataset))]
-        actor.join()
-    found += [int(item) for batch in dataset for item in items_of(batch)]
-    with rw.Client([server.address for server in servers], timeout_s=60) as client:
-        left = client.server_info()["replay"].current_size
-        found += [int(sample.data[0][0]) for sample in client.sample("replay", left)] if left else []
-    assert sorted(found) == list(range(120))

@@ -240,32 +240,23 @@ def test_second_thread_in_mid_episode_is_refused_and_may_go_on_after_it(place: P
     assert place.column() == [[1, 2]] * (num_envs or 1) + [[4, 5]] * (num_envs or 1)
 
 
+@pytest.mark.parametrize("mark", ["none", "argument", "leaf", "reset", "spanning"])
 def test_steps_without_any_mark_of_an_end_are_a_warning_once_and_counted(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture, mark: str
 ) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 20, 20, timeout_s=60) as observer:
-        for number in range(9_000):
-            observer({"n": np.int64(number)})
-        assert observer.stats().unmarked_steps == 0
-        for number in range(9_000, 25_000):
-            observer({"n": np.int64(number)})
-        assert observer.stats().unmarked_steps >= 10_000
-    (said,) = [text for text in caplog.messages if "No end of an episode" in text]
-    assert "`end_of_episode`" in said
-    assert "`reset()`" in said
-
-
-@pytest.mark.parametrize("mark", ["argument", "leaf", "reset", "spanning"])
-def test_steps_with_a_mark_of_ends_are_no_warning(place: Place, caplog: pytest.LogCaptureFixture, mark: str) -> None:
     kind = rw.SequenceObserver if mark == "spanning" else rw.TrajectoryObserver
     with kind(place.client, "a", 20, 20, timeout_s=60) as observer:
         if mark == "reset":
             observer.reset()
-        for number in range(12_000):
+        for number in range(25_000 if mark == "none" else 12_000):
             step = {"n": np.int64(number), **({"is_last": False} if mark == "leaf" else {})}
             observer(step, end_of_episode=False if mark == "argument" else None)
-        assert observer.stats().unmarked_steps == 0
-    assert not [text for text in caplog.messages if "No end of an episode" in text]
+            if number == 9_000:
+                assert observer.stats().unmarked_steps == 0
+        assert (observer.stats().unmarked_steps >= 10_000) == (mark == "none")
+    said = [text for text in caplog.messages if "No end of an episode" in text]
+    assert len(said) == (mark == "none")
+    assert all("`end_of_episode`" in text and "`reset()`" in text for text in said)
 
 
 def test_restart_of_a_server_says_how_many_items_are_sent_again_and_promises_no_checkpoint(

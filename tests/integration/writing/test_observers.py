@@ -40,22 +40,6 @@ def test_steps_tell_the_end_of_their_episode_unless_the_caller_knows_better(plac
     assert place.column("a", 1) == [[1, 2], [2, 3], [4, 5], [7, 8]]
 
 
-def test_targets_have_tables_and_priorities_of_their_own(place: Place) -> None:
-    windows = {
-        "a": rw.WindowTarget(rw.WindowSpec(3), priority=2.5),
-        "long": rw.WindowTarget(rw.WindowSpec(4, 4, "cover"), ("a", "b"), lambda window: window["n"].sum()),
-    }
-    with rw.TrajectoryObserver(place.client, "b", 2, priority=0.5, windows=windows) as observer:
-        feed(observer, [5])
-    found = {
-        table: sorted((sample.data[0].tolist(), sample.info.priority) for sample in read(place.client, table))
-        for table in ("a", "b")
-    }
-    long = [([1, 2, 3, 4], 10.0), ([5, 0, 0, 0], 5.0)]
-    assert found["a"] == sorted([([1, 2, 3], 2.5), ([2, 3, 4], 2.5), ([3, 4, 5], 2.5), *long])
-    assert found["b"] == sorted([([1, 2], 0.5), ([2, 3], 0.5), ([3, 4], 0.5), ([4, 5], 0.5), *long])
-
-
 def test_episodes_that_are_too_short_for_any_window_are_a_warning_once_and_summed_up_at_the_end(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,27 +222,6 @@ def windows_by_env(place: Place, table: str = "a") -> dict[int, list[list[int]]]
 
 def step_of(number: int, num_envs: int) -> dict[str, Any]:
     return {"env": np.arange(1, num_envs + 1), "n": np.full(num_envs, number)}
-
-
-def test_frames_strings_and_numbers_are_copied_to_their_environments(place: Place) -> None:
-    rng = np.random.default_rng(0)
-    frames = rng.integers(256, size=(9, 4, 84, 84), dtype=np.uint8)
-    names = np.array([[f"{t}/{env}" for env in range(4)] for t in range(9)])
-    with rw.TrajectoryObserver(place.client, "a", 3, 3, num_envs=4) as observer:
-        for t in range(9):
-            step = {"frame": frames[t].copy(), "half": frames[t, :, 0, :2].astype(">f2"), "name": names[t].copy()}
-            observer(step)
-            for leaf in step.values():
-                leaf[:] = 0
-    items = read(place.client, "a")
-    assert len(items) == 12
-    for item in items:
-        frame, half, name = item.data
-        t, env = map(int, name[0].decode().split("/"))
-        assert name.tolist() == [f"{t + i}/{env}".encode() for i in range(3)]
-        np.testing.assert_array_equal(frame, frames[t : t + 3, env], strict=True)
-        assert half.dtype == np.float16
-        assert half.tolist() == frames[t : t + 3, env, 0, :2].astype(float).tolist()
 
 
 @pytest.mark.parametrize(
