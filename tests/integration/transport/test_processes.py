@@ -360,21 +360,41 @@ assert dataset.stats().reconnects == dataset.stats().lost_samples == 0
     run(server, text)
 
 
-ENDS_IN_A_CHILD = """
+@client_by_socket
+def test_forked_children_end_at_their_exit_while_another_thread_writes_and_learns(replay_server: StartServer) -> None:
+    text = """
+client = rw.Client(address)
+client.insert(np.zeros((1, 1)), {"read": 1.0})
+observer = rw.TrajectoryObserver(client, "replay", 8, max_delay_s=0.002)
+vector = rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=0.002)
+dataset = rw.ReplayDataset(client, "read", 1)
+batch = next(dataset)
 stop = threading.Event()
 
 def act():
     while not stop.is_set():
-        work()
+        write(observer, range(100))
+        vector({"n": np.arange(2)}, end_of_episode=[False, False])
+        dataset.update_priorities(np.repeat(batch.info.keys, 10_000), np.ones(10_000))
+        next(dataset)
 
 actor = threading.Thread(target=act)
 actor.start()
 try:
-    for number in range(20):
+    for number in range(40):
         child = os.fork()
         if not child:
             if number % 2:
-                end()
+                check_forked(
+                    lambda: next(dataset),
+                    lambda: dataset.update_priorities(batch.info.keys, [1.0]),
+                    lambda: dataset.flush_priorities(1.0),
+                )
+                for one in (observer, vector, dataset):
+                    one.stats()
+                    with one:
+                        pass
+                client.close()
             sys.exit(0)  # all that runs at the exit of an interpreter runs
         until = time.monotonic() + 20
         while not (status := os.waitpid(child, os.WNOHANG))[0]:
@@ -387,51 +407,7 @@ finally:
     stop.set()
     actor.join()
 """
-
-
-WRITES = """
-client = rw.Client(address)
-observer = rw.TrajectoryObserver(client, "replay", 8, max_delay_s=0.002)
-vector = rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=0.002)
-
-def work():
-    write(observer, range(100))
-    vector({"n": np.arange(2)}, end_of_episode=[False, False])
-
-def end():
-    for one in (observer, vector):
-        one.stats()
-        with one:
-            pass
-    client.close()
-"""
-LEARNS = """
-client = rw.Client(address)
-client.insert(np.zeros((1, 1)), {"replay": 1.0})
-dataset = rw.ReplayDataset(client, "replay", 1)
-batch = next(dataset)
-
-def work():
-    dataset.update_priorities(np.repeat(batch.info.keys, 10_000), np.ones(10_000))
-    next(dataset)
-
-def end():
-    check_forked(
-        lambda: next(dataset),
-        lambda: dataset.update_priorities(batch.info.keys, [1.0]),
-        lambda: dataset.flush_priorities(1.0),
-    )
-    dataset.stats()
-    with dataset:
-        pass
-    client.close()
-"""
-
-
-@client_by_socket
-@pytest.mark.parametrize("work", [WRITES, LEARNS], ids=["writes", "learns"])
-def test_forked_children_end_at_their_exit_while_another_thread_works(replay_server: StartServer, work: str) -> None:
-    run(replay_server(rw.TableConfig("replay", 10)), work + ENDS_IN_A_CHILD)
+    run(replay_server(rw.TableConfig("replay", 10), rw.TableConfig("read", 10)), text)
 
 
 @client_by_socket
