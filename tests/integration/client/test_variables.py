@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 from call_forwarder import CallForwarder
+from numbered import write_numbers
 from reading import Serve
 from server_process import StartServer
 from waiting import eventually
@@ -240,10 +241,6 @@ def test_weights_of_a_pytorch_module_are_loaded_as_tensors(serve: Serve) -> None
             assert here.state_dict()[name].dtype == tensor.dtype
 
 
-def write(observer: rw.TrajectoryObserver, number: int) -> None:
-    observer({"n": np.int64(number)}, end_of_episode=False)
-
-
 @contextlib.contextmanager
 def soon(work: Callable[[], object]) -> Iterator[None]:
     """Have another thread do something while the block waits for it; it has come back when the block has ended."""
@@ -327,8 +324,7 @@ def test_actor_that_a_rate_limiter_blocks_ends_with_the_run(
     with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as weights:
 
         def act(observer: rw.TrajectoryObserver) -> None:
-            for number in range(1_000_000 if blocks_in == "step" else 5):
-                write(observer, number)
+            write_numbers(observer, range(1_000_000 if blocks_in == "step" else 5))
             if blocks_in == "flush":
                 observer.flush()
 
@@ -349,7 +345,6 @@ def test_error_of_until_is_raised_by_the_call_that_waits(replay_server: StartSer
 
     address = replay_server(rw.TableConfig.queue("queue", 1)).address
     with contextlib.suppress(ZeroDivisionError), rw.TrajectoryObserver(address, "queue", 1, until=until) as observer:
-        write(observer, 0)
-        write(observer, 1)
+        write_numbers(observer, range(2))
         with pytest.raises(ZeroDivisionError):
             observer.flush()

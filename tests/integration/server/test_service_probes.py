@@ -41,17 +41,6 @@ def idle_connections(port: int, count: int, greeting: bytes = b"") -> Iterator[N
         yield
 
 
-@contextlib.contextmanager
-def soft_descriptor_limit(number: int) -> Iterator[int]:
-    """Lower the soft limit of what is started within the block; yield the hard one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
-    try:
-        yield hard
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_probes_and_metrics_tell_that_reverb_is_stopped_and_that_it_goes_on(tmp_path: Path) -> None:
     with service(tmp_path, TABLE + "[http]\nmax_silence_s = 12") as server:
         insert(server.address, 1)
@@ -76,8 +65,12 @@ def test_probes_and_metrics_tell_that_reverb_is_stopped_and_that_it_goes_on(tmp_
 
 
 def test_descriptor_limit_is_raised_and_told(tmp_path: Path) -> None:
-    with soft_descriptor_limit(256) as hard:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))  # of what is started now
+    try:
         server = ServiceProcess(tmp_path, TABLE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with contextlib.closing(server):
         server.wait_ready()
         found = server.metrics()

@@ -180,35 +180,31 @@ def test_episode_under_way_at_a_lost_shard_is_cut_and_counted(lone_server: Start
 
 def test_environment_whose_shard_is_lost_goes_on_elsewhere_and_no_other_notices(lone_server: StartServer) -> None:
     servers = [lone_server(fifo("replay")) for _ in range(2)]
-    lost = ranked(1, servers)[0]
+    lost, left = ranked(1, servers)
     with observed(addresses(servers), num_envs=4, timeout_s=60) as observer:
 
         def step(number: int, *, last: bool = False) -> None:
             observer({"n": 1000 * np.arange(1, 5) + number}, end_of_episode=np.full(4, last))
+            observer.flush()
 
         for number in range(3):
             step(number)
-        observer.flush()
         at_lost = {window[0] // 1000 for window in numbers(lost)}
         lost.process.kill()
         number = 3
         while not observer.stats().lost_shards:
             step(number)
-            observer.flush()
             number += 1
         for more in range(number, number + 10):
             step(more, last=more == number + 9)
-        observer.flush()
         stats = observer.stats()
     assert 1 in at_lost
-    (left,) = (server for server in servers if server is not lost)
     found = numbers(left)
     for env in range(1, 5):
-        steps = [window for window in found if window[0] // 1000 == env]
-        begin = number if env in at_lost else 0
-        last_windows = [[1000 * env + n, 1000 * env + n + 1] for n in range(begin, number + 9)]
-        assert steps[-len(last_windows) :] == last_windows
-        assert env in at_lost or steps == last_windows
+        expected = [[1000 * env + n, 1000 * env + n + 1] for n in range(number if env in at_lost else 0, number + 9)]
+        windows = [window for window in found if window[0] // 1000 == env]
+        assert windows[-len(expected) :] == expected
+        assert env in at_lost or windows == expected
     assert stats.unconfirmed_items == stats.dropped_items > 0
     assert_balanced(stats)
 
