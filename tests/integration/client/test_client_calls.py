@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from forwarder import Forwarder
 from kinds import client_by_socket, contents
 from reading import Serve, fifo, read_column
 from server_process import StartServer
-from threads import at_once, our_threads
+from threads import at_once, our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -45,13 +46,11 @@ def test_insert_that_has_timed_out_or_waits_does_not_keep_others_waiting(serve: 
     insert(client, 2, "free")
     assert read_column(client, "free") == [[2]]
     assert client.server_info()["full"].current_size == 1
-    blocked = threading.Thread(target=insert, args=[client, 1, "full"])
-    blocked.start()
-    for number in range(5):
-        insert(client, number, "free")
-    assert blocked.is_alive()
-    assert read_column(client, "full") == [[0]]
-    blocked.join()
+    with soon(lambda: insert(client, 1, "full"), after_s=0):
+        eventually(lambda: inserts_wait(client))
+        for number in range(5):
+            insert(client, number, "free")
+        assert read_column(client, "full") == [[0]]
     assert read_column(client, "full") == [[1]]
 
 
@@ -65,12 +64,10 @@ def test_insert_survives_a_kill_while_it_waits_but_not_after_it_has_timed_out(lo
         insert(client, 3, "full")
         assert read_column(client, "full") == [[3]]
         insert(client, 4, "full")
-        blocked = threading.Thread(target=insert, args=[client, 5, "full"])
-        blocked.start()
-        eventually(lambda: inserts_wait(client))
-        server.process.kill()
-        server.process.restart()
-        blocked.join()
+        with soon(lambda: insert(client, 5, "full"), after_s=0):
+            eventually(lambda: inserts_wait(client))
+            server.process.kill()
+            server.process.restart()
         assert read_column(client, "full") == [[5]]
 
 
@@ -79,22 +76,14 @@ def inserts_wait(client: rw.Client) -> bool:
 
 
 def test_insert_under_way_when_the_client_is_closed_says_so(serve: Serve) -> None:
-    errors: list[BaseException] = []
-
-    def blocked() -> None:
-        try:
-            insert(client, 1, "full")
-        except rw.errors.ReverbWriterError as error:
-            errors.append(error)
-
     client = serve(rw.TableConfig.queue("full", 1))
     insert(client, 0, "full")
-    thread = threading.Thread(target=blocked)
-    thread.start()
-    eventually(lambda: inserts_wait(client))
-    client.close()
-    thread.join()
-    assert [type(error) for error in errors] == [rw.errors.ClosedError]
+    with ThreadPoolExecutor(1) as threads:
+        blocked = threads.submit(insert, client, 1, "full")
+        eventually(lambda: inserts_wait(client))
+        client.close()
+        with pytest.raises(rw.errors.ClosedError):
+            blocked.result()
 
 
 @client_by_socket

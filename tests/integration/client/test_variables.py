@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +17,7 @@ from call_forwarder import CallForwarder
 from numbered import write_numbers
 from reading import Serve
 from server_process import StartServer
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -173,10 +173,8 @@ def test_weights_that_no_server_has_yet_are_waited_for_as_is_logged(
         waits = [line for line in logged if "nothing was published yet, waiting for it at" in line]
         assert len(waits) > 1
         assert all(address in waits[0] for address in addresses)
-        timer = threading.Timer(0.2, learner.publish, [[np.arange(3)]])
-        timer.start()
-        assert actor.latest()[0].tolist() == [0, 1, 2]
-        timer.join()
+        with soon(lambda: learner.publish([np.arange(3)])):
+            assert actor.latest()[0].tolist() == [0, 1, 2]
 
 
 def test_weights_after_a_time_out_have_another_number(replay_server: StartServer) -> None:
@@ -239,17 +237,6 @@ def test_weights_of_a_pytorch_module_are_loaded_as_tensors(serve: Serve) -> None
         for name, tensor in there.state_dict().items():
             assert torch.equal(here.state_dict()[name], tensor)
             assert here.state_dict()[name].dtype == tensor.dtype
-
-
-@contextlib.contextmanager
-def soon(work: Callable[[], object]) -> Iterator[None]:
-    """Have another thread do something while the block waits for it; it has come back when the block has ended."""
-    timer = threading.Timer(0.1, work)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
 
 
 def test_actors_see_that_the_run_has_ended_and_keep_its_weights(replay_server: StartServer) -> None:

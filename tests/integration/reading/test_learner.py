@@ -20,7 +20,7 @@ from call_forwarder import CallForwarder
 from ports import free_port
 from reading import Place, Serve, fifo
 from server_process import StartServer
-from threads import our_threads
+from threads import our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -225,10 +225,8 @@ def test_client_waits_for_its_servers_only_if_told_to_and_samples_take_their_own
         assert client.timeout_s == another.timeout_s == 60
         reads: list[Callable[[], Any]] = [lambda: next(another.sample("a")), lambda: next(dataset)]
         for read in reads:
-            writer = threading.Timer(1.5, write, [place.client, "a", [7]])
-            writer.start()
-            assert read().data["n"].ravel().tolist() == [7, 7]
-            writer.join()
+            with soon(lambda: write(place.client, "a", [7]), after_s=1.5):
+                assert read().data["n"].ravel().tolist() == [7, 7]
 
 
 @pytest.fixture

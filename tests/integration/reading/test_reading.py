@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from numbered import QUEUE, first_numbers, insert_numbers, write_steps
 from reading import Serve
 from server_process import StartServer
 from shard_files import ShardFile, shard_lines
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -178,11 +178,9 @@ def test_exactly_so_many_samples_are_taken_from_a_queue_or_another_table(serve: 
     client = serve(QUEUE, rw.TableConfig("replay"))
     insert_numbers(client.address, "queue", range(4))
     with rw.ReplayDataset(client, "queue", batch_size, max_samples=7, max_in_flight_batches=5) as dataset:
-        actor = threading.Timer(0.2, insert_numbers, args=[client.address, "queue", range(4, 10)])
-        actor.start()
-        assert [number for batch in dataset for number in first_numbers(batch)] == list(range(7))
+        with soon(lambda: insert_numbers(client.address, "queue", range(4, 10))):
+            assert [number for batch in dataset for number in first_numbers(batch)] == list(range(7))
         assert next(dataset, None) is None
-        actor.join()
         assert client.server_info()["queue"].current_size == 3
     assert dataset.stats().ready_samples == 0
     insert_numbers(client.address, "replay", range(3))

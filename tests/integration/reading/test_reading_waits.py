@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from kinds import client_alone, client_by_socket
 from numbered import QUEUE, first_numbers, insert_numbers
 from reading import Serve
 from server_process import StartServer
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -206,10 +206,8 @@ def test_empty_queue_is_asked_less_and_less_often_by_a_dataset_that_waits_for_ev
         before = num_asked([server])
         assert dataset.take(2.0) is None
         assert num_asked([server]) - before < 20  # 40 if it were asked 20 times a second
-        actor = threading.Timer(0.3, insert_numbers, args=[server.address, "queue", range(4)])
-        actor.start()
-        assert first_numbers(next(dataset)) == list(range(4))
-        actor.join()
+        with soon(lambda: insert_numbers(server.address, "queue", range(4))):
+            assert first_numbers(next(dataset)) == list(range(4))
 
 
 @client_by_socket

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from kinds import contents
 from numbered import first_numbers, insert_numbers
 from server_process import HostedServer, StartServer
 from shard_files import ShardFile, shard_lines
-from threads import our_threads
+from threads import our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -228,12 +227,10 @@ def test_a_slow_server_owes_its_samples_and_a_silent_one_is_left_out(lone_server
     with reader(servers) as dataset:
         assert seen_in(dataset) == {0, 1}
         servers[1].process.pause()
-        resume = threading.Timer(0.7, servers[1].process.resume)
-        resume.start()
-        began_at = time.monotonic()
-        found = np.concatenate([items_of(next(dataset)) for _ in range(100)])
-        assert time.monotonic() - began_at > 0.6  # at most a batch is owed, then its samples are waited for
-        resume.join()
+        with soon(servers[1].process.resume, after_s=0.7):
+            began_at = time.monotonic()
+            found = np.concatenate([items_of(next(dataset)) for _ in range(100)])
+            assert time.monotonic() - began_at > 0.6  # at most a batch is owed, then its samples are waited for
         assert dataset.stats().forgiven_samples == 0
         assert abs(int(found.sum()) - 400) < 6 * 14  # six standard deviations
 

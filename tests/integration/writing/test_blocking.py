@@ -11,13 +11,16 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from kinds import contents
+from numbered import write_numbers
 from reading import Serve
 from server_process import HostedServer, StartServer
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -177,11 +180,8 @@ def test_refused_step_says_why_and_has_changed_nothing(
 
 def test_waiting_step_goes_on_as_soon_as_there_is_room(server: HostedServer) -> None:
     with observed(server, timeout_s=LONG_S) as observer:
-        learner = threading.Timer(0.3, take, args=[server, 990])
-        learner.start()
-        for number in range(1000):
-            write(observer, number)
-        learner.join()
+        with soon(lambda: take(server, 990)):
+            write_numbers(observer, range(1000))
         observer.flush()
     assert take(server, 10) == list(range(990, 1000))
 
@@ -273,25 +273,17 @@ def test_blocked_table_is_the_one_that_is_named(serve: Serve) -> None:
 
 @pytest.mark.parametrize("call", ["flush", "step"])
 def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer, call: str) -> None:
-    errors: list[Exception] = []
     observer = rw.TrajectoryObserver(server.address, "queue", 1, timeout_s=LONG_S, max_in_flight_items=10)
-
-    def wait() -> None:
-        try:
-            write(observer, 20) if call == "step" else observer.flush()
-        except rw.errors.ClosedError as error:
-            errors.append(error)
 
     for number in range(20):
         observer({"n": np.int64(number)}, end_of_episode=True)
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    time.sleep(0.3)
-    with pytest.raises(rw.errors.ReplayTimeoutError):
-        observer.close(0.1)
-    waiting.join(FAR_TOO_LONG_S)
-    assert not waiting.is_alive()
-    assert "closed by another thread" in str(errors)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(write, observer, 20) if call == "step" else threads.submit(observer.flush)
+        time.sleep(0.3)
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            observer.close(0.1)
+        with pytest.raises(rw.errors.ClosedError, match="closed by another thread"):
+            waiting.result(FAR_TOO_LONG_S)
     assert observer.stats().steps == 20
 
 

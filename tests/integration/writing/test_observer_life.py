@@ -6,7 +6,6 @@ import functools
 import gc
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from interrupting import EachMoment
 from kinds import client_alone
 from reading import Place
 from server_process import HostedServer
+from threads import at_once, soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -129,10 +129,8 @@ def test_close_after_an_interrupted_one_has_its_own_time() -> None:
         with pytest.raises(KeyboardInterrupt):
             observer.close(timeout_s=1)
         signal.signal(signal.SIGALRM, former)
-        learner = threading.Timer(2, lambda: next(client.sample("queue")))
-        learner.start()
-        observer.close(timeout_s=60)
-        learner.join()
+        with soon(lambda: next(client.sample("queue")), after_s=2):
+            observer.close(timeout_s=60)
         assert observer.stats().acknowledged_items == 2
 
 
@@ -211,28 +209,15 @@ def test_second_thread_in_mid_episode_is_refused_and_may_go_on_after_it(place: P
     def step(number: int) -> dict[str, Any]:
         return {"n": np.int64(number) if num_envs is None else np.full(num_envs, number)}
 
-    refused: list[BaseException] = []
-
-    def call(number: int) -> None:
-        try:
-            observer(step(number))
-        except rw.errors.SpecError as error:
-            refused.append(error)
-
-    def call_in_another_thread(number: int) -> None:
-        thread = threading.Thread(target=call, args=[number])
-        thread.start()
-        thread.join()
-
     end = True if num_envs is None else [True] * num_envs
+    refusal = "is in the middle of an episode of another thread, at step "
     with rw.TrajectoryObserver(place.client, "a", 2, num_envs=num_envs) as observer:
         observer(step(1))
-        call_in_another_thread(99)
-        assert "is in the middle of an episode of another thread, at step 1" in str(refused.pop())
+        with pytest.raises(rw.errors.SpecError, match=refusal):
+            at_once(lambda: observer(step(99)))
         observer(step(2), end_of_episode=end)
-        call_in_another_thread(3)  # between episodes
-        assert not refused
-        with pytest.raises(rw.errors.SpecError, match="in the middle of an episode of another thread"):
+        at_once(lambda: observer(step(3)))  # between episodes
+        with pytest.raises(rw.errors.SpecError, match=refusal):
             observer(step(99))
         observer.reset(discard=True)
         observer(step(4))
