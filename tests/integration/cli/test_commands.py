@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from misbehaving import MisbehavingServer, server_info
 from ports import free_port
 from reading import Serve
 from server_process import StartServer
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -46,14 +46,9 @@ def words_of(done: Result) -> str:
 @contextlib.contextmanager
 def blocked_writer(address: str, table: str) -> Iterator[None]:
     """Insert one item more than the table lets in, in the background."""
-    with rw.Client(address) as client:
-        waiting = threading.Thread(target=lambda: client.insert(np.zeros(1), {table: 1.0}, timeout_s=60))
-        waiting.start()
-        try:
-            yield
-        finally:
-            list(client.sample(table, 1))  # lets it in
-            waiting.join()
+    with rw.Client(address) as client, soon(lambda: client.insert(np.zeros(1), {table: 1.0}, timeout_s=60), 0):
+        yield
+        list(client.sample(table, 1))  # lets it in
 
 
 def test_healthy_server_is_shown_with_exit_code_0(serve: Serve) -> None:

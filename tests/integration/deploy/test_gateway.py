@@ -12,7 +12,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from kinds import by_socket
 from ports import free_port
 from server_process import SERVER_PYTHON, HostedServer, StartServer
 from service_process import run_command
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -169,12 +169,10 @@ def test_stream_that_is_silent_for_longer_than_every_time_out_survives(
             observer = rw.TrajectoryObserver(client, "queue", sequence_length=1)
             for number in range(2):
                 observer({"obs": np.array([number])})
-            blocked = threading.Thread(target=observer.flush)
-            blocked.start()
-            time.sleep(4)  # the silence: four times the time-outs
-            samples = client.sample("queue", 2, timeout_s=30)
-            assert [int(np.squeeze(sample.data["obs"])) for sample in samples] == [0, 1]
-            blocked.join()
+            with soon(observer.flush):
+                time.sleep(4)  # the silence: four times the time-outs
+                samples = client.sample("queue", 2, timeout_s=30)
+                assert [int(np.squeeze(sample.data["obs"])) for sample in samples] == [0, 1]
             assert observer.stats().reconnects == 0
             observer.close()
 

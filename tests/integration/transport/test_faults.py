@@ -6,7 +6,6 @@ Those `a` are nearly always the first ones, but Reverb acknowledges in several t
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import logging
@@ -25,6 +24,7 @@ from misbehaving import MisbehavingServer, server_info
 from numbered import write_numbers
 from reading import column_at, fifo, pairs
 from server_process import HostedServer, StartServer
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -52,22 +52,6 @@ def kill_and_count(server: HostedServer, observer: Any) -> int:
     return int(observer.stats().acknowledged_items)
 
 
-@contextlib.contextmanager
-def restarting(server: HostedServer, after_s: float = 0.0) -> Iterator[None]:
-    """Restart a killed server in the background of the block."""
-
-    def restart() -> None:
-        time.sleep(after_s)
-        server.process.restart()
-
-    thread = threading.Thread(target=restart)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-
-
 def test_server_that_is_killed_again_and_again_gets_what_it_had_not_acknowledged(
     lone_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,7 +64,7 @@ def test_server_that_is_killed_again_and_again_gets_what_it_had_not_acknowledged
             write_numbers(observer, range(last + 3000, last + 6000))
             acknowledged = kill_and_count(server, observer)
             write_numbers(observer, range(last + 6000, last + 7000))
-            with restarting(server):
+            with soon(server.process.restart):
                 write_numbers(observer, range(last + 7000, last + 8000))
             write_numbers(observer, range(last + 8000, last + 9000))
             observer.flush()
@@ -170,7 +154,7 @@ def test_paused_server_is_never_to_be_started_again(lone_server: StartServer, ca
 def test_server_that_comes_late_is_waited_for(lone_server: StartServer) -> None:
     server = lone_server(fifo("replay"))
     server.process.kill()
-    with restarting(server, after_s=1), rw.TrajectoryObserver(server.address, "replay", 2) as observer:
+    with soon(server.process.restart, after_s=1), rw.TrajectoryObserver(server.address, "replay", 2) as observer:
         write_numbers(observer, range(3))
     assert column_at(server.address) == pairs(range(3))
 

@@ -12,6 +12,7 @@ import pytest
 from episodes import expected, feed, observed
 from kinds import contents
 from reading import Place, read
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -86,13 +87,9 @@ def test_function_may_take_a_lock_that_its_caller_holds_while_a_dataset_waits(pl
                 with pytest.raises(rw.errors.ReplayTimeoutError):  # its windows need the lock that this thread holds
                     next(learner)
 
-        with rw.ReplayDataset(place.client, "a", 2, timeout_s=2) as learner:
-            thread = threading.Thread(target=learn)
-            thread.start()
+        with rw.ReplayDataset(place.client, "a", 2, timeout_s=2) as learner, soon(learn):
             assert holds.wait(30)
             feed(observer, [50])  # never waits for the lock
-            thread.join(30)
-            assert not thread.is_alive()
         observer.flush()
         assert observer.stats().acknowledged_items == 49
         assert next(dataset).data["n"].shape == (2, 2)
