@@ -41,11 +41,12 @@ def fill(client: rw.Client, table: str) -> None:
 
 
 def test_insert_that_has_timed_out_or_waits_does_not_keep_others_waiting(serve: Serve) -> None:
-    client = serve(rw.TableConfig.queue("full", 1), fifo("free"))
-    fill(client, "full")
+    client = serve(rw.TableConfig.queue("late", 1), rw.TableConfig.queue("full", 1), fifo("free"))
+    fill(client, "late")
     insert(client, 2, "free")
     assert read_column(client, "free") == [[2]]
-    assert client.server_info()["full"].current_size == 1
+    assert client.server_info()["late"].current_size == 1
+    insert(client, 0, "full")
     with soon(lambda: insert(client, 1, "full"), after_s=0):
         eventually(lambda: inserts_wait(client))
         for number in range(5):
