@@ -78,6 +78,19 @@ def test_server_that_is_killed_again_and_again_gets_what_it_had_not_acknowledged
     assert "its tables are as in the checkpoint that it has restored, or empty" in caplog.text
 
 
+def test_open_episode_goes_on_after_a_kill(lone_server: StartServer) -> None:
+    """A window over steps of before and after the kill is whole: its first chunk is sent to the new server, too."""
+    server = lone_server(fifo("replay"))
+    with rw.TrajectoryObserver(server.address, "replay", 40, chunk_length=10) as observer:
+        write_numbers(observer, range(75))
+        observer.flush()
+        assert kill_and_count(server, observer) == 36
+        server.process.restart()
+        write_numbers(observer, range(75, 80))
+        observer.flush()
+    assert column_at(server.address) == [list(range(first, first + 40)) for first in range(36, 41)]
+
+
 def test_observer_closed_without_a_server_says_what_is_lost(
     lone_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -122,11 +122,6 @@ class Caller:
         self._missing = 0  # steps of episodes that were interrupted
         self._open: list[int] = []  # steps of the episode under way
 
-    @property
-    def num_open(self) -> int:
-        """Steps of the episode under way."""
-        return len(self._open)
-
     def numbers(self, count: int) -> list[int]:
         self._next += count
         return list(range(self._next - count, self._next))
@@ -271,26 +266,11 @@ def test_interrupt_at_any_moment_of_a_close_loses_and_doubles_nothing(place: Pla
 @pytest.mark.only_server("local", "an interrupt meets the caller's thread, whatever the server is")
 @pytest.mark.parametrize("kind", KINDS)
 def test_signals_at_random_moments_lose_and_double_nothing(place: Place, kind: str, signals: Signals) -> None:
-    chance = random.Random(kind)  # noqa: S311  # no secrets
     with KINDS[kind][0](place.client, max_delay_s=0.01) as observer:
         caller = Caller(observer, KINDS[kind][1], signals)
         while signals.num_interrupted < _NUM_SIGNALS:
-            deed = chance.randrange(20)
-            if deed == 0:
-                caller.reset(discard=True)
-            elif deed == 1:
-                caller.flush()
-            elif deed == 2 and not caller.num_open:
-                caller.write_episode(chance.randint(2, 15))
-            elif deed == 3 and chance.random() < 0.1:
-                caller.reopen()
-            elif caller.num_open < 15:
-                if deed < 6:
-                    caller.extend(chance.randint(1, 5))
-                else:
-                    caller.step(last=deed == 19)
-            else:
-                caller.reset(discard=False)
+            call_all(caller)
+            caller.reopen()
         caller.check(place)
     await_end_of_threads(_END_WITHIN_S)
 
