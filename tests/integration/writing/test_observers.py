@@ -40,6 +40,22 @@ def test_steps_tell_the_end_of_their_episode_unless_the_caller_knows_better(plac
     assert place.column("a", 1) == [[1, 2], [2, 3], [4, 5], [7, 8]]
 
 
+def test_targets_have_tables_and_priorities_of_their_own(place: Place) -> None:
+    windows = {
+        "a": rw.WindowTarget(rw.WindowSpec(3), priority=2.5),
+        "long": rw.WindowTarget(rw.WindowSpec(4, 4, "cover"), ("a", "b"), lambda window: window["n"].sum()),
+    }
+    with rw.TrajectoryObserver(place.client, "b", 2, priority=0.5, windows=windows) as observer:
+        feed(observer, [5])
+    found = {
+        table: sorted((sample.data[0].tolist(), sample.info.priority) for sample in read(place.client, table))
+        for table in ("a", "b")
+    }
+    long = [([1, 2, 3, 4], 10.0), ([5, 0, 0, 0], 5.0)]
+    assert found["a"] == sorted([([1, 2, 3], 2.5), ([2, 3, 4], 2.5), ([3, 4, 5], 2.5), *long])
+    assert found["b"] == sorted([([1, 2], 0.5), ([2, 3], 0.5), ([3, 4], 0.5), ([4, 5], 0.5), *long])
+
+
 def test_episodes_that_are_too_short_for_any_window_are_a_warning_once_and_summed_up_at_the_end(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
