@@ -88,11 +88,18 @@ def test_we_read_the_legacy_writer(peer: Any, our_client: rw.Client, delta_encod
         assert_equal(sample.data, tuple(np.stack(column) for column in columns))
 
 
-def test_we_read_a_bfloat16_tensor(address: str, peer: Any, our_client: rw.Client) -> None:
+def test_both_read_a_bfloat16_tensor_of_the_other(address: str, peer: Any, our_client: rw.Client) -> None:
     client = reverb.TFClient(address)  # the only writer of theirs that takes one
     client.insert([tf.constant(BFLOAT16)], tables=tf.constant(["theirs"]), priorities=tf.constant([1.0], tf.float64))
     (sample,) = our_client.sample("theirs")
     assert_equal(sample.data, (BFLOAT16[None],))
+    our_client.insert([BFLOAT16], {"ours": 1.0})
+    dataset = reverb.TrajectoryDataset(
+        address, "ours", dtypes=(tf.bfloat16,), shapes=(tf.TensorShape(BFLOAT16.shape),),
+        max_in_flight_samples_per_worker=1, max_samples=1,
+    )  # fmt: skip
+    (sample,) = dataset.as_numpy_iterator()
+    assert_equal(sample.data[0], BFLOAT16)
 
 
 @pytest.mark.parametrize("chunk_length", [None, 1, 2, 7])
@@ -113,7 +120,9 @@ def test_we_read_trajectory_writer(peer: Any, our_client: rw.Client, chunk_lengt
         assert sample.info.priority == start + 4
 
 
-def test_we_read_squeezed_columns_and_columns_of_different_lengths(peer: Any, our_client: rw.Client) -> None:
+def test_we_read_squeezed_columns_columns_of_different_lengths_and_partial_steps(
+    peer: Any, our_client: rw.Client
+) -> None:
     with peer.trajectory_writer(num_keep_alive_refs=6) as writer:
         for number in range(6):
             writer.append(step(number))
@@ -126,21 +135,17 @@ def test_we_read_squeezed_columns_and_columns_of_different_lengths(peer: Any, ou
         }
         writer.create_item("ours", 1.0, trajectory)
         writer.flush()
-    (sample,) = our_client.sample("ours", 1)
-    steps = window(0, 6)
-    expected = (steps["number"][-1], steps["number"][-1:], steps["camera"][[0, 3, 5]], steps["state"][1][-4:])
-    assert_equal(sample.data, tuple(map(np.asarray, expected)))
-
-
-def test_we_read_partial_steps(peer: Any, our_client: rw.Client) -> None:
     with peer.trajectory_writer(num_keep_alive_refs=4) as writer:
         for number in range(4):
             writer.append({"observation": np.float32(number)}, partial_step=True)
             writer.append({"action": np.int32(-number)})
         writer.create_item("ours", 1.0, tree.map_structure(lambda column: column[:], writer.history))
         writer.flush()
-    (sample,) = our_client.sample("ours", 1)
-    assert_equal(sample.data, (-np.arange(4, dtype=np.int32), np.arange(4, dtype=np.float32)))
+    squeezed, partial = our_client.sample("ours", 2)
+    steps = window(0, 6)
+    expected = (steps["number"][-1], steps["number"][-1:], steps["camera"][[0, 3, 5]], steps["state"][1][-4:])
+    assert_equal(squeezed.data, tuple(map(np.asarray, expected)))
+    assert_equal(partial.data, (-np.arange(4, dtype=np.int32), np.arange(4, dtype=np.float32)))
 
 
 def test_we_read_what_their_client_inserts(peer: Any, our_client: rw.Client) -> None:
@@ -176,31 +181,17 @@ def test_client_sample_reads_arrays_of_every_kind(peer: Any, our_client: rw.Clie
     assert_equal(sample.data, [*READ])
 
 
-def test_trajectory_dataset_reads_a_bfloat16_tensor(address: str, peer: Any, our_client: rw.Client) -> None:
-    our_client.insert([BFLOAT16], {"ours": 1.0})
-    dataset = reverb.TrajectoryDataset(
-        address, "ours", dtypes=(tf.bfloat16,), shapes=(tf.TensorShape(BFLOAT16.shape),),
-        max_in_flight_samples_per_worker=1, max_samples=1,
-    )  # fmt: skip
-    (sample,) = dataset.as_numpy_iterator()
-    assert_equal(sample.data[0], BFLOAT16)
-
-
 @pytest.mark.parametrize("name", list(ARRAYS))
-def test_shape_and_dtype_are_written_as_by_tensorflow(name: str) -> None:
-    array = as_read(ARRAYS[name])
+def test_tensors_are_written_and_strings_read_as_by_tensorflow(name: str) -> None:
+    array, encoded = as_read(ARRAYS[name]), tensor_codec.encode(ARRAYS[name])
     theirs = tf.make_tensor_proto(array, tf.string if array.dtype == object else None)
-    ours = TensorProto.FromString(tensor_codec.encode(ARRAYS[name]))
+    ours = TensorProto.FromString(encoded)
     assert ours.dtype == theirs.dtype
     assert ours.tensor_shape.SerializeToString() == theirs.tensor_shape.SerializeToString()
-
-
-@pytest.mark.parametrize("name", ["bytes", "text", "S"])
-def test_strings_are_written_and_read_as_by_tensorflow(name: str) -> None:
-    encoded = tensor_codec.encode(ARRAYS[name])
-    assert_equal(tf.io.parse_tensor(encoded, tf.string).numpy(), as_read(ARRAYS[name]))
-    theirs = tf.io.serialize_tensor(ARRAYS[name]).numpy()  # in `string_val`
-    assert_equal(tensor_codec.decode(TensorProto.FromString(theirs)), as_read(ARRAYS[name]))
+    if array.dtype == object:
+        assert_equal(tf.io.parse_tensor(encoded, tf.string).numpy(), array)
+        serialized = tf.io.serialize_tensor(ARRAYS[name]).numpy()  # in `string_val`
+        assert_equal(tensor_codec.decode(TensorProto.FromString(serialized)), array)
 
 
 @pytest.mark.parametrize(
@@ -230,43 +221,23 @@ def test_client_sample_reads_what_we_insert(peer: Any, our_client: rw.Client) ->
     assert_equal(sample.data, [np.array(0.1), np.arange(3)])
 
 
-def trajectories(dataset: Any) -> list[Any]:
-    return [tree.map_structure(lambda leaf: leaf.numpy(), sample.data) for sample in dataset]
+def test_datasets_of_the_signature_read_our_windows(address: str, peer: Any, our_client: rw.Client) -> None:
+    def read(kind: Any, table: str, num_items: int) -> list[Any]:
+        options = {"max_in_flight_samples_per_worker": 2, "num_workers_per_iterator": 1, "max_samples": num_items}
+        dataset = kind.from_table_signature(address, table, **options)
+        return [tree.map_structure(lambda leaf: leaf.numpy(), sample.data) for sample in dataset]
 
-
-def test_trajectory_dataset_of_the_signature_reads_our_windows(address: str, peer: Any, our_client: rw.Client) -> None:
     write_windows(our_client, "windows", 30, 4, 2)
-    dataset = reverb.TrajectoryDataset.from_table_signature(
-        address, "windows", max_in_flight_samples_per_worker=2, num_workers_per_iterator=1, max_samples=14
-    )
-    for start, data in zip(range(0, 27, 2), trajectories(dataset), strict=True):
+    for start, data in zip(range(0, 27, 2), read(reverb.TrajectoryDataset, "windows", 14), strict=True):
         assert_equal(data, window(start, start + 4))
-
-
-def assert_timesteps(dataset: Any, num_steps: int) -> None:
-    timesteps = trajectories(dataset)
-    assert len(timesteps) == num_steps
-    for number, data in enumerate(timesteps):
-        assert_equal(data, tree.map_structure(np.asarray, step(number)))
-
-
-def test_timestep_dataset_of_the_signature_reads_our_windows(address: str, peer: Any, our_client: rw.Client) -> None:
     write_windows(our_client, "steps", 12, 4, 4)
-    dataset = reverb.TimestepDataset.from_table_signature(
-        address, "steps", max_in_flight_samples_per_worker=2, num_workers_per_iterator=1, max_samples=3
-    )
-    assert_timesteps(dataset, 12)
+    for number, data in enumerate(timesteps := read(reverb.TimestepDataset, "steps", 3)):
+        assert_equal(data, tree.map_structure(np.asarray, step(number)))
+    assert len(timesteps) == 12
 
 
 def test_a_dataset_ends_when_its_rate_limiter_timeout_is_over(address: str, peer: Any) -> None:
     peer.insert([np.arange(3, dtype=np.int64)], {"ours": 1.0})
-    dataset = reverb.TrajectoryDataset(
-        address,
-        "ours",
-        (tf.int64,),
-        (tf.TensorShape([1, 3]),),
-        max_in_flight_samples_per_worker=1,
-        num_workers_per_iterator=1,
-        rate_limiter_timeout_ms=300,
-    )
+    options = {"max_in_flight_samples_per_worker": 1, "num_workers_per_iterator": 1, "rate_limiter_timeout_ms": 300}
+    dataset = reverb.TrajectoryDataset(address, "ours", (tf.int64,), (tf.TensorShape([1, 3]),), **options)
     assert [sample.data[0].numpy().tolist() for sample in dataset] == [[[0, 1, 2]]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from tf_agents.replay_buffers import reverb_utils as theirs
 
 from reverb_writer import tf_agents as ours
 
-from .trajectories import OBSERVERS, SIDES, Steps, assert_same, labels, play, take
+from .trajectories import OBSERVERS, SIDES, Steps, assert_same, labels, play, play_both, take
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 
@@ -30,43 +30,29 @@ def windows(k: int, length: int, stride: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-@pytest.mark.parametrize("flush", [[], ["flush"]])
+@pytest.mark.parametrize("flush", [[], ["flush"]], ids=["at once", "after a flush"])
 @pytest.mark.parametrize("stride", SMALL)
 @pytest.mark.parametrize("length", SMALL)
-def test_a_an_aligned_last_window_is_never_written_twice(
+def test_a_b_a_last_window_is_written_once_on_and_off_the_stride(
     peer: Any, length: int, stride: int, flush: list[str], name: str
 ) -> None:
-    for k in range(length, length + 3 * stride + 1, stride):
-        script = [*Steps().beginning(k), *flush, "write and reset"]
-        with closing(getattr(theirs, name)(peer, "theirs", length, stride)) as observer:
-            play(observer, script)
-        with closing(getattr(ours, name)(peer, "ours", length, stride)) as observer:
-            play(observer, script)
-        expected = windows(k, length, stride)
-        assert labels(take(peer, "theirs")) == [*expected, expected[-1]]
-        assert labels(take(peer, "ours")) == expected
-
-
-@pytest.mark.parametrize("name", WINDOWED)
-@pytest.mark.parametrize("flush", [[], ["flush"]])
-@pytest.mark.parametrize("stride", SMALL)
-@pytest.mark.parametrize("length", SMALL)
-def test_b_a_last_window_off_the_stride_is_written_not_refused(
-    peer: Any, length: int, stride: int, flush: list[str], name: str
-) -> None:
-    for k in (k for k in range(length, length + 2 * stride) if (k - length) % stride):
+    for k in range(length, length + 3 * stride + 1):
+        is_aligned, expected = (k - length) % stride == 0, windows(k, length, stride)
         steps = Steps()
         start, episode = steps.beginning(k), steps.episode(length)
         with closing(getattr(theirs, name)(peer, "theirs", length, stride)) as observer:
-            play(observer, start)
-            with pytest.raises(ValueError, match=NOT_ENOUGH.format(length)):
+            play(observer, [*start, *flush] if is_aligned else start)
+            refused = pytest.raises(ValueError, match=NOT_ENOUGH.format(length))
+            with nullcontext() if is_aligned else refused:
                 observer.reset(write_cached_steps=True)
+                observer.flush()
         with closing(getattr(ours, name)(peer, "ours", length, stride)) as observer:
             play(observer, [*start, *flush, "write and reset", *episode])
-        assert labels(take(peer, "theirs")) == windows(k, length, stride)
-        last = " ".join(map(str, range(k - length + 1, k + 1)))
+        # Theirs writes the last window twice, or refuses it.
+        assert labels(take(peer, "theirs")) == [*expected, *expected[-1:] * is_aligned]
+        last = [] if is_aligned else [" ".join(map(str, range(k - length + 1, k + 1)))]
         following = " ".join(map(str, range(k + 1, k + length + 1))) + "B"
-        assert labels(take(peer, "ours")) == [*windows(k, length, stride), last, following]
+        assert labels(take(peer, "ours")) == [*expected, *last, following]
 
 
 @pytest.mark.parametrize("name", WINDOWED)
@@ -88,13 +74,8 @@ def test_b_too_few_steps_are_refused_and_the_episode_goes_on(peer: Any, length: 
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_b_with_nothing_cached_nothing_is_written_or_refused(peer: Any, name: str) -> None:
-    for module, table in SIDES:
-        with closing(getattr(module, name)(peer, table, 3)) as observer:
-            play(
-                observer,
-                ["write and reset", "write and reset", *Steps().beginning(3), "drop and reset", "write and reset"],
-            )
-        assert labels(take(peer, table)) == ["1 2 3"]
+    script = ["write and reset", "write and reset", *Steps().beginning(3), "drop and reset", "write and reset"]
+    assert play_both(peer, name, script, 3) == ["1 2 3"]
 
 
 # c: what padding loses

@@ -120,33 +120,7 @@ def test_any_calls_in_any_order_give_the_same_windows(
     play_both(peer, name, script, *numbers, PRIORITY, *MODES[mode], **options)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", [TRAJECTORIES, SEQUENCES])
-@pytest.mark.parametrize(("length", "stride"), [(20, 1), (20, 10), (20, 20), (20, 30), (33, 7), (7, 3), (1, 1)])
-def test_long_episodes_give_the_same_windows(peer: Any, name: str, length: int, stride: int, mode: str) -> None:
-    steps = Steps()
-    script = [step for n in (5, 300, 19, 20, 21, 47, 1, 120) for step in steps.episode(n)]
-    play_both(peer, name, script, length, stride, PRIORITY, *MODES[mode])
-
-
 # Worked by hand from the descriptions: the comparison above is not one of two empty lists.
-
-
-@pytest.mark.parametrize(
-    ("length", "stride", "mode", "expected"),
-    [
-        (2, 1, "none", ["1 2", "2 3", "3 4B"]),
-        (4, 2, "none", ["1 2 3 4B"]),
-        (5, 1, "pad", ["1 2 3 4B P"]),
-        (3, 2, "pad", ["1 2 3"]),
-        (3, 1, "tile", ["1 2 3", "2 3 4B", "3 4B P", "4B P P"]),
-        (3, 2, "tile", ["1 2 3", "3 4B P"]),
-    ],
-)
-def test_the_windows_of_a_four_step_episode_are_these(
-    peer: Any, length: int, stride: int, mode: str, expected: list[str]
-) -> None:
-    assert play_both(peer, TRAJECTORIES, Steps().episode(4), length, stride, 1, *MODES[mode]) == expected
 
 
 # What a step may be

@@ -125,9 +125,7 @@ def network(project: Project) -> list[str]:
     return ["--network", next(iter(project.inspect("replay")["NetworkSettings"]["Networks"]))]
 
 
-def test_certificates_are_made_in_the_image_and_the_gateway_reads_them_whoever_owns_them(
-    project: Project, certificates: Path
-) -> None:
+def test_certificates_are_made_in_the_image_and_read_whoever_owns_them(project: Project, certificates: Path) -> None:
     project("run", "--rm", "--user", f"{OWNER}:{OWNER}", "certs", "--days", "2")
     assert (certificates / "gateway" / "server.pem").stat().st_uid == OWNER
     project.build("gateway")

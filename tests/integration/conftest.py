@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from reading import SIGNATURE, Place, fifo
-from server_process import HostedServer, ServerProcess
+from reading import SIGNATURE, Place, Serve, fifo
+from server_process import HostedServer, ServerProcess, StartServer
 
 import reverb_writer as rw
+
+
+@pytest.fixture
+def serve(replay_server: StartServer) -> Iterator[Serve]:
+    """`serve(*tables)` starts a server and returns a client of it; both end with the test."""
+    with contextlib.ExitStack() as clients:
+        yield lambda *tables: clients.enter_context(rw.Client(replay_server(*tables).address, timeout_s=60))
 
 
 @pytest.fixture(scope="session")

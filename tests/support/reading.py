@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ import tree
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
+
+Serve: TypeAlias = Callable[..., rw.Client]
+"""Of the fixture `serve`."""
 
 
 class Place(NamedTuple):

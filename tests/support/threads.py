@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +15,17 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     """Return what calls return that are made at once, each in a thread of its own; or raise what the first raises."""
     with ThreadPoolExecutor(len(calls)) as threads:
         return [made.result() for made in [threads.submit(call) for call in calls]]
+
+
+@contextlib.contextmanager
+def soon(work: Callable[[], object], after_s: float = 0.1) -> Iterator[None]:
+    """Have another thread do something while the block waits for it; it has come back when the block has ended."""
+    timer = threading.Timer(after_s, work)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 def our_threads(prefix: str = "reverb-writer") -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tree
 from kinds import contents
-from reading import Place, fifo, read
+from reading import Place, Serve, fifo, read
 
 import reverb_writer as rw
 
@@ -46,28 +46,20 @@ def assert_equal(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(mine, wanted, strict=True)
 
 
-@pytest.mark.parametrize("as_client", [lambda client: client, lambda client: client.address])
-def test_a_rollout_comes_back_as_the_nest_of_the_tables_signature(replay_server: Any, as_client: Any) -> None:
-    server = replay_server(fifo("a", signature=ITEM), fifo("b", signature=ITEM))
-    with rw.Client(server.address, timeout_s=60) as client:
-        for priority in (2.0, 0.5):
-            accumulator = filled()
-            accumulator.insert(as_client(client), ["a", "b"], priority)
-            assert accumulator.counts == dict.fromkeys(EXAMPLE, 0)
-        for table in ("a", "b"):
-            samples = list(client.sample(table, 2))
-            assert [sample.info.priority for sample in samples] == [2.0, 0.5]
-            for sample in samples:
-                assert_equal(sample.data, ITEM)
-
-
-def test_a_rollout_comes_back_as_the_same_nest_without_a_signature(place: Place) -> None:
-    expected = {**ITEM, "episode": {**ITEM["episode"], "nothing": ()}}
-    for table in ("a", ["a", "b"]):
-        filled().insert(place.client, table)
-    for table, count in (("a", 2), ("b", 1)):
-        for sample in place.client.sample(table, count):
-            assert_equal(sample.data, expected)
+def test_a_rollout_comes_back_as_the_nest_of_the_tables_signature_or_as_the_same_nest(serve: Serve) -> None:
+    client = serve(fifo("a", signature=ITEM), fifo("b", signature=ITEM), fifo("plain"))
+    for priority in (2.0, 0.5):
+        accumulator = filled()
+        accumulator.insert(client, ["a", "b"], priority)
+        assert accumulator.counts == dict.fromkeys(EXAMPLE, 0)
+    for table in ("a", "b"):
+        samples = list(client.sample(table, 2))
+        assert [sample.info.priority for sample in samples] == [2.0, 0.5]
+        for sample in samples:
+            assert_equal(sample.data, ITEM)
+    filled().insert(client.address, "plain")
+    (sample,) = client.sample("plain")
+    assert_equal(sample.data, {**ITEM, "episode": {**ITEM["episode"], "nothing": ()}})
 
 
 def test_rollouts_follow_each_other_without_a_trace(place: Place) -> None:

@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from episodes import expected, feed
 from kinds import contents
-from reading import Place, fifo, read
-from server_process import StartServer
+from reading import Place, Serve, fifo, read
 
 import reverb_writer as rw
 from reverb_writer.cli import commands
@@ -96,21 +95,22 @@ def test_interrupted_import_goes_on_without_a_window_twice(place: Place, tmp_pat
     assert place.column("a") == expected(rw.WindowSpec(2), (50,) * 400)
 
 
-def test_export_and_import_bring_items_back(replay_server: StartServer, tmp_path: Path) -> None:
-    server = replay_server(rw.TableConfig("t", 100), fifo("back"))
-    with rw.Client(server.address) as client:
-        for n in range(1, 4):
-            client.insert({"n": np.arange(n)}, {"t": n / 2})
-        out = run("export", "--table", "t", tmp_path / "new", "--address", server.address)
-        assert (out.exit_code, out.stdout[:16]) == (0, "3 items, 6 steps"), out.stderr
-        assert len(list_trajectories(tmp_path / "new")) == 3
-        again = run("export", "--table", "t", tmp_path / "new", "-a", server.address).stdout
-        assert again.startswith("0 items, 0 steps")
-        assert again.endswith("new has 3 trajectories.\n")
-        into = ("import", tmp_path / "new", "-t", "back", "-a", server.address)
-        assert run(*into, "--whole-episodes", "--priority", "stored").exit_code == 0
-        items = read(client, "back")
-    found = sorted((item.info.priority, item.data[0].tolist()) for item in items)
+def test_export_and_import_bring_items_back_and_export_takes_none_out(serve: Serve, tmp_path: Path) -> None:
+    client = serve(rw.TableConfig("t", 100), fifo("back"))
+    for n in range(1, 4):
+        client.insert({"n": np.arange(n)}, {"t": n / 2})
+    out = run("export", "--table", "t", tmp_path / "new", "--address", client.address)
+    assert (out.exit_code, out.stdout[:16]) == (0, "3 items, 6 steps"), out.stderr
+    assert len(list_trajectories(tmp_path / "new")) == 3
+    again = run("export", "--table", "t", tmp_path / "new", "-a", client.address).stdout
+    assert again.startswith("0 items, 0 steps")
+    assert again.endswith("new has 3 trajectories.\n")
+    into = ("import", tmp_path / "new", "-t", "back", "-a", client.address)
+    assert run(*into, "--whole-episodes", "--priority", "stored").exit_code == 0
+    refused = run("export", "--table", "back", tmp_path / "out", "-a", client.address)
+    assert refused.exit_code == 2
+    assert "can only be read by removing its items" in refused.stderr
+    found = sorted((item.info.priority, item.data[0].tolist()) for item in read(client, "back"))
     assert found == [(0.5, [0]), (1.0, [0, 1]), (1.5, [0, 1, 2])]
 
 
@@ -131,15 +131,6 @@ def test_export_of_a_saved_replay_needs_no_server(tmp_path: Path) -> None:
     assert (unknown.exit_code, "has no table `nowhere`; it has t" in unknown.stderr) == (1, True)
     empty = run("export", "--saved", tmp_path / "out", "-t", "t", tmp_path / "out")
     assert (empty.exit_code, "is no checkpoint" in empty.stderr) == (1, True)
-
-
-def test_export_takes_no_items_out(place: Place, tmp_path: Path) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 2) as observer:
-        feed(observer, (4,))
-    refused = run("export", "--table", "a", tmp_path / "out", "-a", place.address)
-    assert refused.exit_code == 2
-    assert "can only be read by removing its items" in refused.stderr
-    assert place.client.server_info()["a"].current_size == 3
 
 
 def test_no_server_and_no_table_end_with_1_and_say_so(place: Place, tmp_path: Path) -> None:

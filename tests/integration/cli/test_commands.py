@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,9 @@ from click.testing import CliRunner, Result
 from kinds import by_socket
 from misbehaving import MisbehavingServer, server_info
 from ports import free_port
+from reading import Serve
 from server_process import StartServer
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -37,32 +38,30 @@ def status(*arguments: str, columns: str = "80") -> Result:
     return CliRunner().invoke(command, arguments, env={"COLUMNS": columns})
 
 
+def words_of(done: Result) -> str:
+    """Return what a command says, as one line."""
+    return " ".join(done.stdout.split())
+
+
 @contextlib.contextmanager
 def blocked_writer(address: str, table: str) -> Iterator[None]:
     """Insert one item more than the table lets in, in the background."""
-    with rw.Client(address) as client:
-        waiting = threading.Thread(target=lambda: client.insert(np.zeros(1), {table: 1.0}, timeout_s=60))
-        waiting.start()
-        try:
-            yield
-        finally:
-            list(client.sample(table, 1))  # lets it in
-            waiting.join()
+    with rw.Client(address) as client, soon(lambda: client.insert(np.zeros(1), {table: 1.0}, timeout_s=60), 0):
+        yield
+        list(client.sample(table, 1))  # lets it in
 
 
-def test_healthy_server_is_shown_with_exit_code_0(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay", 50, rate_limiter=rw.MinSize(5)))
-    with rw.Client(server.address) as client:
-        client.insert(np.zeros(1), {"replay": 1.0})
-    done = status(server.address, "--why")
+def test_healthy_server_is_shown_with_exit_code_0(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay", 50, rate_limiter=rw.MinSize(5)))
+    client.insert(np.zeros(1), {"replay": 1.0})
+    done = status(client.address, "--why")
     assert done.exit_code == 0, done.stderr
     assert "1 / 50" in done.stdout
     assert "healthy: no inserts or samples are blocked" in done.stdout
-    words = " ".join(done.stdout.split())
     assert (
         "Inserts never wait. Samples would wait now. Table `replay` has 1 items; its rate limiter waits for 4 more "
         "(min_size_to_sample 5). 4 inserts"
-    ) in words
+    ) in words_of(done)
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
@@ -80,22 +79,19 @@ def test_no_figure_is_cut_however_narrow_the_terminal(replay_server: StartServer
         assert heading in shown
 
 
-def test_blocked_side_is_named_with_exit_code_1(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig.queue("queue", 2))
-    with rw.Client(server.address) as client:
-        for _ in range(2):
-            client.insert(np.zeros(1), {"queue": 1.0})
-    with blocked_writer(server.address, "queue"):
-        shown, machine = status(server.address), status(server.address, "--json")
+def test_blocked_side_is_named_with_exit_code_1(serve: Serve) -> None:
+    client = serve(rw.TableConfig.queue("queue", 2))
+    for _ in range(2):
+        client.insert(np.zeros(1), {"queue": 1.0})
+    with blocked_writer(client.address, "queue"):
+        shown, machine = status(client.address), status(client.address, "--json")
     assert (shown.exit_code, machine.exit_code) == (1, 1)
-    words = " ".join(shown.stdout.split())
-    assert "table `queue`: inserts have stood still for 1 s or more." in words
-    assert "1 sample unblocks the next insert; so does a larger `max_size`." in words
+    assert "table `queue`: inserts have stood still for 1 s or more." in words_of(shown)
+    assert "1 sample unblocks the next insert; so does a larger `max_size`." in words_of(shown)
     told = json.loads(machine.stdout)
     assert told["health"] == "blocked"
     assert [(one["table"], one["side"]) for one in told["blocked"]] == [("queue", "inserts")]
-    assert told["tables"]["queue"]["size"] == 2
-    assert told["tables"]["queue"]["insert_room"] == 0
+    assert (told["tables"]["queue"]["size"], told["tables"]["queue"]["insert_room"]) == (2, 0)
 
 
 @pytest.mark.only_server("reverb", "a local server drops what an actor that has gone was waiting to insert")
@@ -115,7 +111,7 @@ def test_insert_of_an_actor_that_has_died_is_told_as_what_it_is(replay_server: S
         waits = "waiting_for_sampling"
         eventually(lambda: client.server_info()["queue"].worker_time_ms[waits] > 0, "the third item waits")
         process.kill()
-    words = " ".join(status(server.address, "--why").stdout.split())
+    words = words_of(status(server.address, "--why"))
     for claim in ("start the learner", "start the actors", "blocked for"):
         assert claim not in words
     assert "its actor may have ended" in words  # the server keeps its insert
@@ -125,28 +121,26 @@ def test_missing_server_is_exit_code_2() -> None:
     address = f"localhost:{free_port()}"
     shown, machine = status(address, "--timeout", "0.5"), status(address, "--timeout", "0.5", "--json")
     assert (shown.exit_code, machine.exit_code) == (2, 2)
-    assert f"unreachable: no Reverb server at {address}" in " ".join(shown.stdout.split())
+    assert f"unreachable: no Reverb server at {address}" in words_of(shown)
     assert json.loads(machine.stdout)["health"] == "unreachable"
 
 
-def test_watch_goes_on_until_it_is_interrupted(replay_server: StartServer) -> None:
-    server = replay_server()
-    line = [*COMMAND, server.address, "--watch", "--json", "--interval", "0.1"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        looks = [json.loads(process.stdout.readline()) for _ in range(3)]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    assert [look["health"] for look in looks] == ["healthy"] * 3
-
-
-def test_watch_outlasts_a_server_that_does_not_answer(lone_server: StartServer) -> None:
+def test_watch_goes_on_until_it_is_interrupted_and_outlasts_a_server_that_does_not_answer(
+    lone_server: StartServer,
+) -> None:
     server = lone_server()
     line = [*COMMAND, server.address, "--watch", "--json", "--interval", "0.1", "--timeout", "0.5"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as interrupted,
+    ):
         assert process.stdout is not None
+        assert interrupted.stdout is not None
+        assert json.loads(interrupted.stdout.readline())["health"] == "healthy"
+        interrupted.send_signal(signal.SIGINT)
+        assert interrupted.wait(60) == 0
         lines = (json.loads(line)["health"] for line in process.stdout)
-        assert next(lines) == "healthy"
+        assert next(lines) == next(lines) == "healthy"
         server.process.pause()
         assert "unreachable" in lines  # reads up to it
         server.process.resume()
@@ -158,17 +152,18 @@ def test_watch_outlasts_a_server_that_does_not_answer(lone_server: StartServer) 
 
 
 def test_what_cannot_be_asked_is_exit_code_3_and_a_line(tmp_path: Path) -> None:
-    for arguments in (["nowhere"], ["localhost:1", "--no-such-option"], ["localhost:1", "--token", "secret"]):
+    wrong = (["nowhere"], ["localhost:1", "--no-such-option"], ["localhost:1", "--token", "secret"])
+    for arguments in (*wrong, ["localhost:1", "--ca", str(tmp_path)]):
         done = status(*arguments)
         assert done.exit_code == 3, arguments
         assert "Error: " in done.stderr
         assert "Traceback" not in done.stderr
-    assert status("localhost:1", "--ca", str(tmp_path)).exit_code == 3
 
 
-def test_help_tells_the_exit_codes() -> None:
-    words = " ".join(status("--help").stdout.split())
-    assert "0 healthy 1 a side of a table is blocked 2 unreachable: a server does not answer 3 not asked" in words
+def test_help_tells_the_exit_codes_and_the_version_is_told() -> None:
+    codes = "0 healthy 1 a side of a table is blocked 2 unreachable: a server does not answer 3 not asked"
+    assert codes in words_of(status("--help"))
+    assert run("--version").output == f"reverb-writer, version {rw.__version__}\n"
 
 
 def test_shard_that_blocks_is_named(lone_server: StartServer) -> None:
@@ -179,24 +174,20 @@ def test_shard_that_blocks_is_named(lone_server: StartServer) -> None:
     with blocked_writer(blocked.address, "queue"):
         done = status(free.address, blocked.address, "--why")
         assert done.exit_code == 1, done.stderr
-        words = " ".join(done.stdout.split())
-        assert f"shard {blocked.address} blocks: table `queue`, inserts" in words
-        assert f"shard {free.address} blocks" not in words
-        assert re.search(rf"{free.address} (queue|replay) size 0 / 1", words)  # each on its own
+        assert f"shard {blocked.address} blocks: table `queue`, inserts" in words_of(done)
+        assert f"shard {free.address} blocks" not in words_of(done)
+        assert re.search(rf"{free.address} (queue|replay) size 0 / 1", words_of(done))  # each on its own
         lost.process.kill()
         done = status(free.address, blocked.address, lost.address, "--json", "--timeout", "1")
         assert done.exit_code == 2, done.stderr
         states = [json.loads(line) for line in done.stdout.splitlines()]
-        assert [(state["address"], state["health"]) for state in states] == [
-            (free.address, "healthy"),
-            (blocked.address, "blocked"),
-            (lost.address, "unreachable"),
-        ]
+        healths = {free.address: "healthy", blocked.address: "blocked", lost.address: "unreachable"}
+        assert {state["address"]: state["health"] for state in states} == healths
         done = status(free.address, lost.address, "--timeout", "1")
-        assert f"shard {lost.address} is unreachable" in " ".join(done.stdout.split())
+        assert f"shard {lost.address} is unreachable" in words_of(done)
     done = status(free.address, blocked.address)
     assert done.exit_code == 0
-    assert "healthy: none of 2 shards is blocked" in " ".join(done.stdout.split())
+    assert "healthy: none of 2 shards is blocked" in words_of(done)
 
 
 def test_shard_that_comes_while_the_others_are_asked_is_shown_next(
@@ -221,10 +212,6 @@ def test_shard_that_comes_while_the_others_are_asked_is_shown_next(
 def run(*arguments: str) -> Result:
     """Run a command in this process: another one takes seconds to start on a busy machine."""
     return CliRunner().invoke(commands, arguments)
-
-
-def test_version_is_told() -> None:
-    assert CliRunner().invoke(commands, ["--version"]).output == f"reverb-writer, version {rw.__version__}\n"
 
 
 @pytest.mark.parametrize(

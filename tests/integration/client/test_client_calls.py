@@ -9,15 +9,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from call_forwarder import CallForwarder
 from forwarder import Forwarder
-from kinds import client_alone, client_by_socket, contents
-from reading import fifo, read_column
+from kinds import client_by_socket, contents
+from reading import Serve, fifo, read_column
 from server_process import StartServer
-from threads import at_once, our_threads
+from threads import at_once, our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -39,71 +40,51 @@ def fill(client: rw.Client, table: str) -> None:
         insert(client, 1, table, 1.0)
 
 
-def test_insert_goes_on_although_one_into_another_table_has_timed_out(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig.queue("full", 1), fifo("free"))
-    with rw.Client(server.address, timeout_s=60) as client:
-        fill(client, "full")
-        insert(client, 2, "free")
-        assert read_column(client, "free") == [[2]]
-        assert client.server_info()["full"].current_size == 1
-
-
-def test_insert_that_waits_does_not_keep_others_waiting(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig.queue("full", 1), fifo("free"))
-    with rw.Client(server.address, timeout_s=LONG_S) as client:
-        insert(client, 0, "full")
-        blocked = threading.Thread(target=insert, args=[client, 1, "full"])
-        blocked.start()
+def test_insert_that_has_timed_out_or_waits_does_not_keep_others_waiting(serve: Serve) -> None:
+    client = serve(rw.TableConfig.queue("late", 1), rw.TableConfig.queue("full", 1), fifo("free"))
+    fill(client, "late")
+    insert(client, 2, "free")
+    assert read_column(client, "free") == [[2]]
+    assert client.server_info()["late"].current_size == 1
+    insert(client, 0, "full")
+    with soon(lambda: insert(client, 1, "full"), after_s=0):
+        eventually(lambda: inserts_wait(client))
         for number in range(5):
             insert(client, number, "free")
-        assert blocked.is_alive()
         assert read_column(client, "full") == [[0]]
-        blocked.join()
-        assert read_column(client, "full") == [[1]]
+    assert read_column(client, "full") == [[1]]
 
 
-def test_insert_that_has_timed_out_is_not_sent_to_the_next_server(lone_server: StartServer) -> None:
+def test_insert_survives_a_kill_while_it_waits_but_not_after_it_has_timed_out(lone_server: StartServer) -> None:
     server = lone_server(rw.TableConfig.queue("full", 1), fifo("free"))
-    with rw.Client(server.address, timeout_s=60) as client:
+    with rw.Client(server.address, timeout_s=LONG_S) as client:
         fill(client, "full")
         server.process.kill()
         server.process.restart()
         insert(client, 2, "free")
         insert(client, 3, "full")
         assert read_column(client, "full") == [[3]]
+        insert(client, 4, "full")
+        with soon(lambda: insert(client, 5, "full"), after_s=0):
+            eventually(lambda: inserts_wait(client))
+            server.process.kill()
+            server.process.restart()
+        assert read_column(client, "full") == [[5]]
 
 
-def test_insert_survives_a_kill_while_it_waits(lone_server: StartServer) -> None:
-    server = lone_server(rw.TableConfig.queue("full", 1))
-    with rw.Client(server.address, timeout_s=LONG_S) as client:
-        insert(client, 0, "full")
-        blocked = threading.Thread(target=insert, args=[client, 1, "full"])
-        blocked.start()
-        waits = "waiting_for_sampling"
-        eventually(lambda: client.server_info()["full"].worker_time_ms[waits] > 0)
-        server.process.kill()
-        server.process.restart()
-        blocked.join()
-        assert read_column(client, "full") == [[1]]
+def inserts_wait(client: rw.Client) -> bool:
+    return client.server_info()["full"].worker_time_ms["waiting_for_sampling"] > 0
 
 
-def test_insert_under_way_when_the_client_is_closed_says_so(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig.queue("full", 1))
-    with rw.Client(server.address, timeout_s=LONG_S) as client:
-        insert(client, 0, "full")
-        errors: list[BaseException] = []
-
-        def blocked() -> None:
-            try:
-                insert(client, 1, "full")
-            except rw.errors.ReverbWriterError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=blocked)
-        thread.start()
-        eventually(lambda: client.server_info()["full"].worker_time_ms["waiting_for_sampling"] > 0)
-    thread.join()
-    assert [type(error) for error in errors] == [rw.errors.ClosedError]
+def test_insert_under_way_when_the_client_is_closed_says_so(serve: Serve) -> None:
+    client = serve(rw.TableConfig.queue("full", 1))
+    insert(client, 0, "full")
+    with ThreadPoolExecutor(1) as threads:
+        blocked = threads.submit(insert, client, 1, "full")
+        eventually(lambda: inserts_wait(client))
+        client.close()
+        with pytest.raises(rw.errors.ClosedError):
+            blocked.result()
 
 
 @client_by_socket
@@ -173,16 +154,13 @@ def test_servers_of_a_client_are_asked_at_once(replay_server: StartServer) -> No
         assert len(client.checkpoint().splitlines()) == 2
 
 
-def test_time_out_is_told_by_one_traceback(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig.queue("full", 1))
-    with rw.Client(server.address) as client:
-        insert(client, 0, "full")
-        list(client.sample("full"))
-        with pytest.raises(rw.errors.ReplayTimeoutError) as sampling:
-            list(client.sample("full", timeout_s=0.5))
-        insert(client, 0, "full")
-        with pytest.raises(rw.errors.ReplayTimeoutError) as inserting:
-            insert(client, 1, "full", 0.5)
+def test_time_out_is_told_by_one_traceback(serve: Serve) -> None:
+    client = serve(rw.TableConfig.queue("full", 1))
+    with pytest.raises(rw.errors.ReplayTimeoutError) as sampling:
+        list(client.sample("full", timeout_s=0.5))
+    insert(client, 0, "full")
+    with pytest.raises(rw.errors.ReplayTimeoutError) as inserting:
+        insert(client, 1, "full", 0.5)
     for caught in (sampling, inserting):
         assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
@@ -202,18 +180,6 @@ def test_time_between_two_samples_is_not_the_servers(replay_server: StartServer,
         assert len(list(samples)) == 4999
 
 
-@client_alone
-def test_arguments_of_sample_are_checked_by_the_call(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("a"))
-    with rw.Client(server.address) as client:
-        with pytest.raises(rw.errors.SpecError, match="`num_samples` must be >= 1, got 0"):
-            client.sample("a", 0)
-        with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0"):
-            client.sample("a", timeout_s=-1.0)
-    with pytest.raises(rw.errors.ClosedError):
-        client.sample("a")
-
-
 MANY = 20
 NOISE = np.random.default_rng(0).integers(256, size=1 << 20, dtype=np.uint8)
 
@@ -225,45 +191,33 @@ def forwarder(replay_server: StartServer) -> Iterator[Forwarder]:
         yield forwarder
 
 
-def test_observers_and_clients_of_an_address_share_a_connection(forwarder: Forwarder) -> None:
-    observers = [rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(MANY)]
-    with rw.Client(forwarder.address) as client:
-        for number, observer in enumerate(observers):
+def test_observers_and_clients_share_a_connection_and_cost_three_threads_each(forwarder: Forwarder) -> None:
+    with rw.Client(forwarder.address) as client, contextlib.ExitStack() as stack:
+        for number in range(MANY + 1):
+            observer = stack.enter_context(rw.TrajectoryObserver(forwarder.address, "free", 1))
             observer({"n": np.int64(number)})
-        client.server_info()
-        for observer in observers:
-            observer.close()
-        assert forwarder.accepted == 1
-        assert sorted(read_column(client, "free")) == [[number] for number in range(MANY)]
-
-
-def test_each_further_observer_costs_three_threads_at_most(forwarder: Forwarder) -> None:
-    def observe(number: int) -> list[rw.TrajectoryObserver]:
-        observers = [rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(number)]
-        for observer in observers:
-            observer({"n": np.int64(0)})
             observer.flush()
-        return observers
-
-    first = observe(1)
-    before = threading.active_count()
-    others = observe(MANY)
-    # There are also threads that carry out the calls of all. They end when they are idle.
-    eventually(lambda: threading.active_count() - before <= 3 * MANY)
-    for observer in (*first, *others):
-        observer.close()
+            if number == 0:
+                before = threading.active_count()
+        assert forwarder.accepted == 1
+        # There are also threads that carry out the calls of all. They end when they are idle.
+        eventually(lambda: threading.active_count() - before <= 3 * MANY)
+        assert sorted(read_column(client, "free")) == [[number] for number in range(MANY + 1)]
 
 
-def test_the_others_go_on_when_one_is_closed_or_forgotten(forwarder: Forwarder) -> None:
-    closed, forgotten, kept = (rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(3))
-    closed.close()
-    closed.close()
-    del forgotten
-    gc.collect()
-    kept({"n": np.int64(1)})
-    kept.close()
+def test_others_go_on_when_one_is_closed_or_forgotten_and_the_last_disconnects(forwarder: Forwarder) -> None:
+    for accepted in (1, 2):
+        closed, forgotten, kept = (rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(3))
+        closed.close()
+        closed.close()
+        del forgotten
+        gc.collect()
+        kept({"n": np.int64(1)})
+        kept.close()
+        assert forwarder.accepted == accepted
+        eventually(lambda: not forwarder.is_connected)
     with rw.Client(forwarder.address) as client:
-        assert read_column(client, "free") == [[1]]
+        assert read_column(client, "free") == [[1]] * 2
 
 
 def test_observer_that_is_forgotten_before_its_first_step_closes_its_own_client(forwarder: Forwarder) -> None:
@@ -277,14 +231,6 @@ def test_observer_that_is_forgotten_before_its_first_step_closes_its_own_client(
         gc.enable()
 
 
-def test_connection_is_closed_with_its_last_user_and_made_again(forwarder: Forwarder) -> None:
-    for number in (1, 2):
-        with rw.TrajectoryObserver(forwarder.address, "free", 1) as observer:
-            observer({"n": np.int64(0)})
-        assert forwarder.accepted == number
-        eventually(lambda: not forwarder.is_connected)
-
-
 def test_who_has_closed_may_not_use_what_others_hold_open(forwarder: Forwarder) -> None:
     with rw.Variables(forwarder.address, "weights") as learner:
         actor = rw.Variables(forwarder.address, "weights")
@@ -294,11 +240,6 @@ def test_who_has_closed_may_not_use_what_others_hold_open(forwarder: Forwarder) 
             with pytest.raises(rw.errors.ClosedError, match=r"is closed. Make a new one"):
                 call()
         learner.publish([np.zeros(1)])
-
-
-def test_address_can_be_had_by_the_name_that_reverb_has_for_it() -> None:
-    with rw.Client("localhost:1") as client:
-        assert client.server_address == client.address == "localhost:1"
 
 
 def test_stream_that_is_blocked_by_megabytes_blocks_no_other(forwarder: Forwarder) -> None:

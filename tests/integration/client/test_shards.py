@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forwarder import Forwarder
+from numbered import write_numbers
 from shard_files import ShardFile, shard_lines
 from waiting import eventually
 
@@ -85,8 +86,7 @@ def test_connections_to_shards_that_have_left_are_closed_once_nothing_uses_them(
             assert len(sizes(client)) == 1
         # An observer that has nothing to do keeps the target that it saw last.
         eventually(lambda: sum(pod.is_connected for pod in pods[:-1]) <= 1)
-        for number in range(1, 10):
-            observer({"n": np.int64(number)})
+        write_numbers(observer, range(1, 10))
         observer.close()
         assert sizes(client) == [10]
         del observer
@@ -102,13 +102,11 @@ def test_what_is_in_flight_goes_to_the_new_address(tmp_path: Path) -> None:
         rw.Client(f"file:{path}", timeout_s=60) as client,
         rw.TrajectoryObserver(client, "replay", 1, on_block="raise") as observer,
     ):
-        for number in range(10):
-            observer({"n": np.int64(number)})
+        write_numbers(observer, range(10))
         observer.flush()
         server.save(tmp_path / "saved")
         server.close()
-        for number in range(10, 20):
-            observer({"n": np.int64(number)})
+        write_numbers(observer, range(10, 20))
         with rw.LocalServer.restore(tmp_path / "saved") as restored:
             path.write_text(f"a {restored.address}")
             observer.flush()

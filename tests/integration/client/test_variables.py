@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +14,10 @@ import grpc
 import numpy as np
 import pytest
 from call_forwarder import CallForwarder
+from numbered import write_numbers
+from reading import Serve
 from server_process import StartServer
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -25,10 +27,10 @@ from reverb_writer.client.targets import rank_shards
 WEIGHTS = rw.TableConfig.variables("weights")
 
 
-def test_variables_come_as_they_were_published(replay_server: StartServer) -> None:
-    server = replay_server(WEIGHTS)
+def test_variables_come_as_they_were_published(serve: Serve) -> None:
+    client = serve(WEIGHTS)
     nest = {"layers": [(np.ones((2, 3), np.float32), np.zeros(3))], "step": 7}
-    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
+    with rw.Variables(client, "weights") as learner, rw.Variables(client, "weights") as actor:
         with pytest.raises(rw.errors.ReplayTimeoutError):
             actor.latest(timeout_s=0.2)
         learner.publish(nest)
@@ -38,14 +40,27 @@ def test_variables_come_as_they_were_published(replay_server: StartServer) -> No
         assert found["step"] == 7
         learner.publish({"step": np.float32(8)})
         assert actor.latest() == {"step": 8}
+        with ThreadPoolExecutor(8) as threads:  # each publishes under a number of its own
+            versions = sorted(threads.map(lambda number: learner.publish([number]), range(40)))
+    assert versions == [*range(versions[0], versions[0] + 40)]
 
 
-def test_server_that_is_gone_is_logged_and_named_in_time_and_has_nothing_new(
+def test_server_that_hangs_or_is_gone_has_nothing_new_and_is_named_in_time(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.2)
     server = lone_server(WEIGHTS)
-    with rw.Variables(server.address, "weights", interval_s=0.001, timeout_s=float("inf")) as actor:
+    with (
+        rw.Variables(server.address, "weights") as learner,
+        rw.Variables(server.address, "weights", interval_s=0.0, timeout_s=float("inf")) as actor,
+    ):
+        learner.publish([np.arange(3)])
+        server.process.pause()
+        try:
+            assert [actor.poll("old") for _ in range(1000)] == ["old"] * 1000  # it does not wait
+        finally:
+            server.process.resume()
+        eventually(lambda: actor.poll() is not None)
         server.process.kill()
         assert [actor.poll("old") for _ in range(200)] == ["old"] * 200
         with pytest.raises(rw.errors.ServerUnavailableError, match=r"within 1.5 s"):
@@ -69,9 +84,7 @@ def test_each_version_goes_to_the_first_server_in_the_order_of_the_tables_name(r
 
 
 @pytest.mark.parametrize("num_servers", [1, 2])
-def test_weights_are_taken_from_servers_and_a_learner_that_have_all_started_again_empty(
-    lone_server: StartServer, num_servers: int
-) -> None:
+def test_weights_come_though_servers_and_learner_have_begun_anew(lone_server: StartServer, num_servers: int) -> None:
     servers = [lone_server(WEIGHTS) for _ in range(num_servers)]
     addresses = [server.address for server in servers]
     with rw.Variables(addresses, "weights", interval_s=0.001) as actor:
@@ -160,31 +173,8 @@ def test_weights_that_no_server_has_yet_are_waited_for_as_is_logged(
         waits = [line for line in logged if "nothing was published yet, waiting for it at" in line]
         assert len(waits) > 1
         assert all(address in waits[0] for address in addresses)
-        timer = threading.Timer(0.2, learner.publish, [[np.arange(3)]])
-        timer.start()
-        assert actor.latest()[0].tolist() == [0, 1, 2]
-        timer.join()
-
-
-@pytest.mark.parametrize("interval_s", [-1, float("nan"), "often"])
-def test_interval_that_is_none_is_refused(interval_s: object) -> None:
-    with pytest.raises(rw.errors.SpecError, match="`interval_s` must be"):
-        rw.Variables("localhost:1", "weights", interval_s=interval_s)  # type: ignore[arg-type]  # what is tested
-
-
-def test_poll_does_not_wait_for_a_server_that_hangs_with_news(lone_server: StartServer) -> None:
-    server = lone_server(WEIGHTS)
-    with (
-        rw.Variables(server.address, "weights") as learner,
-        rw.Variables(server.address, "weights", interval_s=0.0) as actor,
-    ):
-        learner.publish([np.arange(3)])
-        server.process.pause()
-        try:
-            assert [actor.poll("old") for _ in range(1000)] == ["old"] * 1000
-        finally:
-            server.process.resume()
-        eventually(lambda: actor.poll() is not None)
+        with soon(lambda: learner.publish([np.arange(3)])):
+            assert actor.latest()[0].tolist() == [0, 1, 2]
 
 
 def test_weights_after_a_time_out_have_another_number(replay_server: StartServer) -> None:
@@ -205,13 +195,6 @@ def test_weights_after_a_time_out_have_another_number(replay_server: StartServer
         eventually(lambda: actor.poll() == [2])
 
 
-def test_each_of_many_threads_publishes_under_a_number_of_its_own(replay_server: StartServer) -> None:
-    server = replay_server(WEIGHTS)
-    with rw.Variables(server.address, "weights") as learner, ThreadPoolExecutor(8) as threads:
-        versions = sorted(threads.map(lambda number: learner.publish([number]), range(40)))
-    assert versions == [*range(versions[0], versions[0] + 40)]
-
-
 class Module:
     """What has a state, as modules of PyTorch have."""
 
@@ -225,10 +208,10 @@ class Module:
         self.state = state
 
 
-def test_state_of_a_module_is_published_and_loaded(replay_server: StartServer) -> None:
-    address = replay_server(rw.TableConfig.variables("weights")).address
+def test_state_of_a_module_is_published_and_loaded(serve: Serve) -> None:
+    client = serve(WEIGHTS)
     there, here = Module({"layer.weight": np.ones((2, 3), np.float32), "steps": 7}), Module({})
-    with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights", interval_s=0.001) as actor:
+    with rw.Variables(client, "weights") as learner, rw.Variables(client, "weights", interval_s=0.001) as actor:
         learner.publish(there)
         assert actor.load_into(here)
         np.testing.assert_array_equal(here.state["layer.weight"], np.ones((2, 3)))
@@ -239,36 +222,21 @@ def test_state_of_a_module_is_published_and_loaded(replay_server: StartServer) -
         assert here.state == {"steps": 8}
 
 
-def test_weights_of_a_pytorch_module_are_loaded_as_tensors(replay_server: StartServer) -> None:
+def test_weights_of_a_pytorch_module_are_loaded_as_tensors(serve: Serve) -> None:
     torch = pytest.importorskip("torch")
 
     def network(dtype: Any) -> Any:
         return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(dtype)
 
-    address = replay_server(rw.TableConfig.variables("weights")).address
+    client = serve(WEIGHTS)
     for dtype in (torch.float32, torch.bfloat16):
         there, here = network(dtype), network(dtype)
-        with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as actor:
+        with rw.Variables(client, "weights") as learner, rw.Variables(client, "weights") as actor:
             learner.publish(there)
             assert actor.load_into(here)
         for name, tensor in there.state_dict().items():
             assert torch.equal(here.state_dict()[name], tensor)
             assert here.state_dict()[name].dtype == tensor.dtype
-
-
-def write(observer: rw.TrajectoryObserver, number: int) -> None:
-    observer({"n": np.int64(number)}, end_of_episode=False)
-
-
-@contextlib.contextmanager
-def soon(work: Callable[[], object]) -> Iterator[None]:
-    """Have another thread do something while the block waits for it; it has come back when the block has ended."""
-    timer = threading.Timer(0.1, work)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
 
 
 def test_actors_see_that_the_run_has_ended_and_keep_its_weights(replay_server: StartServer) -> None:
@@ -315,11 +283,15 @@ def test_earlier_run_on_another_server_is_not_taken(
         assert not actor.finished
 
 
-def test_wait_returns_a_newer_version_or_the_end(replay_server: StartServer) -> None:
-    address = replay_server(WEIGHTS).address
-    with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as actor:
+def test_wait_returns_a_newer_version_or_the_end(serve: Serve) -> None:
+    client = serve(WEIGHTS)
+    wrong: Any
+    for wrong in (-1, float("nan"), "often"):
+        with pytest.raises(rw.errors.SpecError, match="`interval_s` must be"):
+            rw.Variables(client, "weights", interval_s=wrong)
+    with rw.Variables(client, "weights") as learner, rw.Variables(client, "weights") as actor:
         with pytest.raises(rw.errors.SpecError, match="`newer_than` must be an integer"):
-            actor.wait(newer_than="newest")  # type: ignore[arg-type]  # what is tested
+            actor.wait(newer_than=wrong)
         first = learner.publish([1])
         assert actor.wait() == [1]
         assert actor.wait(newer_than=first - 1) == [1]
@@ -339,8 +311,7 @@ def test_actor_that_a_rate_limiter_blocks_ends_with_the_run(
     with rw.Variables(address, "weights") as learner, rw.Variables(address, "weights") as weights:
 
         def act(observer: rw.TrajectoryObserver) -> None:
-            for number in range(1_000_000 if blocks_in == "step" else 5):
-                write(observer, number)
+            write_numbers(observer, range(1_000_000 if blocks_in == "step" else 5))
             if blocks_in == "flush":
                 observer.flush()
 
@@ -361,7 +332,6 @@ def test_error_of_until_is_raised_by_the_call_that_waits(replay_server: StartSer
 
     address = replay_server(rw.TableConfig.queue("queue", 1)).address
     with contextlib.suppress(ZeroDivisionError), rw.TrajectoryObserver(address, "queue", 1, until=until) as observer:
-        write(observer, 0)
-        write(observer, 1)
+        write_numbers(observer, range(2))
         with pytest.raises(ZeroDivisionError):
             observer.flush()

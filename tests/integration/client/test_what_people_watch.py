@@ -6,32 +6,25 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from server_process import HostedServer
+from episodes import feed
+from reading import Serve
 
 import reverb_writer as rw
 
 
 @pytest.fixture
-def address(replay_server: Callable[..., HostedServer]) -> str:
-    tables = rw.TableConfig("replay", 100), rw.TableConfig("episodes", 100), rw.TableConfig("weights", 1)
-    return replay_server(*tables).address
-
-
-def write(observer: Any, numbers: range) -> None:
-    for number in numbers:
-        observer({"n": np.int64(number)}, end_of_episode=number == numbers[-1])
+def address(serve: Serve) -> str:
+    return serve(*(rw.TableConfig(name, 100) for name in ("replay", "episodes")), rw.TableConfig("weights", 1)).address
 
 
 def test_counters_are_one_flat_dict_of_numbers(address: str) -> None:
     with rw.TrajectoryObserver(address, "replay", 3) as observer:
-        write(observer, range(5))
-        write(observer, range(2))  # too short for a window
+        feed(observer, [5])
+        feed(observer, [2])  # too short for a window
         observer.flush()
         scalars = observer.stats().as_scalars("actor/")
         assert {type(value) for value in scalars.values()} == {float}
@@ -56,7 +49,7 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
     }
     for kind, observer in observers.items():
         with observer:
-            write(observer, range(5))
+            feed(observer, [5])
             found = repr(observer)
             table = "episodes" if kind is rw.EpisodeObserver else "replay"
             assert found.startswith(f"<{kind.__name__} of {table} at {address}: 5 steps, "), found
@@ -68,7 +61,7 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
         next(dataset)
         assert re.fullmatch(f"<ReplayDataset of replay at {address}: 1 batches, [0-9]+ samples ready>", repr(dataset))
     with rw.files.RolloutWriter(tmp_path) as writer:
-        write(writer, range(4))
+        feed(writer, [4])
         assert repr(writer) == f"<RolloutWriter to {tmp_path}: 1 trajectories, 4 steps>"
     (path,) = rw.files.list_trajectories(tmp_path)
     assert repr(rw.files.StoredTrajectory(path)) == f"<StoredTrajectory in {path}: 4 steps>"
@@ -94,7 +87,7 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
 def test_each_package_has_a_logger_of_its_own(address: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with rw.TrajectoryObserver(address, "replay", 3) as observer:
-        write(observer, range(2))
+        feed(observer, [2])
     assert {record.name for record in caplog.records} == {"reverb_writer.writing"}
 
 

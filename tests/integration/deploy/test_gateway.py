@@ -12,8 +12,8 @@ import socket
 import ssl
 import struct
 import subprocess
-import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from kinds import by_socket
 from ports import free_port
 from server_process import SERVER_PYTHON, HostedServer, StartServer
 from service_process import run_command
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -138,26 +139,19 @@ def test_plain_text_older_tls_and_a_gateway_of_another_name_are_refused(gateway:
         context.wrap_socket(plain, server_hostname="localhost")
 
 
-def test_right_certificate_writes_and_samples(gateway: Gateway) -> None:
+def test_right_certificate_writes_samples_and_asks_for_status_and_checkpoints(gateway: Gateway) -> None:
     with rw.Client(gateway.address, gateway.tls()) as client:
         with rw.TrajectoryObserver(client, "replay", sequence_length=2) as observer:
             for number in range(100):
                 observer({"obs": np.full(3, number)})
         assert client.server_info()["replay"].current_size == 99
         assert len(list(client.sample("replay", 50))) == 50
-
-
-@by_gateway
-def test_status_comes_in_by_certificate_too(gateway: Gateway) -> None:
     line = [SERVER_PYTHON, "-m", "reverb_writer.cli", "status", gateway.address, *gateway.options()]
     assert subprocess.run(line, capture_output=True, timeout=60, check=False).returncode == 0
-
-
-@pytest.mark.only_server("reverb", "a local server is saved by its own process")
-def test_checkpoint_is_asked_for_by_certificate_too(gateway: Gateway) -> None:
-    saved = run_command("checkpoints", "save", gateway.address, *gateway.options())
-    assert saved.returncode == 0, saved.stderr
-    assert Path(saved.stdout.strip()).is_dir()
+    if gateway.server.kind == "reverb":  # a local server is saved by its own process
+        saved = run_command("checkpoints", "save", gateway.address, *gateway.options())
+        assert saved.returncode == 0, saved.stderr
+        assert Path(saved.stdout.strip()).is_dir()
 
 
 @pytest.mark.slow
@@ -175,12 +169,10 @@ def test_stream_that_is_silent_for_longer_than_every_time_out_survives(
             observer = rw.TrajectoryObserver(client, "queue", sequence_length=1)
             for number in range(2):
                 observer({"obs": np.array([number])})
-            blocked = threading.Thread(target=observer.flush)
-            blocked.start()
-            time.sleep(4)  # the silence: four times the time-outs
-            samples = client.sample("queue", 2, timeout_s=30)
-            assert [int(np.squeeze(sample.data["obs"])) for sample in samples] == [0, 1]
-            blocked.join()
+            with soon(observer.flush):
+                time.sleep(4)  # the silence: four times the time-outs
+                samples = client.sample("queue", 2, timeout_s=30)
+                assert [int(np.squeeze(sample.data["obs"])) for sample in samples] == [0, 1]
             assert observer.stats().reconnects == 0
             observer.close()
 
@@ -253,7 +245,10 @@ def limited(replay_server: StartServer, certificates: Path, tmp_path: Path) -> I
 
 
 @by_gateway
-def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited: Gateway, tmp_path: Path) -> None:
+def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(
+    limited: Gateway, certificates: Path, tmp_path: Path
+) -> None:
+    make_certificates(certificates, "Admin", "guest")
     with rw.Client(limited.address, limited.tls()) as client:
         with rw.TrajectoryObserver(client, "replay", sequence_length=2) as observer:  # it may insert, and nothing else
             for _ in range(100):
@@ -269,7 +264,18 @@ def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited
             refusal = f"does not permit {operation} to the certificate of client"
             with pytest.raises(rw.errors.PermissionDeniedError, match=refusal):
                 call()
-        assert client.server_info()["replay"].current_size == 99
+    with rw.Client(limited.address, limited.tls("Admin")) as client:  # in other letters it is another name
+        with pytest.raises(rw.errors.PermissionDeniedError, match="does not permit reset to the certificate of Admin"):
+            client.reset("replay")
+        assert client.server_info()["replay"].current_size == 99  # `* info` is for everyone
+    with rw.Client(limited.address, limited.tls("guest")) as client:
+        observer = rw.TrajectoryObserver(client, "replay", sequence_length=1)
+        with contextlib.suppress(rw.errors.PermissionDeniedError):  # it may be told before the flush
+            observer(STEP)
+        with pytest.raises(rw.errors.PermissionDeniedError, match="does not permit insert to the certificate of guest"):
+            observer.flush()
+        with contextlib.suppress(rw.errors.ReverbWriterError):
+            observer.close(1.0)
     with rw.Client(limited.address, limited.tls("admin")) as client:
         assert set(next(iter(client.sample("replay", 1))).data) == {"obs"}
         client.reset("replay")
@@ -280,44 +286,18 @@ def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited
         return [(line["audit"], line["name"], line["operation"]) for line in told]
 
     refused = [("refused", "client", operation) for operation in calls]
-    eventually(lambda: len(audited()) > len(calls), "the calls are logged, and who drains a table, too")
-    assert audited() == [*refused, ("permitted", "admin", "reset")]
+    refused += [("refused", "Admin", "reset"), ("refused", "guest", "insert")]
+    eventually(
+        lambda: ("permitted", "admin", "reset") in audited(), "the calls are logged, and who drains a table, too"
+    )
+    assert [*dict.fromkeys(audited())] == [*refused, ("permitted", "admin", "reset")]
 
 
 @by_gateway
-def test_name_in_other_letters_is_another_name(limited: Gateway, certificates: Path) -> None:
-    make_certificates(certificates, "Admin")
-    with rw.Client(limited.address, limited.tls("Admin")) as client:
-        with pytest.raises(rw.errors.PermissionDeniedError, match="does not permit reset to the certificate of Admin"):
-            client.reset("replay")
-        assert client.server_info()["replay"].current_size == 0  # `* info` is for everyone
-
-
-@by_gateway
-def test_observer_that_may_not_insert_is_told(limited: Gateway, certificates: Path) -> None:
-    make_certificates(certificates, "guest")
-    with rw.Client(limited.address, limited.tls("guest")) as client:
-        observer = rw.TrajectoryObserver(client, "replay", sequence_length=1)
-
-        def write() -> None:
-            observer(STEP)
-            observer.flush()
-
-        with pytest.raises(rw.errors.PermissionDeniedError, match="does not permit insert to the certificate of guest"):
-            write()
-        with contextlib.suppress(rw.errors.ReverbWriterError):
-            observer.close(1.0)
-
-
-@by_gateway
-def test_gateway_finds_a_server_that_starts_later(lone_server: StartServer, certificates: Path, tmp_path: Path) -> None:
+def test_gateway_finds_a_server_that_starts_later(lone_server: StartServer, certificates: Path) -> None:
     port = free_port()
-
-    @dataclass
-    class Later:
-        port: int
-
-    for gateway in behind(Later(port), certificates):  # type: ignore[arg-type]  # it needs the port only
+    later: Any = types.SimpleNamespace(port=port)  # the gateway needs no more of it
+    for gateway in behind(later, certificates):
         with rw.Client(gateway.address, gateway.tls()) as client:
             with pytest.raises(rw.errors.ReverbWriterError):
                 client.server_info(timeout_s=1.0)
@@ -327,7 +307,7 @@ def test_gateway_finds_a_server_that_starts_later(lone_server: StartServer, cert
 
 @pytest.mark.slow
 @pytest.mark.only_server("local", "it listens at one address of this machine")
-def test_gateway_finds_a_server_whose_name_is_unknown_at_first_and_gets_another_address_later(
+def test_gateway_finds_a_server_whose_name_is_unknown_or_moves_at_first(
     replay_server: StartServer, certificates: Path, tmp_path: Path
 ) -> None:
     hosts = tmp_path / "hosts"
@@ -408,9 +388,7 @@ def test_authority_and_its_key_lie_apart_from_what_gateway_server_and_clients_ge
 
 @pytest.mark.slow
 @by_gateway
-def test_certificate_that_is_renewed_and_permissions_that_change_are_used_without_a_restart(
-    replay_server: StartServer, tmp_path: Path
-) -> None:
+def test_renewed_certificate_and_new_permissions_need_no_restart(replay_server: StartServer, tmp_path: Path) -> None:
     folder = tmp_path / "certificates"
     make_certificates(folder)
     with contextlib.contextmanager(behind)(replay_server(rw.TableConfig("replay")), folder) as gateway:

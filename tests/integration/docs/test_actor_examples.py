@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kinds import client_by_socket
-from reading import fifo, read
+from reading import Serve, fifo, read
 
 import reverb_writer as rw
 
@@ -27,9 +27,8 @@ pytest.importorskip("gymnasium")
 
 
 @pytest.fixture
-def client(replay_server: Any) -> Any:
-    with rw.Client(replay_server(fifo("replay")).address, timeout_s=60) as client:
-        yield client
+def client(serve: Serve) -> rw.Client:
+    return serve(fifo("replay"))
 
 
 def run(client: rw.Client, script: str, *arguments: object, steps: int = 300) -> list[rw.Sample]:

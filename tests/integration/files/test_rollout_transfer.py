@@ -13,8 +13,7 @@ import pytest
 import tree
 from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
 from kinds import contents
-from reading import Place, read
-from rollout_steps import tf_agents_steps
+from reading import Place, Serve, read
 from server_process import Kind, StartServer
 
 import reverb_writer as rw
@@ -34,12 +33,6 @@ from reverb_writer.protocol.signatures import ArraySpec
 pytestmark = contents
 
 
-def resend(data_dir: Path, observer: Any) -> None:
-    with observer:
-        for path in list_trajectories(data_dir):
-            send_trajectory(StoredTrajectory(path), observer)
-
-
 @contextlib.contextmanager
 def both(observer: Any, writer: RolloutWriter) -> Iterator[Callable[..., None]]:
     """Yield a function that writes a step with both, as a program does that keeps on disk what it sends."""
@@ -50,6 +43,12 @@ def both(observer: Any, writer: RolloutWriter) -> Iterator[Callable[..., None]]:
 
     with observer, writer:
         yield write
+
+
+def resend(data_dir: Path, observer: Any) -> None:
+    with observer:
+        for path in list_trajectories(data_dir):
+            send_trajectory(StoredTrajectory(path), observer)
 
 
 def test_windows_from_disk_are_those_of_live_writing(place: Place, tmp_path: Path) -> None:
@@ -83,22 +82,6 @@ def test_episodes_that_were_reset_or_closed_come_again_as_they_were(
     assert written[0] == [1, 2, 3]
 
 
-def test_trajectories_of_tf_agents_come_again_leaf_by_leaf(place: Place, tmp_path: Path) -> None:
-    def observer(table: str) -> rw.TrajectoryObserver:
-        return rw.TrajectoryObserver(place.client, table, 4, 1, end_of_episode="pad", mask=True)
-
-    with both(observer("a"), RolloutWriter(tmp_path)) as write:
-        for step in [*tf_agents_steps(0, 2), *tf_agents_steps(1, 6, terminal=False)]:
-            write(step)
-    resend(tmp_path, observer("b"))
-    live, again = read(place.client, "a"), read(place.client, "b")
-    assert len(live) == len(again) == 5  # 0BPP... and four of seven rows
-    for one, other in zip(live, again, strict=True):
-        for ours, theirs in zip(one.data, other.data, strict=True):
-            assert ours.dtype == theirs.dtype
-            assert ours.tolist() == theirs.tolist()
-
-
 def test_environments_come_again_without_the_steps_that_they_had_not(place: Place, tmp_path: Path) -> None:
     observer, writer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2), RolloutWriter(tmp_path, num_envs=2)
     with both(observer, writer) as write:
@@ -130,25 +113,21 @@ def numbered_episode(first: int, num_steps: int, **options: Any) -> rw.Episode:
 
 
 def test_episodes_that_are_written_at_once_come_again(place: Place, tmp_path: Path) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 3) as observer, RolloutWriter(tmp_path) as writer:
+    with RolloutWriter(tmp_path) as writer:
         for episode in (
             numbered_episode(1, 4, terminated=True),
             numbered_episode(11, 1, truncated=True),
             numbered_episode(21, 3),  # a chunk that was cut
         ):
-            observer.write_episode(episode)
             writer.write_episode(episode)
         with pytest.raises(rw.errors.IncompleteError, match="an episode without a step"):
             writer.write_episode(rw.Episode())
         with pytest.raises(rw.errors.StructureError, match="observation"):
             writer.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
-    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 3))
-    live, again = read(place.client, "a"), read(place.client, "b")
-    assert len(live) == len(again) == 5
-    for one, other in zip(live, again, strict=True):
-        assert [leaf.tolist() for leaf in one.data] == [leaf.tolist() for leaf in other.data]
-    observations = [StoredTrajectory(path).load()["observation"].tolist() for path in list_trajectories(tmp_path)]
-    assert observations == [[1, 2, 3, 4, 5], [11, 12], [21, 22, 23, 24]]
+    resend(tmp_path, rw.EpisodeObserver(place.client, "a", 9))
+    sent = [item.data[4].tolist() for item in read(place.client, "a")]
+    assert sent == [[1, 2, 3, 4, 5], [11, 12], [21, 22, 23, 24]]
+    assert [StoredTrajectory(path).load()["observation"].tolist() for path in list_trajectories(tmp_path)] == sent
     assert ended(tmp_path) == [
         (5, True, True, False, "step"),
         (2, True, False, True, "step"),
@@ -158,10 +137,12 @@ def test_episodes_that_are_written_at_once_come_again(place: Place, tmp_path: Pa
     assert [batch.observation.item() for batch in dataset] == [1, 2, 3, 4, 11, 21, 22, 23]
 
 
-def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> None:
+def test_import_goes_on_where_it_was_stopped_and_other_steps_stop_it_by_name(place: Place, tmp_path: Path) -> None:
     with RolloutWriter(tmp_path / "data") as writer:
         feed(writer, (3, 3, 3, 3))
-    paths = list_trajectories(tmp_path / "data")
+    with RolloutWriter(tmp_path / "data") as writer:
+        writer({"m": np.int64(1)}, end_of_episode=True)
+    *paths, other = list_trajectories(tmp_path / "data")
     paths[1].write_text("{")
     for delivered in ([0], [0, 2], [0, 2, 3]):  # the second is damaged
         journal = Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data")
@@ -169,54 +150,48 @@ def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> No
             for done in import_trajectories(paths, observer, journal=journal):
                 if not done.error:
                     break  # closes the iterator: what was sent is confirmed
-        assert Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data").done == {
-            paths[index].name for index in delivered
-        }
-    assert place.column("a") == [[1, 2, 3], [7, 8, 9], [10, 11, 12]]
+        journal = Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data")
+        assert journal.done == {paths[index].name for index in delivered}
+    journal = Journal(tmp_path / "new", {}, tmp_path / "data")
+    with (
+        rw.TrajectoryObserver(place.client, "a", 3) as observer,
+        pytest.raises(rw.errors.StructureError, match=f"trajectory `{other.name}`: step 3"),
+    ):
+        list(import_trajectories([paths[0], other], observer, journal=journal))
+    assert journal.done == {paths[0].name}
+    assert place.column("a") == [[1, 2, 3], [7, 8, 9], [10, 11, 12], [1, 2, 3]]
     with pytest.raises(rw.errors.SpecError, match="belongs to another import"):
         Journal(tmp_path / "journal", {"table": "b"}, tmp_path / "data")
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
-def test_export_writes_each_item_once_and_the_table_keeps_it(
-    replay_server: StartServer, tmp_path: Path, sampler: str
+def test_export_writes_each_item_once_but_for_odd_ones_and_the_table_keeps_it(
+    serve: Serve, tmp_path: Path, sampler: str
 ) -> None:
-    chosen: Any = rw.Prioritized(1.0) if sampler == "prioritized" else sampler
-    server = replay_server(rw.TableConfig("t", 1000, chosen, "fifo"))
-    with rw.Client(server.address) as client:
-        with rw.TrajectoryObserver(client, "t", 3) as observer:
-            feed(observer, (12,))
-        done = list(export_items(client, "t", RolloutWriter(tmp_path)))
-        assert client.server_info()["t"].current_size == 10
-    assert [each.num_steps for each in done] == [3] * 10
+    client = serve(rw.TableConfig("t", 1000, rw.Prioritized(1.0) if sampler == "prioritized" else "uniform", "fifo"))
+    with rw.TrajectoryObserver(client, "t", 3) as observer:
+        feed(observer, (12,))
+    client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})  # columns of different lengths
+    *good, odd = sorted(export_items(client, "t", RolloutWriter(tmp_path)), key=lambda done: bool(done.error))
+    assert client.server_info()["t"].current_size == 11
+    assert [each.num_steps for each in good] == [3] * 10
+    assert odd.name in odd.error
     found = [tree.flatten(StoredTrajectory(path).load())[0].tolist() for path in list_trajectories(tmp_path)]
     assert sorted(found) == [[n, n + 1, n + 2] for n in range(1, 11)]
 
 
 @pytest.mark.parametrize(("sampler", "times"), [("fifo", 1), ("fifo", 0), ("lifo", 0), ("uniform", 1), ("uniform", 3)])
-def test_export_of_a_table_that_would_lose_items_is_refused_and_takes_none(
-    replay_server: StartServer, tmp_path: Path, sampler: Any, times: int
+def test_export_of_a_table_that_would_lose_items_is_refused(
+    serve: Serve, tmp_path: Path, sampler: Any, times: int
 ) -> None:
-    server = replay_server(rw.TableConfig("t", 1000, sampler, "fifo", max_times_sampled=times))
-    with rw.Client(server.address) as client:
-        with rw.TrajectoryObserver(client, "t", 1) as observer:
-            feed(observer, (600,))
-        client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})  # an export could not write it
-        with pytest.raises(rw.errors.SpecError, match="can only be read by removing its items"):
-            next(export_items(client, "t", RolloutWriter(tmp_path)))
-        assert client.server_info()["t"].current_size == 601
+    client = serve(rw.TableConfig("t", 1000, sampler, "fifo", max_times_sampled=times))
+    with rw.TrajectoryObserver(client, "t", 1) as observer:
+        feed(observer, (600,))
+    client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})  # an export could not write it
+    with pytest.raises(rw.errors.SpecError, match="can only be read by removing its items"):
+        next(export_items(client, "t", RolloutWriter(tmp_path)))
+    assert client.server_info()["t"].current_size == 601
     assert list_trajectories(tmp_path) == []
-
-
-def test_item_of_columns_of_different_lengths_is_left_out_by_key(replay_server: StartServer, tmp_path: Path) -> None:
-    server = replay_server(rw.TableConfig("t"))
-    with rw.Client(server.address) as client:
-        client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})
-        client.insert({"a": np.arange(3), "b": np.arange(3)}, {"t": 1.0})
-        odd, good = sorted(export_items(client, "t", RolloutWriter(tmp_path)), key=lambda done: not done.error)
-        assert client.server_info()["t"].current_size == 2
-    assert odd.name in odd.error
-    assert good.num_steps == 3
 
 
 def test_export_of_a_saved_replay_writes_each_item_once(
@@ -274,19 +249,3 @@ def test_item_of_a_saved_replay_that_cannot_be_read_is_named(tmp_path: Path) -> 
     good, bad = export_saved(tmp_path / "saved", "t", RolloutWriter(tmp_path / "out"))
     assert (good.num_steps, good.error) == (2, "")
     assert re.fullmatch(f"item {bad.name}: it needs chunk [0-9]+, which was not saved.", bad.error)
-
-
-def test_trajectory_of_other_steps_stops_an_import_by_name(place: Place, tmp_path: Path) -> None:
-    with RolloutWriter(tmp_path / "data") as writer:
-        feed(writer, (3,))
-    with RolloutWriter(tmp_path / "data") as writer:
-        writer({"m": np.int64(1)}, end_of_episode=True)
-    first, second = list_trajectories(tmp_path / "data")
-    journal = Journal(tmp_path / "journal", {}, tmp_path / "data")
-    with (
-        rw.TrajectoryObserver(place.client, "a", 3) as observer,
-        pytest.raises(rw.errors.StructureError, match=f"trajectory `{second.name}`: step 3"),
-    ):
-        list(import_trajectories([first, second], observer, journal=journal))
-    assert journal.done == {first.name}
-    assert place.column("a") == [[1, 2, 3]]

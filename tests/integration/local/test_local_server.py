@@ -94,7 +94,7 @@ def test_a_learner_that_goes_takes_nothing(scheme: str) -> None:
             assert len(list(client.sample("queue", 1))) == 1
 
 
-def test_a_server_that_nobody_closes_does_not_keep_the_interpreter() -> None:
+def test_a_server_that_nobody_closes_does_not_keep_the_interpreter_and_is_closed_when_it_is_collected() -> None:
     program = """
         import threading
         import reverb_writer as rw
@@ -104,9 +104,6 @@ def test_a_server_that_nobody_closes_does_not_keep_the_interpreter() -> None:
         client.server_info()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=100)
-
-
-def test_a_server_that_is_collected_is_closed() -> None:
     address = rw.LocalServer([rw.TableConfig("replay")]).address
     gc.collect()
     with (
@@ -114,15 +111,6 @@ def test_a_server_that_is_collected_is_closed() -> None:
         pytest.raises((rw.errors.ServerUnavailableError, rw.errors.ReplayTimeoutError)),
     ):
         client.server_info()
-
-
-def test_the_memory_bound_reaches_the_writer_in_words() -> None:
-    with rw.LocalServer([rw.TableConfig("replay")], max_bytes=100_000) as server, rw.Client(server.address) as client:
-        with pytest.raises(rw.errors.ReverbWriterError, match="`max_bytes` 100000"):  # noqa: PT012  # some come first
-            while True:
-                client.insert([np.random.default_rng(0).random(10_000)], {"replay": 1.0})
-        assert client.server_info()["replay"].current_size >= 1
-        assert server.num_bytes <= 100_000
 
 
 @pytest.fixture
@@ -145,26 +133,25 @@ def test_what_is_saved_comes_back(saved: tuple[Path, rw.LocalServer]) -> None:
         rw.Client(server.address) as first,
         rw.Client(again.address) as second,
     ):
-        before, after = first.server_info(), second.server_info()
-        assert before.keys() == after.keys()
-        for name, table in before.items():
-            assert vars(after[name]) | {"worker_time_ms": 0} == vars(table) | {"worker_time_ms": 0}
+        before, after = (
+            {name: vars(table) | {"worker_time_ms": 0} for name, table in client.server_info().items()}
+            for client in (first, second)
+        )
+        assert before == after
         old, new = (
             {
-                sample.info.key: (sample.data, sample.info.probability, sample.info.priority)
-                for sample in client.sample("replay", 60)
+                one.info.key: (one.data["a"].tolist(), one.info.priority, pytest.approx(one.info.probability))
+                for one in client.sample("replay", 60)
             }
             for client in (first, second)
         )
         assert old.keys() & new.keys()
-        for key in old.keys() & new.keys():
-            np.testing.assert_array_equal(old[key][0]["a"], new[key][0]["a"])
-            assert old[key][1:] == pytest.approx(new[key][1:])
+        assert [old[key] for key in old if key in new] == [new[key] for key in old if key in new]
         write(again.address, 10)
         again.save(folder)
     assert len(list((folder / "kept").iterdir())) == 1
     with rw.LocalServer.restore(folder) as third, rw.Client(third.address) as client:
-        assert client.server_info()["replay"].current_size == after["replay"].current_size + 8
+        assert client.server_info()["replay"].current_size == after["replay"]["current_size"] + 8
 
 
 def test_saves_into_one_folder_at_once_take_turns(tmp_path: Path) -> None:
@@ -269,35 +256,30 @@ def server() -> Iterator[rw.LocalServer]:
 
 
 def test_writing_reading_and_priorities_open_no_connection(server: rw.LocalServer) -> None:
-    with rw.Client(server.address) as client:
-        with (
-            rw.TrajectoryObserver(client, "replay", 1) as observer,
-            rw.ReplayDataset(client, "replay", 8) as dataset,
-        ):
-            write_numbers(observer, range(100))
-            observer.flush()
-            batch = next(dataset)
-            dataset.update_priorities(batch, np.full(8, 3.0))
-            dataset.flush_priorities()
-        client.insert([np.arange(3)], {"queue": 1.0})
-        assert len(list(client.sample("queue", 1))) == 1
+    with (
+        rw.Client(server.address) as client,
+        rw.TrajectoryObserver(client, "replay", 1) as observer,
+        rw.ReplayDataset(client, "replay", 8) as dataset,
+    ):
+        write_numbers(observer, range(100))
+        observer.flush()
+        dataset.update_priorities(next(dataset), np.full(8, 3.0))
+        dataset.flush_priorities()
+        assert len(list(client.sample("replay", 1))) == 1
         (shard,) = client.shards
         assert shard.channel._wire is None
         assert client.server_info()["replay"].current_size == 100
 
 
 def test_a_server_that_starts_again_at_its_port_gets_what_was_not_confirmed() -> None:
-    tables = [rw.TableConfig("replay", rate_limiter=rw.SampleToInsertRatio(1.0, 1, 5.0))]
-    first = rw.LocalServer(tables)
+    first = rw.LocalServer([rw.TableConfig.queue("replay", 5)])
     with rw.TrajectoryObserver(first.address, "replay", 1, timeout_s=60) as observer:
         write_numbers(observer, range(20))
-        eventually(lambda: bool(observer.stats().acknowledged_items))
-        confirmed = observer.stats().acknowledged_items
+        eventually(lambda: observer.stats().acknowledged_items == 5)
         first.close()
-        with rw.LocalServer([rw.TableConfig("replay")], first.port) as second:
+        with rw.LocalServer([rw.TableConfig("replay")], first.port) as second, rw.Client(second) as client:
             observer.flush()
-            with rw.Client(second.address) as client:
-                assert client.server_info()["replay"].current_size == 20 - confirmed
+            assert client.server_info()["replay"].current_size == 15
             assert observer.stats().reconnects == 1
 
 
@@ -374,55 +356,32 @@ class Ends:
 
 
 @st.composite
-def limiters(draw: st.DrawFn) -> Any:
-    ratio = draw(st.sampled_from([0.5, 1.0, 2.0, 3.5]))
-    min_size = draw(st.integers(1, 4))
-    extra = draw(st.sampled_from([0.0, 1.0, 2.5]))
-    return rw.SampleToInsertRatio(ratio, min_size, max(1.0, ratio) + extra)
-
-
-@st.composite
 def tables(draw: st.DrawFn) -> rw.TableConfig:
-    limiter = draw(limiters() | st.builds(rw.MinSize, st.integers(1, 4)))
+    ratio, min_size = draw(st.sampled_from([0.5, 1.0, 2.0, 3.5])), draw(st.integers(1, 4))
+    by_ratio = rw.SampleToInsertRatio(ratio, min_size, max(1.0, ratio) + draw(st.sampled_from([0.0, 1.0, 2.5])))
     sampler: Any = draw(st.sampled_from(["fifo", "uniform", "lifo"]))
     # It depends on chance how many items a uniform sampler has drawn twice.
-    times = [0, 1] if sampler == "uniform" else [0, 1, 2]
-    return rw.TableConfig(
-        "replay",
-        draw(st.sampled_from([4, 6, 100])),
-        sampler,
-        rate_limiter=limiter,
-        max_times_sampled=draw(st.sampled_from(times)),
-    )
+    times = draw(st.sampled_from([0, 1] if sampler == "uniform" else [0, 1, 2]))
+    limiter: Any = draw(st.sampled_from([by_ratio, rw.MinSize(min_size)]))
+    max_size = draw(st.sampled_from([4, 6, 100]))
+    return rw.TableConfig("replay", max_size, sampler, rate_limiter=limiter, max_times_sampled=times)
 
 
 @pytest.mark.only_server("reverb", "it compares dm-reverb with a local server of its own")
-@settings(
-    max_examples=20,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    print_blob=True,
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 @pytest.mark.filterwarnings("ignore:`error_buffer`")
 @given(table=tables(), turns=st.lists(st.sampled_from(["insert", "insert", "sample"]), min_size=1, max_size=25))
 def test_the_same_inserts_and_samples_get_through(
     shared_process: ServerProcess, table: rw.TableConfig, turns: list[str]
 ) -> None:
-    theirs = shared_process.start(table)
-    try:
-        with rw.LocalServer([table]) as ours, pair(theirs.address, ours.address) as ends:
-            for number, turn in enumerate(turns):
-                for end in ends:
-                    getattr(end, turn)()
-                assert settled(*ends), (number, [end.counts() for end in ends])
-    finally:
-        theirs.stop()
-
-
-@contextlib.contextmanager
-def pair(*addresses: str) -> Iterator[list[Ends]]:
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(contextlib.closing(Ends(address, "replay"))) for address in addresses]
+        theirs, ours = shared_process.start(table), stack.enter_context(rw.LocalServer([table]))
+        stack.callback(theirs.stop)
+        ends = [stack.enter_context(contextlib.closing(Ends(one.address, "replay"))) for one in (theirs, ours)]
+        for number, turn in enumerate(turns):
+            for end in ends:
+                getattr(end, turn)()
+            assert settled(*ends), (number, [end.counts() for end in ends])
 
 
 def settled(theirs: Ends, ours: Ends) -> bool:

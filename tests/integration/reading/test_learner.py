@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from call_forwarder import CallForwarder
 from ports import free_port
-from reading import Place, fifo
+from reading import Place, Serve, fifo
 from server_process import StartServer
-from threads import our_threads
+from threads import our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -32,6 +32,12 @@ def write(address: Any, table: str, numbers: Any, length: int = 2) -> None:
         for number in numbers:
             for step in range(length):
                 observer({"n": np.int64(number)}, end_of_episode=step == length - 1)
+
+
+def firsts(batch: rw.Batch) -> list[int]:
+    """Return the number of each item of a batch of windows."""
+    numbers: list[int] = batch.data["n"][:, 0].tolist()
+    return numbers
 
 
 def doubled(batch: rw.Batch) -> rw.Batch:
@@ -50,7 +56,7 @@ def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(plac
         iter(dataset)  # begins to fetch
         eventually(lambda: len(threads) == 2)  # of the two batches ahead, before the learner asks for one
         batches = list(dataset)
-    assert [batch.data["n"][:, 0].tolist() for batch in batches] == [[0, 2], [4, 6], [8, 10], [12]]
+    assert [firsts(batch) for batch in batches] == [[0, 2], [4, 6], [8, 10], [12]]
     assert set(threads) == {"reverb-writer-prefetch"}
     assert dataset.stats().samples == 7
 
@@ -82,7 +88,7 @@ def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: P
             assert batch is not None
             assert batch.data["n"].tolist() == [[0, 0], [2, 2]]
             write(place.client, "a", range(4))
-            assert next(dataset).data["n"][:, 0].tolist() == [0, 2, 4, 6]
+            assert firsts(next(dataset)) == [0, 2, 4, 6]
     finally:
         signal.signal(signal.SIGVTALRM, former)
 
@@ -154,154 +160,101 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place, kind: str)
             dataset.take(-1)
 
 
-def test_take_does_not_wait_for_the_transform_of_another_batch(place: Place) -> None:
-    may_end, has_begun = threading.Event(), threading.Event()
+def test_a_batch_that_is_made_keeps_no_one_waiting(place: Place) -> None:
+    may_end, num_begun = threading.Event(), itertools.count(1)
 
     def transform(batch: rw.Batch) -> rw.Batch:
-        has_begun.set()
-        may_end.wait()
-        return batch
-
-    write(place.client, "a", range(3))
-    with rw.ReplayDataset(place.client, "a", 2, transform=transform, max_in_flight_batches=1) as dataset:
-        try:
-            iter(dataset)  # begins to fetch
-            assert has_begun.wait(60)
-            assert dataset.take() is None
-        finally:
-            may_end.set()
-        assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
-
-
-def test_a_batch_that_is_ready_is_handed_out_while_another_is_made(place: Place) -> None:
-    may_end, num_begun = threading.Event(), itertools.count()
-
-    def transform(batch: rw.Batch) -> rw.Batch:
-        if next(num_begun):
+        if next(num_begun) > 1:
             may_end.wait()
         return batch
 
     write(place.client, "a", range(4))
     with rw.ReplayDataset(place.client, "a", 2, transform=transform) as dataset:
         try:
-            assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
+            assert firsts(next(dataset)) == [0, 1]  # it was ready, and is handed out while another is made
             dataset.timeout_s = 0.5
-            with pytest.raises(
-                rw.errors.ReplayTimeoutError, match="its samples have arrived, and the batch is being made"
-            ):
+            told = "its samples have arrived, and the batch is being made"
+            with pytest.raises(rw.errors.ReplayTimeoutError, match=told):
                 next(dataset)
+            assert dataset.take() is None
         finally:
             may_end.set()
+        dataset.timeout_s = 60
+        assert firsts(next(dataset)) == [2, 3]
 
 
-def test_a_dataset_that_is_opened_before_the_actors_has_no_stale_batches(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(1)))
-    with rw.ReplayDataset(server.address, "replay", 4) as dataset, rw.Client(server.address) as client:
+def test_a_dataset_that_is_opened_before_the_actors_has_no_stale_batches(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay", rate_limiter=rw.MinSize(1)))
+    with rw.ReplayDataset(client, "replay", 4) as dataset:
         write(client, "replay", range(4))
         time.sleep(0.5)  # it could fetch them
         assert client.server_info()["replay"].rate_limiter.num_samples == 0
         client.reset("replay")
         write(client, "replay", range(10, 14))
-        assert set(next(dataset).data["n"][:, 0].tolist()) <= set(range(10, 14))
-
-
-def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    with rw.SliceDataset(place.client, "a", 1, 3, short="skip", pool_size=1) as dataset:
-        for number, length in ((1, 2), (2, 2), (3, 3)):
-            write(place.client, "a", [number], length)
-        found: list[rw.Batch | None] = []
-
-        def takes_one() -> bool:
-            found.append(dataset.take())
-            return found[-1] is not None
-
-        eventually(takes_one)
-        assert found[-1] is not None
-        assert found[-1].data["n"].tolist() == [3, 3, 3]
-    assert sum("Such samples are left out" in message for message in caplog.messages) == 1
+        assert set(firsts(next(dataset))) <= set(range(10, 14))
 
 
 def test_connecting_has_a_time_out_of_its_own() -> None:
     address = f"127.0.0.1:{free_port()}"
-    openers: list[Callable[[], Any]] = [
-        lambda: rw.ReplayDataset(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
-        lambda: rw.SliceDataset(address, "a", 2, 2, timeout_s=3600, connect_timeout_s=0.3),
-        lambda: rw.TrajectoryObserver(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
-        lambda: rw.Variables(address, "a", timeout_s=3600, connect_timeout_s=0.3),
-        lambda: rw.Client(address, timeout_s=3600, connect_timeout_s=0.3),
-        lambda: rw.TrajectoryObserver(address, "a", 2, num_envs=2, timeout_s=3600, connect_timeout_s=0.3),
+    openers: list[Callable[..., Any]] = [
+        functools.partial(rw.ReplayDataset, address, "a", 2),
+        functools.partial(rw.SliceDataset, address, "a", 2, 2),
+        functools.partial(rw.TrajectoryObserver, address, "a", 2),
+        functools.partial(rw.TrajectoryObserver, address, "a", 2, num_envs=2),
+        functools.partial(rw.Variables, address, "a"),
+        functools.partial(rw.Client, address),
     ]
-    for open_it in openers:  # each would wait for an hour
-        with pytest.raises(rw.errors.ServerUnavailableError):
-            open_it()
+    for open_it in openers:
+        with pytest.raises(rw.errors.ServerUnavailableError):  # it would wait for an hour
+            open_it(timeout_s=3600, connect_timeout_s=0.3)
+        for wrong in (0, -1, float("nan"), "soon"):
+            with pytest.raises(rw.errors.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+                open_it(connect_timeout_s=wrong)
 
 
-def test_waiting_for_samples_is_not_cut_short_by_the_time_out_of_connecting(place: Place) -> None:
-    with rw.ReplayDataset(place.client, "a", 1, timeout_s=60, connect_timeout_s=1.0) as dataset:
-        writer = threading.Timer(1.5, write, [place.client, "a", [7]])
-        writer.start()
-        assert next(dataset).data["n"].tolist() == [[7, 7]]
-        writer.join()
-
-
-def test_client_waits_for_its_servers_only_if_told_to(place: Place) -> None:
+def test_client_waits_for_its_servers_only_if_told_to_and_samples_take_their_own_time(place: Place) -> None:
     address = f"127.0.0.1:{free_port()}"
     rw.Client(address).close()
     with pytest.raises(rw.errors.ServerUnavailableError):
         rw.Client([place.address, address], timeout_s=3600, connect_timeout_s=0.5)
     with (
-        rw.Client(place.address, timeout_s=60, connect_timeout_s=30) as client,
+        rw.Client(place.address, timeout_s=60, connect_timeout_s=1) as client,
         pickle.loads(pickle.dumps(client)) as another,  # noqa: S301  # our own bytes
+        rw.ReplayDataset(another, "a", 1, timeout_s=60, connect_timeout_s=1) as dataset,
     ):
-        writer = threading.Timer(0.5, write, [place.client, "a", [7]])
-        writer.start()
-        assert next(another.sample("a")).data["n"].tolist() == [7, 7]
         assert client.timeout_s == another.timeout_s == 60
-        writer.join()
-
-
-@pytest.mark.parametrize("wrong", [0, -1, float("nan"), "soon"])
-def test_time_out_of_connecting_must_be_one(place: Place, wrong: Any) -> None:
-    for open_it in (
-        functools.partial(rw.ReplayDataset, place.client, "a", 2),
-        functools.partial(rw.Variables, place.client, "a"),
-        functools.partial(rw.Client, place.address),
-    ):
-        with pytest.raises(rw.errors.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
-            open_it(connect_timeout_s=wrong)
+        reads: list[Callable[[], Any]] = [lambda: next(another.sample("a")), lambda: next(dataset)]
+        for read in reads:
+            with soon(lambda: write(place.client, "a", [7]), after_s=1.5):
+                assert read().data["n"].ravel().tolist() == [7, 7]
 
 
 @pytest.fixture
-def two(replay_server: StartServer) -> str:
+def two(serve: Serve) -> rw.Client:
     """Queues of 12 items each, `online` with numbers from 0, `offline` from 100."""
-    server = replay_server(fifo("online"), fifo("offline"), rw.TableConfig("rated", 100, rw.Prioritized(1.0)))
-    write(server.address, "online", range(12))
-    write(server.address, "offline", range(100, 112))
-    return server.address
+    client = serve(fifo("online"), fifo("offline"), rw.TableConfig("rated", 100, rw.Prioritized(1.0)))
+    write(client, "online", range(12))
+    write(client, "offline", range(100, 112))
+    return client
 
 
-def test_mixture_has_a_batch_of_each_and_loses_nothing(two: str) -> None:
+def test_mixture_has_a_batch_of_each_and_loses_nothing(two: rw.Client) -> None:
     online = rw.ReplayDataset(two, "online", 4, single_pass=True)
     offline = rw.ReplayDataset(two, "offline", 2, single_pass=True)
     with rw.MixedDataset([online, offline]) as dataset:
         batches = list(itertools.islice(dataset, 3))
     for i, batch in enumerate(batches):
-        online_first, offline_first = 4 * i, 100 + 2 * i
-        assert batch.data["n"][:, 0].tolist() == [
-            *range(online_first, online_first + 4),
-            *range(offline_first, offline_first + 2),
-        ]
-        assert batch.info.members is not None
-        assert batch.info.members.tolist() == [0] * 4 + [1] * 2
+        assert firsts(batch) == [*range(4 * i, 4 * i + 4), *range(100 + 2 * i, 102 + 2 * i)]
+        assert np.asarray(batch.info.members).tolist() == [0] * 4 + [1] * 2
         assert len(batch.info) == 6
 
 
-def test_mixture_routes_priorities_back_and_sets_none_of_a_batch_if_one_is_bad(replay_server: StartServer) -> None:
-    server = replay_server(*[rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in ("a", "b")])
+def test_mixture_routes_priorities_back_and_sets_none_of_a_batch_if_one_is_bad(serve: Serve) -> None:
+    client = serve(*[rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in ("a", "b")])
     for table, number in (("a", 1), ("b", 2)):
-        write(server.address, table, [number])
+        write(client, table, [number])
     one_is_bad = [2.0, 2.0, 2.0, float("nan")]
-    with rw.MixedDataset([rw.ReplayDataset(server.address, table, 2) for table in "ab"]) as mixed:
+    with rw.MixedDataset([rw.ReplayDataset(client, table, 2) for table in "ab"]) as mixed:
         batch = next(mixed)
         for priorities, message in (
             (one_is_bad, "must be finite and >= 0, got nan"),
@@ -315,9 +268,8 @@ def test_mixture_routes_priorities_back_and_sets_none_of_a_batch_if_one_is_bad(r
         assert [stats.priority_updates for stats in mixed.stats()] == [0, 0]
         mixed.update_priorities(batch, 10.0 * batch.data["n"][:, 0])
         mixed.flush_priorities()
-    with rw.Client(server.address) as client:
-        assert [next(client.sample(table, 1)).info.priority for table in "ab"] == [10.0, 20.0]
-    with rw.MixedDataset([rw.SliceDataset(server.address, table, 2, 1) for table in "ab"]) as slices:
+    assert [next(client.sample(table, 1)).info.priority for table in "ab"] == [10.0, 20.0]
+    with rw.MixedDataset([rw.SliceDataset(client, table, 2, 1) for table in "ab"]) as slices:
         batch = next(slices)
         assert np.asarray(batch.markers.members).tolist() == [0, 0, 1, 1]
         with pytest.raises(rw.errors.SpecError, match="must be finite and >= 0, got nan"):
@@ -325,44 +277,27 @@ def test_mixture_routes_priorities_back_and_sets_none_of_a_batch_if_one_is_bad(r
     assert [stats.priority_updates for stats in slices.stats()] == [0, 0]
 
 
-def test_steps_that_are_lists_are_mixed_and_lists_of_samples_are_refused(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("a"), rw.TableConfig("b"))
-    for table, number in (("a", 1), ("b", 2)):
-        with rw.TrajectoryObserver(server.address, table, 1) as observer:
+def test_steps_that_are_lists_are_mixed_and_what_does_not_match_is_refused(two: rw.Client) -> None:
+    for number in (1, 2):
+        with rw.TrajectoryObserver(two, "rated", 1) as observer:
             observer([np.int64(number), np.float32(10 * number)], end_of_episode=True)
-    with rw.MixedDataset([rw.ReplayDataset(server.address, table, 2) for table in "ab"]) as dataset:
-        assert [leaf.tolist() for leaf in next(dataset).data] == [[[1], [1], [2], [2]], [[10], [10], [20], [20]]]
-    one, other = rw.ReplayDataset(server.address, "a", 1), rw.ReplayDataset(server.address, "b", 1, collate="list")
-    with one, other, pytest.raises(rw.errors.SpecError, match="`collate='list'` gives no arrays to mix"):
-        rw.MixedDataset([one, other])
-
-
-def test_mixture_refuses_what_does_not_match(two: str) -> None:
+        with rw.MixedDataset([rw.ReplayDataset(two, "rated", 2) for _ in range(2)]) as dataset:
+            assert [leaf.tolist() for leaf in next(dataset).data] == [[[number]] * 4, [[10 * number]] * 4]
+        two.reset("rated")
     write(two, "rated", [1], length=3)
+    other_length = r"leaf `n` int64 \[1, 3\], expected `n` int64 \[1, 2\] as in the first"
     with (
         rw.MixedDataset([rw.ReplayDataset(two, table, 1) for table in ("online", "rated")]) as dataset,
-        pytest.raises(
-            rw.errors.StructureError, match=r"leaf `n` int64 \[1, 3\], expected `n` int64 \[1, 2\] as in the first"
-        ),
+        pytest.raises(rw.errors.StructureError, match=other_length),
     ):
         next(dataset)
-    with rw.ReplayDataset(two, "online", 1) as online:
+    online, as_list = rw.ReplayDataset(two, "online", 1), rw.ReplayDataset(two, "rated", 1, collate="list")
+    with online, as_list:
+        with pytest.raises(rw.errors.SpecError, match="`collate='list'` gives no arrays to mix"):
+            rw.MixedDataset([online, as_list])
         for wrong in ([], online, ["online"], {online: 1}):
             with pytest.raises(rw.errors.SpecError, match="`datasets` must"):
                 rw.MixedDataset(wrong)  # type: ignore[arg-type]
-
-
-def test_mixture_goes_on_after_a_time_out(replay_server: StartServer) -> None:
-    server = replay_server(fifo("online"), fifo("offline"))
-    write(server.address, "online", range(4))
-    online, offline = (rw.ReplayDataset(server.address, table, 2) for table in ("online", "offline"))
-    with rw.MixedDataset([online, offline]) as dataset:
-        offline.timeout_s = 0.5
-        with pytest.raises(rw.errors.ReplayTimeoutError, match="table `offline`"):
-            next(dataset)
-        offline.timeout_s = 30.0
-        write(server.address, "offline", range(100, 104))
-        assert [next(dataset).data["n"][:, 0].tolist() for _ in range(2)] == [[0, 1, 100, 101], [2, 3, 102, 103]]
 
 
 def test_take_waits_for_the_structure_of_the_table_as_long_as_for_its_samples(replay_server: StartServer) -> None:
@@ -371,32 +306,36 @@ def test_take_waits_for_the_structure_of_the_table_as_long_as_for_its_samples(re
     with CallForwarder(server.port, delay_s=0.2) as slow, rw.ReplayDataset(slow.address, "queue", 2) as dataset:
         batch = dataset.take(timeout_s=60)
     assert batch is not None
-    assert batch.data["n"][:, 0].tolist() == [0, 1]
+    assert firsts(batch) == [0, 1]
 
 
-def test_take_of_a_mixture_returns_what_has_arrived_of_each(replay_server: StartServer) -> None:
-    server = replay_server(fifo("online"), fifo("offline"))
-    online, offline = (rw.ReplayDataset(server.address, table, 2) for table in ("online", "offline"))
+def test_mixture_goes_on_after_a_time_out_and_take_returns_what_has_arrived_of_each(serve: Serve) -> None:
+    client = serve(fifo("online"), fifo("offline"))
+    online, offline = (rw.ReplayDataset(client, table, 2) for table in ("online", "offline"))
     with rw.MixedDataset([online, offline]) as dataset:
         assert dataset.take() is None
         assert dataset.take(timeout_s=0.05) is None
-        write(server.address, "online", range(3))
+        write(client, "online", range(3))
         found: list[list[int]] = []
 
         def takes(total: int) -> bool:
             if (batch := dataset.take()) is not None:
-                assert batch.info.members is not None
-                assert batch.info.members.tolist() == (batch.data["n"][:, 0] >= 100).tolist()
-                found.append(batch.data["n"][:, 0].tolist())
+                assert np.asarray(batch.info.members).tolist() == (batch.data["n"][:, 0] >= 100).tolist()
+                found.append(firsts(batch))
             return sum(map(len, found)) == total
 
         eventually(lambda: takes(3))
         assert [*itertools.chain(*found)] == [0, 1, 2]
         assert max(map(len, found)) <= 2  # the share of `online`
-        write(server.address, "online", range(3, 5))
-        write(server.address, "offline", range(100, 102))
+        write(client, "online", range(3, 7))
+        offline.timeout_s = 0.5
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="table `offline`"):
+            next(dataset)
+        offline.timeout_s = 30.0
+        write(client, "offline", range(100, 104))
         batch = dataset.take(timeout_s=60)  # waits for the whole shares
         assert batch is not None
-        assert batch.data["n"][:, 0].tolist() == [3, 4, 100, 101]
+        assert firsts(batch) == [3, 4, 100, 101]
+        assert firsts(next(dataset)) == [5, 6, 102, 103]
         with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
             dataset.take(-1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,10 @@ import pytest
 from call_forwarder import CallForwarder
 from kinds import by_socket
 from numbered import QUEUE, first_numbers, insert_numbers, write_steps
+from reading import Serve
 from server_process import StartServer
 from shard_files import ShardFile, shard_lines
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -26,25 +27,38 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
 
 
-def test_batches_are_the_windows_written(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay"))
-    write_steps(server.address, "replay", 60)
-    with rw.ReplayDataset(server.address, "replay", 32) as dataset:
-        batches = [next(dataset) for _ in range(8)]
-    starts = set()
-    for batch in batches:
-        a, b = batch.data["a"], batch.data["b"]
-        assert (a.dtype, a.shape, b.dtype, b.shape) == (np.int64, (32, 4), np.float32, (32, 4, 2))
-        np.testing.assert_array_equal(a, a[:, :1] + np.arange(4))
-        np.testing.assert_array_equal(b, np.repeat(10 * a[..., None], 2, axis=-1))
-        starts |= set(a[:, 0].tolist())
-        assert (batch.info.table_sizes == 57).all()
-        np.testing.assert_allclose(batch.info.probabilities, 1 / 57)
-        assert batch.info.lengths.tolist() == [4] * 32
-        assert batch.info.mask is None
-        assert batch.info.server == server.address
-    assert starts <= set(range(57))
-    assert len(starts) > 40
+def test_batches_are_the_windows_written_in_memory_that_is_reused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "_MIN_REUSED_BYTES", 1)
+    client = serve(rw.TableConfig("replay"))
+    write_steps(client.address, "replay", 60)
+    with rw.ReplayDataset(client, "replay", 32) as dataset:
+        batches = [next(dataset) for _ in range(20)]
+        starts = set()
+        for batch in batches:
+            a, b = batch.data["a"], batch.data["b"]
+            assert (a.dtype, a.shape, b.dtype, b.shape) == (np.int64, (32, 4), np.float32, (32, 4, 2))
+            np.testing.assert_array_equal(a, a[:, :1] + np.arange(4))
+            np.testing.assert_array_equal(b, np.repeat(10 * a[..., None], 2, axis=-1))
+            starts |= set(a[:, 0].tolist())
+            assert (batch.info.table_sizes == 57).all()
+            np.testing.assert_allclose(batch.info.probabilities, 1 / 57)
+            assert batch.info.lengths.tolist() == [4] * 32
+            assert batch.info.mask is None
+            assert batch.info.server == client.address
+        assert starts <= set(range(57))
+        assert len(starts) > 40
+        assert len({batch.data["a"].__array_interface__["data"][0] for batch in batches}) == 20
+        rows = [batch.data["a"][3] for batch in batches]  # a view of a part is enough to keep all
+        del batch, batches, a, b
+        for _ in range(20):
+            found = next(dataset).data["a"]
+            np.testing.assert_array_equal(found, found[:, :1] + np.arange(4))
+            assert not any(np.shares_memory(found, row) for row in rows)
+        del rows, found
+        addresses = {next(dataset).data["a"].__array_interface__["data"][0] for _ in range(40)}
+        assert len(addresses) < 40
 
 
 def read_all(stream: SampleStream) -> list[int]:
@@ -56,63 +70,46 @@ def read_all(stream: SampleStream) -> list[int]:
     return found
 
 
-@pytest.fixture
-def stream(replay_server: StartServer) -> Iterator[SampleStream]:
-    """A stream of samples of six items."""
-    server = replay_server(rw.TableConfig("table"))
-    insert_numbers(server.address, "table", range(6))
-    with Channel(server.address) as channel:
-        info = channel.server_info(60.0)
-        stream = SampleStream(channel, "table", info, changed=lambda: None, removes_items=False)
-        yield stream
+def test_requests_are_answered_one_by_one_and_more_are_made_only_for_half_of_the_room(serve: Serve) -> None:
+    address = serve(rw.TableConfig("table")).address
+    insert_numbers(address, "table", range(6))
+    with Channel(address) as channel:
+        stream = SampleStream(channel, "table", channel.server_info(60.0), changed=lambda: None, removes_items=False)
+        # If requests were joined, a reader would wait for the samples of all before it gets the first.
+        for max_samples in (1, 2, 4, 8):
+            stream.proceed(time.monotonic(), 0, max_samples)
+        assert read_all(stream) == [1, 1, 2, 4]
+        # A message of many small samples costs little more than one of few; a reader that has nothing waits for none.
+        held = 8
+        found = []
+        for num_used in (2, 1, 2, 1):  # free room: 2, 1, 3, 4
+            held -= num_used
+            stream.proceed(time.monotonic(), held, 8)
+            found.append(stream.num_in_flight)
+        assert found == [2, 2, 2, 6]
         stream.close()
 
 
-def test_requests_are_answered_one_by_one(stream: SampleStream) -> None:
-    """If they were joined, a reader would wait for the samples of all before it gets the first."""
-    for max_samples in (1, 2, 4, 8):
-        stream.proceed(time.monotonic(), 0, max_samples)
-    assert read_all(stream) == [1, 1, 2, 4]
-
-
-def test_while_samples_are_in_flight_more_are_requested_only_for_half_of_the_room(stream: SampleStream) -> None:
-    """A message of many small samples costs little more than one of few; a reader that has nothing waits for none."""
-    stream.proceed(time.monotonic(), 0, 8)
-    assert stream.num_in_flight == 8
-    assert read_all(stream) == [8]
-    found = []
-    held = 8
-    for num_used in (2, 1, 2, 1):  # free room: 2, 1, 3, 4
-        held -= num_used
-        stream.proceed(time.monotonic(), held, 8)
-        found.append(stream.num_in_flight)
-    assert found == [2, 2, 2, 6]
-
-
-def test_queue_gives_everything_once_and_the_rest_when_it_is_taken(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    insert_numbers(server.address, "queue", range(7))
-    with rw.ReplayDataset(server.address, "queue", 3, max_in_flight_batches=3) as dataset:
-        assert first_numbers(next(dataset)) == [0, 1, 2]
-        eventually(lambda: dataset.stats().ready_samples == 4)
-        dataset.timeout_s = 0.5
-        assert first_numbers(next(dataset)) == [3, 4, 5]
-        with pytest.raises(rw.errors.ReplayTimeoutError, match="1 of 3 samples have arrived"):
-            next(dataset)
-        batch = dataset.take()
-        assert batch is not None
-        assert first_numbers(batch) == [6]
-    assert dataset.stats().ready_samples == 0
-
-
-def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    insert_numbers(server.address, "queue", range(5))
-    dataset = rw.ReplayDataset(server.address, "queue", 3)
+def test_queue_gives_everything_once_and_the_rest_when_it_is_taken_or_after_close(serve: Serve) -> None:
+    client = serve(QUEUE)
+    insert_numbers(client.address, "queue", range(7))
+    dataset = rw.ReplayDataset(client, "queue", 3, max_in_flight_batches=3)
     assert first_numbers(next(dataset)) == [0, 1, 2]
+    eventually(lambda: dataset.stats().ready_samples == 4)
+    dataset.timeout_s = 0.5
+    assert first_numbers(next(dataset)) == [3, 4, 5]
+    with pytest.raises(rw.errors.ReplayTimeoutError, match="1 of 3 samples have arrived"):
+        next(dataset)
+    batch = dataset.take()
+    assert batch is not None
+    assert first_numbers(batch) == [6]
+    assert dataset.stats().ready_samples == 0
+    insert_numbers(client.address, "queue", range(7, 12))
+    dataset.timeout_s = 60
+    assert first_numbers(next(dataset)) == [7, 8, 9]
     dataset.close()
     assert dataset.stats().ready_samples == 2
-    assert [first_numbers(batch) for batch in dataset] == [[3, 4]]
+    assert [first_numbers(batch) for batch in dataset] == [[10, 11]]
     assert dataset.stats().ready_samples == 0
     dataset.close()
 
@@ -142,96 +139,54 @@ def test_close_waits_no_longer_than_told_for_samples_in_flight(replay_server: St
         assert dataset.stats().received_samples < 200  # all would have come within 20 s
 
 
-def test_memory_of_large_batches_is_used_again_when_nobody_has_it(
-    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples, "_MIN_REUSED_BYTES", 1)
-    server = replay_server(rw.TableConfig("replay"))
-    write_steps(server.address, "replay", 60)
-    with rw.ReplayDataset(server.address, "replay", 16) as dataset:
-        batches = [next(dataset).data["a"] for _ in range(20)]
-        assert len({a.__array_interface__["data"][0] for a in batches}) == 20
-        rows = [a[3] for a in batches]  # a view of a part is enough to keep all
-        del batches
-        for _ in range(20):
-            a = next(dataset).data["a"]
-            np.testing.assert_array_equal(a, a[:, :1] + np.arange(4))
-            assert not any(np.shares_memory(a, row) for row in rows)
-        del rows
-        addresses = {next(dataset).data["a"].__array_interface__["data"][0] for _ in range(40)}
-        assert len(addresses) < 40
-
-
-def test_a_learner_that_went_without_a_sample_takes_none_with_it(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    dataset = rw.ReplayDataset(server.address, "queue", 3, timeout_s=0.3)
+def test_a_learner_that_went_without_a_sample_takes_none_with_it(serve: Serve) -> None:
+    client = serve(QUEUE)
+    dataset = rw.ReplayDataset(client.address, "queue", 3, timeout_s=0.3)
     with dataset, pytest.raises(rw.errors.ReplayTimeoutError):
         next(dataset)
-    with rw.Client(server.address) as client:
-        with pytest.raises(rw.errors.ReplayTimeoutError):
-            next(client.sample("queue", 3, timeout_s=0.3))
-        insert_numbers(server.address, "queue", range(5))
-        assert client.server_info()["queue"].current_size == 5
-        assert [int(sample.data[0][0]) for sample in client.sample("queue", 5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(rw.errors.ReplayTimeoutError):
+        next(client.sample("queue", 3, timeout_s=0.3))
+    insert_numbers(client.address, "queue", range(5))
+    assert client.server_info()["queue"].current_size == 5
+    assert [int(sample.data[0][0]) for sample in client.sample("queue", 5)] == [0, 1, 2, 3, 4]
 
 
-def test_single_pass_gives_what_is_there_in_order_and_stops(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    insert_numbers(server.address, "queue", range(5))
-    with rw.ReplayDataset(server.address, "queue", 2, single_pass=True) as dataset:
-        insert_numbers(server.address, "queue", range(5, 8))
+def test_single_pass_gives_what_is_there_in_order_or_by_priority_and_stops(serve: Serve) -> None:
+    heap = rw.TableConfig("heap", 10, sampler="max_heap", max_times_sampled=1)
+    client = serve(QUEUE, heap, rw.TableConfig("uniform"), rw.TableConfig("endless", sampler="fifo"))
+    insert_numbers(client.address, "queue", range(5))
+    with rw.ReplayDataset(client, "queue", 2, single_pass=True) as dataset:
+        insert_numbers(client.address, "queue", range(5, 8))
         assert [first_numbers(batch) for batch in dataset] == [[0, 1], [2, 3], [4]]
-
-
-def test_single_pass_of_a_heap_goes_by_priority(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("heap", 10, sampler="max_heap", max_times_sampled=1))
-    with rw.Client(server.address) as client:
-        for number in (2, 9, 4, 7):
-            client.insert([np.array([number])], {"heap": float(number)})
-    with rw.ReplayDataset(server.address, "heap", 3, single_pass=True) as dataset:
+    for number in (2, 9, 4, 7):
+        client.insert([np.array([number])], {"heap": float(number)})
+    with rw.ReplayDataset(client, "heap", 3, single_pass=True) as dataset:
         assert [first_numbers(batch) for batch in dataset] == [[9, 7, 4], [2]]
-
-
-def test_single_pass_refuses_tables_without_order(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("uniform"), rw.TableConfig("endless", sampler="fifo"))
-    with pytest.raises(rw.errors.SpecError, match="`uniform` has 'uniform', 'fifo' and 0"):
-        rw.ReplayDataset(server.address, "uniform", 2, single_pass=True)
-    with pytest.raises(rw.errors.SpecError, match="`max_times_sampled` is 1: `endless` has 'fifo', 'fifo' and 0"):
-        rw.ReplayDataset(server.address, "endless", 2, single_pass=True)
+    for max_samples, expected in ((2, [5, 6]), (9, [7])):
+        with rw.ReplayDataset(client, "queue", 4, single_pass=True, max_samples=max_samples) as dataset:
+            assert [number for batch in dataset for number in first_numbers(batch)] == expected
+    for table, told in (
+        ("uniform", "`uniform` has 'uniform', 'fifo' and 0"),
+        ("endless", "`max_times_sampled` is 1: `endless` has 'fifo', 'fifo' and 0"),
+    ):
+        with pytest.raises(rw.errors.SpecError, match=told):
+            rw.ReplayDataset(client, table, 2, single_pass=True)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10])
-def test_exactly_so_many_samples_are_taken_from_a_queue(replay_server: StartServer, batch_size: int) -> None:
-    server = replay_server(QUEUE)
-    insert_numbers(server.address, "queue", range(4))
-    with (
-        rw.Client(server.address) as client,
-        rw.ReplayDataset(client, "queue", batch_size, max_samples=7, max_in_flight_batches=5) as dataset,
-    ):
-        actor = threading.Timer(0.2, insert_numbers, args=[server.address, "queue", range(4, 10)])
-        actor.start()
-        assert [number for batch in dataset for number in first_numbers(batch)] == list(range(7))
+def test_exactly_so_many_samples_are_taken_from_a_queue_or_another_table(serve: Serve, batch_size: int) -> None:
+    client = serve(QUEUE, rw.TableConfig("replay"))
+    insert_numbers(client.address, "queue", range(4))
+    with rw.ReplayDataset(client, "queue", batch_size, max_samples=7, max_in_flight_batches=5) as dataset:
+        with soon(lambda: insert_numbers(client.address, "queue", range(4, 10))):
+            assert [number for batch in dataset for number in first_numbers(batch)] == list(range(7))
         assert next(dataset, None) is None
-        actor.join()
         assert client.server_info()["queue"].current_size == 3
     assert dataset.stats().ready_samples == 0
-
-
-def test_exactly_so_many_samples_come_from_a_table_that_keeps_its_items(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay"))
-    insert_numbers(server.address, "replay", range(3))
-    with rw.ReplayDataset(server.address, "replay", 4, max_samples=10) as dataset:
-        assert [len(first_numbers(batch)) for batch in dataset] == [4, 4, 2]
-        with rw.Client(server.address) as client:
-            assert client.server_info()["replay"].rate_limiter.num_samples == 10
-
-
-def test_single_pass_takes_at_most_so_many_samples(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    insert_numbers(server.address, "queue", range(5))
-    for max_samples, expected in ((2, [0, 1]), (9, [2, 3, 4])):
-        with rw.ReplayDataset(server.address, "queue", 4, single_pass=True, max_samples=max_samples) as dataset:
-            assert [number for batch in dataset for number in first_numbers(batch)] == expected
+    insert_numbers(client.address, "replay", range(3))
+    with rw.ReplayDataset(client, "replay", batch_size, max_samples=10) as dataset:
+        assert sum(len(batch.info) for batch in dataset) == 10
+        assert client.server_info()["replay"].rate_limiter.num_samples == 10
 
 
 @pytest.mark.parametrize("config", [QUEUE, rw.TableConfig("queue")])
@@ -254,49 +209,30 @@ def test_number_of_samples_is_that_of_all_servers_also_of_those_that_join(
         assert client.server_info()["queue"].rate_limiter.num_samples == 8
 
 
-def test_pickled_dataset_is_opened_anew(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay"))
-    insert_numbers(server.address, "replay", [3])
-    with rw.ReplayDataset(server.address, "replay", 2) as dataset:
-        stored = pickle.dumps(dataset)
-    with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
-        assert first_numbers(next(other)) == [3, 3]
-    with rw.Client(server.address) as client, rw.SliceDataset(client, "replay", 2, 1) as slices:
-        stored = pickle.dumps(slices)
-    with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
-        assert len(next(other).markers.slices.lengths) == 2
-
-
-def test_priorities_are_set_without_waiting(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
-    insert_numbers(server.address, "table", range(4))
-    with rw.ReplayDataset(server.address, "table", 8, max_in_flight_batches=1) as dataset:
-        info = next(dataset).info
-        np.testing.assert_allclose(info.importance_weights(0.5), 1.0)
-        key = int(info.keys[0])
-        dataset.update_priorities(info.keys, np.where(info.keys == key, 3.0, 1.0))
-        dataset.flush_priorities()
-        with rw.Client(server.address) as client:
-            samples = [sample.info for sample in client.sample("table", 200)]
-        assert {sample.priority for sample in samples if sample.key == key} == {3.0}
-        assert {round(sample.probability, 6) for sample in samples if sample.key == key} == {0.5}
-    with pytest.raises(rw.errors.ClosedError):
-        dataset.update_priorities([1], [1.0])
+def test_pickled_dataset_is_opened_anew(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay"))
+    insert_numbers(client.address, "replay", [3])
+    with rw.ReplayDataset(client.address, "replay", 2) as dataset, rw.SliceDataset(client, "replay", 2, 1) as slices:
+        stored = pickle.dumps((dataset, slices))
+    of_dataset, of_slices = pickle.loads(stored)  # noqa: S301  # our own bytes
+    with of_dataset, of_slices:
+        assert first_numbers(next(of_dataset)) == [3, 3]
+        assert len(next(of_slices).markers.slices.lengths) == 2
 
 
 WEIGHTS_BYTES = int(os.environ.get("REVERB_WRITER_WEIGHTS_BYTES", str(100 << 20)))  # `make fuzz` takes 1 GB
 
 
 @pytest.mark.parametrize("collate", ["list", "pad"])
-def test_samples_that_are_split_over_messages_come_whole(replay_server: StartServer, collate: Any) -> None:
-    server = replay_server(rw.TableConfig("queue", 10, sampler="fifo", max_times_sampled=1))
+def test_samples_that_are_split_over_messages_come_whole(serve: Serve, collate: Any) -> None:
+    client = serve(QUEUE)
     noise = np.random.default_rng(0)
     episodes = [noise.integers(256, size=(length, 300, 300), dtype=np.uint8) for length in (90, 3, 70)]
-    with rw.EpisodeObserver(server.address, "queue", 100, chunk_length=7) as observer:
+    with rw.EpisodeObserver(client, "queue", 100, chunk_length=7) as observer:
         for episode in episodes:
             for t, frame in enumerate(episode):
                 observer({"frame": frame}, end_of_episode=t == len(episode) - 1)
-    with rw.ReplayDataset(server.address, "queue", 3, collate=collate, max_cache_bytes=1 << 20) as dataset:
+    with rw.ReplayDataset(client, "queue", 3, collate=collate, max_cache_bytes=1 << 20) as dataset:
         data, info = next(dataset)
     assert info.lengths.tolist() == [90, 3, 70]
     for number, episode in enumerate(episodes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -16,7 +15,9 @@ import pytest
 from call_forwarder import CallForwarder
 from kinds import client_alone, client_by_socket
 from numbered import QUEUE, first_numbers, insert_numbers
+from reading import Serve
 from server_process import StartServer
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -24,66 +25,55 @@ from reverb_writer.client import server_set
 from reverb_writer.transport import sample_stream
 
 
-def test_empty_table_is_named(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
-    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=1.0) as dataset:
+def test_empty_table_is_named(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
+    with rw.ReplayDataset(client, "replay", 2, timeout_s=1.0) as dataset:
         with pytest.raises(rw.errors.ReplayTimeoutError, match=r"no batch within 1.0 s.*is empty.*waits for 5 more"):
             next(dataset)
-        insert_numbers(server.address, "replay", range(3))
+        insert_numbers(client.address, "replay", range(3))
         with pytest.raises(rw.errors.ReplayTimeoutError, match=r"has 3 items.*waits for 2 more"):
             next(dataset)
-        insert_numbers(server.address, "replay", range(2))
+        insert_numbers(client.address, "replay", range(2))
         dataset.timeout_s = 30.0
         assert len(first_numbers(next(dataset))) == 2
-    with rw.Client(server.address) as client:
-        client.reset("replay")
-        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"1 of 1 samples.*is empty"):
-            next(client.sample("replay", 1, timeout_s=1.0))
+    client.reset("replay")
+    with pytest.raises(rw.errors.ReplayTimeoutError, match=r"1 of 1 samples.*is empty"):
+        next(client.sample("replay", 1, timeout_s=1.0))
 
 
-def test_rate_limiter_that_waits_for_inserts_is_named(replay_server: StartServer) -> None:
-    limiter = rw.SampleToInsertRatio(2.0, 2, (-1, 100))
-    server = replay_server(rw.TableConfig("replay", rate_limiter=limiter))
-    insert_numbers(server.address, "replay", range(2))
-    with rw.ReplayDataset(server.address, "replay", 4, max_in_flight_batches=1) as dataset:
+def test_rate_limiter_that_waits_for_inserts_is_named(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay", rate_limiter=rw.SampleToInsertRatio(2.0, 2, (-1, 100))))
+    insert_numbers(client.address, "replay", range(2))
+    with rw.ReplayDataset(client, "replay", 4, max_in_flight_batches=1) as dataset:
         next(dataset)
         eventually(lambda: dataset.stats().ready_samples == 1)
         dataset.timeout_s = 1.0
         # 2 x 2 - 5 = -1: the fifth sample was let out, each two more need one more insert.
-        with pytest.raises(
-            rw.errors.ReplayTimeoutError, match=r"1 of 4 samples have arrived.*waits for 1 more insert:.*min_diff -1"
-        ):
+        told = r"1 of 4 samples have arrived.*waits for 1 more insert:.*min_diff -1"
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=told):
             next(dataset)
 
 
-def test_actors_that_write_are_not_to_be_started(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
-    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=3.0) as dataset:
-        insert_numbers(server.address, "replay", range(2))
+def test_actors_are_to_be_started_if_they_have_not_written_lately(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
+    with rw.ReplayDataset(client, "replay", 2, timeout_s=3.0) as dataset:
+        insert_numbers(client.address, "replay", range(2))
         with pytest.raises(rw.errors.ReplayTimeoutError, match=r"2 items were inserted") as caught:
             next(dataset)
         assert "Start the actors" not in str(caught.value)
         assert dataset.stats().wait_s >= 3.0, "the learner has waited, although no batch came"
-
-
-def test_items_that_were_inserted_long_ago_do_not_show_that_actors_write(
-    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sample_stream, "_RECENT_S", 2.0)
-    server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
-    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=4.0) as dataset:
-        insert_numbers(server.address, "replay", range(2))
-        time.sleep(1.0)
+        monkeypatch.setattr(sample_stream, "_RECENT_S", 2.0)
         with pytest.raises(rw.errors.ReplayTimeoutError, match=r"no items were inserted. Start the actors"):
             next(dataset)
 
 
 def test_what_is_waited_for_is_logged_again_and_again(
-    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server_set, "LOG_EVERY_S", 0.5)
-    server = replay_server(rw.TableConfig("replay"))
-    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=2.5) as dataset:
+    with rw.ReplayDataset(serve(rw.TableConfig("replay")), "replay", 2, timeout_s=2.5) as dataset:
         with pytest.raises(rw.errors.ReplayTimeoutError):
             next(dataset)
         logged = [record.getMessage() for record in caplog.records if "no batch for" in record.getMessage()]
@@ -108,42 +98,27 @@ def test_constructor_logs_that_it_waits_for_the_server_and_its_time_out_is_one_t
 
 
 @client_by_socket
-@pytest.mark.parametrize("what", ["next", "close", "close several tables"])
+@pytest.mark.parametrize("what", ["next", "close"])
 def test_servers_that_are_paused_share_one_deadline(lone_server: StartServer, what: str) -> None:
     server = lone_server(QUEUE)
-    names = ["localhost", "127.0.0.1", "dns:localhost", "ipv4:127.0.0.1"]
-    addresses = [f"{name}:{server.port}" for name in names]
+    addresses = [f"{name}:{server.port}" for name in ("localhost", "127.0.0.1", "dns:localhost", "ipv4:127.0.0.1")]
 
     def spent_s(addresses: list[str]) -> float:
-        options: dict[str, Any] = {"timeout_s": 2.0, "max_in_flight_batches": 1}
-        if what == "close several tables":
-            slices = rw.SliceDataset(addresses, "queue", 2, 1, **options)
-            server.process.pause()
-            start = time.monotonic()
-            slices.close()
+        dataset = rw.ReplayDataset(addresses, "queue", 2, timeout_s=2.0, max_in_flight_batches=1)
+        server.process.pause()
+        start = time.monotonic()
+        if what == "next":
+            with pytest.raises(rw.errors.ReplayTimeoutError, match="did not answer") as caught:
+                next(dataset)
+            assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
         else:
-            dataset = rw.ReplayDataset(addresses, "queue", 2, **options)
-            server.process.pause()
-            start = time.monotonic()
-            if what == "next":
-                with pytest.raises(rw.errors.ReplayTimeoutError, match="did not answer") as caught:
-                    next(dataset)
-                assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
-            else:
-                dataset.close()
+            dataset.close()
         spent_s = time.monotonic() - start
         server.process.resume()
-        if what == "next":
-            dataset.close()
+        dataset.close()
         return spent_s
 
     assert spent_s(addresses) < spent_s(addresses[:1]) + 4.0
-
-
-@client_alone
-def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
-    with pytest.raises(rw.errors.StructureError, match=r"table `nothing` is not on the server .*`queue`"):
-        rw.ReplayDataset(replay_server(QUEUE).address, "nothing", 2)
 
 
 @client_alone
@@ -158,18 +133,16 @@ def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
         ({"max_samples": 0}, "max_samples"),
         ({"table": ["queue", "other"]}, r"`table` must be the name of one table, got \['queue', 'other'\]"),
         ({"table": None}, "`table` must be the name of one table, got None"),
+        ({"table": "nothing"}, r"table `nothing` is not on the server .*`queue`"),
     ],
 )
-def test_arguments_that_can_never_work_are_refused(
-    replay_server: StartServer, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(rw.errors.SpecError, match=message):
-        rw.ReplayDataset(replay_server(QUEUE).address, **{"table": "queue", "batch_size": 1, **options})
+def test_arguments_that_can_never_work_are_refused_at_once(serve: Serve, options: dict[str, Any], message: str) -> None:
+    kind = rw.errors.StructureError if options.get("table") == "nothing" else rw.errors.SpecError
+    with pytest.raises(kind, match=message):
+        rw.ReplayDataset(serve(QUEUE), **{"table": "queue", "batch_size": 1, **options})
 
 
-def test_server_that_is_gone_is_not_needed_for_what_has_arrived_then_named_and_its_restart_survived(
-    lone_server: StartServer,
-) -> None:
+def test_server_that_is_gone_is_named_when_it_is_needed_and_its_restart_survived(lone_server: StartServer) -> None:
     server = lone_server(QUEUE)
     insert_numbers(server.address, "queue", range(4))
     with rw.ReplayDataset(server.address, "queue", 2) as dataset:
@@ -192,25 +165,15 @@ def test_server_that_is_gone_is_not_needed_for_what_has_arrived_then_named_and_i
 
 
 def test_error_that_ends_the_thread_is_raised_and_is_no_end_of_the_samples(
-    replay_server: StartServer, caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = replay_server(rw.TableConfig("replay"))
-    with rw.Client(server.address) as client:
-        client.insert({"frame": np.zeros((1, 1 << 18), np.float32)}, {"replay": 1.0})
+    client = serve(rw.TableConfig("replay"))
+    client.insert({"frame": np.zeros((1, 1 << 18), np.float32)}, {"replay": 1.0})
     # 2**27 rows of 1 MiB are more than an address space has.
     options: dict[str, Any] = {"max_cache_bytes": 1 << 60, "max_in_flight_batches": 1, "timeout_s": 60.0}
-    with rw.ReplayDataset(server.address, "replay", 1, **options) as dataset, pytest.raises(MemoryError):
+    with rw.ReplayDataset(client, "replay", 1, **options) as dataset, pytest.raises(MemoryError):
         next(dataset)
     assert "The thread that fetches samples of `replay` has ended." in caplog.messages
-
-
-def test_infinite_time_out_waits(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    with rw.ReplayDataset(server.address, "queue", 2, timeout_s=float("inf")) as dataset:
-        actor = threading.Timer(0.3, insert_numbers, args=[server.address, "queue", [1, 2]])
-        actor.start()
-        assert first_numbers(next(dataset)) == [1, 2]
-        actor.join()
 
 
 def num_asked(servers: Sequence[CallForwarder]) -> int:
@@ -234,17 +197,17 @@ def test_servers_whose_samples_tell_their_size_are_not_asked(replay_server: Star
 
 
 @client_by_socket
-def test_empty_queue_is_asked_less_and_less_often(replay_server: StartServer) -> None:
+def test_empty_queue_is_asked_less_and_less_often_by_a_dataset_that_waits_for_ever(replay_server: StartServer) -> None:
     with (
         CallForwarder(replay_server(QUEUE).port) as server,
-        rw.ReplayDataset(server.address, "queue", 4, timeout_s=60) as dataset,
+        rw.ReplayDataset(server.address, "queue", 4, timeout_s=float("inf")) as dataset,
     ):
         assert dataset.take(6.0) is None
         before = num_asked([server])
         assert dataset.take(2.0) is None
         assert num_asked([server]) - before < 20  # 40 if it were asked 20 times a second
-        insert_numbers(server.address, "queue", range(4))
-        assert first_numbers(next(dataset)) == list(range(4))
+        with soon(lambda: insert_numbers(server.address, "queue", range(4))):
+            assert first_numbers(next(dataset)) == list(range(4))
 
 
 @client_by_socket

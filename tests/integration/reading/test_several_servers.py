@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from kinds import contents
 from numbered import first_numbers, insert_numbers
 from server_process import HostedServer, StartServer
 from shard_files import ShardFile, shard_lines
-from threads import our_threads
+from threads import our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -41,10 +40,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(replay_server: StartServer) -> Cluster:
-    return filled([replay_server(*TABLES) for _ in SIZES])
-
-
-def filled(servers: Sequence[HostedServer]) -> Cluster:
+    servers = [replay_server(*TABLES) for _ in SIZES]
     priorities = np.random.default_rng(0).uniform(0.1, 10.0, NUM_ITEMS)
     item = 0
     for server, size in zip(servers, SIZES, strict=True):
@@ -76,7 +72,7 @@ def check_frequencies(items: npt.NDArray[np.int64], probabilities: npt.NDArray[n
 
 @contents
 @pytest.mark.parametrize("table", ["uniform", "prioritized"])
-def test_a_dataset_samples_servers_of_1_10_and_100_items_as_one(cluster: Cluster, table: str) -> None:
+def test_a_dataset_and_a_client_sample_servers_of_1_10_and_100_items_as_one(cluster: Cluster, table: str) -> None:
     due = expected(table, cluster)
     with rw.ReplayDataset(cluster.addresses, table, 256, timeout_s=60) as dataset:
         batches = [next(dataset) for _ in range(150)]
@@ -89,32 +85,12 @@ def test_a_dataset_samples_servers_of_1_10_and_100_items_as_one(cluster: Cluster
         assert batch.info.server == ""
     weights = (NUM_ITEMS * due[items[-1]]) ** -0.5
     np.testing.assert_allclose(batches[-1].info.importance_weights(0.5), weights / weights.max())
-
-
-@contents
-@pytest.mark.parametrize("table", ["uniform", "prioritized"])
-def test_a_client_samples_them_as_one(cluster: Cluster, table: str) -> None:
-    due = expected(table, cluster)
     with rw.Client(cluster.addresses, timeout_s=60) as client:
         samples = list(client.sample(table, 20_000))
     items = np.array([sample.data[0][0] for sample in samples])
     check_frequencies(items, due)
     np.testing.assert_allclose([sample.info.probability for sample in samples], due[items], rtol=1e-9)
     assert {sample.info.table_size for sample in samples} == {NUM_ITEMS}
-
-
-@contents
-@pytest.mark.parametrize("sampler", ["fifo", "lifo", "max_heap"])
-def test_tables_with_an_order_stay_in_turns(replay_server: StartServer, sampler: Selector) -> None:
-    servers = [replay_server(rw.TableConfig("ordered", 10, sampler)) for _ in range(2)]
-    for number, server in enumerate(servers):
-        insert_numbers(server.address, "ordered", [number] * (1 + 3 * number))
-    with rw.ReplayDataset([server.address for server in servers], "ordered", 4, timeout_s=60) as dataset:
-        batches = [next(dataset) for _ in range(4)]
-    assert {batch.info.server: set(batch.data[0].ravel().tolist()) for batch in batches} == {
-        server.address: {number} for number, server in enumerate(servers)
-    }
-    assert {int(size) for batch in batches for size in batch.info.table_sizes} == {1, 4}
 
 
 def queues_of_1_and_50(replay_server: StartServer) -> list[HostedServer]:
@@ -167,38 +143,6 @@ def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
         assert (stats.gone_priority_updates, stats.priority_updates) == (of_b, stats.samples - of_b)
 
 
-@contents
-@pytest.mark.parametrize("sampler", ["fifo", rw.Prioritized(1.0)])
-def test_nothing_is_left_of_servers_that_leave_and_return(
-    replay_server: StartServer, tmp_path: Path, sampler: Selector
-) -> None:
-    servers = [replay_server(rw.TableConfig("replay", 100, sampler)) for _ in range(2)]
-    for number, server in enumerate(servers):
-        insert_numbers(server.address, "replay", [number] * 2)
-    a, b = shard_lines(servers)
-    file = ShardFile(tmp_path, a, b)
-    with rw.Client(file.target) as client, rw.ReplayDataset(client, "replay", 4, timeout_s=60) as dataset:
-        next(dataset)
-        threads = our_threads()
-        for lines in ([a], [a, b]) * 3:
-            file.tell(client, *lines)
-            for _ in range(4):
-                next(dataset)
-        assert our_threads() == threads
-        seen: list[rw.Batch] = []
-
-        def returned() -> bool:
-            seen.append(next(dataset))
-            return 1 in first_numbers(seen[-1])
-
-        eventually(returned)
-        before = dataset.stats()
-        dataset.update_priorities(seen[-1], np.ones(4))
-        dataset.flush_priorities()
-        assert dataset.stats().gone_priority_updates == before.gone_priority_updates
-        assert dataset.stats().priority_updates > before.priority_updates
-
-
 TABLE = rw.TableConfig("replay", 1000, rw.Prioritized(1.0))
 FIFO = rw.TableConfig("replay", 1000, "fifo")  # its servers are read in turns, each by a thread of its own
 PAUSE_S = 0.1
@@ -227,6 +171,13 @@ def seen_in(dataset: rw.ReplayDataset, num_batches: int = MANY) -> set[int]:
     return {int(item) for _ in range(num_batches) for item in items_of(next(dataset))}
 
 
+def priority_counts(dataset: rw.ReplayDataset) -> tuple[int, int, int]:
+    """Return how many priorities were set, have failed, and were of servers that are gone."""
+    dataset.flush_priorities()
+    stats = dataset.stats()
+    return stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates
+
+
 def test_a_server_that_is_killed_is_skipped_and_taken_back(
     lone_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,6 +185,8 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
     insert_numbers(servers[0].address, "replay", [0, 1])
     insert_numbers(servers[1].address, "replay", [2])
     with reader(servers) as dataset:
+        dataset.update_priorities([7], [1.0])  # no sample had this key: each server is told, and it counts once
+        assert priority_counts(dataset) == (1, 0, 0)
         assert seen_in(dataset) == {0, 1, 2}
         batches = [next(dataset) for _ in range(MANY)]
         servers[1].process.kill()
@@ -249,10 +202,8 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
             int(key): int(item) for batch in batches for key, item in zip(batch.info.keys, items_of(batch), strict=True)
         }
         dataset.update_priorities(np.array(list(keys), np.uint64), np.full(len(keys), 2.0))
-        dataset.flush_priorities()
         assert len(keys) == 3
-        stats = dataset.stats()
-        assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (2, 0, 1)
+        assert priority_counts(dataset) == (1 + 2, 0, 1)
         assert [line for line in caplog.messages if "unreachable servers" in line]
 
         servers[1].process.restart()
@@ -264,69 +215,41 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
         # Priorities of the first two are 2 now.
         np.testing.assert_allclose(latest.info.probabilities, np.where(items_of(latest) == 3, 1 / 8, 2 / 8))
 
-
-def test_priority_of_a_key_that_no_sample_had_is_counted_once(lone_server: StartServer) -> None:
-    servers = [lone_server(TABLE), lone_server(TABLE)]
-    with reader(servers, 2) as dataset:
-        dataset.update_priorities([7], [1.0])
-        dataset.flush_priorities()
-        stats = dataset.stats()
-        assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (1, 0, 0)
-        iter(dataset)  # begins to fetch
         for server in servers:
             server.process.kill()
         eventually(lambda: dataset.stats().left_out_servers == 2)
         dataset.update_priorities([8, 9], [1.0, 1.0])
-        dataset.flush_priorities()
-        stats = dataset.stats()
-        assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (1, 0, 2)
+        assert priority_counts(dataset) == (3, 0, 1 + 2)
 
 
-def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: StartServer) -> None:
+def test_a_slow_server_owes_its_samples_and_a_silent_one_is_left_out(lone_server: StartServer) -> None:
     servers = with_an_item_each(lone_server)
     with reader(servers) as dataset:
         assert seen_in(dataset) == {0, 1}
         servers[1].process.pause()
-        eventually(lambda: bool((items_of(next(dataset)) == 0).all() and dataset.stats().left_out_servers))
+        with soon(servers[1].process.resume, after_s=0.7):
+            began_at = time.monotonic()
+            found = np.concatenate([items_of(next(dataset)) for _ in range(100)])
+            assert time.monotonic() - began_at > 0.6  # at most a batch is owed, then its samples are waited for
+        assert dataset.stats().forgiven_samples == 0
+        assert abs(int(found.sum()) - 400) < 6 * 14  # six standard deviations
+
+        servers[1].process.pause()
+        dataset.timeout_s = 0.3  # it is left out after two seconds
+        counts: list[int] = []
+        while not dataset.stats().left_out_servers:
+            try:
+                next(dataset)
+            except rw.errors.ReplayTimeoutError as error:
+                counts += map(int, re.findall(r"(\d+) of 8 samples", str(error)))
+        assert counts
+        assert max(counts) <= 8  # of the server that answers, more samples wait than a batch needs
+        dataset.timeout_s = 60
+        eventually(lambda: bool((items_of(next(dataset)) == 0).all()))
         assert seen_in(dataset) == {0}
         servers[1].process.resume()
         eventually(lambda: 1 in items_of(next(dataset)))
         assert dataset.stats().left_out_servers == 0
-
-
-def test_a_slow_server_owes_its_samples_and_gives_them_when_it_answers(lone_server: StartServer) -> None:
-    servers = with_an_item_each(lone_server)
-    with reader(servers) as dataset:
-        assert seen_in(dataset) == {0, 1}
-        servers[1].process.pause()
-        resume = threading.Timer(0.7, servers[1].process.resume)
-        resume.start()
-        began_at = time.monotonic()
-        found = np.concatenate([items_of(next(dataset)) for _ in range(100)])
-        assert time.monotonic() - began_at > 0.6  # at most a batch is owed, then its samples are waited for
-        resume.join()
-        assert dataset.stats().forgiven_samples == 0
-    assert abs(int(found.sum()) - 400) < 6 * 14  # six standard deviations
-
-
-def test_a_time_out_counts_no_more_samples_than_a_batch_has(lone_server: StartServer) -> None:
-    """Of the server that answers, more samples wait than a batch needs."""
-    servers = with_an_item_each(lone_server)
-    with reader(servers) as dataset:
-        assert seen_in(dataset) == {0, 1}
-        servers[1].process.pause()
-        dataset.timeout_s = 0.3  # the other one is left out after two seconds
-        messages = []
-        for _ in range(40):
-            try:
-                next(dataset)
-            except rw.errors.ReplayTimeoutError as error:
-                messages.append(str(error))
-        servers[1].process.resume()
-    assert messages
-    counts = [int(found[1]) for message in messages if (found := re.search(r"(\d+) of 8 samples", message))]
-    assert len(counts) == len(messages)
-    assert max(counts) <= 8
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "fifo"])
@@ -369,12 +292,27 @@ def test_servers_that_their_rate_limiters_block_do_not_stall_the_others(
         assert dataset.stats().left_out_servers == 0
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "fifo"])
-def test_readers_follow_the_target(replay_server: StartServer, tmp_path: Path, sampler: SelectorName) -> None:
-    a, b, c = shard_lines(with_an_item_each(replay_server, rw.TableConfig("replay", 10, sampler), 3))
+@contents
+@pytest.mark.parametrize("sampler", ["uniform", "fifo", rw.Prioritized(1.0)], ids=str)
+def test_readers_follow_the_target_and_nothing_is_left_of_servers_that_leave_and_return(
+    replay_server: StartServer, tmp_path: Path, sampler: Selector
+) -> None:
+    a, b, c = shard_lines(with_an_item_each(replay_server, rw.TableConfig("replay", 100, sampler), 3))
     file = ShardFile(tmp_path, a, b)
     with rw.Client(file.target) as client, rw.ReplayDataset(client, "replay", 8, timeout_s=60) as dataset:
         assert seen_in(dataset) == {0, 1}
+        threads = our_threads()
+        for lines in ([a], [a, b]) * 3:
+            file.tell(client, *lines)
+            for _ in range(4):
+                next(dataset)
+        assert our_threads() == threads
+        batch = eventually(lambda: 1 in items_of(found := next(dataset)) and found)
+        before = dataset.stats()
+        dataset.update_priorities(batch, np.ones(8))
+        dataset.flush_priorities()
+        assert dataset.stats().gone_priority_updates == before.gone_priority_updates
+        assert dataset.stats().priority_updates > before.priority_updates
         file.tell(client, b, c)
         eventually(lambda: 2 in items_of(next(dataset)))
         seen_in(dataset, 12)  # what was fetched ahead
@@ -400,9 +338,7 @@ def test_a_server_that_leaves_the_target_and_comes_back_is_read_again(lone_serve
         eventually(lambda: 1 in items_of(next(dataset)))
 
 
-def test_what_a_closed_dataset_has_is_read_and_nothing_else_although_the_target_changes(
-    replay_server: StartServer, tmp_path: Path
-) -> None:
+def test_what_a_closed_dataset_has_is_read_whatever_the_target_does(replay_server: StartServer, tmp_path: Path) -> None:
     def fetching() -> int:
         return len(our_threads("reverb-writer-prefetch"))
 
@@ -442,21 +378,3 @@ def test_a_server_that_the_target_calls_lost_is_left_out(replay_server: StartSer
     with rw.ReplayDataset(target, "replay", 8, timeout_s=60) as dataset:
         assert seen_in(dataset) == {1}
         assert dataset.stats().left_out_servers == 1
-
-
-def test_items_that_are_sampled_once_come_once_from_several_servers(replay_server: StartServer) -> None:
-    table = rw.TableConfig("replay", 1000, max_times_sampled=1)
-    servers = [replay_server(table) for _ in range(2)]
-    insert_numbers(servers[0].address, "replay", range(90))
-    insert_numbers(servers[1].address, "replay", range(90, 100))
-    with reader(servers) as dataset:
-        found = [int(item) for _ in range(10) for item in items_of(next(dataset))]
-        actor = threading.Thread(target=insert_numbers, args=[servers[1].address, "replay", range(100, 120)])
-        actor.start()
-        found += [int(item) for _ in range(4) for item in items_of(next(dataset))]
-        actor.join()
-    found += [int(item) for batch in dataset for item in items_of(batch)]
-    with rw.Client([server.address for server in servers], timeout_s=60) as client:
-        left = client.server_info()["replay"].current_size
-        found += [int(sample.data[0][0]) for sample in client.sample("replay", left)] if left else []
-    assert sorted(found) == list(range(120))

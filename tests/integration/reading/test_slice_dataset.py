@@ -7,13 +7,13 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from kinds import contents
+from reading import Serve
 from server_process import StartServer
 from shard_files import ShardFile, shard_lines
 from threads import at_once
@@ -65,78 +65,85 @@ def assert_is_well_marked(batch: rw.Batch) -> None:
         assert len(set(ids.tolist())) == 1, rows
 
 
-def test_slices_of_whole_episodes_that_many_actors_write_at_once(replay_server: StartServer) -> None:
-    server = replay_server(EPISODES)
-    at_once(
-        *(functools.partial(write_episodes, server.address, "episodes", [3, 12, 1, 30], actor) for actor in range(3))
-    )
+def test_slices_of_whole_episodes_that_many_actors_write_at_once(serve: Serve) -> None:
+    client = serve(EPISODES)
+    write = functools.partial(write_episodes, client.address, "episodes", [3, 12, 1, 30])
+    at_once(*(functools.partial(write, actor) for actor in range(3)))
     seen = set()
-    with rw.SliceDataset(server.address, "episodes", 8, 5, seed=0) as dataset:
+    with rw.SliceDataset(client, "episodes", 8, 5, seed=0) as dataset:
         for _ in range(30):
             batch = next(dataset)
             assert_is_well_marked(batch)
             assert len(batch.markers.slices.lengths) == 8
             assert all(len(rows) == min(5, [3, 12, 1, 30][rows[0] // 100 % 100]) for rows in slices_of(batch))
             assert (batch.info.table_sizes == 12).all()
-            assert batch.info.server == server.address
+            assert batch.info.server == client.address
             assert batch.markers.mask is None
             assert batch.markers.members is None
+            assert batch.next is None
             seen |= set(batch.data["row"].tolist())
     assert len(seen) > 3 * 30
 
 
-def test_each_episode_of_a_queue_comes_once(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    write_episodes(server.address, "queue", [2, 3, 4])
-    with rw.SliceDataset(server.address, "queue", 2, 10, single_pass=True) as dataset:
+def test_each_episode_of_a_queue_comes_once_and_an_error_costs_one_batch(serve: Serve) -> None:
+    def picky(batch: rw.Batch) -> rw.Batch:
+        if batch.data["row"][0] // 100 == 2:
+            raise ZeroDivisionError("two")
+        return batch
+
+    client = serve(QUEUE)
+    write_episodes(client.address, "queue", [2, 3, 4])
+    with rw.SliceDataset(client, "queue", 2, 10, single_pass=True) as dataset:
         batches = [slices_of(batch) for batch in dataset]
     assert batches == [[[0, 1], [100, 101, 102]], [[200, 201, 202, 203]]]
+    write_episodes(client.address, "queue", [1, 1, 1, 1])
+    with rw.SliceDataset(client, "queue", 1, 1, transform=picky, pool_size=4, single_pass=True) as dataset:
+        found: list[int] = []
+        for _ in range(2):
+            with contextlib.suppress(ZeroDivisionError):
+                for batch in dataset:
+                    found += batch.data["row"].tolist()
+    assert found == [0, 100, 300]
 
 
 @pytest.mark.parametrize("discount", [0.0, 1.0])
-def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_precedes_it(
-    replay_server: StartServer, discount: float
+def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_precedes_it(
+    serve: Serve, discount: float
 ) -> None:
     def item(types: list[int], discounts: list[float]) -> rw.Trajectory:
         nothing = np.zeros(len(types), np.float32)
         kinds, after = np.array(types, np.int32), np.array([*types[1:], 0], np.int32)
         return rw.Trajectory(kinds, nothing, nothing, (), after, nothing, np.array(discounts, np.float32))
 
-    with rw.Client(replay_server(QUEUE).address) as client:
-        for each in (item([0, 1], [1, discount]), item([2], [1]), item([1, 2], [discount, 1])):
-            client.insert(each, {"queue": 1.0})
-        with rw.SliceDataset(client, "queue", 3, 2, seed=0) as dataset:
-            batch = next(dataset)
+    client = serve(QUEUE)
+    for each in (item([0, 1], [1, discount]), item([2], [1]), item([1, 2], [discount, 1])):
+        client.insert(each, {"queue": 1.0})
+    with rw.SliceDataset(client, "queue", 3, 2, seed=0) as dataset:
+        batch = next(dataset)
     assert batch.markers.terminated.tolist() == [False, False, False, False, discount == 0]
 
 
-def mixed(address: str, tables: Sequence[str], *sizes: tuple[int, int], **options: Any) -> rw.MixedDataset:
-    """Return a mixture of slices of tables; of each the number of slices, and their length."""
-    pairs = zip(tables, sizes * len(tables) if len(sizes) == 1 else sizes, strict=True)
-    return rw.MixedDataset([rw.SliceDataset(address, table, *size, **options) for table, size in pairs])
-
-
-def test_ensemble_of_tables_has_its_shares(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("a", 100, rw.Prioritized(1.0)), rw.TableConfig("b", 100))
+def test_ensemble_of_tables_has_its_shares_and_what_follows_laid_end_to_end(serve: Serve) -> None:
+    client = serve(rw.TableConfig("a", 100, rw.Prioritized(1.0)), rw.TableConfig("b", 100))
     for actor, table in enumerate("ab"):
-        write_episodes(server.address, table, [4, 6], actor=actor)
-    with mixed(server.address, "ab", (2, 3), (6, 3)) as dataset:
+        write_episodes(client.address, table, [4, 6], actor=actor)
+    members = [rw.SliceDataset(client, table, size, 3, with_next=True) for table, size in (("a", 2), ("b", 6))]
+    with rw.MixedDataset(members) as dataset:
         for _ in range(3):
             batch = next(dataset)
             assert_is_well_marked(batch)
+            assert_next_follows(batch)
+            assert (batch.next["row"] // 10_000).tolist() == [0] * 2 + [1] * 6
             assert batch.markers.members is not None
             np.testing.assert_array_equal(batch.markers.members, batch.data["row"] // 10_000)
             assert np.bincount(batch.markers.members[batch.markers.slices.first_rows]).tolist() == [2, 6]
-            assert batch.info.members is not None
-            assert batch.info.members.tolist() == [0] * 2 + [1] * 6
+            assert np.asarray(batch.info.members).tolist() == [0] * 2 + [1] * 6
             ids = zip(batch.markers.members.tolist(), batch.markers.traj_ids.tolist(), strict=True)
             assert len(set(ids)) == 8
         dataset.update_priorities(batch, np.arange(8))
         dataset.flush_priorities()
-        with rw.Client(server.address) as client:
-            priorities = {sample.info.key: sample.info.priority for sample in client.sample("a", 50)}
-        keys = batch.info.keys[:2].tolist()
-        assert priorities[keys[1]] == 1.0
+        priorities = {sample.info.key: sample.info.priority for sample in client.sample("a", 50)}
+        assert priorities[int(batch.info.keys[1])] == 1.0
 
 
 def test_slices_of_servers_are_those_of_one_and_follow_the_target(replay_server: StartServer, tmp_path: Path) -> None:
@@ -165,28 +172,28 @@ def test_slices_of_servers_are_those_of_one_and_follow_the_target(replay_server:
         eventually(lambda: seen(next(dataset)) <= {1, 2})
 
 
-def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: StartServer) -> None:
-    server = replay_server(EPISODES)
-    write_episodes(server.address, "episodes", [2, 3])
-    with (
-        rw.SliceDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=3.0) as dataset,
-        pytest.raises(rw.errors.IncompleteError, match="no trajectory is long enough"),
-    ):
-        next(dataset)
-
-
-def test_slices_begin_where_priorities_of_rows_are_computed_in_the_thread_that_fetches(
-    replay_server: StartServer,
+def test_episodes_that_are_all_too_short_are_left_out_and_an_error_in_the_end(
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
+    client = serve(EPISODES)
+    write_episodes(client.address, "episodes", [2, 3])
+    with rw.SliceDataset(client, "episodes", 2, 9, short="skip", timeout_s=3.0) as dataset:
+        assert dataset.take(timeout_s=0.5) is None
+        with pytest.raises(rw.errors.IncompleteError, match="no trajectory is long enough"):
+            next(dataset)
+    assert sum("Such samples are left out" in message for message in caplog.messages) == 1
+
+
+def test_slices_begin_where_priorities_of_rows_are_computed_in_the_thread_that_fetches(serve: Serve) -> None:
     threads: list[str] = []
 
     def priorities(data: Any) -> Any:
         threads.append(threading.current_thread().name)
         return (data["row"] % 100 == 2) * 1.0
 
-    server = replay_server(EPISODES)
-    write_episodes(server.address, "episodes", [7, 9])
-    with rw.SliceDataset(server.address, "episodes", 4, 3, by="row", row_priority_fn=priorities) as dataset:
+    client = serve(EPISODES)
+    write_episodes(client.address, "episodes", [7, 9])
+    with rw.SliceDataset(client, "episodes", 4, 3, by="row", row_priority_fn=priorities) as dataset:
         batches = [next(dataset) for _ in range(3)]
     for batch in batches:
         assert_is_well_marked(batch)
@@ -194,32 +201,14 @@ def test_slices_begin_where_priorities_of_rows_are_computed_in_the_thread_that_f
         assert [len(rows) for rows in slices_of(batch)] == [3] * 4
     assert set(threads) == {"reverb-writer-prefetch"}
     with pytest.raises(rw.errors.SpecError, match="`row_priority_fn` is for slices that are drawn by row"):
-        rw.SliceDataset(server.address, "episodes", 4, 3, row_priority_fn=priorities)
+        rw.SliceDataset(client, "episodes", 4, 3, row_priority_fn=priorities)
 
 
-def test_an_error_of_a_transform_costs_one_batch_of_a_pool(replay_server: StartServer) -> None:
-    def picky(batch: rw.Batch) -> rw.Batch:
-        if batch.data["row"][0] // 100 == 2:
-            raise ZeroDivisionError("two")
-        return batch
-
-    server = replay_server(QUEUE)
-    write_episodes(server.address, "queue", [1, 1, 1, 1])
-    with rw.SliceDataset(server.address, "queue", 1, 1, transform=picky, pool_size=4, single_pass=True) as dataset:
-        found: list[int] = []
-        for _ in range(2):
-            with contextlib.suppress(ZeroDivisionError):
-                for batch in dataset:
-                    found += batch.data["row"].tolist()
-    assert found == [0, 100, 300]
-
-
-def test_each_item_gives_one_slice_in_each_round(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    write_episodes(server.address, "queue", [7, 3, 9, 5])
-    with rw.SliceDataset(
-        server.address, "queue", 4, 3, slices_per_item=5, single_pass=True, with_next=True, seed=3
-    ) as dataset:
+def test_each_item_gives_one_slice_in_each_round(serve: Serve) -> None:
+    client = serve(QUEUE)
+    write_episodes(client.address, "queue", [7, 3, 9, 5])
+    options: dict[str, Any] = {"slices_per_item": 5, "single_pass": True, "with_next": True, "seed": 3}
+    with rw.SliceDataset(client, "queue", 4, 3, **options) as dataset:
         batches = list(dataset)
     assert [[rows[0] // 100 for rows in slices_of(batch)] for batch in batches] == [[0, 1, 2, 3]] * 5
     for batch in batches:
@@ -230,30 +219,17 @@ def test_each_item_gives_one_slice_in_each_round(replay_server: StartServer) -> 
     assert len({rows[0] for batch in batches for rows in slices_of(batch)}) > 8  # not the same slices five times
 
 
-def test_starts_of_an_items_slices_are_uniform_and_independent(replay_server: StartServer) -> None:
-    server = replay_server(EPISODES)
-    write_episodes(server.address, "episodes", [8])
-    pairs = np.zeros((5, 5))
-    with rw.SliceDataset(server.address, "episodes", 1, 4, pool_size=50, slices_per_item=2, seed=7) as dataset:
-        for _ in range(20):
-            starts = [slices_of(next(dataset))[0][0] for _ in range(100)]
-            np.add.at(pairs, (starts[:50], starts[50:]), 1)
-    chi_square = ((pairs - 40.0) ** 2 / 40.0).sum()  # 1,000 pairs of starts 0 to 4, 25 equally likely ones
-    assert chi_square < 51.2  # exceeded by chance once in 1,000 seeds, at 24 degrees of freedom
-
-
 @pytest.mark.parametrize("cache_bytes", [1, 2_000, 1 << 28])
-@pytest.mark.parametrize("by", ["trajectory", "row"])
-def test_slices_do_not_depend_on_the_size_of_the_cache(replay_server: StartServer, by: Any, cache_bytes: int) -> None:
-    server = replay_server(EPISODES)
-    write_episodes(server.address, "episodes", [30, 20, 40, 10])
-    with rw.SliceDataset(
-        server.address, "episodes", 6, 4, by=by, slices_per_item=3, with_next=True, max_cache_bytes=cache_bytes
-    ) as dataset:
-        for _ in range(12):
-            batch = next(dataset)
-            assert_is_well_marked(batch)
-            assert_next_follows(batch)
+def test_slices_do_not_depend_on_the_size_of_the_cache(serve: Serve, cache_bytes: int) -> None:
+    client = serve(EPISODES)
+    write_episodes(client.address, "episodes", [30, 20, 40, 10])
+    options: dict[str, Any] = {"slices_per_item": 3, "with_next": True, "max_cache_bytes": cache_bytes}
+    for by in ("trajectory", "row"):
+        with rw.SliceDataset(client, "episodes", 6, 4, by=by, **options) as dataset:
+            for _ in range(12):
+                batch = next(dataset)
+                assert_is_well_marked(batch)
+                assert_next_follows(batch)
 
 
 def assert_next_follows(batch: rw.Batch) -> None:
@@ -264,26 +240,12 @@ def assert_next_follows(batch: rw.Batch) -> None:
     assert batch.next["terminated"].shape == (len(batch.info),)
 
 
-def test_next_of_an_ensemble_is_laid_end_to_end_and_absent_by_default(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("a", 100), rw.TableConfig("b", 100))
-    for actor, table in enumerate("ab"):
-        write_episodes(server.address, table, [9, 9], actor=actor)
-    with mixed(server.address, "ab", (3, 4), with_next=True) as dataset:
-        batch = next(dataset)
-    assert_next_follows(batch)
-    assert (batch.next["row"] // 10_000).tolist() == [0, 0, 0, 1, 1, 1]
-    with mixed(server.address, "ab", (3, 4)) as dataset:
-        assert next(dataset).next is None
-
-
-def test_slices_larger_than_what_is_copied_at_a_time(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    with rw.EpisodeObserver(server.address, "queue", 100) as observer:
+def test_slices_larger_than_what_is_copied_at_a_time(serve: Serve) -> None:
+    client = serve(QUEUE)
+    with rw.EpisodeObserver(client, "queue", 100) as observer:
         for row in range(90):
             observer({"row": np.int64(row), "frame": np.full((300, 300), row, np.uint8)}, end_of_episode=row % 30 == 29)
-    with rw.SliceDataset(
-        server.address, "queue", 3, 20, slices_per_item=12, with_next=True, single_pass=True
-    ) as dataset:
+    with rw.SliceDataset(client, "queue", 3, 20, slices_per_item=12, with_next=True, single_pass=True) as dataset:
         batches = [next(dataset) for _ in range(3)]
         dataset.close()
         batches += list(dataset)
@@ -295,32 +257,28 @@ def test_slices_larger_than_what_is_copied_at_a_time(replay_server: StartServer)
     assert dataset.stats().ready_samples == 0
 
 
-def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_close(
-    replay_server: StartServer,
-) -> None:
-    server = replay_server(QUEUE)
-    with rw.EpisodeObserver(server.address, "queue", 10) as observer:
+def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_close(serve: Serve) -> None:
+    client = serve(QUEUE)
+    with rw.EpisodeObserver(client, "queue", 10) as observer:
         noise = np.random.default_rng(0).integers(256, size=(300, 300), dtype=np.uint8)  # more than one message of it
         for row in range(240):
             observer({"row": np.int64(row), "frame": noise}, end_of_episode=row % 10 == 9)
-    with rw.Client(server.address) as client:
-        dataset = rw.SliceDataset(client, "queue", 4, 10, slices_per_item=20)
-        next(dataset)
-        eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
-        time.sleep(2.5)  # longer than `close` waits for a server that sends nothing
-        dataset.close()
-        stats = dataset.stats()
-        items = {rows[0] // 10 for batch in dataset for rows in slices_of(batch)}
-        assert stats.lost_samples == 0
-        assert len(items) + client.server_info()["queue"].current_size == 24
+    dataset = rw.SliceDataset(client, "queue", 4, 10, slices_per_item=20)
+    next(dataset)
+    eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
+    time.sleep(2.5)  # longer than `close` waits for a server that sends nothing
+    dataset.close()
+    stats = dataset.stats()
+    items = {rows[0] // 10 for batch in dataset for rows in slices_of(batch)}
+    assert stats.lost_samples == 0
+    assert len(items) + client.server_info()["queue"].current_size == 24
 
 
-def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    with rw.Client(server.address) as client:
-        client.insert({"a": np.zeros(3), "b": np.zeros(4)}, {"queue": 1.0})
-        client.insert({"a": np.zeros(3), "b": np.zeros(3)}, {"queue": 1.0})
-    with rw.SliceDataset(server.address, "queue", 1, 2, timeout_s=10.0) as dataset:
+def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(serve: Serve) -> None:
+    client = serve(QUEUE)
+    client.insert({"a": np.zeros(3), "b": np.zeros(4)}, {"queue": 1.0})
+    client.insert({"a": np.zeros(3), "b": np.zeros(3)}, {"queue": 1.0})
+    with rw.SliceDataset(client, "queue", 1, 2, timeout_s=10.0) as dataset:
         with pytest.raises(rw.errors.StructureError, match="number of rows"):
             next(dataset)
         assert len(next(dataset).markers) == 2

@@ -7,7 +7,6 @@ import itertools
 import pathlib
 import pickle
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ import pytest
 from certificates import OPENSSL, make_identity, server_context
 from forwarder import Forwarder
 from kinds import contents
-from server_process import HostedServer, StartServer
+from reading import Serve
+from server_process import StartServer
 
 import reverb_writer as rw
 
@@ -26,15 +26,15 @@ WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
 
 
 @pytest.fixture
-def address(replay_server: StartServer) -> str:
+def linear(serve: Serve) -> rw.Client:
     """A table of windows in which y is a linear function of x."""
-    server = replay_server(rw.TableConfig("replay"))
+    client = serve(rw.TableConfig("replay"))
     rng = np.random.default_rng(0)
-    with rw.TrajectoryObserver(server.address, "replay", 5) as observer:
+    with rw.TrajectoryObserver(client, "replay", 5) as observer:
         for _ in range(100):
             x = rng.normal(size=3).astype(np.float32)
             observer({"x": x, "y": np.float32(x @ WEIGHTS), "name": "step"})
-    return server.address
+    return client
 
 
 def in_workers(view: Any) -> Any:
@@ -50,10 +50,10 @@ def tensorflow() -> Any:
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow"])
-def test_batches_are_arrays_of_the_framework_and_hold_what_was_written(address: str, framework: str) -> None:
+def test_batches_are_arrays_of_the_framework_and_hold_what_was_written(linear: rw.Client, framework: str) -> None:
     library = tensorflow() if framework == "tensorflow" else pytest.importorskip(framework)
     kind = library.Array if framework == "jax" else library.Tensor
-    with rw.ReplayDataset(address, "replay", 16) as dataset:
+    with rw.ReplayDataset(linear, "replay", 16) as dataset:
         if framework == "tensorflow":
             view: Any = dataset.as_tf()
             spec, info_spec = view.element_spec
@@ -71,10 +71,10 @@ def test_batches_are_arrays_of_the_framework_and_hold_what_was_written(address: 
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_a_view_goes_on_after_an_error(replay_server: StartServer, framework: str) -> None:
+def test_a_view_goes_on_after_an_error(serve: Serve, framework: str) -> None:
     pytest.importorskip(framework)
-    server = replay_server(rw.TableConfig("replay"))
-    with rw.ReplayDataset(server.address, "replay", 1, timeout_s=0.5) as dataset, rw.Client(server.address) as client:
+    client = serve(rw.TableConfig("replay"))
+    with rw.ReplayDataset(client, "replay", 1, timeout_s=0.5) as dataset:
         view = dataset.as_torch() if framework == "torch" else dataset.as_jax()
         with pytest.raises(rw.errors.ReplayTimeoutError):
             next(view)
@@ -101,9 +101,9 @@ def test_pytorch_workers_bring_the_client_s_certificates_and_token(
     assert batch.data[0].tolist() == [[0, 1, 2]] * 2
 
 
-def test_pytorch_without_cuda_says_so_at_once(address: str) -> None:
+def test_pytorch_without_cuda_says_so_at_once(linear: rw.Client) -> None:
     torch = pytest.importorskip("torch")
-    with rw.ReplayDataset(address, "replay", 2) as dataset:
+    with rw.ReplayDataset(linear, "replay", 2) as dataset:
         if torch.cuda.is_available():
             batch = next(iter(dataset.as_torch("cuda")))
             assert batch.data["x"].device.type == "cuda"
@@ -112,13 +112,12 @@ def test_pytorch_without_cuda_says_so_at_once(address: str) -> None:
                 dataset.as_torch("cuda")
 
 
-def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(replay_server: StartServer) -> None:
+def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(serve: Serve) -> None:
     torch = pytest.importorskip("torch")
-    server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
-    with rw.Client(server.address) as client:
-        client.insert([np.arange(2.0)], {"table": 1.0})
-        client.insert([np.arange(3.0)], {"table": 3.0})
-    with rw.ReplayDataset(server.address, "table", 16, collate="pad", max_in_flight_batches=1) as dataset:
+    client = serve(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
+    client.insert([np.arange(2.0)], {"table": 1.0})
+    client.insert([np.arange(3.0)], {"table": 3.0})
+    with rw.ReplayDataset(client, "table", 16, collate="pad", max_in_flight_batches=1) as dataset:
         batch = next(iter(dataset.as_torch("cpu")))
         info = batch.info
         assert info.keys.dtype == torch.int64
@@ -134,120 +133,116 @@ def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(replay_server: 
         assert errors.dtype == torch.float32
         dataset.update_priorities(batch, errors * 0 + info.lengths)
         dataset.flush_priorities()
-    with rw.Client(server.address) as client:
-        samples = list(client.sample("table", 64))
-    seen = set(lengths)
-    assert {(len(s.data[0]), s.info.priority) for s in samples if len(s.data[0]) in seen} <= {(2, 2.0), (3, 3.0)}
+    found = {(len(sample.data[0]), sample.info.priority) for sample in client.sample("table", 64)}
+    assert {pair for pair in found if pair[0] in set(lengths)} <= {(2, 2.0), (3, 3.0)}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_priorities_are_tensors_of_any_dtype_with_gradients(replay_server: StartServer, dtype: str) -> None:
+def test_priorities_are_tensors_of_any_dtype_with_gradients(serve: Serve, dtype: str) -> None:
     torch = pytest.importorskip("torch")
-    server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
-    with rw.Client(server.address) as client:
-        client.insert([np.arange(2.0)], {"table": 1.0})
-        with rw.ReplayDataset(server.address, "table", 4, max_in_flight_batches=1) as dataset:
-            batch = next(dataset)
-            priorities = torch.full((4,), 2.5, dtype=getattr(torch, dtype), requires_grad=True) * 2
-            for keys in (batch, batch.info, batch.info.keys, torch.from_numpy(batch.info.keys.view(np.int64))):
-                dataset.update_priorities(keys, priorities)
-            with pytest.raises(rw.errors.SpecError, match=r"has shape \(3,\), expected \(4,\)"):
-                dataset.update_priorities(batch, priorities[:3])
-            dataset.flush_priorities()
-        assert next(client.sample("table", 1)).info.priority == 5.0
+    client = serve(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
+    client.insert([np.arange(2.0)], {"table": 1.0})
+    with rw.ReplayDataset(client, "table", 4, max_in_flight_batches=1) as dataset:
+        batch = next(dataset)
+        priorities = torch.full((4,), 2.5, dtype=getattr(torch, dtype), requires_grad=True) * 2
+        for keys in (batch, batch.info, batch.info.keys, torch.from_numpy(batch.info.keys.view(np.int64))):
+            dataset.update_priorities(keys, priorities)
+        with pytest.raises(rw.errors.SpecError, match=r"has shape \(3,\), expected \(4,\)"):
+            dataset.update_priorities(batch, priorities[:3])
+        dataset.flush_priorities()
+    assert next(client.sample("table", 1)).info.priority == 5.0
 
 
-def test_pytorch_gets_mixed_batches_with_their_members_and_routes_priorities(replay_server: StartServer) -> None:
+def test_pytorch_gets_mixed_batches_with_their_members_and_routes_priorities(serve: Serve) -> None:
     torch = pytest.importorskip("torch")
     names = ("online", "offline")
-    server = replay_server(*(rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in names))
-    with rw.Client(server.address) as client:
-        for number, name in enumerate(names):
-            client.insert([np.full(2, number)], {name: 1.0})
-        datasets = [rw.ReplayDataset(server.address, name, size) for name, size in zip(names, (4, 2), strict=True)]
-        with rw.MixedDataset(datasets) as dataset:
-            batch = next(iter(dataset.as_torch("cpu")))
-            assert batch.info.members.tolist() == [0, 0, 0, 0, 1, 1]
-            assert batch.info.importance_weights(0.5).tolist() == [1.0] * 6
-            dataset.update_priorities(batch, torch.arange(6.0, requires_grad=True))  # 3 and 5 are the last of each item
-            dataset.flush_priorities()
-        assert [next(client.sample(name, 1)).info.priority for name in names] == [3.0, 5.0]
+    client = serve(*(rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in names))
+    for number, name in enumerate(names):
+        client.insert([np.full(2, number)], {name: 1.0})
+    datasets = [rw.ReplayDataset(client, name, size) for name, size in zip(names, (4, 2), strict=True)]
+    with rw.MixedDataset(datasets) as dataset:
+        batch = next(iter(dataset.as_torch("cpu")))
+        assert batch.info.members.tolist() == [0, 0, 0, 0, 1, 1]
+        assert batch.info.importance_weights(0.5).tolist() == [1.0] * 6
+        dataset.update_priorities(batch, torch.arange(6.0, requires_grad=True))  # 3 and 5 are the last of each item
+        dataset.flush_priorities()
+    assert [next(client.sample(name, 1)).info.priority for name in names] == [3.0, 5.0]
 
 
-def test_pytorch_workers_bring_the_transform_and_mixtures(address: str) -> None:
+def test_pytorch_workers_bring_the_transform_and_mixtures(linear: rw.Client) -> None:
     pytest.importorskip("torch")
-    dataset = rw.ReplayDataset(address, "replay", 4, transform=rw.frame_stack(2, "x"))
+    dataset = rw.ReplayDataset(linear.address, "replay", 4, transform=rw.frame_stack(2, "x"))
     with rw.MixedDataset([dataset]) as mixed:
         batch = next(iter(in_workers(mixed.as_torch())))
     assert batch.data["x"].shape == (4, 5, 2, 3)
     np.testing.assert_allclose(batch.data["x"].numpy()[:, :, 1] @ WEIGHTS, batch.data["y"].numpy(), atol=1e-5)
 
 
-def test_transform_may_make_tensors_itself(address: str) -> None:
+def test_transform_may_make_tensors_itself(linear: rw.Client) -> None:
     torch = pytest.importorskip("torch")
 
     def decode(batch: rw.Batch) -> rw.Batch:
         return dataclasses.replace(batch, data={**batch.data, "x": torch.from_numpy(batch.data["x"]).half()})
 
-    with rw.ReplayDataset(address, "replay", 4, transform=decode) as dataset:
+    with rw.ReplayDataset(linear, "replay", 4, transform=decode) as dataset:
         batch = next(iter(dataset.as_torch("cpu")))
     assert batch.data["x"].dtype == torch.float16
 
 
-MARKERS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "mask")
+MARKERS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "mask", "traj_ids")
 
 
 @pytest.fixture
-def sliced(replay_server: Callable[..., HostedServer]) -> str:
+def sliced(serve: Serve) -> rw.Client:
     """Two queues of the same episodes: rows 0 and 1, 2 to 4, 5 to 8, the last of each terminated."""
     names = ["numpy", "other"]
-    server = replay_server(*(rw.TableConfig(name, 100, sampler="fifo", max_times_sampled=1) for name in names))
-    with rw.EpisodeObserver(server.address, names, 10) as observer:
+    client = serve(*(rw.TableConfig(name, 100, sampler="fifo", max_times_sampled=1) for name in names))
+    with rw.EpisodeObserver(client, names, 10) as observer:
         for row in range(9):
             last = row in (1, 4, 8)
             observer({"row": np.full(3, row, np.float32), "terminated": last}, end_of_episode=last)
-    return server.address
+    return client
 
 
-def open_slices(sliced: str, table: str = "other", *, with_next: bool = False) -> rw.SliceDataset:
-    return rw.SliceDataset(sliced, table, 2, 3, short="pad", seed=0, single_pass=True, with_next=with_next)
+def open_slices(client: rw.Client, table: str, *, with_next: bool = False) -> rw.SliceDataset:
+    options: Any = {"short": "pad", "seed": 0, "single_pass": True, "with_next": with_next}
+    return rw.SliceDataset(client.address, table, 2, 3, **options)
 
 
-def open_all(address: str, *, with_next: bool) -> tuple[list[rw.Batch], rw.SliceDataset]:
-    """Return the batches of one queue as NumPy has them, and a dataset of the other one."""
-    with open_slices(address, "numpy", with_next=with_next) as dataset:
+def slices_in_numpy(client: rw.Client, *, with_next: bool) -> list[rw.Batch]:
+    """Return the batches of one queue as NumPy has them."""
+    with open_slices(client, "numpy", with_next=with_next) as dataset:
         expected = list(dataset)
     assert [len(batch.markers) for batch in expected] == [6, 3]
     if with_next:  # rows 5 to 7 or 6 to 8 are drawn of the last episode, so row 8 is next either way
         assert [batch.next["row"].tolist() for batch in expected] == [[[1] * 3, [4] * 3], [[8] * 3]]
-    return expected, open_slices(address, with_next=with_next)
+    return expected
 
 
 @pytest.mark.parametrize("with_next", [False, True])
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_arrays_of_slices_and_their_markers(sliced: str, framework: str, with_next: bool) -> None:
+def test_arrays_of_slices_and_their_markers(sliced: rw.Client, framework: str, with_next: bool) -> None:
     library = pytest.importorskip(framework)
-    expected, dataset = open_all(sliced, with_next=with_next)
+    expected = slices_in_numpy(sliced, with_next=with_next)
     kind = library.Tensor if framework == "torch" else library.Array
-    with dataset:
+    with open_slices(sliced, "other", with_next=with_next) as dataset:
         found = list(dataset.as_torch("cpu") if framework == "torch" else dataset.as_jax())
         dataset.update_priorities(found[0], np.ones(2))
     for mine, wanted in zip(found, expected, strict=True):
         pairs = [(mine.data["row"], wanted.data["row"])]
-        pairs += [(getattr(mine.markers, name), getattr(wanted.markers, name)) for name in (*MARKERS, "traj_ids")]
+        pairs += [(getattr(mine.markers, name), getattr(wanted.markers, name)) for name in MARKERS]
         pairs += [(mine.next["row"], wanted.next["row"])] if with_next else []
         for one, other in pairs:
             assert isinstance(one, kind)
             np.testing.assert_array_equal(np.asarray(one), other)
-        assert np.shape(mine.markers.traj_ids) == (3 * len(wanted.info.keys),)
         assert isinstance(mine.info.keys, kind if framework == "torch" else np.ndarray)
 
 
 @pytest.mark.parametrize("with_next", [False, True])
-def test_tensorflow_gets_the_data_their_markers_and_what_follows(sliced: str, with_next: bool) -> None:
+def test_tensorflow_gets_the_data_their_markers_and_what_follows(sliced: rw.Client, with_next: bool) -> None:
     tf = tensorflow()
-    expected, dataset = open_all(sliced, with_next=with_next)
-    with dataset:
+    expected = slices_in_numpy(sliced, with_next=with_next)
+    with open_slices(sliced, "other", with_next=with_next) as dataset:
         batches = dataset.as_tf()
         spec, numbers_spec, *_ = batches.element_spec
         assert spec["row"] == tf.TensorSpec((None, 3), tf.float32)
@@ -255,7 +250,7 @@ def test_tensorflow_gets_the_data_their_markers_and_what_follows(sliced: str, wi
         found = list(batches)
     for (data, numbers, *after), wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(data["row"], wanted.data["row"])
-        for name in (*MARKERS, "traj_ids"):
+        for name in MARKERS:
             np.testing.assert_array_equal(numbers[name], getattr(wanted.markers, name))
         np.testing.assert_array_equal(numbers["priorities"], wanted.info.priorities)
         assert len(after) == with_next
@@ -263,15 +258,14 @@ def test_tensorflow_gets_the_data_their_markers_and_what_follows(sliced: str, wi
             np.testing.assert_array_equal(nest["row"], wanted.next["row"])
 
 
-def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: str) -> None:
+def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: rw.Client) -> None:
     pytest.importorskip("torch")
-    with open_slices(sliced) as dataset:
+    with open_slices(sliced, "other") as dataset:
         view = dataset.as_torch()
         assert len(list(dataset)) == 2
-    with rw.Client(sliced) as client:
-        for row in range(4):
-            data = {"row": np.full((3, 3), row, np.float32), "terminated": np.zeros(3, bool)}
-            client.insert(data, {"other": 1.0})
+    for row in range(4):
+        data = {"row": np.full((3, 3), row, np.float32), "terminated": np.zeros(3, bool)}
+        sliced.insert(data, {"other": 1.0})
     assert [batch.data["row"][:, 0].tolist() for batch in in_workers(view)] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
 
 
@@ -281,36 +275,29 @@ def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: str) ->
 NUM_STEPS = 12  # of an episode, boundary step included; rewards are 1
 
 
-def write(address: str, table: str, length: int | None) -> None:
-    """Write four episodes: windows of `length` steps, or whole episodes. Observations are numbers, 100 for each."""
-    observer: Any = (
-        rw.EpisodeObserver(address, table, 100)
-        if length is None
-        else rw.TrajectoryObserver(address, table, length, end_of_episode="tile")
-    )
-    with observer:
-        for episode in range(4):
-            for t in range(NUM_STEPS):
-                last = t == NUM_STEPS - 1
-                observer(
-                    {
-                        "observation": {"at": np.float32(100 * episode + t)},
-                        "action": np.int32(t),
-                        "reward": np.float32(not last),
-                        "is_first": np.bool_(t == 0),
-                        "is_last": np.bool_(last),
-                        "is_terminal": np.bool_(last),
-                        "name": f"step {t}",
-                    }
-                )
-
-
 @pytest.fixture
-def played(replay_server: StartServer) -> str:
-    server = replay_server(rw.TableConfig("windows", 1000, rw.Prioritized(1.0)), rw.TableConfig("episodes", 100))
-    write(server.address, "windows", 4)
-    write(server.address, "episodes", None)
-    return server.address
+def played(serve: Serve) -> rw.Client:
+    """Four episodes, as windows of four steps and as whole ones. Observations are numbers, 100 for each episode."""
+    client = serve(rw.TableConfig("windows", 1000, rw.Prioritized(1.0)), rw.TableConfig("episodes", 100))
+    with (
+        rw.TrajectoryObserver(client, "windows", 4, end_of_episode="tile") as windows,
+        rw.EpisodeObserver(client, "episodes", 100) as episodes,
+    ):
+        for number in range(4 * NUM_STEPS):
+            episode, t = divmod(number, NUM_STEPS)
+            last = t == NUM_STEPS - 1
+            step = {
+                "observation": {"at": np.float32(100 * episode + t)},
+                "action": np.int32(t),
+                "reward": np.float32(not last),
+                "is_first": np.bool_(t == 0),
+                "is_last": np.bool_(last),
+                "is_terminal": np.bool_(last),
+                "name": f"step {t}",
+            }
+            windows(step)
+            episodes(step)
+    return client
 
 
 def check(found: Any, n: int, gamma: float) -> None:
@@ -328,8 +315,8 @@ def check(found: Any, n: int, gamma: float) -> None:
 
 
 @pytest.mark.parametrize(("n", "gamma"), [(1, 0.99), (3, 0.5)])
-def test_windows_give_their_first_transitions(played: str, n: int, gamma: float) -> None:
-    with rw.ReplayDataset(played, "windows", 64) as dataset:
+def test_windows_give_their_first_transitions(played: rw.Client, n: int, gamma: float) -> None:
+    with rw.ReplayDataset(played.address, "windows", 64) as dataset:
         view = dataset.transitions(n=n, gamma=gamma)
         found = next(view)
         assert isinstance(found, rw.NStepTransitions)
@@ -345,17 +332,22 @@ def test_windows_give_their_first_transitions(played: str, n: int, gamma: float)
         again = view.take(30.0)
         assert again is not None
         check(again, n, gamma)
-        for one in view:
-            check(one, n, gamma)
-            break
+        check(next(iter(view)), n, gamma)
         with pytest.raises(rw.errors.StructureError, match="overlap"):
             rw.returns.gae(found, np.ones((64, 4)), gamma=0.5, lambda_=0.5)
         with pytest.raises(rw.errors.StructureError, match="`first` is for"):
             found.first()
+        with pytest.raises(rw.errors.SpecError, match="`n` must be >= 1"):
+            dataset.transitions(n=0)
+        with pytest.raises(rw.errors.SpecError, match="`gamma`"):
+            dataset.transitions(gamma=1.5)
+        with pickle.loads(pickle.dumps(view)) as copied:  # noqa: S301  # our own bytes
+            dataset.close()
+            check(next(copied), n, gamma)
 
 
 @pytest.mark.parametrize("with_next", [True, False])
-def test_slices_give_the_transitions_of_their_rows(played: str, with_next: bool) -> None:
+def test_slices_give_the_transitions_of_their_rows(played: rw.Client, with_next: bool) -> None:
     with rw.SliceDataset(played, "episodes", 8, 5, with_next=with_next) as dataset:
         found = next(dataset.transitions())
         check(found, 1, 0.99)
@@ -363,7 +355,7 @@ def test_slices_give_the_transitions_of_their_rows(played: str, with_next: bool)
         dataset.update_priorities(found.batch, np.ones(8))
 
 
-def test_mixed_datasets_give_transitions_of_each(played: str) -> None:
+def test_mixed_datasets_give_transitions_of_each(played: rw.Client) -> None:
     with rw.ReplayDataset(played, "windows", 6) as one, rw.ReplayDataset(played, "windows", 2) as other:
         mixed = rw.MixedDataset([one, other])
         found = next(mixed.transitions(n=2, gamma=0.9))
@@ -372,49 +364,21 @@ def test_mixed_datasets_give_transitions_of_each(played: str) -> None:
         mixed.update_priorities(found.batch, np.ones(8))
 
 
-def test_numbers_out_of_range_are_refused_at_once(played: str) -> None:
-    with rw.ReplayDataset(played, "windows", 6) as dataset:
-        with pytest.raises(rw.errors.SpecError, match="`n` must be >= 1"):
-            dataset.transitions(n=0)
-        with pytest.raises(rw.errors.SpecError, match="`gamma`"):
-            dataset.transitions(gamma=1.5)
-
-
-def test_unpickled_view_opens_a_dataset_of_its_own(played: str) -> None:
-    with (
-        rw.ReplayDataset(played, "windows", 6) as dataset,
-        pickle.loads(pickle.dumps(dataset.transitions(2, 0.5))) as view,  # noqa: S301  # our own bytes
-    ):
-        dataset.close()
-        check(next(view), 2, 0.5)
-
-
-def test_pytorch_gets_tensors(played: str) -> None:
-    torch = pytest.importorskip("torch")
-    with rw.ReplayDataset(played, "windows", 6) as dataset:
-        tensors = dataset.transitions(n=3, gamma=0.5).as_torch("cpu")
-        for found in (next(tensors), next(iter(tensors))):
-            assert isinstance(found.reward, torch.Tensor)
-            check(found, 3, 0.5)
-            dataset.update_priorities(found.batch, torch.ones(6))
-
-
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_frameworks_get_transitions_of_slices(played: str, framework: str) -> None:
+def test_frameworks_get_transitions_of_windows_and_slices(played: rw.Client, framework: str) -> None:
     pytest.importorskip(framework)
-    with rw.SliceDataset(played, "episodes", 8, 5, with_next=True) as dataset:
-        view = dataset.transitions(n=2, gamma=0.5)
-        found = next(view.as_torch() if framework == "torch" else view.as_jax())
-        assert type(found.mask).__module__.startswith(framework)
-        at = np.asarray(found.observation["at"])[np.asarray(found.mask)]
-        np.testing.assert_array_less(at, np.asarray(found.next_observation["at"])[np.asarray(found.mask)])
-        assert len(found.mask) == len(found.batch.markers)
+    with rw.ReplayDataset(played, "windows", 6) as dataset, rw.SliceDataset(played, "episodes", 8, 5) as slices:
+        for each, n in ((dataset, 3), (slices, 1)):
+            view = each.transitions(n=n, gamma=0.5)
+            arrays = view.as_torch("cpu") if framework == "torch" else view.as_jax()
+            for found in (next(arrays), next(iter(arrays))):
+                assert type(found.mask).__module__.startswith(framework)
+                check(found, n, 0.5)
+                each.update_priorities(found.batch, np.ones(len(found.batch.info)))
 
 
-def test_tensorflow_gets_pairs(played: str) -> None:
+def test_tensorflow_gets_pairs(played: rw.Client) -> None:
     tensorflow()
     with rw.ReplayDataset(played, "windows", 6) as dataset:
         for fields, info in dataset.transitions(n=3, gamma=0.5).as_tf().take(2):
-            assert info["keys"].shape == (6,)
-            assert fields["reward"].shape == (6,)
-            assert fields["observation"]["at"].shape == (6,)
+            assert info["keys"].shape == fields["reward"].shape == fields["observation"]["at"].shape == (6,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading import Place, fifo
+from reading import Place, Serve, fifo
 from rollouts import DEVICES, add, arrays_of, plain
 from server_process import StartServer
 
@@ -39,25 +40,18 @@ def write(place: Place, num_windows: int, *, with_next: bool = True, first: int 
 
 
 @pytest.fixture
-def place(replay_server: StartServer) -> Iterator[Place]:
+def place(serve: Serve) -> Place:
     """A server of its own for each test: what a closed dataset has asked for may take the next test's items."""
-    server = replay_server(fifo("a"))
-    with rw.Client(server.address) as client:
-        yield Place(server.address, client)
+    client = serve(fifo("a"))
+    return Place(client.address, client)
 
 
 @pytest.fixture
 def dataset(place: Place) -> Iterator[Callable[[int], Any]]:
     """`dataset(batch_size)` reads the table, by `rw.ReplayDataset`."""
-    opened = []
-
-    def open_dataset(batch_size: int) -> Any:
-        opened.append(rw.ReplayDataset(place.address, "a", batch_size, max_in_flight_batches=1))
-        return opened[-1]
-
-    yield open_dataset
-    for each in opened:
-        each.close()
+    with contextlib.ExitStack() as opened:
+        options: Any = {"max_in_flight_batches": 1}
+        yield lambda size: opened.enter_context(rw.ReplayDataset(place.address, "a", size, **options))
 
 
 @pytest.mark.parametrize("device", DEVICES)

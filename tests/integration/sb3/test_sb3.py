@@ -76,7 +76,9 @@ def test_dict_and_discrete_observations_and_float64_actions(server: rw.LocalServ
     assert data.actions.dtype == torch.float32
 
 
-def test_another_batch_size_and_a_normalizer(server: rw.LocalServer) -> None:
+def test_another_batch_size_and_a_normalizer_and_arrays_of_another_size_that_are_refused(
+    server: rw.LocalServer,
+) -> None:
     class Halves:
         """Normalizes as `VecNormalize` does, whose names these are."""
 
@@ -87,18 +89,12 @@ def test_another_batch_size_and_a_normalizer(server: rw.LocalServer) -> None:
             return reward * 10.0
 
     with sb3.ReplayBuffer(server, BOX, gymnasium.spaces.Discrete(2), n_envs=2) as buffer:
+        with pytest.raises(ValueError, match="cannot reshape array of size 4"):
+            buffer.add(np.zeros((2, 2)), np.zeros((2, 2)), [0, 0], [0, 0], [False, False])
         add(buffer, 8)
+        assert buffer.size() == 2
         assert buffer.sample(3).rewards.shape == (3, 1)
         data = buffer.sample(5, env=Halves())
     assert {*data.observations[:, 0].tolist()} <= {4.0, 54.0}
     assert {*data.next_observations[:, 0].tolist()} <= {4.5, 54.5}
     assert {*data.rewards[:, 0].tolist()} <= {80.0, 800.0}
-
-
-def test_arrays_of_another_size_are_refused(server: rw.LocalServer) -> None:
-    with sb3.ReplayBuffer(server, BOX, gymnasium.spaces.Discrete(2), n_envs=2) as buffer:
-        with pytest.raises(ValueError, match="cannot reshape array of size 4"):
-            buffer.add(np.zeros((2, 2)), np.zeros((2, 2)), [0, 0], [0, 0], [False, False])
-        add(buffer, 1)
-        assert buffer.sample(1).observations.shape == (1, 3)
-        assert buffer.size() == 2

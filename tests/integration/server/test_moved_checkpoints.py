@@ -155,25 +155,21 @@ def test_the_service_takes_the_folder_as_it_is(tmp_path: Path) -> None:
         (TABLES, "Priority table t was not found"),
         (ITEMS, "record 0 is not a "),
         (CHUNKS, "item [0-9]+ of table `t` needs tensor 0 of chunk [0-9]+, which was not saved"),
+        ("rules that no table here has", "cannot be restored: table `t`: `error_buffer` must span"),
     ],
 )
-def test_checkpoint_of_several_others_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+def test_checkpoint_of_several_others_or_of_unknown_rules_is_refused(tmp_path: Path, name: str, reason: str) -> None:
     with rw.LocalServer([rw.TableConfig("t")]) as local, rw.Client(local.address) as client:
         client.insert({"n": np.arange(2)}, {"t": 1.0})
-        path = local.save(tmp_path) / name
-    write_records(path, [b"\xff"] if name == ITEMS else [])
+        folder = local.save(tmp_path)
+    if name in (TABLES, ITEMS, CHUNKS):
+        write_records(folder / name, [b"\xff"] if name == ITEMS else [])
+    else:
+        (record,) = read_records(folder / TABLES)
+        table = messages.PriorityTableCheckpoint.FromString(record)
+        table.rate_limiter.min_diff, table.rate_limiter.max_diff = 0.0, 1.0
+        write_records(folder / TABLES, [table.SerializeToString()])
     with pytest.raises(rw.errors.FormatError, match=reason):
-        rw.LocalServer.restore(tmp_path)
-
-
-def test_rules_that_no_table_here_has_are_refused(tmp_path: Path) -> None:
-    with rw.LocalServer([rw.TableConfig("t")]) as local:
-        path = local.save(tmp_path) / TABLES
-    (record,) = read_records(path)
-    table = messages.PriorityTableCheckpoint.FromString(record)
-    table.rate_limiter.min_diff, table.rate_limiter.max_diff = 0.0, 1.0
-    write_records(path, itertools.repeat(table.SerializeToString(), 1))
-    with pytest.raises(rw.errors.FormatError, match="cannot be restored: table `t`: `error_buffer` must span"):
         rw.LocalServer.restore(tmp_path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -244,72 +242,44 @@ def test_damage_is_found(tmp_path: Path, saved: Path, damage: Any, message: str)
 
 
 @pytest.mark.slow
-def test_json_log_is_one_object_a_line_and_has_none_of_the_noise(
+def test_json_log_has_an_object_a_line_no_noise_and_tells_tables_and_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REVERB_WRITER__LOG__FORMAT", "json")
-    with service(tmp_path, configuration(tmp_path)) as server:
-        insert(server.address, 1)
+    text = configuration(tmp_path, 'sequence_length = 4\nsignature = {obs = "uint8[100]"}')
+    with service(tmp_path, text) as server:
+        with rw.Client(server.address) as client:
+            client.insert({"obs": np.zeros((4, 100), np.uint8)}, {"replay": 1.0})
         eventually(lambda: "replay 1/1,000" in server.log(), "a line of figures")
         assert server.end() == 0
         lines = [json.loads(line) for line in server.log().splitlines()]
     assert {"time", "level", "logger", "message"} <= set.intersection(*(set(line) for line in lines))
     assert not [line for line in lines if "reverb/cc" in line["message"] or line["level"] in ("warning", "error")]
-
-
-@pytest.mark.slow
-def test_banner_tells_tables_and_memory(tmp_path: Path) -> None:
-    text = configuration(tmp_path, 'sequence_length = 4\nsignature = {obs = "uint8[100]"}')
-    with service(tmp_path, text) as server:
-        log = server.log()
-    assert "blocks samples while it is empty" in log
+    said = "\n".join(line["message"] for line in lines)
+    assert "blocks samples while it is empty" in said
     # 1000 items of 4 steps, 1 apart, in chunks of 16: 600 + 145 x 19 / 16 + 1400 / 16 + 1.15 x 100 bytes for each.
-    assert "memory of table `replay`: about 951.8 KiB (1,003 steps of 100 bytes before compression)" in log
-    assert "total memory: about 573.8 MiB (572.2 MiB for the processes, 684.5 KiB while a checkpoint is written)" in log
+    assert "memory of table `replay`: about 951.8 KiB (1,003 steps of 100 bytes before compression)" in said
+    assert (
+        "total memory: about 573.8 MiB (572.2 MiB for the processes, 684.5 KiB while a checkpoint is written)" in said
+    )
 
 
 # Servers on one folder of checkpoints, as after a partition: the newer one gets all that the older has confirmed.
 
 
-@contextlib.contextmanager
-def server_that_stands_still(tmp_path: Path) -> Iterator[tuple[ServiceProcess, int]]:
-    """Run a server whose folder `shard` has become `away`, until Reverb, whose process is the second value, stands."""
-    folder = tmp_path / "shard"
-    with service(tmp_path, configuration(folder), "--claim", "localhost") as server:
-        child = server.child()
-        folder.rename(tmp_path / "away")
-        eventually(lambda: _state(child) == "T", "Reverb stands still")
-        yield server, child
-
-
 @pytest.mark.slow
 def test_newer_server_has_all_that_the_older_one_has_confirmed(tmp_path: Path) -> None:
-    confirmed, may_end = [], threading.Event()
-
-    def write(address: str) -> None:
-        """Insert until the server refuses: an item counts as confirmed when `insert` returns."""
-        with rw.Client(address, timeout_s=5) as client, contextlib.suppress(rw.errors.ReverbWriterError):
-            for number in itertools.count():
-                client.insert([np.array([number])], {"replay": 1.0})
-                confirmed.append(number)
-                if may_end.is_set():
-                    return
-
-    text = configuration(tmp_path).replace("max_size = 1000", "max_size = 1_000_000")
+    """While actors insert: in tests/ray_shards, beyond a partition."""
+    text = configuration(tmp_path)
     with service(tmp_path, text, "--claim", "localhost") as old:
-        writer = threading.Thread(target=write, args=(old.address,))
-        writer.start()
-        eventually(lambda: len(confirmed) > 20, "items are confirmed")
+        insert(old.address, *range(20))
         first = newest_claim(tmp_path)
         assert first is not None
         assert (first.number, first.address, first.phase) == (1, old.address, "serving")
-        new = ServiceProcess(tmp_path, text, "--claim", "localhost")
-        with contextlib.closing(new):
+        with contextlib.closing(ServiceProcess(tmp_path, text, "--claim", "localhost")) as new:
             new.wait_ready()
             assert old.process.wait(60) == 7, old.log()
-            may_end.set()
-            writer.join()
-            assert sizes(new.address)["replay"] >= len(confirmed)
+            assert sizes(new.address) == {"replay": 20}
             second = eventually(lambda: (one := newest_claim(tmp_path)) and one.phase == "serving" and one, "it serves")
             assert (second.number, second.address) == (2, new.address)
             assert new.end() == 0
@@ -319,22 +289,22 @@ def test_newer_server_has_all_that_the_older_one_has_confirmed(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_server_whose_reverb_dies_in_the_doubt_ends(tmp_path: Path) -> None:
-    """Its folder is away for longer than a newer server waits, and it was told to end meanwhile."""
-    with server_that_stands_still(tmp_path) as (server, child):
+def test_server_stands_still_while_its_folder_is_away_and_ends_if_its_reverb_dies_meanwhile(tmp_path: Path) -> None:
+    """The folder is away for longer than a newer server waits. The second time, the server is told to end meanwhile."""
+    folder, away = tmp_path / "shard", tmp_path / "away"
+    with service(tmp_path, configuration(folder), "--claim", "localhost") as server:
+        child = server.child()
+        folder.rename(away)
+        eventually(lambda: _state(child) == "T", "Reverb stands still")
+        away.rename(folder)
+        eventually(lambda: _state(child) != "T", "Reverb goes on")
+        assert sizes(server.address) == {"replay": 0}
+        folder.rename(away)
+        eventually(lambda: _state(child) == "T", "Reverb stands still")
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.status()["phase"] == "draining", "it waits for the folder")
         os.kill(child, signal.SIGKILL)
         assert server.process.wait(60) == 4, server.log()
-
-
-@pytest.mark.slow
-def test_server_whose_folder_is_there_again_goes_on(tmp_path: Path) -> None:
-    with server_that_stands_still(tmp_path) as (server, child):
-        (tmp_path / "away").rename(tmp_path / "shard")
-        eventually(lambda: _state(child) != "T", "Reverb goes on")
-        assert sizes(server.address) == {"replay": 0}
-        assert server.end() == 0
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,19 @@ def blocked(server: ServiceProcess) -> list[Any]:
     return [one for table in server.status()["tables"] for one in table["blocked"]]
 
 
-def test_health_is_told_to_those_who_ask(served: ServiceProcess) -> None:
+def test_health_is_told_to_those_who_ask_and_nothing_else_is_done(served: ServiceProcess) -> None:
     assert served.get("/livez") == (200, "alive\n")
     assert served.get("/readyz") == (200, "serving\n")
     assert served.get("/nowhere")[0] == 404
+    with contextlib.closing(HTTPConnection("127.0.0.1", served.http_port)) as http:
+        for method, status, size in (
+            ("HEAD", 200, 0),
+            ("GET", 200, 8),
+            ("POST", 405, 10),
+        ):  # "serving" and a line's end
+            http.request(method, "/readyz")
+            with http.getresponse() as reply:
+                assert (reply.status, len(reply.read())) == (status, size)
 
 
 def test_metrics_are_those_of_the_tables(served: ServiceProcess) -> None:
@@ -166,6 +176,13 @@ def test_page_begins_with_memory_and_the_newest_checkpoint_and_shows_an_unused_t
     assert 0 < heights[0] < heights[1] / 4
 
 
+@contextlib.contextmanager
+def opened(browser: Any, server: ServiceProcess) -> Iterator[Any]:
+    with contextlib.closing(browser.new_page()) as page:
+        page.goto(f"http://127.0.0.1:{server.http_port}/")
+        yield page
+
+
 def test_page_of_a_server_that_cannot_start_has_a_line_for_each_difference(browser: Any, tmp_path: Path) -> None:
     text = CONFIGURATION.format(folder=tmp_path / "checkpoints")
     with service(tmp_path, text) as server:
@@ -176,11 +193,8 @@ def test_page_of_a_server_that_cannot_start_has_a_line_for_each_difference(brows
             assert server.process.wait(60) == 3
     with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
         eventually(lambda: server.get("/readyz")[0] == 503 and server.status()["phase"] == "failed", "it stays up")
-        page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{server.http_port}/")
-        _shows(page, "#phase", "table `replay`: max_size is 1000 in the checkpoint, 999 in the configuration\n")
-        page.close()
-        server.end(signal.SIGKILL)
+        with opened(browser, server) as page:
+            _shows(page, "#phase", "table `replay`: max_size is 1000 in the checkpoint, 999 in the configuration\n")
 
 
 def test_page_is_live(page: Any, served: ServiceProcess) -> None:
@@ -217,10 +231,8 @@ def test_page_fits_a_phone_and_draws_each_side_on_an_axis_of_its_own(page: Any, 
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
-def test_page_tells_that_reverb_does_not_answer_and_how_old_its_figures_are(browser: Any, tmp_path: Path) -> None:
-    with service(tmp_path, "[tables.replay]") as server:
-        page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{server.http_port}/")
+def test_page_tells_when_reverb_is_silent_or_gone_and_how_old_figures_are(browser: Any, tmp_path: Path) -> None:
+    with service(tmp_path, "[tables.replay]") as server, opened(browser, server) as page:
         _shows(page, "#phase", "serving")
         assert "good" in page.locator("#phase").get_attribute("class")
         os.kill(server.child(), signal.SIGSTOP)
@@ -231,7 +243,8 @@ def test_page_tells_that_reverb_does_not_answer_and_how_old_its_figures_are(brow
         assert seconds >= 6
         os.kill(server.child(), signal.SIGCONT)
         _shows(page, "#phase", "serving")
-        page.close()
+        assert server.end() == 0
+        _shows(page, "#phase", "no answer; figures are old")
 
 
 def test_page_tells_of_damaged_checkpoints_and_of_jobs_that_fail(browser: Any, tmp_path: Path) -> None:
@@ -241,25 +254,12 @@ def test_page_tells_of_damaged_checkpoints_and_of_jobs_that_fail(browser: Any, t
             assert server.end() == 0
     newest = max((tmp_path / "checkpoints/kept").iterdir())
     flip(newest / "tables.tfrecord")
-    with service(tmp_path, text) as server:
-        page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{server.http_port}/")
+    with service(tmp_path, text) as server, opened(browser, server) as page:
         _shows(page, "#faults", f"Checkpoint {newest.name} is damaged. The log says why.")
         empty = tmp_path / "checkpoints/incoming/2026-01-01T00:00:00+00:00"
         empty.mkdir()
         (empty / "DONE").touch()
         _shows(page, "#faults", "Job keep has failed once. The log says why.")
-        page.close()
-
-
-def test_page_says_when_the_server_is_gone(browser: Any, tmp_path: Path) -> None:
-    with service(tmp_path, "[tables.replay]") as server:
-        page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{server.http_port}/")
-        _shows(page, "#phase", "serving")
-        assert server.end() == 0
-        _shows(page, "#phase", "no answer; figures are old")
-        page.close()
 
 
 def _shows(page: Any, selector: str, text: str) -> None:

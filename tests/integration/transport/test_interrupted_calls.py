@@ -13,6 +13,7 @@ import pytest
 from interrupting import EachMoment, await_end_of_threads, interrupted
 from kinds import both_ways
 from numbered import QUEUE, first_numbers, insert_numbers
+from reading import Serve
 from server_process import HostedServer
 from shard_files import ShardFile
 from waiting import eventually
@@ -78,14 +79,11 @@ def test_close_after_an_interrupt_at_any_moment_of_it_closes_every_connection() 
     assert interrupt.moment > 10
 
 
-def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(
-    replay_server: Callable[..., HostedServer], tmp_path: Path
-) -> None:
-    servers = [replay_server(rw.TableConfig("replay", 1, "fifo")) for _ in range(3)]
-    for number, server in enumerate(servers):
-        with rw.Client(server.address) as client:
-            client.insert([np.full(1, number)], {"replay": 1.0})
-    file = ShardFile(tmp_path, servers[0].address)
+def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(serve: Serve, tmp_path: Path) -> None:
+    clients = [serve(rw.TableConfig("replay", 1, "fifo")) for _ in range(3)]
+    for number, client in enumerate(clients):
+        client.insert([np.full(1, number)], {"replay": 1.0})
+    file = ShardFile(tmp_path, clients[0].address)
     interrupt = EachMoment(8)
     with (
         rw.Client(file.target) as client,
@@ -93,58 +91,53 @@ def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(
     ):
         for moment in interrupt:
             there = [1, 2] if moment % 2 else [0]
-            file.tell(client, *(servers[number].address for number in there))
+            file.tell(client, *(clients[number].address for number in there))
             interrupt(lambda: next(dataset))
-            end, missing = time.monotonic() + _AGAIN_WITHIN_S, set(there)
-            while missing:
-                assert time.monotonic() < end
+            missing = set(there)
+
+            def has_all(missing: set[int] = missing) -> bool:
                 missing -= {int(next(dataset).data[0][0, 0])}
+                return not missing
+
+            eventually(has_all, patience_s=_AGAIN_WITHIN_S)
     assert interrupt.moment > 20
 
 
-def test_interrupt_at_any_moment_of_a_take_loses_no_room_for_samples(
-    replay_server: Callable[..., HostedServer],
-) -> None:
-    server = replay_server(QUEUE)
+def test_interrupt_at_any_moment_of_a_take_loses_no_room_for_samples(serve: Serve) -> None:
+    address = serve(QUEUE).address
     interrupt = EachMoment(10)
     # Room for 8 samples; and each chunk evicts another one.
-    with rw.ReplayDataset(server.address, "queue", 4, max_cache_bytes=1, timeout_s=_AGAIN_WITHIN_S) as dataset:
+    with rw.ReplayDataset(address, "queue", 4, max_cache_bytes=1, timeout_s=_AGAIN_WITHIN_S) as dataset:
         iter(dataset)  # it begins to fetch
         for _ in interrupt:
-            insert_numbers(server.address, "queue", range(3))
+            insert_numbers(address, "queue", range(3))
             eventually(lambda: dataset.stats().ready_samples == 3)
             interrupt(dataset.take)
             dataset.take()
             assert dataset.stats().ready_samples == 0
-        insert_numbers(server.address, "queue", range(8))
+        insert_numbers(address, "queue", range(8))
         eventually(lambda: dataset.stats().ready_samples == 8)
         assert first_numbers(next(dataset)) + first_numbers(next(dataset)) == list(range(8))
     assert interrupt.moment > 20
 
 
-def test_poll_brings_new_weights_after_an_interrupt_at_any_moment(replay_server: Callable[..., HostedServer]) -> None:
-    server = replay_server(rw.TableConfig("weights", 1))
-    interrupt = EachMoment()
-    with (
-        rw.Variables(server.address, "weights") as learner,
-        rw.Variables(server.address, "weights", interval_s=0.0) as actor,
-    ):
+def test_poll_brings_new_weights_after_an_interrupt_at_any_moment(serve: Serve) -> None:
+    client = serve(rw.TableConfig("weights", 1))
+    interrupt, seen = EachMoment(), None
+    with rw.Variables(client, "weights") as learner, rw.Variables(client, "weights", interval_s=0.0) as actor:
+
+        def poll() -> int:
+            nonlocal seen
+            seen = actor.poll(seen)
+            return 0 if seen is None else int(seen["version"])
+
         for moment in interrupt:
             learner.publish({"version": np.int64(moment)})
             seen = None
-
-            def poll() -> None:
-                nonlocal seen
-                seen = actor.poll(seen)
-
             for _ in range(3):  # it begins to ask, waits, and takes the answer
                 interrupt(poll)
                 time.sleep(0.01)
-            end = time.monotonic() + _AGAIN_WITHIN_S
-            while seen is None or seen["version"] < moment:
-                assert time.monotonic() < end
-                poll()
-                time.sleep(0.001)
+            eventually(lambda moment=moment: poll() == moment, pause_s=0.001, patience_s=_AGAIN_WITHIN_S)  # type: ignore[misc]  # a default
     assert interrupt.moment > 10
 
 
@@ -170,21 +163,19 @@ OPEN: dict[str, Callable[[rw.Client], Any]] = {
 
 
 @pytest.mark.parametrize("kind", OPEN)
-def test_interrupt_at_any_moment_of_an_opening_leaves_no_lock_and_no_thread(
-    replay_server: Callable[..., HostedServer], kind: str
-) -> None:
-    server = replay_server(rw.TableConfig("replay", 1000), rw.TableConfig("weights", 1))
+def test_interrupt_at_any_moment_of_an_opening_leaves_no_lock_and_no_thread(serve: Serve, kind: str) -> None:
+    client = serve(rw.TableConfig("replay", 1000), rw.TableConfig("weights", 1))
     interrupt = EachMoment(30)
     opened: list[Any] = []
-    with rw.Client(server.address) as client:
-        insert(client)
-        for moment in interrupt:
-            interrupt(lambda: opened.append(OPEN[kind](client)))
-            while opened:
-                one = opened.pop()
-                interrupted(one.close, 1 + moment // 2)
-                one.close()
-            if moment % 5 == 0:
-                OPEN[kind](client).close()
-        assert interrupt.moment > 20
+    insert(client)
+    for moment in interrupt:
+        interrupt(lambda: opened.append(OPEN[kind](client)))
+        while opened:
+            one = opened.pop()
+            interrupted(one.close, 1 + moment // 2)
+            one.close()
+        if moment % 5 == 0:
+            OPEN[kind](client).close()
+    assert interrupt.moment > 20
+    client.close()
     await_end_of_threads(_AGAIN_WITHIN_S)

@@ -47,9 +47,7 @@ def forwarder(server: HostedServer) -> Iterator[Forwarder]:
         yield forwarder
 
 
-def test_connection_that_is_cut_while_idle_or_in_mid_stream_loses_and_doubles_nothing(
-    server: HostedServer, forwarder: Forwarder
-) -> None:
+def test_cut_connection_loses_and_doubles_nothing_idle_or_not(server: HostedServer, forwarder: Forwarder) -> None:
     with rw.TrajectoryObserver(forwarder.address, "replay", 2, max_delay_s=0.01) as observer:
         for first in range(0, 5000, 500):
             write_numbers(observer, range(first, first + 500))
@@ -80,31 +78,40 @@ def test_connection_that_falls_silent_is_given_up_for_a_new_one(
 
 
 @client_by_socket
-def test_client_finds_a_new_connection_after_a_silent_one(forwarder: Forwarder) -> None:
-    with rw.Client(forwarder.address) as client:
-        client.server_info()
+def test_silent_connection_is_given_up_by_client_and_dataset_after_a_late_call(
+    server: HostedServer, forwarder: Forwarder
+) -> None:
+    with (
+        rw.Client(forwarder.address, timeout_s=60) as client,
+        rw.ReplayDataset(client, "replay", 1, timeout_s=60) as dataset,
+    ):
+        dataset.take()  # begins to fetch
         forwarder.mute()
         with pytest.raises(rw.errors.ReplayTimeoutError, match=r"did not answer within 1\.0 s"):
             client.server_info(timeout_s=1)
         assert client.server_info(timeout_s=60).keys() == {"replay"}
+        with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
+            write_numbers(observer, range(1))
+        assert next(dataset).data["n"].ravel().tolist() == [0]
+        assert dataset.stats().reconnects == 1
 
 
 @client_by_socket
 def test_calls_that_are_late_take_no_stream_with_them(server: HostedServer) -> None:
-    with rw.Client(server.address, timeout_s=60) as client:
-        with rw.TrajectoryObserver(client, "replay", 1, max_delay_s=0.01) as observer:
-            dataset = rw.ReplayDataset(client, "replay", 10, timeout_s=60)
-            numbers = []
-            for first in range(0, 2000, 10):
-                write_numbers(observer, range(first, first + 10))
-                with contextlib.suppress(rw.errors.ReplayTimeoutError):
-                    client.server_info(timeout_s=0.0003)
-                numbers += next(dataset).data["n"].ravel().tolist()
-            observer.flush()
-            assert observer.stats().reconnects == 0
+    numbers = []
+    with (
+        rw.Client(server.address, timeout_s=60) as client,
+        rw.TrajectoryObserver(client, "replay", 1, max_delay_s=0.01) as observer,
+        rw.ReplayDataset(client, "replay", 10, timeout_s=60) as dataset,
+    ):
+        for first in range(0, 2000, 10):
+            write_numbers(observer, range(first, first + 10))
+            with contextlib.suppress(rw.errors.ReplayTimeoutError):
+                client.server_info(timeout_s=0.0003)
+            numbers += next(dataset).data["n"].ravel().tolist()
+        observer.flush()
         assert sorted(numbers) == list(range(2000))
-        assert dataset.stats().reconnects == dataset.stats().lost_samples == 0
-        dataset.close()
+        assert observer.stats().reconnects == dataset.stats().reconnects == dataset.stats().lost_samples == 0
 
 
 @client_by_socket
@@ -119,24 +126,6 @@ def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[
                 client.server_info(timeout_s=0.6)
         server.process.resume()
         assert slow.result()
-
-
-@client_by_socket
-def test_connection_of_a_learner_that_falls_silent_is_given_up_after_a_late_call(
-    server: HostedServer, forwarder: Forwarder
-) -> None:
-    with (
-        rw.Client(forwarder.address, timeout_s=60) as client,
-        rw.ReplayDataset(client, "replay", 1, timeout_s=60) as dataset,
-    ):
-        dataset.take()  # begins to fetch
-        forwarder.mute()
-        with pytest.raises(rw.errors.ReplayTimeoutError):
-            client.server_info(timeout_s=0.5)
-        with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
-            write_numbers(observer, range(1))
-        assert next(dataset).data["n"].ravel().tolist() == [0]
-        assert dataset.stats().reconnects == 1
 
 
 def test_blocked_writer_stays_connected_over_many_heartbeats(
@@ -247,9 +236,13 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Identity]:
 
 
 @client_by_socket
-def test_items_go_through_mutual_tls(server: HostedServer, identities: dict[str, Identity]) -> None:
-    gateway, actor = identities["gateway"], identities["actor"]
-    tls = rw.TLS(gateway.certificate, actor.certificate, actor.private_key)
+@pytest.mark.parametrize("name", ["gateway", "elsewhere"])
+def test_items_go_through_mutual_tls_to_the_name_that_is_expected(
+    server: HostedServer, identities: dict[str, Identity], name: str
+) -> None:
+    gateway, actor = identities[name], identities["actor"]
+    server_name = "replay.example" if name == "elsewhere" else None
+    tls = rw.TLS(gateway.certificate, actor.certificate, actor.private_key, server_name=server_name)
     with (
         Forwarder(server.port, tls=server_context(gateway, actor)) as forwarder,
         rw.Client(forwarder.address, tls=tls, timeout_s=60) as client,
@@ -286,18 +279,6 @@ def test_connection_that_cannot_be_trusted_is_refused_by_name(
         pytest.raises(rw.errors.ServerUnavailableError, match=message),
     ):
         client.server_info()
-
-
-@client_by_socket
-def test_server_of_another_name_is_taken_if_that_name_is_expected(
-    server: HostedServer, identities: dict[str, Identity]
-) -> None:
-    tls = rw.TLS(root_certificates=identities["elsewhere"].certificate, server_name="replay.example")
-    with (
-        Forwarder(server.port, tls=server_context(identities["elsewhere"])) as forwarder,
-        rw.Client(forwarder.address, tls=tls, timeout_s=60) as client,
-    ):
-        assert client.server_info().keys() == {"replay"}
 
 
 def test_certificates_that_cannot_be_used_are_refused_at_once(identities: dict[str, Identity], tmp_path: Path) -> None:
@@ -344,37 +325,26 @@ def token_server(identities: dict[str, Identity], tmp_path: Path) -> Iterator[To
     server.close()
 
 
-def test_token_goes_with_every_call(token_server: TokenServer, identities: dict[str, Identity]) -> None:
-    with rw.Client(
-        token_server.address, tls=rw.TLS(identities["gateway"].certificate), token=SESAME, timeout_s=60
-    ) as client:
-        assert client.server_info() == {}
-        assert client.server_info() == {}
-    with rw.Client(token_server.path, token=SESAME, timeout_s=60) as client:
-        assert client.server_info() == {}
-    assert token_server.seen == [f"Bearer {SESAME}"] * 3
-
-
-@pytest.mark.parametrize("token", [None, "guessed"])
-def test_wrong_token_is_refused_at_once_and_named(
-    token_server: TokenServer, identities: dict[str, Identity], token: str | None
+def test_token_goes_with_every_call_and_a_wrong_one_is_refused_at_once_and_named(
+    token_server: TokenServer, identities: dict[str, Identity]
 ) -> None:
-    with (
-        rw.Client(
-            token_server.address, tls=rw.TLS(identities["gateway"].certificate), token=token, timeout_s=60
-        ) as client,
-        pytest.raises(rw.errors.ReverbWriterError, match="refused: UNAUTHENTICATED: wrong token"),
-    ):
-        rw.TrajectoryObserver(client, "replay", 2)
-    assert len(token_server.seen) == 1
+    tls = rw.TLS(identities["gateway"].certificate)
+    for address, encryption in ((token_server.address, tls), (token_server.path, None)):
+        with rw.Client(address, encryption, token=SESAME, timeout_s=60) as client:
+            assert client.server_info() == client.server_info() == {}
+    assert token_server.seen == [f"Bearer {SESAME}"] * 4
+    for number, token in enumerate((None, "guessed"), 5):
+        with (
+            rw.Client(token_server.address, tls=tls, token=token, timeout_s=60) as client,
+            pytest.raises(rw.errors.ReverbWriterError, match="refused: UNAUTHENTICATED: wrong token"),
+        ):
+            rw.TrajectoryObserver(client, "replay", 2)
+        assert len(token_server.seen) == number
 
 
-def test_token_never_goes_in_plain_text() -> None:
+def test_token_never_goes_in_plain_text_nor_where_no_header_can_hold_it() -> None:
     with pytest.raises(rw.errors.SpecError, match="`token` would travel to localhost:1 in plain text"):
         rw.Client("localhost:1", token=SESAME)
-
-
-@pytest.mark.parametrize("token", ["", "two words", "secret\n", "sécret"])
-def test_token_that_no_header_can_hold_is_refused(token: str) -> None:
-    with pytest.raises(rw.errors.SpecError, match="`token` must be visible ASCII"):
-        rw.Client("localhost:1", tls=True, token=token)
+    for token in ("", "two words", "secret\n", "sécret"):
+        with pytest.raises(rw.errors.SpecError, match="`token` must be visible ASCII"):
+            rw.Client("localhost:1", tls=True, token=token)

@@ -58,15 +58,6 @@ def check_forked(*calls):
 
 
 @contextlib.contextmanager
-def file_of_program(text: str) -> Iterator[pathlib.Path]:
-    """Write a program to a file, because a spawned child imports it."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "program.py"
-        path.write_text(text)
-        yield path
-
-
-@contextlib.contextmanager
 def program(server: HostedServer, text: str | pathlib.Path) -> Iterator[subprocess.Popen[str]]:
     """Run a program that may `write`, and that waits for `go` where it has been `told`; or a file."""
     source = ["-c", WRITE + text] if isinstance(text, str) else [str(text)]
@@ -140,7 +131,7 @@ def test_program_that_ends_without_a_close_delivers(replay_server: StartServer, 
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_child_of_multiprocessing_that_ends_without_a_close_delivers(replay_server: StartServer, method: str) -> None:
+def test_child_that_ends_without_a_close_delivers_and_gets_no_observer(replay_server: StartServer, method: str) -> None:
     """Also a forked one of CPython 3.10 and 3.11, which does not call what is registered with `atexit`."""
     server = replay_server(fifo("replay"))
     text = """
@@ -156,32 +147,20 @@ if __name__ == "__main__":
     child.start()
     child.join(20)
     assert child.exitcode == 0, child.exitcode
-"""
-    with file_of_program(WRITE + text.replace("METHOD", repr(method))) as path:
-        run(server, path)
-    assert delivered(server) == [*range(51)]
-
-
-@client_by_socket
-def test_observer_is_not_sent_to_a_spawned_child(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"))
-    text = """
-def act(observer):
-    raise AssertionError("began")
-
-if __name__ == "__main__":
     observer = rw.TrajectoryObserver(address, "replay", 1)
-    write(observer, range(2))
+    write(observer, range(51, 53))
     for made in (observer, rw.EpisodeObserver(address, "replay", 3)):
         told = refusal(multiprocessing.get_context("spawn").Process(target=act, args=[made]).start)
         assert "cannot be sent to another process" in told, told
         assert "`spawn`" in told, told
-    write(observer, range(2, 4))
+    write(observer, range(53, 55))
     observer.close()
 """
-    with file_of_program(WRITE + text) as path:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "program.py"  # a spawned child imports it
+        path.write_text(WRITE + text.replace("METHOD", repr(method)))
         run(server, path)
-    assert delivered(server) == [*range(4)]
+    assert delivered(server) == [*range(55)]
 
 
 @client_by_socket
@@ -246,70 +225,6 @@ write(observer, range(10_000_000))
 
 
 @client_by_socket
-def test_forked_child_is_refused_by_name_and_its_parent_goes_on(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"), rw.TableConfig("kept"))
-    text = """
-client = rw.Client(address)
-observer = rw.TrajectoryObserver(client, "replay", 1)
-idle = rw.TrajectoryObserver(client, "replay", 1)
-vector = rw.TrajectoryObserver(client, "replay", 1, num_envs=2)
-episodes = rw.EpisodeObserver(client, "replay", 10)
-step = {"n": np.zeros((), np.int64)}
-vector({"n": np.arange(100, 102)}, end_of_episode=[True, True])
-vector.flush()
-episodes(step, end_of_episode=False)
-write(observer, range(100))
-episode = rw.Episode(observations=[0, 1], actions=[0], rewards=[1.0], len_lookback_buffer=0)
-other = rw.TrajectoryObserver(client, "replay", 2)  # another thread is in the middle of an episode
-thread = threading.Thread(target=lambda: other(step, end_of_episode=False))
-thread.start()
-thread.join()
-for _ in range(3):
-    client.insert(np.zeros((1, 1)), {"kept": 1.0})
-samples = client.sample("kept", 3)  # they came in one message, and are decoded
-next(samples)
-child = os.fork()
-if not child:
-    check_forked(
-        lambda: write(observer, range(1)),
-        lambda: next(samples),
-        lambda: other(step, end_of_episode=False),
-        lambda: other.extend({"n": np.arange(3)}),
-        lambda: other.write_episode(episode),
-        lambda: write(idle, range(1)),
-        lambda: observer.extend({"n": np.arange(3)}),
-        lambda: vector({"n": np.arange(2)}, end_of_episode=[True, True]),
-        lambda: episodes(step, end_of_episode=True),
-        lambda: episodes.update_priority(2.0),
-        observer.flush,
-        observer.reset,
-        vector.reset,
-        observer.open,
-        idle.open,
-        client.server_info,
-        lambda: client.insert(np.zeros((1, 1)), {"replay": 1.0}),
-        lambda: next(client.sample("replay")),
-        lambda: rw.TrajectoryObserver(client, "replay", 1),
-        lambda: rw.Client(address),
-    )
-    for one in (observer, idle, vector, episodes, other):
-        one.stats()
-        one.close()
-    client.close()
-    sys.exit(0)
-assert os.waitpid(child, 0)[1] == 0
-write(observer, range(102, 200))
-episodes.reset(discard=True)
-other.reset(discard=True)
-for one in (observer, idle, vector, episodes, other):
-    one.close()
-client.close()
-"""
-    run(server, text)
-    assert delivered(server) == [*range(200)]
-
-
-@client_by_socket
 @pytest.mark.parametrize("with_client", [False, True], ids=["server", "server and client"])
 def test_forked_child_beside_a_local_server_is_refused_at_once(replay_server: StartServer, with_client: bool) -> None:
     text = f"""
@@ -357,13 +272,13 @@ try:
 except ValueError:
     pass
 """,
-    "garbage": "everything.clear(); del observer, dataset; gc.collect()",
+    "garbage": "everything.clear(); del observer, vector, episodes, idle, other, dataset, samples, one; gc.collect()",
 }
 
 
 @client_by_socket
 @pytest.mark.parametrize("ending", CHILD_ENDINGS)
-def test_forked_child_says_nothing_of_its_parents_items_and_leaves_its_session_open(
+def test_forked_child_is_refused_by_name_and_leaves_its_parents_streams_alone(
     replay_server: StartServer, ending: str
 ) -> None:
     server = replay_server(fifo("replay"), rw.TableConfig.queue("queue", 10), rw.TableConfig("read"))
@@ -371,26 +286,59 @@ def test_forked_child_says_nothing_of_its_parents_items_and_leaves_its_session_o
 import contextlib, logging
 logging.basicConfig(level=logging.INFO)
 client = rw.Client(address)
-client.insert(np.zeros((1, 1)), {{"read": 1.0}})
-observer = rw.TrajectoryObserver(client, "queue", 1, max_delay_s=0.002)
+for _ in range(3):
+    client.insert(np.zeros((1, 1)), {{"read": 1.0}})
 everything = [
-    observer,
-    rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=1000),
-    rw.EpisodeObserver(address, "replay", 50, max_delay_s=1000),
+    observer := rw.TrajectoryObserver(client, "queue", 1, max_delay_s=0.002),
+    vector := rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=1000),
+    episodes := rw.EpisodeObserver(address, "replay", 50, max_delay_s=1000),
+    idle := rw.TrajectoryObserver(client, "replay", 1),
+    other := rw.TrajectoryObserver(client, "replay", 2),  # another thread is in the middle of an episode
     dataset := rw.ReplayDataset(address, "read", 2),
     client,
 ]
+step, steps = {{"n": np.int64(0)}}, {{"n": np.arange(3)}}
+episode = rw.Episode(observations=[0, 1], actions=[0], rewards=[1.0], len_lookback_buffer=0)
 write(observer, range(30))  # 10 are acknowledged, 20 wait
 for number in range(3):
-    everything[1]({{"n": np.arange(2)}}, end_of_episode=[number == 0] * 2)  # a step each that is in no window
-    everything[2]({{"n": np.int64(number)}}, end_of_episode=False)
+    vector({{"n": np.arange(2)}}, end_of_episode=[number == 0] * 2)  # a step each that is in no window
+    episodes({{"n": np.int64(number)}}, end_of_episode=False)
+thread = threading.Thread(target=lambda: other(step, end_of_episode=False))
+thread.start()
+thread.join()
 while observer.stats().acknowledged_items < 10:
     time.sleep(0.01)
 next(dataset)
+samples = client.sample("read", 3)  # they came in one message, and are decoded
+next(samples)
 child = os.fork()
 if not child:
     log = os.open("child.log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 2)
+    check_forked(
+        lambda: write(observer, range(1)),
+        lambda: next(samples),
+        lambda: other(step, end_of_episode=False),
+        lambda: other.extend(steps),
+        lambda: other.write_episode(episode),
+        lambda: write(idle, range(1)),
+        lambda: observer.extend(steps),
+        lambda: vector({{"n": np.arange(2)}}, end_of_episode=[True, True]),
+        lambda: episodes(step, end_of_episode=True),
+        lambda: episodes.update_priority(2.0),
+        observer.flush,
+        observer.reset,
+        vector.reset,
+        observer.open,
+        idle.open,
+        client.server_info,
+        lambda: client.insert(np.zeros((1, 1)), {{"read": 1.0}}),
+        lambda: next(client.sample("read")),
+        lambda: rw.TrajectoryObserver(client, "replay", 1),
+        lambda: rw.Client(address),
+    )
+    for one in everything[:6]:
+        one.stats()
     exec({CHILD_ENDINGS[ending]!r})
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -399,29 +347,54 @@ with open("child.log") as log:
 assert [len(list(client.sample("queue", 10))) for _ in range(3)] == [10, 10, 10]
 observer.flush()
 next(dataset)
-for one in everything[:3]:
+write(idle, range(3))
+vector({{"n": np.arange(2)}}, end_of_episode=[True, True])
+for one in everything[:5]:
+    one.reset(discard=True)
+    one.flush()
     stats = one.stats()
     assert (stats.reconnects, stats.dropped_items) == (0, 0), stats
+    assert stats.items == stats.acknowledged_items
 assert dataset.stats().reconnects == dataset.stats().lost_samples == 0
 """
     run(server, text)
 
 
-ENDS_IN_A_CHILD = """
+@client_by_socket
+def test_forked_children_end_at_their_exit_while_another_thread_writes_and_learns(replay_server: StartServer) -> None:
+    text = """
+client = rw.Client(address)
+client.insert(np.zeros((1, 1)), {"read": 1.0})
+observer = rw.TrajectoryObserver(client, "replay", 8, max_delay_s=0.002)
+vector = rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=0.002)
+dataset = rw.ReplayDataset(client, "read", 1)
+batch = next(dataset)
 stop = threading.Event()
 
 def act():
     while not stop.is_set():
-        work()
+        write(observer, range(100))
+        vector({"n": np.arange(2)}, end_of_episode=[False, False])
+        dataset.update_priorities(np.repeat(batch.info.keys, 10_000), np.ones(10_000))
+        next(dataset)
 
 actor = threading.Thread(target=act)
 actor.start()
 try:
-    for number in range(20):
+    for number in range(40):
         child = os.fork()
         if not child:
             if number % 2:
-                end()
+                check_forked(
+                    lambda: next(dataset),
+                    lambda: dataset.update_priorities(batch.info.keys, [1.0]),
+                    lambda: dataset.flush_priorities(1.0),
+                )
+                for one in (observer, vector, dataset):
+                    one.stats()
+                    with one:
+                        pass
+                client.close()
             sys.exit(0)  # all that runs at the exit of an interpreter runs
         until = time.monotonic() + 20
         while not (status := os.waitpid(child, os.WNOHANG))[0]:
@@ -434,51 +407,7 @@ finally:
     stop.set()
     actor.join()
 """
-
-
-WRITES = """
-client = rw.Client(address)
-observer = rw.TrajectoryObserver(client, "replay", 8, max_delay_s=0.002)
-vector = rw.TrajectoryObserver(address, "replay", 2, num_envs=2, max_delay_s=0.002)
-
-def work():
-    write(observer, range(100))
-    vector({"n": np.arange(2)}, end_of_episode=[False, False])
-
-def end():
-    for one in (observer, vector):
-        one.stats()
-        with one:
-            pass
-    client.close()
-"""
-LEARNS = """
-client = rw.Client(address)
-client.insert(np.zeros((1, 1)), {"replay": 1.0})
-dataset = rw.ReplayDataset(client, "replay", 1)
-batch = next(dataset)
-
-def work():
-    dataset.update_priorities(np.repeat(batch.info.keys, 10_000), np.ones(10_000))
-    next(dataset)
-
-def end():
-    check_forked(
-        lambda: next(dataset),
-        lambda: dataset.update_priorities(batch.info.keys, [1.0]),
-        lambda: dataset.flush_priorities(1.0),
-    )
-    dataset.stats()
-    with dataset:
-        pass
-    client.close()
-"""
-
-
-@client_by_socket
-@pytest.mark.parametrize("work", [WRITES, LEARNS], ids=["writes", "learns"])
-def test_forked_children_end_at_their_exit_while_another_thread_works(replay_server: StartServer, work: str) -> None:
-    run(replay_server(rw.TableConfig("replay", 10)), work + ENDS_IN_A_CHILD)
+    run(replay_server(rw.TableConfig("replay", 10), rw.TableConfig("read", 10)), text)
 
 
 @client_by_socket

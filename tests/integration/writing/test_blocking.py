@@ -11,12 +11,16 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from kinds import client_alone, contents
+from kinds import contents
+from numbered import write_numbers
+from reading import Serve
 from server_process import HostedServer, StartServer
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -67,10 +71,12 @@ def leaving(observer: Any) -> Iterator[Any]:
             observer.close(timeout_s=0.1)
 
 
-def observed(server: HostedServer, **options: Any) -> contextlib.AbstractContextManager[rw.TrajectoryObserver]:
-    """Observe single steps, at most 100 in flight."""
+def observed(
+    server: HostedServer, length: int = 1, **options: Any
+) -> contextlib.AbstractContextManager[rw.TrajectoryObserver]:
+    """Observe windows of so many steps, at most 100 in flight."""
     options = {"max_in_flight_items": 100, "max_delay_s": 0.05, **options}
-    return leaving(rw.TrajectoryObserver(server.address, "queue", 1, **options))
+    return leaving(rw.TrajectoryObserver(server.address, "queue", length, **options))
 
 
 def write(observer: Any, number: int) -> None:
@@ -88,18 +94,22 @@ def write_until_refused(observer: Any, first: int = 0) -> tuple[int, rw.errors.R
     pytest.fail("nothing blocked")
 
 
-def write_until_full(observer: Any, *, episode_length: Any = NEVER_S, admitted: int = ADMITTED) -> rw.ObserverStats:
+def write_until_full(
+    observer: Any, *, episode_length: Any = NEVER_S, admitted: int = ADMITTED, is_masked: bool = False
+) -> rw.ObserverStats:
     """Write steps in a tight loop until one is refused after so many items were confirmed; return the counters."""
     shape = () if observer.num_envs is None else (observer.num_envs,)
     number, confirmed, give_up_at = 0, 0, time.monotonic() + LONG_S
+    chance = np.random.default_rng(0)
     while number < 100_000:
-        ends = np.broadcast_to((number + 1) % episode_length == 0, shape)
+        mask = {"env_mask": chance.random(shape) < 0.5} if is_masked else {}
         try:
-            observer({"n": np.full(shape, number)}, end_of_episode=ends)
+            ends = np.broadcast_to((number + 1) % episode_length == 0, shape)
+            observer({"n": np.full(shape, number)}, end_of_episode=ends, **mask)
             number += 1
         except rw.errors.ReplayTimeoutError:
             stats: rw.ObserverStats = observer.stats()
-            assert stats.steps == number * (observer.num_envs or 1)  # no call was split
+            assert is_masked or stats.steps == number * (observer.num_envs or 1)  # no call was split
             if confirmed >= admitted or time.monotonic() > give_up_at:
                 return stats
             confirmed = stats.acknowledged_items
@@ -170,11 +180,8 @@ def test_refused_step_says_why_and_has_changed_nothing(
 
 def test_waiting_step_goes_on_as_soon_as_there_is_room(server: HostedServer) -> None:
     with observed(server, timeout_s=LONG_S) as observer:
-        learner = threading.Timer(0.3, take, args=[server, 990])
-        learner.start()
-        for number in range(1000):
-            write(observer, number)
-        learner.join()
+        with soon(lambda: take(server, 990)):
+            write_numbers(observer, range(1000))
         observer.flush()
     assert take(server, 10) == list(range(990, 1000))
 
@@ -247,51 +254,37 @@ def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -
     assert delivered[-10:] == list(range(4990, 5000))
 
 
-def test_blocked_table_is_the_one_that_is_named(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("free"), rw.TableConfig.queue("queue", 10))
+def test_blocked_table_is_the_one_that_is_named(serve: Serve) -> None:
+    client = serve(rw.TableConfig("free"), rw.TableConfig.queue("queue", 10))
     windows: dict[str, Any] = {"free": rw.WindowSpec(1), "queue": rw.WindowSpec(1)}
-    with rw.TrajectoryObserver(server.address, windows=windows, max_delay_s=0.05) as observer:
+    with rw.TrajectoryObserver(client, windows=windows, max_delay_s=0.05) as observer:
         for number in range(12):
             write(observer, number)
         eventually(lambda: observer.stats().acknowledged_items >= 20, "the queue is full")
+        for wrong in (0, -1, float("nan"), "soon"):
+            for call in (observer.flush, observer.close):
+                with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
+                    call(wrong)
         told = r"The rate limiter of table `queue` blocks inserts.*max_diff 10"
         with pytest.raises(rw.errors.ReplayTimeoutError, match=told):
             observer.flush(timeout_s=1)
-        assert take(server, 12) == list(range(12))
+        assert [int(sample.data["n"][0]) for sample in client.sample("queue", 12)] == list(range(12))
 
 
 @pytest.mark.parametrize("call", ["flush", "step"])
 def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer, call: str) -> None:
-    errors: list[Exception] = []
     observer = rw.TrajectoryObserver(server.address, "queue", 1, timeout_s=LONG_S, max_in_flight_items=10)
-
-    def wait() -> None:
-        try:
-            write(observer, 20) if call == "step" else observer.flush()
-        except rw.errors.ClosedError as error:
-            errors.append(error)
 
     for number in range(20):
         observer({"n": np.int64(number)}, end_of_episode=True)
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    time.sleep(0.3)
-    with pytest.raises(rw.errors.ReplayTimeoutError):
-        observer.close(0.1)
-    waiting.join(FAR_TOO_LONG_S)
-    assert not waiting.is_alive()
-    assert "closed by another thread" in str(errors)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(write, observer, 20) if call == "step" else threads.submit(observer.flush)
+        time.sleep(0.3)
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            observer.close(0.1)
+        with pytest.raises(rw.errors.ClosedError, match="closed by another thread"):
+            waiting.result(FAR_TOO_LONG_S)
     assert observer.stats().steps == 20
-
-
-@client_alone
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "soon"])
-def test_time_out_that_is_none_is_refused(server: HostedServer, timeout_s: Any) -> None:
-    with observed(server) as observer:
-        for call in (observer.flush, observer.close):
-            with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
-                call(timeout_s)
-        write(observer, 0)  # it is open still
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
@@ -317,8 +310,7 @@ def test_block_that_is_left_by_an_error_does_not_wait_for_a_learner(
         write(observer, 0)
 
 
-def test_acting_and_learning_in_turns_does_not_wait_for_the_timer(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("queue", 10, "fifo", "fifo", rw.Queue(10), max_times_sampled=1))
+def test_acting_and_learning_in_turns_does_not_wait_for_the_timer(server: HostedServer) -> None:
     with (
         rw.TrajectoryObserver(server.address, "queue", 2, chunk_length=100, max_delay_s=NEVER_S) as observer,
         rw.ReplayDataset(server.address, "queue", 4, timeout_s=LONG_S) as dataset,
@@ -342,6 +334,7 @@ class Case(NamedTuple):
     episode_length: Any = NEVER_S
     per_call: int = 1
     tables: Any = "queue"
+    is_masked: bool = False
 
 
 def windows(length: int, stride: int = 1, **options: Any) -> dict[str, Any]:
@@ -362,6 +355,7 @@ CASES = {
     "environments whose episodes end at different calls": Case(
         windows(4, 2, num_envs=4, end_of_episode="tile"), episode_length=np.array([3, 7, 8, 30]), per_call=2 * 4
     ),
+    "environments of which some have a step": Case(windows(2, num_envs=4), per_call=4, is_masked=True),
 }
 
 
@@ -373,7 +367,9 @@ def test_tight_loop_is_stopped_at_the_limit(server: HostedServer, name: str, lim
     admitted = ADMITTED * (1 if case.tables == "queue" else 2)
     observer = case.kind(server.address, case.tables, **case.options, max_in_flight_items=limit, timeout_s=REFUSED_S)
     with leaving(observer):
-        stats = write_until_full(observer, episode_length=case.episode_length, admitted=admitted)
+        stats = write_until_full(
+            observer, episode_length=case.episode_length, admitted=admitted, is_masked=case.is_masked
+        )
         check_pending(stats, limit, per_call=case.per_call, admitted=admitted)
         if name in ("steps", "windows"):  # up to the step that completes the last window
             length, stride = case.options["sequence_length"], case.options["stride_length"]
@@ -397,8 +393,7 @@ def test_windows_of_each_kind_count(server: HostedServer, limit: int) -> None:
 @contents
 @pytest.mark.parametrize("limit", [1, 400])
 def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
-    options: Any = {"max_in_flight_items": limit, "timeout_s": CONFIRMED_S}
-    with leaving(rw.TrajectoryObserver(server.address, "queue", 3, **options)) as observer:
+    with observed(server, length=3, max_in_flight_items=limit, timeout_s=CONFIRMED_S) as observer:
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.extend({"n": np.arange(5_000)})
         stats = observer.stats()
@@ -407,23 +402,10 @@ def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
 
 
 @contents
-def test_masked_environments_are_stopped_at_the_limit(server: HostedServer) -> None:
-    options: Any = {"num_envs": 4, "max_in_flight_items": 20, "timeout_s": CONFIRMED_S}
-    with leaving(rw.TrajectoryObserver(server.address, "queue", 2, **options)) as observer:
-        rng = np.random.default_rng(0)
-        with contextlib.suppress(rw.errors.ReplayTimeoutError):
-            for number in range(1_000):
-                mask = rng.random(4) < 0.5
-                observer({"n": np.full(4, number)}, end_of_episode=np.zeros(4, bool), env_mask=mask)
-        check_pending(observer.stats(), 20, per_call=4)
-
-
-@contents
-def test_actor_without_a_learner_stops_soon_by_default_and_is_told_the_ratio(replay_server: StartServer) -> None:
+def test_actor_without_a_learner_stops_soon_by_default_and_is_told_the_ratio(serve: Serve) -> None:
     limiter = rw.SampleToInsertRatio(samples_per_insert=8, min_size=100, error_buffer=200)  # admits (800 + 200) / 8
-    server = replay_server(rw.TableConfig("replay", 10_000, rate_limiter=limiter))
-    observer = rw.TrajectoryObserver(server.address, "replay", 2, timeout_s=REFUSED_S)
-    with leaving(observer), rw.Client(server.address) as client:
+    client = serve(rw.TableConfig("replay", 10_000, rate_limiter=limiter))
+    with leaving(rw.TrajectoryObserver(client, "replay", 2, timeout_s=REFUSED_S)) as observer:
         stats = write_until_full(observer, admitted=125)
         check_pending(stats, 400, admitted=125)
         assert stats.steps == 125 + 400 + 1  # the first window takes two steps
@@ -443,14 +425,13 @@ def test_default_is_32_calls_of_many_environments(server: HostedServer) -> None:
 @contents
 @pytest.mark.parametrize("num_envs", [None, 3])
 def test_complete_items_are_sent_before_a_step_waits_and_no_rate_limiter_is_named(
-    replay_server: StartServer, caplog: pytest.LogCaptureFixture, num_envs: int | None
+    serve: Serve, caplog: pytest.LogCaptureFixture, num_envs: int | None
 ) -> None:
     caplog.set_level(logging.INFO, "reverb_writer")
-    server = replay_server(rw.TableConfig("replay", 10_000))
+    client, shape = serve(rw.TableConfig("replay", 10_000)), () if num_envs is None else (num_envs,)
     options: Any = {"max_in_flight_items": 5, "max_delay_s": NEVER_S, "chunk_length": 1_000, "timeout_s": LONG_S}
-    with leaving(rw.TrajectoryObserver(server.address, "replay", 2, num_envs=num_envs, **options)) as observer:
+    with leaving(rw.TrajectoryObserver(client, "replay", 2, num_envs=num_envs, **options)) as observer:
         for number in range(200):
-            shape = () if num_envs is None else (num_envs,)
             observer({"n": np.full(shape, number)}, end_of_episode=np.zeros(shape, bool))
         assert observer.stats().acknowledged_items >= (199 * (num_envs or 1)) - 5 - (num_envs or 1)
     assert not limiter_lines(caplog)

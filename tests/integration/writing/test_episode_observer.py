@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,29 +11,14 @@ import pytest
 import tree
 from episodes import feed
 from kinds import contents
-from reading import Place, read
+from reading import Place, Serve, read
 
 import reverb_writer as rw
 
 pytestmark = contents
 
 
-@pytest.mark.parametrize("chunk_length", [None, 1, 3])
-def test_episode_is_one_item_of_its_own_length(place: Place, chunk_length: int | None) -> None:
-    lengths = [1, 5, 1000, 99, 100, 101]
-    with rw.EpisodeObserver(place.client, ["a", "b"], 1000, priority=3, chunk_length=chunk_length) as observer:
-        feed(observer, lengths)
-    firsts = itertools.accumulate(lengths, initial=1)
-    episodes = [list(range(first, first + n)) for first, n in zip(firsts, lengths, strict=False)]
-    assert place.column("b") == episodes
-    items = read(place.client, "a")
-    assert [item.data[0].tolist() for item in items] == episodes
-    assert {item.info.priority for item in items} == {3}
-    stats = observer.stats()
-    assert (stats.steps, stats.episodes, stats.items, stats.dropped_steps) == (sum(lengths), 6, 12, {})
-
-
-def test_overflow_is_refused_once_and_the_next_episode_is_written(place: Place) -> None:
+def test_overflow_is_refused_once_its_steps_are_checked_and_the_next_episode_is_written(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 3) as observer:
         for numbers in (range(1, 6), range(6, 10)):
             for i, number in enumerate(numbers):
@@ -45,17 +29,12 @@ def test_overflow_is_refused_once_and_the_next_episode_is_written(place: Place) 
         stats = observer.stats()
         assert (stats.steps, stats.episodes, stats.dropped_steps) == (12, 3, {"overflow": 9})
     assert place.column() == [[10, 11, 12]]
-
-
-def test_step_of_an_overflow_is_checked_too(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 1, bypass_partial_episodes=True) as observer:
-        observer({"n": np.int64(1)})
-        for _ in range(2):
-            with pytest.raises(rw.errors.StructureError, match="step 1, leaf `n`"):
-                observer({"n": 0.5})
-        observer({"n": np.int64(2)})
-        with pytest.raises(rw.errors.StructureError, match="step 2, leaf `n`"):
-            observer({"n": 0.5}, end_of_episode=True)
+        for number, options in ((1, {}), (2, {"end_of_episode": True})):
+            observer({"n": np.int64(number)})
+            for _ in range(2):
+                with pytest.raises(rw.errors.StructureError, match=f"step {number}, leaf `n`"):
+                    observer({"n": 0.5}, **options)
         observer({"n": np.int64(3)}, end_of_episode=True)
         assert observer.stats().dropped_steps == {"overflow": 3}
 
@@ -77,13 +56,9 @@ def test_too_long_episodes_of_environments_are_dropped_and_the_others_written(
             assert (stats.steps, stats.episodes, stats.dropped_steps) == (12, 5, {"overflow": 8})
         assert sorted(place.column()) == [[1, 2], [105], [106]]
     assert len([record for record in caplog.records if "max_sequence_length=3" in record.message]) == 2
-
-
-def test_full_episode_of_an_environment_that_takes_no_step_is_not_too_long(place: Place) -> None:
-    with rw.EpisodeObserver(place.client, "a", 3, num_envs=2) as observer:
-        for t, (env_mask, last) in enumerate([([1, 0], [0, 0])] * 3 + [([0, 1], [0, 1])], 1):
-            step = {"n": np.array([t, 100 + t])}
-            observer(step, end_of_episode=np.array(last, bool), env_mask=np.array(env_mask, bool))
+    with rw.EpisodeObserver(place.client, "a", 3, num_envs=2) as observer:  # full, and takes no step
+        for t, (env_mask, last) in enumerate([([True, False], [0, 0])] * 3 + [([False, True], [0, 1])], 1):
+            observer({"n": np.array([t, 100 + t])}, end_of_episode=np.array(last, bool), env_mask=np.array(env_mask))
         observer.reset()
     assert sorted(place.column()) == [[1, 2, 3], [104]]
 
@@ -114,21 +89,6 @@ def test_priority_of_episodes_can_be_changed(place: Place) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("a", 0), "`max_sequence_length` must be >= 1, got 0"),
-        (("a", 2.0), "`max_sequence_length` must be an integer"),
-        (([], 2), "`table` must be a name or several different ones, got none"),
-        ((["a", "a"], 2), "`table` must be a name or several different ones"),
-        (("a", 2, -1.0), "`priority` must be a finite number >= 0"),
-    ],
-)
-def test_episode_arguments_that_cannot_work_are_refused(place: Place, arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(rw.errors.SpecError, match=message):
-        rw.EpisodeObserver(place.client, *arguments)
-
-
 def episode(num_steps: int, first: int = 1, **options: Any) -> rw.Episode:
     """Return an episode whose observations are numbered from `first` on, with nests and model outputs."""
     numbers = np.arange(first, first + num_steps + 1)
@@ -142,37 +102,17 @@ def episode(num_steps: int, first: int = 1, **options: Any) -> rw.Episode:
     )
 
 
-def rows(nest: Any) -> list[Any]:
-    return [np.asarray(leaf).tolist() for leaf in tree.flatten(nest)]
-
-
-def test_whole_episodes_come_back(place: Place) -> None:
-    episodes = [episode(5), episode(150, truncated=True, terminated=False), episode(1, terminated=False).cut()]
-    episodes[2].add_env_step(
-        {"n": 3, "v": np.zeros(2, np.float32)}, 7, 0.5, extra_model_outputs={"logp": np.float32(1)}
-    )
-    with rw.EpisodeObserver(place.client, "a", 200) as observer:
-        for each in episodes:
-            observer.write_episode(each)
-    like = episodes[0].steps()
-    for before, item in zip(episodes, read(place.client, "a"), strict=True):
-        after = rw.Episode.from_steps(tree.unflatten_as(like, tree.flatten(item.data)))
-        assert rows(after.get_observations()) == rows(before.observations.to_arrays())
-        assert rows([after.get_actions(), after.get_rewards()]) == rows(
-            [before.actions.to_arrays(), before.rewards.to_arrays()]
-        )
-        assert rows(after.get_extra_model_outputs("logp")) == rows(before.extra_model_outputs["logp"].to_arrays())
-        assert (after.is_terminated, after.is_truncated) == (before.is_terminated, before.is_truncated)
-
-
 def test_refused_episode_does_not_end_a_stream_that_spans_episodes(place: Place) -> None:
     with rw.SequenceObserver(place.client, "a", 4, 4) as observer:
         observer.write_episode(episode(2, first=1))
         with pytest.raises(rw.errors.StructureError, match="observation/n"):
-            observer.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
+            observer.write_episode(OTHER)
         observer.write_episode(episode(4, first=11))
     numbers = [item.data[5].tolist() for item in read(place.client, "a")]
     assert numbers == [[1, 2, 3, 11], [12, 13, 14, 15]]
+
+
+OTHER = rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0)
 
 
 def test_refused_episode_changes_nothing(place: Place) -> None:
@@ -181,7 +121,7 @@ def test_refused_episode_changes_nothing(place: Place) -> None:
         with pytest.raises(rw.errors.SpecError, match="the episode has 6 steps, boundary"):
             observer.write_episode(episode(5))
         with pytest.raises(rw.errors.StructureError, match="observation/n"):
-            observer.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
+            observer.write_episode(OTHER)
         with pytest.raises(rw.errors.IncompleteError, match="an episode without a step"):
             observer.write_episode(rw.Episode())
         (step, _) = zip(*(leaf[:2] for leaf in tree.flatten(episode(1).steps())), strict=True)
@@ -195,17 +135,15 @@ def test_refused_episode_changes_nothing(place: Place) -> None:
     assert [len(item.data[0]) for item in read(place.client, "a")] == [4, 5]
 
 
-def test_time_out_in_mid_episode_leaves_no_part_of_it(replay_server: Any) -> None:
-    server = replay_server(rw.TableConfig("q", 3, "fifo", "fifo", max_times_sampled=1, rate_limiter=rw.Queue(3)))
-    with rw.Client(server.address, timeout_s=60) as client:
-        observer = rw.TrajectoryObserver(client, "q", 2, max_in_flight_items=4, timeout_s=0.5)
+def test_time_out_in_mid_episode_leaves_no_part_of_it(serve: Serve) -> None:
+    client = serve(rw.TableConfig.queue("q", 3))
+    observer = rw.TrajectoryObserver(client, "q", 2, max_in_flight_items=4, timeout_s=0.5)
+    for each in (episode(4000), episode(1)):  # and not that the second one comes in the middle of an episode
         with pytest.raises(rw.errors.ReplayTimeoutError):
-            observer.write_episode(episode(4000))
+            observer.write_episode(each)
         assert observer.stats().episodes == 1
-        with pytest.raises(rw.errors.ReplayTimeoutError):  # and not that it is in the middle of one
-            observer.write_episode(episode(1))
-        with pytest.raises(rw.errors.ReplayTimeoutError):
-            observer.close()
+    with pytest.raises(rw.errors.ReplayTimeoutError):
+        observer.close()
 
 
 def feed_at_once(observer: Any, lengths: Sequence[int]) -> None:
@@ -245,23 +183,17 @@ def test_priority_functions_and_strings_and_numbers_go_one_by_one(place: Place) 
     assert place.column("b") == [[b"x", b"yz"]]
 
 
-def test_other_steps_are_refused_as_by_a_call(place: Place) -> None:
+def test_other_steps_are_refused_as_by_a_call_before_any_is_written(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "b", 2) as observer:
+        for wrong in ({"n": np.arange(3), "x": np.arange(2)}, {"n": np.int64(1), "x": np.arange(2)}, {}):
+            with pytest.raises(rw.errors.StructureError, match=r"must be \[T, ...\] with one T for all, got shapes"):
+                observer.extend(wrong)
+        assert observer.stats().steps == 0
         observer.extend({"n": np.arange(2)})
         with pytest.raises(rw.errors.StructureError, match="step 2, leaf `n`: float32"):
             observer.extend({"n": np.zeros(2, np.float32)})
         observer.extend({"n": np.arange(2, 3)})
     assert place.column("b") == [[0, 1], [1, 2]]
-
-
-@pytest.mark.parametrize("steps", [{"n": np.arange(3), "x": np.arange(2)}, {"n": np.int64(1), "x": np.arange(2)}, {}])
-def test_steps_of_different_lengths_are_refused_before_any_is_written(place: Place, steps: Any) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 1) as observer:
-        with pytest.raises(rw.errors.StructureError, match=r"leaves must be \[T, ...\] with one T for all, got shapes"):
-            observer.extend(steps)
-        assert observer.stats().steps == 0
-        observer({"n": 1})
-    assert place.column() == [[1]]
 
 
 def test_no_steps_are_written_at_any_time_but_to_a_closed_observer(place: Place) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import queue
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,11 +40,11 @@ Interrupt = Callable[[Callable[[], object]], None]
 
 
 class Signals:
-    """Interrupts calls by real signals at random moments."""
+    """Interrupts calls by a timer's real signals at random moments."""
 
-    def __init__(self, chance: random.Random, send: Callable[[float], object]) -> None:
+    def __init__(self) -> None:
         self.num_interrupted = 0
-        self._chance, self._send, self._is_inside, self._typical_s = chance, send, False, 1e-4
+        self._chance, self._is_inside, self._typical_s = random.Random(7), False, 1e-4  # noqa: S311  # no secrets
 
     def raise_interrupt(self, *_: object) -> None:
         if self._is_inside:
@@ -58,7 +56,7 @@ class Signals:
         try:
             try:
                 self._is_inside = True
-                self._send(self._chance.uniform(1e-6, 2 * self._typical_s))
+                signal.setitimer(signal.ITIMER_REAL, self._chance.uniform(1e-6, 2 * self._typical_s))
                 call()
             finally:
                 self._is_inside = False
@@ -68,26 +66,12 @@ class Signals:
             self._typical_s = 0.9 * self._typical_s + 0.1 * (time.perf_counter() - began_at)
 
 
-@pytest.fixture(params=["timer", "thread"])
-def signals(request: pytest.FixtureRequest) -> Iterator[Signals]:
-    """Signals of a timer of the system, or sent by another thread."""
-    wanted: queue.SimpleQueue[float | None] = queue.SimpleQueue()
-    main = threading.get_ident()
-
-    def send() -> None:
-        while (seconds := wanted.get()) is not None:
-            time.sleep(seconds)
-            signal.pthread_kill(main, signal.SIGALRM)
-
-    by_timer = functools.partial(signal.setitimer, signal.ITIMER_REAL)
-    made = Signals(random.Random(7), by_timer if request.param == "timer" else wanted.put)  # noqa: S311  # no secrets
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    made = Signals()
     former = signal.signal(signal.SIGALRM, made.raise_interrupt)
-    thread = threading.Thread(target=send)
-    thread.start()
     yield made
     signal.setitimer(signal.ITIMER_REAL, 0)
-    wanted.put(None)
-    thread.join()
     signal.signal(signal.SIGALRM, former)
 
 
@@ -137,11 +121,6 @@ class Caller:
         self._next = 1
         self._missing = 0  # steps of episodes that were interrupted
         self._open: list[int] = []  # steps of the episode under way
-
-    @property
-    def num_open(self) -> int:
-        """Steps of the episode under way."""
-        return len(self._open)
 
     def numbers(self, count: int) -> list[int]:
         self._next += count
@@ -287,26 +266,11 @@ def test_interrupt_at_any_moment_of_a_close_loses_and_doubles_nothing(place: Pla
 @pytest.mark.only_server("local", "an interrupt meets the caller's thread, whatever the server is")
 @pytest.mark.parametrize("kind", KINDS)
 def test_signals_at_random_moments_lose_and_double_nothing(place: Place, kind: str, signals: Signals) -> None:
-    chance = random.Random(kind)  # noqa: S311  # no secrets
     with KINDS[kind][0](place.client, max_delay_s=0.01) as observer:
         caller = Caller(observer, KINDS[kind][1], signals)
         while signals.num_interrupted < _NUM_SIGNALS:
-            deed = chance.randrange(20)
-            if deed == 0:
-                caller.reset(discard=True)
-            elif deed == 1:
-                caller.flush()
-            elif deed == 2 and not caller.num_open:
-                caller.write_episode(chance.randint(2, 15))
-            elif deed == 3 and chance.random() < 0.1:
-                caller.reopen()
-            elif caller.num_open < 15:
-                if deed < 6:
-                    caller.extend(chance.randint(1, 5))
-                else:
-                    caller.step(last=deed == 19)
-            else:
-                caller.reset(discard=False)
+            call_all(caller)
+            caller.reopen()
         caller.check(place)
     await_end_of_threads(_END_WITHIN_S)
 
@@ -349,9 +313,7 @@ def write_three(place: Place, interrupt: Interrupt, go_on: Iterator[object], **o
 
 
 @pytest.mark.parametrize("priority", [1.0, lambda window: float(window["n"].sum())], ids=["number", "function"])
-def test_interrupt_at_any_moment_of_a_call_of_many_environments_loses_and_doubles_nothing(
-    place: Place, priority: Any
-) -> None:
+def test_interrupt_of_a_call_of_many_environments_loses_and_doubles_nothing(place: Place, priority: Any) -> None:
     interrupt = EachMoment(40)
     write_three(place, interrupt, iter(interrupt), priority=priority)
     assert interrupt.moment > 20

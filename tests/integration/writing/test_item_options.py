@@ -12,6 +12,7 @@ import pytest
 from episodes import expected, feed, observed
 from kinds import contents
 from reading import Place, read
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -86,23 +87,16 @@ def test_function_may_take_a_lock_that_its_caller_holds_while_a_dataset_waits(pl
                 with pytest.raises(rw.errors.ReplayTimeoutError):  # its windows need the lock that this thread holds
                     next(learner)
 
-        with rw.ReplayDataset(place.client, "a", 2, timeout_s=2) as learner:
-            thread = threading.Thread(target=learn)
-            thread.start()
+        with rw.ReplayDataset(place.client, "a", 2, timeout_s=2) as learner, soon(learn):
             assert holds.wait(30)
             feed(observer, [50])  # never waits for the lock
-            thread.join(30)
-            assert not thread.is_alive()
         observer.flush()
         assert observer.stats().acknowledged_items == 49
         assert next(dataset).data["n"].shape == (2, 2)
 
 
 def test_function_that_calls_its_own_observer_loses_its_window(place: Place) -> None:
-    def flush(_: Any) -> None:
-        observer.flush()
-
-    observer = observed(place, rw.WindowSpec(1), priority=flush)
+    observer: rw.TrajectoryObserver = observed(place, rw.WindowSpec(1), priority=lambda _: observer.flush())
     with observer:
         feed(observer, [2])
         observer.flush()
@@ -151,6 +145,14 @@ def test_new_items_get_the_largest_priority_that_a_learner_has_set_or_a_constant
             feed(observer, [1])
             observer.flush()
         assert priorities_of(place) == [1.0, 7.5, 7.5]
+        feed(observer, [1, 1])
+        observer.flush()
+        with rw.ReplayDataset(place.client, "a", 2) as dataset:
+            dataset.update_priorities(next(dataset), [0.5, 8.5])
+            dataset.flush_priorities()
+        feed(observer, [1])
+        observer.flush()
+        assert priorities_of(place) == [8.5]
         place.client.reset("a")
     with rw.TrajectoryObserver(place.client, "a", 1, num_envs=2, priority="max") as vector:
         vector({"n": np.arange(2)}, end_of_episode=[True, True])
@@ -158,17 +160,6 @@ def test_new_items_get_the_largest_priority_that_a_learner_has_set_or_a_constant
     with observed(place, rw.WindowSpec(1), priority=0) as observer:
         feed(observer, [1])
     assert priorities_of(place) == [0]
-
-
-def test_dataset_raises_the_largest_priority(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 1, priority="max") as observer:
-        feed(observer, [1, 1])
-        observer.flush()
-        with rw.ReplayDataset(place.client, "a", 2) as dataset:
-            dataset.update_priorities(next(dataset), [0.5, 3.5])
-            dataset.flush_priorities()
-        feed(observer, [1])
-    assert priorities_of(place) == [3.5]
 
 
 LIMIT = 100
@@ -184,24 +175,20 @@ def test_windows_that_are_too_large_are_refused_at_the_first_step(place: Place) 
         for _ in range(13):
             observer(STEP)
     assert size(place) == 2  # 96 bytes each
-    with rw.TrajectoryObserver(place.client, "a", 13, max_item_bytes=LIMIT) as observer:
-        expected = (
-            r"an item of 13 steps takes 104 bytes uncompressed, expected at most 100, the observer's "
-            r"`max_item_bytes`\. Its largest leaf is `reward` with 4 bytes per step"
-        )
-        with pytest.raises(rw.errors.StructureError, match=expected):
-            observer(STEP)
-        assert observer.stats().steps == 0
-    masked: dict[str, Any] = {"end_of_episode": "pad", "mask": True, "max_item_bytes": LIMIT}
-    with (
-        rw.TrajectoryObserver(place.client, "a", 12, **masked) as observer,
-        pytest.raises(rw.errors.StructureError, match="an item of 12 steps takes 108 bytes"),
-    ):
-        observer(STEP)
+    too_large = (
+        r"an item of 13 steps takes 104 bytes uncompressed, expected at most 100, the observer's "
+        r"`max_item_bytes`\. Its largest leaf is `reward` with 4 bytes per step"
+    )
+    masked: dict[str, Any] = {"end_of_episode": "pad", "mask": True}
+    for length, options, told in ((13, {}, too_large), (12, masked, "an item of 12 steps takes 108 bytes")):
+        with rw.TrajectoryObserver(place.client, "a", length, max_item_bytes=LIMIT, **options) as observer:
+            with pytest.raises(rw.errors.StructureError, match=told):
+                observer(STEP)
+            assert observer.stats().steps == 0
     assert size(place) == 2
 
 
-def test_episode_that_becomes_too_large_is_refused_at_that_step(place: Place) -> None:
+def test_episode_that_becomes_too_large_is_refused_unless_it_is_too_long_for_any_item(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 1000, max_item_bytes=LIMIT) as observer:
         for _ in range(12):
             observer(STEP)
@@ -210,12 +197,17 @@ def test_episode_that_becomes_too_large_is_refused_at_that_step(place: Place) ->
                 observer(STEP)
         assert observer.stats().steps == 12
         observer.reset()  # the 12 steps are an item
-        for t in range(12):
-            observer(STEP, end_of_episode=t == 11)
+    assert size(place) == 1
+    bypassing = rw.EpisodeObserver(place.client, "a", 12, bypass_partial_episodes=True, max_item_bytes=LIMIT)
+    with bypassing as observer:
+        for length in (14, 12):
+            for t in range(length):
+                observer(STEP, end_of_episode=t == length - 1)
+    assert observer.stats().dropped_steps == {"overflow": 14}
     assert size(place) == 2
 
 
-def test_strings_count_by_their_length(place: Place) -> None:
+def test_strings_count_by_their_length_and_a_mask_by_one_byte_per_step(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "a", 2, chunk_length=3, max_item_bytes=LIMIT) as observer:
         for length in (60, 32, 60, 32, 60):  # with a number of 4 bytes each: 100 for any two that follow each other
             observer({"text": "x" * length, "number": np.int32(0)})
@@ -224,27 +216,18 @@ def test_strings_count_by_their_length(place: Place) -> None:
             observer({"text": "x" * 33, "number": np.int32(0)})
         observer({"text": "é" * 16, "number": np.int32(0)})
     assert size(place) == 5
-
-
-def test_strings_with_a_mask_count_too(place: Place) -> None:
-    """The mask is one byte per step."""
     with rw.TrajectoryObserver(place.client, "a", 2, mask=True, max_item_bytes=LIMIT) as observer:
         observer({"text": "x" * 49})
         observer({"text": "x" * 49})
         with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
             observer({"text": "x" * 50})
-    assert size(place) == 1
-
-
-def test_step_of_an_episode_that_is_too_long_is_in_no_item_of_any_size(place: Place) -> None:
-    observer = rw.EpisodeObserver(place.client, "a", 12, bypass_partial_episodes=True, max_item_bytes=LIMIT)
-    with observer:
-        for t in range(14):
-            observer(STEP, end_of_episode=t == 13)
-        for t in range(12):
-            observer(STEP, end_of_episode=t == 11)
-    assert observer.stats().dropped_steps == {"overflow": 14}
-    assert size(place) == 1
+    assert size(place) == 6
+    with rw.SequenceObserver(place.client, "a", 2, max_item_bytes=LIMIT) as observer:  # windows over episodes
+        for number in range(30):
+            observer({"text": "x" * 50}, end_of_episode=number % 7 == 6)
+        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
+            observer({"text": "x" * 51})
+    assert size(place) == 6 + 29
 
 
 def test_refused_step_of_one_environment_is_a_step_of_none(place: Place) -> None:
@@ -260,15 +243,6 @@ def test_refused_step_of_one_environment_is_a_step_of_none(place: Place) -> None
         assert observer.stats().steps == 4
         observer(step("a" * 50, "c"), end_of_episode=going_on)
     assert sorted(place.column()) == [*[[b"a" * 50] * 2] * 2, [b"b", b"b"], [b"b", b"c"]]
-
-
-def test_windows_over_episodes_count_their_own_steps_only(place: Place) -> None:
-    with rw.SequenceObserver(place.client, "a", 2, max_item_bytes=LIMIT) as observer:
-        for number in range(30):
-            observer({"text": "x" * 50}, end_of_episode=number % 7 == 6)
-        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
-            observer({"text": "x" * 51})
-    assert size(place) == 29
 
 
 @pytest.mark.parametrize("restored", [False, True])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +17,7 @@ from interrupting import EachMoment
 from kinds import client_alone
 from reading import Place
 from server_process import HostedServer
+from threads import at_once, soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -25,7 +26,7 @@ from reverb_writer.transport import loop
 from reverb_writer.writing.cutter import Cutter
 
 
-def test_window_is_there_although_its_chunk_is_not_full(place: Place) -> None:
+def test_windows_are_there_in_time_and_after_a_flush_although_their_chunk_is_not_full(place: Place) -> None:
     with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=0.02) as observer:
         observer({"n": np.int64(1)})
         observer({"n": np.int64(2)})
@@ -33,9 +34,6 @@ def test_window_is_there_although_its_chunk_is_not_full(place: Place) -> None:
         observer({"n": np.int64(3)})
         eventually(lambda: place.client.server_info()["a"].current_size == 2)
         assert place.column() == [[1, 2], [2, 3]]
-
-
-def test_windows_are_there_after_a_flush(place: Place) -> None:
     with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=1000) as observer:
         for number in range(1, 4):
             observer({"n": np.int64(number)})
@@ -53,9 +51,10 @@ def test_windows_are_there_after_a_flush(place: Place) -> None:
 
 @pytest.mark.parametrize("kind", [rw.TrajectoryObserver, rw.SequenceObserver, rw.EpisodeObserver])
 def test_closed_observer_says_so_until_it_is_opened_again(place: Place, kind: Any) -> None:
-    observer = kind(place.address, "a", 3)
-    observer({"n": np.int64(1)})
-    observer.close()
+    with kind(place.client, "a", 3) as observer:
+        assert observer.client is place.client
+        observer({"n": np.int64(1)})
+        observer.close()
     observer.close()
     for call in (lambda: observer({"n": np.int64(2)}), observer.flush, observer.reset):
         with pytest.raises(rw.errors.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
@@ -63,10 +62,12 @@ def test_closed_observer_says_so_until_it_is_opened_again(place: Place, kind: An
     assert observer.stats().dropped_steps == {"reset": 1}
     observer.open()
     observer.open()
+    with pytest.raises(rw.errors.StructureError, match="step 1, leaf `n`: float64"):  # the structure stays
+        observer({"n": np.float64(1)})
     for number in range(2, 5):
         observer({"n": np.int64(number)}, end_of_episode=number == 4)
     observer.flush()
-    assert place.column() == [[2, 3, 4]]
+    assert place.column() == [[2, 3, 4]]  # the client is still usable
     assert (observer.stats().steps, observer.stats().items) == (4, 1)
     observer.close()
     assert (observer.stats().steps, observer.stats().acknowledged_items) == (4, 1)
@@ -128,26 +129,9 @@ def test_close_after_an_interrupted_one_has_its_own_time() -> None:
         with pytest.raises(KeyboardInterrupt):
             observer.close(timeout_s=1)
         signal.signal(signal.SIGALRM, former)
-        learner = threading.Timer(2, lambda: next(client.sample("queue")))
-        learner.start()
-        observer.close(timeout_s=60)
-        learner.join()
+        with soon(lambda: next(client.sample("queue")), after_s=2):
+            observer.close(timeout_s=60)
         assert observer.stats().acknowledged_items == 2
-
-
-def test_block_closes_the_observer_and_not_its_client_and_a_reopened_one_asks_for_the_same_structure(
-    place: Place,
-) -> None:
-    with observed(place, rw.WindowSpec(1)) as observer:
-        feed(observer, [1])
-        assert observer.client is place.client
-    with pytest.raises(rw.errors.ClosedError):
-        observer.flush()
-    assert place.column() == [[1]]  # the client is still usable
-    observer.open()
-    with pytest.raises(rw.errors.StructureError, match="step 1, leaf `n`: float64"):
-        observer({"n": np.float64(1)})
-    observer.close()
 
 
 def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
@@ -161,9 +145,7 @@ def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
 
     loop.submit(int)  # the loop has begun
     monkeypatch.setattr(LateThread, "_run", begin_late)
-    observer = rw.TrajectoryObserver(place.address, "a", 1)
-    observer({"n": np.int64(1)}, end_of_episode=True)
-    del observer
+    rw.TrajectoryObserver(place.address, "a", 1)({"n": np.int64(1)}, end_of_episode=True)
     gc.collect()
     eventually(lambda: place.client.server_info()["a"].current_size == 1)
 
@@ -187,17 +169,21 @@ def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
         ({"connect_timeout_s": "soon"}, "`connect_timeout_s` must be > 0 seconds"),
         ({"until": False}, "`until` must be a function without arguments, got False. Put `lambda:`"),
         *(({"num_envs": number}, "`num_envs` must be") for number in (0, -1, 2.0, True)),
-        *(
-            ({"priority": one}, "`priority` must be a finite number >= 0")
-            for one in (math.nan, math.inf, -0.1, "1", None)
-        ),
+        *(({"priority": one}, "must be a finite number >= 0") for one in (math.nan, math.inf, -0.1, "1", None)),
+        ({"table": []}, "`table` must be a name or several different ones, got none"),
+        ({"table": ["a", "a"]}, "`table` must be a name or several different ones"),
+        ({"max_sequence_length": 0}, "`max_sequence_length` must be >= 1, got 0"),
+        ({"max_sequence_length": 2.0}, "`max_sequence_length` must be an integer"),
+        ({"max_sequence_length": 2, "priority": -1.0}, "`priority` must be a finite number >= 0"),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_construction(
     place: Place, options: dict[str, Any], message: str
 ) -> None:
+    of_episodes = "max_sequence_length" in options
+    kind: Any = rw.EpisodeObserver if of_episodes else functools.partial(rw.TrajectoryObserver, sequence_length=2)
     with pytest.raises(rw.errors.SpecError, match=message):
-        rw.TrajectoryObserver(place.client, "a", 2, **options)
+        kind(place.client, **{"table": "a", **options})
 
 
 def test_observer_that_waits_for_its_server_says_so_again_and_again(
@@ -223,28 +209,15 @@ def test_second_thread_in_mid_episode_is_refused_and_may_go_on_after_it(place: P
     def step(number: int) -> dict[str, Any]:
         return {"n": np.int64(number) if num_envs is None else np.full(num_envs, number)}
 
-    refused: list[BaseException] = []
-
-    def call(number: int) -> None:
-        try:
-            observer(step(number))
-        except rw.errors.SpecError as error:
-            refused.append(error)
-
-    def call_in_another_thread(number: int) -> None:
-        thread = threading.Thread(target=call, args=[number])
-        thread.start()
-        thread.join()
-
     end = True if num_envs is None else [True] * num_envs
+    refusal = "is in the middle of an episode of another thread, at step "
     with rw.TrajectoryObserver(place.client, "a", 2, num_envs=num_envs) as observer:
         observer(step(1))
-        call_in_another_thread(99)
-        assert "is in the middle of an episode of another thread, at step 1" in str(refused.pop())
+        with pytest.raises(rw.errors.SpecError, match=refusal):
+            at_once(lambda: observer(step(99)))
         observer(step(2), end_of_episode=end)
-        call_in_another_thread(3)  # between episodes
-        assert not refused
-        with pytest.raises(rw.errors.SpecError, match="in the middle of an episode of another thread"):
+        at_once(lambda: observer(step(3)))  # between episodes
+        with pytest.raises(rw.errors.SpecError, match=refusal):
             observer(step(99))
         observer.reset(discard=True)
         observer(step(4))
@@ -252,32 +225,24 @@ def test_second_thread_in_mid_episode_is_refused_and_may_go_on_after_it(place: P
     assert place.column() == [[1, 2]] * (num_envs or 1) + [[4, 5]] * (num_envs or 1)
 
 
+@pytest.mark.parametrize("mark", ["none", "argument", "leaf", "reset", "spanning"])
 def test_steps_without_any_mark_of_an_end_are_a_warning_once_and_counted(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture, mark: str
 ) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 20, 20, timeout_s=60) as observer:
-        for number in range(9_000):
-            observer({"n": np.int64(number)})
-        assert observer.stats().unmarked_steps == 0
-        for number in range(9_000, 25_000):
-            observer({"n": np.int64(number)})
-        assert observer.stats().unmarked_steps >= 10_000
-    (said,) = [text for text in caplog.messages if "No end of an episode" in text]
-    assert "`end_of_episode`" in said
-    assert "`reset()`" in said
-
-
-@pytest.mark.parametrize("mark", ["argument", "leaf", "reset", "spanning"])
-def test_steps_with_a_mark_of_ends_are_no_warning(place: Place, caplog: pytest.LogCaptureFixture, mark: str) -> None:
     kind = rw.SequenceObserver if mark == "spanning" else rw.TrajectoryObserver
     with kind(place.client, "a", 20, 20, timeout_s=60) as observer:
         if mark == "reset":
             observer.reset()
-        for number in range(12_000):
+        for number in range(25_000 if mark == "none" else 12_000):
             step = {"n": np.int64(number), **({"is_last": False} if mark == "leaf" else {})}
             observer(step, end_of_episode=False if mark == "argument" else None)
-        assert observer.stats().unmarked_steps == 0
-    assert not [text for text in caplog.messages if "No end of an episode" in text]
+            if number == 9_000:
+                assert observer.stats().unmarked_steps == 0
+        unmarked = observer.stats().unmarked_steps
+        assert unmarked >= 10_000 if mark == "none" else unmarked == 0
+    said = [text for text in caplog.messages if "No end of an episode" in text]
+    assert len(said) == (mark == "none")
+    assert all("`end_of_episode`" in text and "`reset()`" in text for text in said)
 
 
 def test_restart_of_a_server_says_how_many_items_are_sent_again_and_promises_no_checkpoint(

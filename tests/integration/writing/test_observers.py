@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
-from episodes import SMALL_GRID, cut, expected, feed, observed
+from episodes import cut, expected, feed, observed
 from kinds import contents
-from reading import Place, fifo, read
+from reading import Place, Serve, fifo, read
 from reading import spec as spec_of
-from server_process import HostedServer
 from waiting import eventually
 
 import reverb_writer as rw
@@ -72,19 +68,12 @@ def test_episodes_that_are_too_short_for_any_window_are_a_warning_once_and_summe
     assert last[1] == "Observer closed. Steps in no window: short_episode 210; steps in all: 210."
 
 
-def test_windows_are_sent_at_the_ends_of_episodes_of_a_spanning_stream(place: Place) -> None:
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_episodes_of_a_spanning_stream_are_sent_and_counted_at_their_ends(place: Place, end: str) -> None:
     with rw.SequenceObserver(place.client, "a", 2, chunk_length=1000, max_delay_s=1000) as observer:
         feed(observer, [3])
         eventually(lambda: place.client.server_info()["a"].current_size == 2)
-
-
-@pytest.mark.parametrize("end", ["close", "reset"])
-def test_episode_is_counted_once_that_a_boundary_step_and_then_the_end_of_the_stream_ends(
-    place: Place, end: str
-) -> None:
-    with rw.SequenceObserver(place.client, "a", 2) as observer:
-        for number in range(6):
-            observer({"n": np.int64(number)}, end_of_episode=number in (2, 5))
+        feed(observer, [3])
         getattr(observer, end)()
         assert observer.stats().episodes == 2
 
@@ -126,11 +115,9 @@ def test_refused_step_changes_nothing(place: Place, at: int) -> None:
 
 
 def test_leaves_are_copied(place: Place) -> None:
-    array = np.zeros(2)
-    strings = np.array(["", ""], object)
-    with rw.TrajectoryObserver(
-        place.client, "a", 2, end_of_episode="cover", priority=lambda w: w["x"].sum()
-    ) as observer:
+    array, strings = np.zeros(2), np.array(["", ""], object)
+    options: Any = {"end_of_episode": "cover", "priority": lambda window: window["x"].sum()}
+    with rw.TrajectoryObserver(place.client, "a", 2, **options) as observer:
         for number in range(1, 4):
             array[:] = number
             strings[:] = str(number)
@@ -144,41 +131,33 @@ def test_leaves_are_copied(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "missing"),
+    ("kind", "arguments", "missing"),
     [
-        ({"table": "c", "sequence_length": 2}, "`c`"),
-        ({"table": ["a", "d", "c"], "sequence_length": 2}, "`c`, `d`"),
-        ({"windows": {"a": rw.WindowSpec(1), "c": rw.WindowSpec(2)}}, "`c`"),
+        (rw.TrajectoryObserver, {"table": "c", "sequence_length": 2}, "`c`"),
+        (rw.TrajectoryObserver, {"table": ["a", "d", "c"], "sequence_length": 2}, "`c`, `d`"),
+        (rw.TrajectoryObserver, {"windows": {"a": rw.WindowSpec(1), "c": rw.WindowSpec(2)}}, "`c`"),
+        (rw.SequenceObserver, {"table": "c", "sequence_length": 2}, "`c`"),
+        (rw.EpisodeObserver, {"table": "c", "max_sequence_length": 2}, "`c`"),
     ],
 )
 def test_unknown_table_is_found_at_once_with_the_tables_that_there_are(
-    place: Place, arguments: dict[str, Any], missing: str
+    place: Place, kind: Any, arguments: dict[str, Any], missing: str
 ) -> None:
     with pytest.raises(rw.errors.StructureError) as refusal:
-        rw.TrajectoryObserver(place.client, **arguments)
+        kind(place.client, **arguments)
     assert str(refusal.value) == f"table {missing} is not on the server at {place.address}; it has `a`, `b`."
-    with pytest.raises(rw.errors.StructureError, match="table `c` is not on the server"):
-        rw.SequenceObserver(place.address, "c", 2)
-    with pytest.raises(rw.errors.StructureError, match="table `c` is not on the server"):
-        rw.EpisodeObserver(place.address, "c", 2)
 
 
 SIGNATURE = {"x": spec_of((None, 2), np.float32), "y": {"z": spec_of((None,), np.int64)}}
 
 
-@pytest.fixture
-def signed(replay_server: Callable[..., HostedServer]) -> Iterator[rw.Client]:
-    server = replay_server(
+def test_step_that_is_not_the_table_s_is_refused_by_leaf_path_and_the_mask_is_a_leaf(serve: Serve) -> None:
+    client = serve(
         fifo("signed", signature=SIGNATURE),
         fifo("masked", signature=(spec_of((None,), np.int64), spec_of((None,), bool))),
     )
-    with rw.Client(server.address, timeout_s=60) as client:
-        yield client
-
-
-def test_step_that_is_not_the_table_s_is_refused_by_leaf_path(signed: rw.Client) -> None:
     another_dtype = {"x": np.zeros(2), "y": {"z": np.int64(1)}}
-    with rw.TrajectoryObserver(signed, "signed", 1) as observer:
+    with rw.TrajectoryObserver(client, "signed", 1) as observer:
         for step, message in (
             (another_dtype, "leaf `x`: float64 (2,), but table `signed` holds float32 (2,) in `x` (its signature)."),
             ({"x": np.zeros(2, np.float32)}, "table `signed`: its signature has 2 leaves (x, y/z), got 1 (x)."),
@@ -186,35 +165,31 @@ def test_step_that_is_not_the_table_s_is_refused_by_leaf_path(signed: rw.Client)
             with pytest.raises(rw.errors.StructureError, match=f"^{re.escape(message)}"):
                 observer(step)
         observer({"x": np.ones(2, np.float32), "y": {"z": 3}})
-    (item,) = signed.sample("signed")
-    assert item.data["x"].tolist() == [[1, 1]]
-    assert item.data["y"]["z"].tolist() == [3]
-
-
-def test_windows_of_another_length_than_the_signature_s_are_refused(replay_server: Callable[..., HostedServer]) -> None:
-    server = replay_server(fifo("of_4", signature={"x": spec_of((4, 2), np.float32)}))
-    message = "table `of_4`: windows of 3 steps, but `x` has 4 steps in its signature. Pass `sequence_length=4`."
-    with rw.TrajectoryObserver(server.address, "of_4", 3) as observer:
-        for _ in range(3):
-            with pytest.raises(rw.errors.StructureError, match=f"^{re.escape(message)}"):
-                observer({"x": np.zeros(2, np.float32)})
-    with rw.TrajectoryObserver(server.address, "of_4", 4) as observer:
-        for _ in range(4):
-            observer({"x": np.zeros(2, np.float32)})
-    with rw.Client(server.address) as client:
-        assert client.server_info()["of_4"].current_size == 1
-
-
-def test_mask_is_part_of_what_the_signature_asks_for(signed: rw.Client) -> None:
+    (item,) = client.sample("signed")
+    assert (item.data["x"].tolist(), item.data["y"]["z"].tolist()) == ([[1, 1]], [3])
     with (
-        rw.TrajectoryObserver(signed, "masked", 2) as observer,
+        rw.TrajectoryObserver(client, "masked", 2) as observer,
         pytest.raises(rw.errors.StructureError, match="its signature has 2 leaves"),
     ):
         observer((np.int64(1),))
-    with rw.TrajectoryObserver(signed, "masked", 2, mask=True, end_of_episode="cover") as observer:
+    with rw.TrajectoryObserver(client, "masked", 2, mask=True, end_of_episode="cover") as observer:
         observer((np.int64(1),), end_of_episode=True)
-    (item,) = read(signed, "masked")
+    (item,) = read(client, "masked")
     assert [column.tolist() for column in item.data] == [[1, 0], [True, False]]
+
+
+def test_windows_of_another_length_than_the_signature_s_are_refused(serve: Serve) -> None:
+    client = serve(fifo("of_4", signature={"x": spec_of((4, 2), np.float32)}))
+    message = "table `of_4`: windows of 3 steps, but `x` has 4 steps in its signature. Pass `sequence_length=4`."
+    with (
+        rw.TrajectoryObserver(client, "of_4", 3) as observer,
+        pytest.raises(rw.errors.StructureError, match=f"^{re.escape(message)}"),
+    ):
+        observer({"x": np.zeros(2, np.float32)})
+    with rw.TrajectoryObserver(client, "of_4", 4) as observer:
+        for _ in range(4):
+            observer({"x": np.zeros(2, np.float32)})
+    assert [item.data["x"].shape for item in client.sample("of_4")] == [(4, 2)]
 
 
 _MAX_CALLS = 6
@@ -254,21 +229,15 @@ def test_step_that_fills_no_chunk_takes_at_most_six_calls(
 def test_calls_of_a_vector_step_do_not_grow_with_the_environments(place: Place) -> None:
     counts = []
     for num_envs in (2, 50):
-        step = {"obs": np.zeros((num_envs, 4)), "reward": np.zeros(num_envs)}
-        go_on = np.zeros(num_envs, bool)
-        with rw.TrajectoryObserver(
-            place.client, "a", 20, num_envs=num_envs, chunk_length=20, max_delay_s=1000
-        ) as observer:
+        step, go_on = {"obs": np.zeros((num_envs, 4)), "reward": np.zeros(num_envs)}, np.zeros(num_envs, bool)
+        options: Any = {"num_envs": num_envs, "chunk_length": 20, "max_delay_s": 1000}
+        with rw.TrajectoryObserver(place.client, "a", 20, **options) as observer:
             observer(step, end_of_episode=go_on)
             counts.append(len(python_calls(lambda step=step, go_on=go_on: observer(step, end_of_episode=go_on))))
     assert counts[0] == counts[1]
 
 
 # Many environments: each is what an observer of its own would have written. Steps are (environment, number).
-
-# When the episodes of each environment end, by the number of the step.
-ENDS = [{3, 4, 10}, {10}, set[int](), {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {6, 9}]
-NUM_STEPS = 12
 
 
 def windows_by_env(place: Place, table: str = "a") -> dict[int, list[list[int]]]:
@@ -285,48 +254,6 @@ def step_of(number: int, num_envs: int) -> dict[str, Any]:
     return {"env": np.arange(1, num_envs + 1), "n": np.full(num_envs, number)}
 
 
-def test_environment_holds_the_windows_of_its_own_episodes(place: Place) -> None:
-    """The last episode of each has no end: it keeps the windows that are complete."""
-    for spec in SMALL_GRID:
-        with observed(place, spec, num_envs=len(ENDS)) as observer:
-            for number in range(1, NUM_STEPS + 1):
-                observer(step_of(number, len(ENDS)), end_of_episode=[number in ends for ends in ENDS])
-        windows: dict[int, list[list[int]]] = {}
-        dropped: Counter[str] = Counter()
-        for env, ends in enumerate(ENDS, 1):
-            stops = sorted({*ends, NUM_STEPS})
-            for start, stop in itertools.pairwise([0, *stops]):
-                of_end = spec if stop in ends else rw.WindowSpec(spec.sequence_length, spec.stride_length)
-                found = of_end.windows(stop - start)
-                windows.setdefault(env, []).extend(cut(range(start + 1, stop + 1), found))
-                covered = set(itertools.chain(*(range(*window) for window in found)))
-                unfinished = {"reset": stop - start - len(covered)}
-                dropped.update(spec.num_dropped(stop - start) if stop in ends else unfinished)
-        assert +Counter(observer.stats().dropped_steps) == +dropped
-        assert windows_by_env(place) == {env: numbers for env, numbers in windows.items() if numbers}, spec
-
-
-def test_frames_strings_and_numbers_are_copied_to_their_environments(place: Place) -> None:
-    rng = np.random.default_rng(0)
-    frames = rng.integers(256, size=(9, 4, 84, 84), dtype=np.uint8)
-    names = np.array([[f"{t}/{env}" for env in range(4)] for t in range(9)])
-    with rw.TrajectoryObserver(place.client, "a", 3, 3, num_envs=4) as observer:
-        for t in range(9):
-            step = {"frame": frames[t].copy(), "half": frames[t, :, 0, :2].astype(">f2"), "name": names[t].copy()}
-            observer(step)
-            for leaf in step.values():
-                leaf[:] = 0
-    items = read(place.client, "a")
-    assert len(items) == 12
-    for item in items:
-        frame, half, name = item.data
-        t, env = map(int, name[0].decode().split("/"))
-        assert name.tolist() == [f"{t + i}/{env}".encode() for i in range(3)]
-        np.testing.assert_array_equal(frame, frames[t : t + 3, env], strict=True)
-        assert half.dtype == np.float16
-        assert half.tolist() == frames[t : t + 3, env, 0, :2].astype(float).tolist()
-
-
 @pytest.mark.parametrize(
     ("step", "end_of_episode", "message"),
     [
@@ -338,73 +265,34 @@ def test_frames_strings_and_numbers_are_copied_to_their_environments(place: Plac
         (step_of(9, 3), [[True] * 3], r"`end_of_episode` has shape \(1, 3\)"),
     ],
 )
-def test_refused_step_of_environments_changes_nothing(
+def test_refused_step_or_reset_of_environments_changes_nothing(
     place: Place, step: Any, end_of_episode: Any, message: str
 ) -> None:
     with rw.TrajectoryObserver(place.client, "a", 3, num_envs=3) as observer:
-        for number in (1, 2, 3):
-            if number == 3:
-                with pytest.raises(rw.errors.StructureError, match=message):
-                    observer(step, end_of_episode=end_of_episode)
-            observer(step_of(number, 3))
+        observer(step_of(1, 3))
+        observer(step_of(2, 3))
+        with pytest.raises(rw.errors.StructureError, match=message):
+            observer(step, end_of_episode=end_of_episode)
+        for env_ids in ([3], [-1], [0, 5], [True, False], [0.0], np.array([True, False])):
+            with pytest.raises(rw.errors.SpecError, match="`env_ids` must be"):
+                observer.reset(env_ids=env_ids)
+        observer(step_of(3, 3))
     assert windows_by_env(place) == {env: [[1, 2, 3]] for env in (1, 2, 3)}
 
 
 def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "a", 1, num_envs=2) as observer:
-        with pytest.raises(rw.errors.StructureError, match="`end_of_episode` has shape"):
-            observer({"x": np.zeros(2)}, end_of_episode=True)
-        first_step = r"first step, leaf `x`: shape \(3,\), expected \(2, \.\.\.\)"
-        with pytest.raises(rw.errors.StructureError, match=first_step):
-            observer({"x": np.zeros(3)})
-        with pytest.raises(rw.errors.StructureError, match=r"`env_mask` has shape \(1,\), expected \(2,\)"):
-            observer(step_of(1, 2), env_mask=[True])
-        with pytest.raises(rw.errors.StructureError, match="leaf `x`: dtype datetime64"):
-            observer({"x": np.zeros(2, "M8[s]")})
+        refusals: list[tuple[Any, dict[str, Any], str]] = [
+            ({"x": np.zeros(2)}, {"end_of_episode": True}, "`end_of_episode` has shape"),
+            ({"x": np.zeros(3)}, {}, r"first step, leaf `x`: shape \(3,\), expected \(2, \.\.\.\)"),
+            (step_of(1, 2), {"env_mask": [True]}, r"`env_mask` has shape \(1,\), expected \(2,\)"),
+            ({"x": np.zeros(2, "M8[s]")}, {}, "leaf `x`: dtype datetime64"),
+        ]
+        for step, options, message in refusals:
+            with pytest.raises(rw.errors.StructureError, match=message):
+                observer(step, **options)
         observer(step_of(1, 2))
     assert windows_by_env(place) == {1: [[1]], 2: [[1]]}
-
-
-@pytest.mark.parametrize("priority", [1.0, lambda _: 1.0], ids=["together", "one by one"])
-def test_reset_ends_the_episodes_of_some_environments(place: Place, priority: Any) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 3, 2, priority, num_envs=4) as observer:
-        observer.reset()  # before the first step
-        for number in range(1, 8):
-            observer(step_of(number, 4))
-            if number == 4:
-                observer.reset(env_ids=[0])
-                observer.reset(discard=True, env_ids=(1,))
-                observer.reset(env_ids=np.array([], int))
-                observer.reset(env_ids=np.array([0]))  # of nothing
-        observer.reset(env_ids=[3, 2])
-        assert observer.stats().dropped_steps == {"reset": 1}
-        assert observer.stats().episodes == 4
-    assert windows_by_env(place) == {
-        1: [[1, 2, 3], [2, 3, 4], [5, 6, 7]],
-        2: [[1, 2, 3], [5, 6, 7]],
-        3: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
-        4: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
-    }
-
-
-def test_end_of_an_episode_cuts_no_chunk_of_other_environments(place: Place) -> None:
-    """Their complete windows wait for the chunk to be full: many environments would send twice as many chunks else."""
-    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=3, max_delay_s=float("inf")) as observer:
-        observer(step_of(1, 3))
-        observer(step_of(2, 3), end_of_episode=[True, False, False])
-        eventually(lambda: observer.stats().acknowledged_items > 0)
-        assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (1, 2)
-    assert windows_by_env(place) == {env: [[1, 2]] for env in (1, 2, 3)}
-
-
-def test_reset_of_all_environments_drops_and_counts_those_that_are_too_short(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 3, num_envs=2) as observer:
-        observer(step_of(1, 2), end_of_episode=[True, False])
-        observer(step_of(2, 2))
-        observer(step_of(3, 2))
-        observer.reset()
-        assert observer.stats().dropped_steps == {"short_episode": 1 + 2}
-    assert windows_by_env(place) == {2: [[1, 2, 3]]}
 
 
 def test_arguments_of_several_environments_are_refused_for_one(place: Place) -> None:
@@ -419,11 +307,37 @@ def test_arguments_of_several_environments_are_refused_for_one(place: Place) -> 
     assert place.column() == [[1, 2]]
 
 
-@pytest.mark.parametrize("env_ids", [[2], [-1], [0, 5], [True, False], [0.0], np.array([True, False])])
-def test_environment_numbers_out_of_range_are_refused(place: Place, env_ids: Any) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 2, end_of_episode="pad", num_envs=2) as observer:
-        observer(step_of(1, 2))
-        with pytest.raises(rw.errors.SpecError, match="`env_ids` must be"):
-            observer.reset(env_ids=env_ids)
-        observer(step_of(2, 2))
-    assert windows_by_env(place) == {1: [[1, 2]], 2: [[1, 2]]}
+@pytest.mark.parametrize("priority", [1.0, lambda _: 1.0], ids=["together", "one by one"])
+def test_reset_ends_the_episodes_of_some_environments_or_of_all(place: Place, priority: Any) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 3, 2, priority, num_envs=4) as observer:
+        observer.reset()  # before the first step
+        for number in range(1, 8):
+            observer(step_of(number, 4))
+            if number == 4:
+                observer.reset(env_ids=[0])
+                observer.reset(discard=True, env_ids=(1,))
+                observer.reset(env_ids=np.array([], int))
+                observer.reset(env_ids=np.array([0]))  # of nothing
+        observer.reset(env_ids=[3, 2])
+        assert observer.stats().dropped_steps == {"reset": 1}
+        assert observer.stats().episodes == 4
+        observer(step_of(8, 4))
+        observer.reset()
+        assert observer.stats().dropped_steps == {"reset": 1, "short_episode": 2}
+        assert observer.stats().episodes == 8
+    assert windows_by_env(place) == {
+        1: [[1, 2, 3], [2, 3, 4], [5, 6, 7], [6, 7, 8]],
+        2: [[1, 2, 3], [5, 6, 7], [6, 7, 8]],
+        3: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
+        4: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
+    }
+
+
+def test_end_of_an_episode_cuts_no_chunk_of_other_environments(place: Place) -> None:
+    """Their complete windows wait for the chunk to be full: many environments would send twice as many chunks else."""
+    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=3, max_delay_s=float("inf")) as observer:
+        observer(step_of(1, 3))
+        observer(step_of(2, 3), end_of_episode=[True, False, False])
+        eventually(lambda: observer.stats().acknowledged_items > 0)
+        assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (1, 2)
+    assert windows_by_env(place) == {env: [[1, 2]] for env in (1, 2, 3)}

@@ -118,10 +118,13 @@ def test_episodes_go_past_a_shard_that_its_rate_limiter_blocks(replay_server: St
     assert sorted(found) == pairs(*range(0, 1000, 10))
 
 
-def test_episodes_go_elsewhere_when_a_shard_is_lost(lone_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("limit", [None, 1], ids=["", "full window"])
+def test_episodes_go_elsewhere_when_a_shard_is_lost_and_errors_are_public(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture, limit: int | None
+) -> None:
     servers = [lone_server(fifo("replay")) for _ in range(3)]
-    lost = ranked(1, servers)[0]
-    with observed(addresses(servers), timeout_s=60) as observer:
+    lost, *others = ranked(1, servers)
+    with observed(addresses(servers), max_in_flight_items=limit, timeout_s=60) as observer:
         episode(observer, 0)
         observer.flush()
         assert numbers(lost) == pairs(0)
@@ -134,27 +137,13 @@ def test_episodes_go_elsewhere_when_a_shard_is_lost(lone_server: StartServer, ca
     assert_balanced(stats)
     assert stats.lost_shards == 1
     assert stats.unconfirmed_items == stats.dropped_items == stats.items - stats.acknowledged_items
-    found = [window for server in servers if server is not lost for window in numbers(server)]
+    found = [window for server in others for window in numbers(server)]
     assert len(found) == stats.acknowledged_items - 2
     assert sorted(found)[-20:] == pairs(*range(written, written + 100, 10))
     (said,) = [record.getMessage() for record in caplog.records if "are given up" in record.getMessage()]
     assert f": {stats.unconfirmed_items} unconfirmed items are given up" in said
-
-
-def test_full_window_and_a_lost_shard_of_three_raise_public_errors_alone(lone_server: StartServer) -> None:
-    servers = [lone_server(fifo("replay")) for _ in range(3)]
-    with observed(addresses(servers), max_in_flight_items=1, timeout_s=60) as observer:
-        episode(observer, 0)
-        observer.flush()
-        ranked(1, servers)[0].process.kill()
-        for number in range(1, 40):
-            episode(observer, 10 * number)
-        observer.flush()
-        assert_balanced(observer.stats())
-        assert observer.stats().lost_shards == 1
-    left = addresses(ranked(1, servers)[1:])
-    impatient = rw.TrajectoryObserver(left, "replay", 1, max_in_flight_items=1, timeout_s=1)
-    for server in servers:
+    impatient = rw.TrajectoryObserver(addresses(others), "replay", 1, max_in_flight_items=limit, timeout_s=1)
+    for server in others:
         server.process.kill()
     with pytest.raises(rw.errors.ServerUnavailableError, match="items unconfirmed after"):  # noqa: PT012
         for number in range(40, 80):
@@ -163,6 +152,8 @@ def test_full_window_and_a_lost_shard_of_three_raise_public_errors_alone(lone_se
     with pytest.raises(rw.errors.ReverbWriterError):
         impatient.close(0.5)
     assert_balanced(impatient.stats())
+    with pytest.raises(rw.errors.ServerUnavailableError, match=r"none of localhost:\d+, localhost:\d+ answers"):
+        rw.TrajectoryObserver(addresses(others), "replay", 2, timeout_s=1.0)
 
 
 def test_episode_under_way_at_a_lost_shard_is_cut_and_counted(lone_server: StartServer) -> None:
@@ -187,39 +178,33 @@ def test_episode_under_way_at_a_lost_shard_is_cut_and_counted(lone_server: Start
     assert_balanced(stats)
 
 
-def test_environment_whose_shard_is_lost_goes_on_elsewhere_and_the_others_do_not_notice(
-    lone_server: StartServer,
-) -> None:
+def test_environment_whose_shard_is_lost_goes_on_elsewhere_and_no_other_notices(lone_server: StartServer) -> None:
     servers = [lone_server(fifo("replay")) for _ in range(2)]
-    lost = ranked(1, servers)[0]
+    lost, left = ranked(1, servers)
     with observed(addresses(servers), num_envs=4, timeout_s=60) as observer:
 
         def step(number: int, *, last: bool = False) -> None:
             observer({"n": 1000 * np.arange(1, 5) + number}, end_of_episode=np.full(4, last))
+            observer.flush()
 
         for number in range(3):
             step(number)
-        observer.flush()
         at_lost = {window[0] // 1000 for window in numbers(lost)}
         lost.process.kill()
         number = 3
         while not observer.stats().lost_shards:
             step(number)
-            observer.flush()
             number += 1
         for more in range(number, number + 10):
             step(more, last=more == number + 9)
-        observer.flush()
         stats = observer.stats()
     assert 1 in at_lost
-    (left,) = (server for server in servers if server is not lost)
     found = numbers(left)
     for env in range(1, 5):
-        steps = [window for window in found if window[0] // 1000 == env]
-        begin = number if env in at_lost else 0
-        last_windows = [[1000 * env + n, 1000 * env + n + 1] for n in range(begin, number + 9)]
-        assert steps[-len(last_windows) :] == last_windows
-        assert env in at_lost or steps == last_windows
+        expected = [[1000 * env + n, 1000 * env + n + 1] for n in range(number if env in at_lost else 0, number + 9)]
+        windows = [window for window in found if window[0] // 1000 == env]
+        assert windows[-len(expected) :] == expected
+        assert env in at_lost or windows == expected
     assert stats.unconfirmed_items == stats.dropped_items > 0
     assert_balanced(stats)
 
@@ -287,14 +272,6 @@ def test_windows_that_cross_episodes_stay_at_a_shard_for_so_many_items(
     covered = set(itertools.chain.from_iterable(windows))
     assert stats.steps == 1200 == len(covered) + sum(stats.dropped_steps.values())
     assert stats.items == stats.acknowledged_items == len(windows)
-
-
-def test_no_shard_at_all_is_said_by_name(lone_server: StartServer) -> None:
-    servers = [lone_server(fifo("replay")) for _ in range(2)]
-    for server in servers:
-        server.process.kill()
-    with pytest.raises(rw.errors.ServerUnavailableError, match=r"none of localhost:\d+, localhost:\d+ answers"):
-        rw.TrajectoryObserver(addresses(servers), "replay", 2, timeout_s=1.0)
 
 
 def test_single_items_go_to_the_servers_in_turn_but_not_to_one_that_is_lost(lone_server: StartServer) -> None:
