@@ -46,7 +46,7 @@ _MAX_SNAPPY_RATIO: Final = 22  # snappy's densest element makes 64 bytes from 3
 _MAX_EXTENT: Final = sys.maxsize // 16  # elements of the widest dtype; NumPy counts a dimension of 0 as 1
 _MIN_VIEW_BYTES: Final = 8192  # smaller arrays are copied, which costs less than a view
 _MORE: Final = 0x80  # marks each byte of a varint except the last
-_MAX_CACHED_SHAPE_BYTES: Final = 512  # 32 dimensions need less, but dimensions may have names
+_MAX_SHAPE_BYTES: Final = 512  # 32 dimensions without names need less
 _CONTENT_TAG: Final = b"\x22"  # field 4, length-delimited: the last written field
 
 _INTEGERS: Final = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -298,15 +298,12 @@ def _split_strings(content: bytes, count: int) -> list[bytes]:
     return [content[start:end] for start, end in itertools.pairwise(ends)]
 
 
+@functools.lru_cache(maxsize=1024)
 def parse_header(dtype_number: int, encoded_shape: bytes) -> TensorHeader:
     """Return the header of an untrusted writer's tensor, from a `messages.DataType` and an encoded TensorShapeProto."""
-    parse = _parse_header if len(encoded_shape) <= _MAX_CACHED_SHAPE_BYTES else _parse_header.__wrapped__
-    return parse(dtype_number, encoded_shape)
-
-
-@functools.lru_cache(maxsize=1024)
-def _parse_header(dtype_number: int, encoded_shape: bytes) -> TensorHeader:
     dtype = dtype_of(dtype_number)
+    if len(encoded_shape) > _MAX_SHAPE_BYTES:
+        raise damaged(f"tensor with a shape of {len(encoded_shape)} bytes, expected at most {_MAX_SHAPE_BYTES}")
     try:
         proto = TensorShapeProto.FromString(encoded_shape)
     except DecodeError as error:

@@ -48,7 +48,7 @@ Post = Callable[[Callable[[], None]], None]
 _MESSAGE_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 5.0
 _QUESTION_TIMEOUT_S = 2.0
-_PAUSE_S = (0.05, 0.5)  # bounds of the random time before the next attempt: not all clients return at once
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _SILENCE_S = 10.0  # silence after which the connection is examined, if a confirmation is due
 _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
@@ -93,7 +93,7 @@ class Delivery:
         self._pipe: Pipe | LocalPipe | None = None
         self._attempt = 0  # number of the pipe; events of an earlier one are ignored
         self._is_connecting = self._is_closed = False
-        self._retry_at = 0.0
+        self._retry_at, self._failures = 0.0, 0
         self._state_id: int | None = None
         self._forget_answers()
 
@@ -191,6 +191,7 @@ class Delivery:
             # A table that the stream did not find may exist later: the next question for the tables decides.
             self._lost(event, is_gone=isinstance(event, StructureError))
             return
+        self._failures = 0
         self._counts["acknowledged_items"] += self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
 
     def _lost(self, error: Exception, *, is_gone: bool = False) -> None:
@@ -202,7 +203,10 @@ class Delivery:
             _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
         self.loss = ConnectionLoss(self.channel, error)
         self._counts["resent_items"] += self.flight.requeue()
-        self._retry_at = time.monotonic() + random.uniform(*_PAUSE_S)  # noqa: S311  # no secret
+        # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.
+        longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
+        self._retry_at = time.monotonic() + random.uniform(longest_s / 2, longest_s)  # noqa: S311  # no secret
+        self._failures += 1
 
     # --------------------------------------------------------------------------------------------- why nothing moves
 

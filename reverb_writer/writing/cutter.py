@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.encoders import Encoder, OpenEpisode, Ready
-from reverb_writer.writing.ring import NewPriority
+from reverb_writer.writing.ring import Reset
 from reverb_writer.writing.window_kinds import NEVER, Integers, WindowKinds
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ class Cutter:
             row, mark = self.ring.marks.pop(self._num_marks)
             self._num_marks += 1
             self._take_steps(row)
-            if isinstance(mark, NewPriority):
-                targets = [replace(target, priority=mark.priority) for target in self.kinds.targets]
-                self.kinds = WindowKinds(targets, spans_episodes=self.kinds.spans_episodes)
-            else:
+            if isinstance(mark, Reset):
                 for env in mark.env_ids:
                     self.end(env, discard=mark.discard)
+            else:
+                targets = [replace(target, priority=mark) for target in self.kinds.targets]
+                self.kinds = WindowKinds(targets, spans_episodes=self.kinds.spans_episodes)
         self._take_steps(written)
         self._tally()
         if written - self.first_needed > self.ring.size // 2:

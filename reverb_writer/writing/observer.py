@@ -24,7 +24,7 @@ from reverb_writer.nests import common_length, rows
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.observer_life import ObserverLife
-from reverb_writer.writing.ring import NewPriority, Reset
+from reverb_writer.writing.ring import Reset
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.window_kinds import can_align
 
@@ -275,7 +275,7 @@ class Observer(ObserverLife):
             )
         self._mark(sender, Reset(envs, discard))
 
-    def _mark(self, sender: Sender, mark: Reset | NewPriority) -> None:
+    def _mark(self, sender: Sender, mark: Reset | float) -> None:
         """Write a mark, without a wait."""
         sender.ring.mark(mark)
         sender.post()

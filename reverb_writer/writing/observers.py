@@ -16,7 +16,6 @@ from reverb_writer.arguments import check_priority, integer
 from reverb_writer.errors import SpecError
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.observer import Observer
-from reverb_writer.writing.ring import NewPriority
 from reverb_writer.writing.stream_options import StreamKeywords
 from reverb_writer.writing.window_kinds import Priority, WindowTarget, window_targets
 
@@ -156,4 +155,4 @@ class EpisodeObserver(Observer):
         self._check(self._sender)
         self._targets = tuple(replace(target, priority=number) for target in self._targets)
         if self._sender is not None:
-            self._mark(self._sender, NewPriority(number))
+            self._mark(self._sender, number)

@@ -29,12 +29,6 @@ class Reset(NamedTuple):
     discard: bool  # write only windows that are complete now; if False, DROP also writes a window of the last L steps
 
 
-class NewPriority(NamedTuple):
-    """A mark: whole episodes that end after it have another priority."""
-
-    priority: float
-
-
 def ring_rows(row_bytes: float, num_envs: int, chunk_length: int, max_bytes: int) -> int:
     """Return the number of rows of a ring: at least two chunks per environment, unless they need too much memory.
 
@@ -79,7 +73,7 @@ class StepRing:
         self._flags = bytearray(size)  # the memory of `last`: one flag is set faster here
         self.last = np.frombuffer(self._flags, np.bool_)
         self.envs = np.zeros(size, np.int32)
-        self.marks: dict[int, tuple[int, Reset | NewPriority]] = {}
+        self.marks: dict[int, tuple[int, Reset | float]] = {}
         self.head: tuple[int, Any, int] = (0, 0 if num_envs is None else np.zeros(num_envs, np.int64), 0)
         self.granted = 0
         self.wake_at = 0
@@ -129,8 +123,11 @@ class StepRing:
         self.envs[rows] = env_ids
         self.head = (written + len(env_ids), counts, num_marks)
 
-    def mark(self, mark: Reset | NewPriority) -> None:
-        """Write a mark; the next mark overwrites it if an interrupt comes before `head` is assigned."""
+    def mark(self, mark: Reset | float) -> None:
+        """Write a mark; the next mark overwrites it if an interrupt comes before `head` is assigned.
+
+        A number is the priority of the whole episodes that end after it.
+        """
         written, num_steps, num_marks = self.head
         self.marks[num_marks] = (written, mark)
         if isinstance(mark, Reset):

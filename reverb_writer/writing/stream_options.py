@@ -79,9 +79,10 @@ class StreamOptions:
     def __post_init__(self) -> None:
         """Check all options that have no check elsewhere."""
         integer("max_in_flight_bytes", self.max_in_flight_bytes, minimum=1)
-        for name in ("max_in_flight_items", "max_item_bytes"):
+        bounds = {"max_in_flight_items": None, "max_item_bytes": None, "chunk_length": MAX_CHUNK_LENGTH}
+        for name, maximum in bounds.items():
             if (number := getattr(self, name)) is not None:
-                integer(name, number, minimum=1)
+                integer(name, number, minimum=1, maximum=maximum)
         if self.on_block not in ("wait", "raise", "drop_oldest"):
             raise SpecError(f"`on_block` must be 'wait', 'raise' or 'drop_oldest', got {self.on_block!r}.")
         check_timeout(self.patience_s, "patience_s")
@@ -95,8 +96,6 @@ class StreamOptions:
             raise SpecError(
                 f"`until` must be a function without arguments, got {self.until!r}. Put `lambda:` before it."
             )
-        if self.chunk_length is not None:
-            integer("chunk_length", self.chunk_length, minimum=1, maximum=MAX_CHUNK_LENGTH)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.encoders import Encoder
-from reverb_writer.writing.ring import NewPriority, Reset, StepRing
+from reverb_writer.writing.ring import Reset, StepRing
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
 from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget
@@ -245,7 +245,7 @@ class Writer:
 
     def new_priority(self, priority: float) -> None:
         if all(target.spec.sequence_length is None for target in self.config.targets):
-            self._mark(NewPriority(priority))
+            self._mark(priority)
             self.oracle.new_priority(priority)
 
     def _mark(self, mark: Any) -> None:

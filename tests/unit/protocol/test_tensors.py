@@ -214,6 +214,13 @@ def test_a_shape_whose_product_overflows_is_not_taken_for_a_small_one() -> None:
         tensor_codec.decode(proto(DataType.DT_FLOAT, (2**32, 2**32), b"\x00"))
 
 
+def test_a_shape_with_long_names_is_refused() -> None:
+    message = proto(DataType.DT_FLOAT, (2,))
+    message.tensor_shape.dim[0].name = "n" * 600
+    with pytest.raises(FormatError, match=r"tensor with a shape of 60\d bytes, expected at most 512"):
+        tensor_codec.decode(message)
+
+
 def test_a_shape_of_unknown_rank_is_refused() -> None:
     message = proto(DataType.DT_UINT8, (), block(b"\x01"))
     message.tensor_shape.unknown_rank = True
