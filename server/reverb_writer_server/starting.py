@@ -94,7 +94,8 @@ class Start:
                 copy.callback(shutil.rmtree, path, ignore_errors=True)
                 left_out = convert([restore], [Target(path, {table.name: table for table in tables})])
                 for name, count in left_out.items():
-                    _logger.warning("table `%s`: %d items do not fit the configuration and are left out", name, count)
+                    about = "items of the checkpoint do not fit the configuration and are left out"
+                    _logger.warning("table `%s`: %d %s", name, count, about)
             incoming = None if folder is None else folder.incoming
             request = StartRequest(tables, config.port or None, incoming, path, config.bind)
             try:
