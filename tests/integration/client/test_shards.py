@@ -36,15 +36,8 @@ class Source:
 
 @pytest.fixture
 def start() -> Iterator[Callable[[], rw.LocalServer]]:
-    servers: list[rw.LocalServer] = []
-
-    def start() -> rw.LocalServer:
-        servers.append(rw.LocalServer([TABLE]))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+    with contextlib.ExitStack() as servers:
+        yield lambda: servers.enter_context(rw.LocalServer([TABLE]))
 
 
 def sizes(client: rw.Client) -> list[int]:

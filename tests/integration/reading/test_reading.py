@@ -107,6 +107,7 @@ def test_queue_gives_everything_once_and_the_rest_when_it_is_taken_or_after_clos
     insert_numbers(client.address, "queue", range(7, 12))
     dataset.timeout_s = 60
     assert first_numbers(next(dataset)) == [7, 8, 9]
+    eventually(lambda: dataset.stats().ready_samples == 2)
     dataset.close()
     assert dataset.stats().ready_samples == 2
     assert [first_numbers(batch) for batch in dataset] == [[10, 11]]

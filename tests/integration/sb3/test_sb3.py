@@ -92,8 +92,8 @@ def test_another_batch_size_and_a_normalizer_and_arrays_of_another_size_that_are
         with pytest.raises(ValueError, match="cannot reshape array of size 4"):
             buffer.add(np.zeros((2, 2)), np.zeros((2, 2)), [0, 0], [0, 0], [False, False])
         add(buffer, 8)
-        assert buffer.size() == 2
         assert buffer.sample(3).rewards.shape == (3, 1)
+        assert buffer.size() == 2
         data = buffer.sample(5, env=Halves())
     assert {*data.observations[:, 0].tolist()} <= {4.0, 54.0}
     assert {*data.next_observations[:, 0].tolist()} <= {4.5, 54.5}

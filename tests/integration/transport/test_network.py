@@ -14,14 +14,13 @@ from typing import Any
 
 import grpc
 import pytest
-import tree
 from call_forwarder import CallForwarder
 from certificates import OPENSSL, Identity, make_identity, server_context
 from forwarder import Forwarder
 from kinds import by_socket, client_by_socket
 from numbered import write_numbers
-from reading import column_at, fifo, pairs
-from server_process import HostedServer
+from reading import Serve, column_at, fifo, pairs
+from server_process import HostedServer, StartServer
 from waiting import eventually
 
 import reverb_writer as rw
@@ -37,7 +36,7 @@ PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "
 
 
 @pytest.fixture
-def server(replay_server: Callable[..., HostedServer]) -> HostedServer:
+def server(replay_server: StartServer) -> HostedServer:
     return replay_server(fifo("replay"))
 
 
@@ -115,7 +114,7 @@ def test_calls_that_are_late_take_no_stream_with_them(server: HostedServer) -> N
 
 
 @client_by_socket
-def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[..., HostedServer]) -> None:
+def test_late_call_does_not_end_another_that_is_under_way(lone_server: StartServer) -> None:
     server = lone_server(fifo("replay"))
     with rw.Client(server.address) as client:
         client.server_info()
@@ -128,19 +127,14 @@ def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[
         assert slow.result()
 
 
-def test_blocked_writer_stays_connected_over_many_heartbeats(
-    replay_server: Callable[..., HostedServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocked_writer_stays_connected_over_many_heartbeats(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "_SILENCE_S", 0.2)
     monkeypatch.setattr(channel, "_NOT_BEFORE_S", 0.2)
-    server = replay_server(rw.TableConfig.queue("replay", 10))
-    with (
-        rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.1) as observer,
-        rw.Client(server.address) as c,
-    ):
+    client = serve(rw.TableConfig.queue("replay", 10))
+    with rw.TrajectoryObserver(client.address, "replay", 1, max_delay_s=0.1) as observer:
         write_numbers(observer, range(20))
         time.sleep(3)
-        assert [int(tree.flatten(sample.data)[0][0]) for sample in c.sample("replay", 20)] == list(range(20))
+        assert [int(sample.data["n"][0]) for sample in client.sample("replay", 20)] == list(range(20))
         observer.flush()
         assert observer.stats().reconnects == 0
 
