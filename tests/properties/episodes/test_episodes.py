@@ -171,13 +171,15 @@ def test_steps_make_the_episode_again(num_steps: int, ending: str, num_padding: 
     flags: Any = {ending: True} if ending else {}
     episode = Episode(
         "x",
-        observations={"n": np.arange(num_steps + 1), "v": np.ones((num_steps + 1, 2))},
+        observations={"n": np.arange(num_steps + 1), "v": (np.ones((num_steps + 1, 2)),)},
         actions=np.arange(num_steps),
         rewards=np.arange(num_steps) / 2,
         extra_model_outputs={"logp": np.ones(num_steps)},
         len_lookback_buffer=0,
+        t_started=7,
         **flags,
     )
     num_rows = num_steps + 1 + (num_padding if ending else 0)
     steps = tree.map_structure(lambda leaf: padded_rows(leaf, num_rows), episode.steps())
-    assert told(Episode.from_steps(steps, id_="x")) == told(episode)
+    again = Episode.from_steps(steps, id_="x", t_started=7)
+    assert (again.id_, again.is_finalized, told(again)) == ("x", True, told(episode))

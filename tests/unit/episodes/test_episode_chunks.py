@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tree
 
 import reverb_writer as rw
 from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.leaves import padded_rows
 
 
 def five_steps(**options: Any) -> Episode:
@@ -64,11 +62,6 @@ def test_cut_counts_from_the_end_of_columns_whose_look_backs_differ() -> None:
     ended.set_extra_model_outputs(key="logp", new_data=[60])  # without look-back
     chunk = ended.cut(2)
     assert (chunk.get_actions([-2, -1]), chunk.get_extra_model_outputs("logp", -1)) == ([5, 6], 60)
-
-
-def test_negative_look_back_is_refused() -> None:
-    with pytest.raises(SpecError, match="`len_lookback_buffer` must be >= 0, got -1"):
-        five_steps().cut(-1)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +128,9 @@ def test_slice_of_a_finalized_episode_is_its_own() -> None:
     assert episode.get_rewards().tolist() == [1, 2, 3, 4, 5]
 
 
-def test_only_slices_forward_are_there() -> None:
+def test_only_slices_forward_and_a_look_back_of_0_or_more_are_there() -> None:
+    with pytest.raises(SpecError, match="`len_lookback_buffer` must be >= 0, got -1"):
+        five_steps().cut(-1)
     with pytest.raises(NotImplementedError, match="an episode can only be sliced"):
         five_steps()[1]
     with pytest.raises(SpecError, match=r"the step of an episode.s slice must be >= 1, got -1"):
@@ -208,11 +203,8 @@ def test_steps_have_the_transition_beside_its_observation_and_the_end_in_the_bou
     }
     dtypes = {key: str(leaf.dtype) for key, leaf in steps.items()}
     assert (dtypes["reward"], dtypes["discount"], dtypes["action"]) == ("float32", "float32", "float32")
-
-
-def test_truncated_episode_has_a_discount_of_1() -> None:
-    steps = whole_episode(terminated=False, truncated=True).steps()
-    assert (steps["discount"].tolist(), steps["truncated"].tolist()) == ([1, 1, 1, 0], [False, False, False, True])
+    truncated = whole_episode(terminated=False, truncated=True).steps()
+    assert (truncated["discount"].tolist(), truncated["truncated"].tolist()) == ([1, 1, 1, 0], [False] * 3 + [True])
 
 
 def test_model_outputs_are_written_too_and_strings_as_bytes() -> None:
@@ -250,16 +242,7 @@ def test_steps_in_several_layouts_are_an_episode() -> None:
     assert columns_of(rw.Episode.from_steps(cut_off)) == [*WHOLE, False, True]
 
 
-def test_nests_id_and_start_of_an_episode_come_back() -> None:
-    steps = whole_episode(observations=[{"a": n, "b": (n,)} for n in range(4)]).steps()
-    again = rw.Episode.from_steps(steps, id_="x", t_started=7)
-    assert again.get_observations(2) == {"a": 2, "b": (2,)}
-    assert (again.id_, again.t_started, again.t, again.is_finalized) == ("x", 7, 10, True)
-
-
-def test_model_outputs_and_policy_infos_come_back() -> None:
-    steps = whole_episode(extra_model_outputs={"logp": [1, 2, 3]}).steps()
-    assert rw.Episode.from_steps(steps).get_extra_model_outputs("logp").tolist() == [1, 2, 3]
+def test_policy_infos_come_back_as_model_outputs() -> None:
     types = np.array([0, 1, 1, 2], np.int32)
     trajectory = rw.Trajectory(types, np.zeros(4), np.zeros(4), {"logp": np.arange(4)}, types, np.zeros(4), np.ones(4))
     policy_info = rw.Episode.from_steps(trajectory).get_extra_model_outputs("policy_info")
@@ -269,9 +252,7 @@ def test_model_outputs_and_policy_infos_come_back() -> None:
     assert not rw.Episode.from_steps(trajectory._replace(policy_info=())).extra_model_outputs
 
 
-def test_padding_is_left_out_and_what_is_no_episode_is_refused() -> None:
-    padded = tree.map_structure(lambda leaf: padded_rows(leaf, 9), whole_episode().steps())
-    assert columns_of(rw.Episode.from_steps(padded)) == [*WHOLE, True, False]
+def test_steps_that_are_no_episode_are_refused() -> None:
     with pytest.raises(StructureError, match="missing: action, reward"):
         rw.Episode.from_steps({"observation": np.zeros(3)})
     with pytest.raises(StructureError, match="two rows or more"):

@@ -25,7 +25,6 @@ def listed(result: Any) -> Any:
     ("indices", "options", "expected"),
     [
         # `tests/properties/episodes` has an oracle for slices.
-        (slice(-2, 8), {"neg_index_as_lookback": True, "fill": 9}, [9, 9, 0, 1, 2, 3, 4, 9, 9, 9]),
         ([1, 9], {"fill": -1}, [1, -1]),
         (9, {"fill": 7}, 7),
         (np.array(2), {}, 2),
