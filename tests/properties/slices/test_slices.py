@@ -68,15 +68,16 @@ def test_every_row_is_in_one_trajectory(num_steps: int, num_envs: int, is_full: 
     rng = np.random.default_rng(seed)
     shape = (num_steps, num_envs)
     ids = np.cumsum(rng.random(shape) < 0.1, axis=0, dtype=np.int64)
-    markers = Markers(done=rng.random(shape) < 0.2, is_init=rng.random(shape) < 0.1, traj_ids=ids)
+    done = rng.random(shape) < 0.2
+    done.flags.writeable = False
+    markers = Markers(done=done, is_init=rng.random(shape) < 0.1, traj_ids=ids)
     cursor = int(rng.integers(num_steps)) if is_full else None
     trajectories = find_trajectories(markers, is_full=is_full, cursor=cursor)
     rows = trajectories.rows()
     assert sorted(rows.tolist()) == list(range(num_steps * num_envs))
-    assert markers.done is not None
     assert markers.is_init is not None
     last = np.cumsum(trajectories.lengths) - 1
-    assert not np.delete(markers.done.ravel()[rows], last).any()
+    assert not np.delete(done.ravel()[rows], last).any()
     assert not np.delete(markers.is_init.ravel()[rows], [0, *(last[:-1] + 1)]).any()
     inside = np.setdiff1d(np.arange(len(rows) - 1), last)
     ids = ids.ravel()[rows]
