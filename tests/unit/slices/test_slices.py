@@ -207,11 +207,7 @@ def test_strings_are_padded_with_empty_ones() -> None:
         (lambda: pad_trajectories([np.zeros(3)], 2), SpecError, "`length` must be >= 3, got 2"),
         (lambda: pad_trajectories([np.zeros(3), np.zeros(3, int)]), StructureError, "equal structure"),
         (lambda: pad_trajectories([np.zeros(3), np.zeros((3, 2))]), StructureError, "equal structure"),
-        (
-            lambda: pad_trajectories([{"a": np.zeros(3), "b": np.zeros(2)}]),
-            StructureError,
-            "one T for all",
-        ),
+        (lambda: pad_trajectories([{"a": np.zeros(3), "b": np.zeros(2)}]), StructureError, "one T for all"),
         (lambda: pad_trajectories([np.float64(1)]), StructureError, "one T for all"),
         (lambda: split_trajectories({"obs": np.zeros(3)}), StructureError, "do not show the ends of trajectories"),
     ],

@@ -64,17 +64,9 @@ def test_rate_limiter_comes_down_to_four_numbers(limiter: RateLimiter, balance: 
         (SampleToInsertRatio, (1, 1, "9"), "`error_buffer` must be a finite number, got '9'."),
         (SampleToInsertRatio, (1, 1, (0, math.inf)), "`max_diff` must be a finite number, got inf."),
         (SampleToInsertRatio, (1, 1, (5,)), "`error_buffer` must be a number or (min_diff, max_diff), got (5,)."),
-        (
-            SampleToInsertRatio,
-            (8, 100, 4),
-            "must be >= max(1, `samples_per_insert`) = 8, got 4: one insert moves",
-        ),
+        (SampleToInsertRatio, (8, 100, 4), "must be >= max(1, `samples_per_insert`) = 8, got 4: one insert moves"),
         (SampleToInsertRatio, (0.5, 10, (0, 1.5)), "= 2, got 1.5 (0 to 1.5): one insert moves diff by 0.5"),
-        (
-            SampleToInsertRatio,
-            (8, 100, (900, 1000)),
-            "min_diff must be <= `samples_per_insert` x `min_size` = 8 x 100",
-        ),
+        (SampleToInsertRatio, (8, 100, (900, 1000)), "min_diff must be <= `samples_per_insert` x `min_size` = 8 x 100"),
     ],
 )
 def test_selector_or_limiter_that_cannot_work_is_refused(kind: Any, arguments: tuple[Any, ...], message: str) -> None:
@@ -132,10 +124,7 @@ SELECTORS = "must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap', '
         ({"remover": []}, f"`remover` {SELECTORS}, got []."),
         ({"rate_limiter": 100}, "`rate_limiter` must be a MinSize, SampleToInsertRatio, Queue or Stack, got 100."),
         ({"rate_limiter": MinSize(11), "max_size": 10}, "`min_size` must be <= `max_size`, got 11 > 10"),
-        (
-            {"rate_limiter": Queue(10)},
-            "`max_size` >= 10, got 'uniform', 'fifo', 0 and 1000000. Use TableConfig.queue",
-        ),
+        ({"rate_limiter": Queue(10)}, "`max_size` >= 10, got 'uniform', 'fifo', 0 and 1000000. Use TableConfig.queue"),
         (
             {"rate_limiter": Stack(10), "sampler": "lifo", "remover": "lifo", "max_times_sampled": 1, "max_size": 9},
             "Stack(size=10) needs `sampler` and `remover` 'lifo', `max_times_sampled` 1 and `max_size` >= 10",
