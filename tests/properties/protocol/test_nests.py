@@ -53,14 +53,10 @@ specs = st.builds(
 nests_of_specs = st.recursive(specs, containers, max_leaves=8)
 
 
-def same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return [*one] == [*other] and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+def assert_same(one: Any, other: Any) -> None:
+    """Compare leaves and containers; a named tuple is one of its name and fields, of whatever class."""
+    tree.assert_same_structure(one, other)
+    assert tree.flatten(one) == tree.flatten(other)
 
 
 @given(nests)
@@ -72,7 +68,7 @@ def test_flattened_as_dm_tree_does(nest: Any) -> None:
 def test_packed_as_dm_tree_does(nest: Any) -> None:
     leaves = list(range(len(tree.flatten(nest))))
     packed = packer(nest)(leaves)
-    assert same(packed, tree.unflatten_as(nest, leaves))
+    assert_same(packed, tree.unflatten_as(nest, leaves))
     assert type(packed) is not dict or [*packed] == [*nest]
 
 
@@ -81,8 +77,9 @@ def test_rows_are_packed_as_each_row_is(nest: Any) -> None:
     columns = [[number, number + 100] for number in range(len(tree.flatten(nest)))]
     expected = [packer(nest)(list(row)) for row in zip(*columns, strict=True)]
     found = [row for row, _ in zip(rows(nest, columns), range(2), strict=False)]
-    assert not columns or all(map(same, found, expected))
-    assert not columns or len([*rows(nest, columns)]) == 2
+    if columns:
+        assert_same(found, expected)
+        assert len([*rows(nest, columns)]) == 2
 
 
 @pytest.mark.parametrize(
@@ -105,23 +102,12 @@ def test_nests_without_one_length_are_refused(nest: Any) -> None:
         common_length(nest, "`x`")
 
 
-# Specs there and back: a named tuple is one of its name and fields, of whatever class.
-
-
-def same_but_for_classes(one: Any, other: Any) -> bool:
-    if hasattr(one, "_fields"):
-        is_same_kind = type(one).__name__ == type(other).__name__ and one._fields == other._fields
-        return is_same_kind and all(map(same_but_for_classes, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same_but_for_classes(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same_but_for_classes, one, other))
-    return bool(one == other)
+# Specs there and back.
 
 
 @given(nests_of_specs)
 def test_spec_comes_back_as_it_was_stored(nest: Any) -> None:
-    assert same_but_for_classes(decode_spec(encode_spec(nest)), nest)
+    assert_same(decode_spec(encode_spec(nest)), nest)
 
 
 @given(nests_of_specs)
@@ -131,7 +117,7 @@ def test_spec_is_found_in_its_tensor(nest: Any) -> None:
     encoded = read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), tensor.tensor_content)
     assert encoded == encode_spec(nest)
     leaves = list(range(len(tree.flatten(nest))))
-    assert same_but_for_classes(packer_of(encoded)(leaves), spec_packer(nest)(leaves))
+    assert_same(packer_of(encoded)(leaves), spec_packer(nest)(leaves))
 
 
 @given(nests_of_specs, st.data())

@@ -105,8 +105,9 @@ def test_a_queue_holds_the_newest_rows_and_their_returns_in_the_order_of_time(
     storage = QueueRolloutStorage(num_envs, rollout, (1,), None, (1,), buffer_dilation_ratio=ratio)
     for first in range(0, num_rows, rollout):
         part = slice(first, first + rollout)
+        columns = {name: rows[part] for name, rows in of._asdict().items()}
         storage.clear()
-        add(storage, observations=of.numbers[part], **{name: rows[part] for name, rows in of._asdict().items()})
+        add(storage, observations=of.numbers[part], hidden_states=of.numbers[part, None, :, None], **columns)
     held = min(num_rows, int(ratio * rollout))
     newest = Steps(of.dones[-held:], of.rewards[-held:], of.values[-held:])
     last = np.ones(num_envs, np.float32)
@@ -117,6 +118,9 @@ def test_a_queue_holds_the_newest_rows_and_their_returns_in_the_order_of_time(
     storage.untie_buffer_loop()
     after = sorted(zip(plain(storage.observations.ravel()), plain(storage.returns.ravel()), strict=True))
     assert before == after
+    storage.untie_buffer_loop()  # changes nothing any more
+    np.testing.assert_array_equal(storage.values[:held, :, 0], newest.values)
+    np.testing.assert_array_equal(storage.saved_hidden_states[0][:held, :, 0, 0], of.numbers[-held:])
     np.testing.assert_array_equal(storage.observations[:held, :, 0], of.numbers[-held:])
     np.testing.assert_allclose(storage.returns[:held, :, 0], expected.returns, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(storage.advantages[:held, :, 0], expected.advantages, rtol=1e-5, atol=1e-5)

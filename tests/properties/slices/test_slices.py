@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -229,14 +230,7 @@ def flat_steps(draw: st.DrawFn) -> dict[str, Any]:
     return {"traj_ids": ids, "done": done, "nested": nested}
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if isinstance(value, dict):
-            assert_same(found[name], value)
-        else:
-            assert found[name].dtype == value.dtype
-            np.testing.assert_array_equal(found[name], value)
+assert_same = partial(tree.map_structure, partial(np.testing.assert_array_equal, strict=True))
 
 
 @given(flat_steps())

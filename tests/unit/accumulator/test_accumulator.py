@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +25,7 @@ def filled(**options: Any) -> rw.TrajectoryAccumulator:
 
 
 def assert_equal(found: Any, expected: Any) -> None:
-    tree.assert_same_structure(found, expected)
-    for mine, wanted in zip(tree.flatten(found), tree.flatten(expected), strict=True):
-        assert np.asarray(mine).dtype == np.asarray(wanted).dtype
-        np.testing.assert_array_equal(mine, wanted)
+    tree.map_structure(partial(np.testing.assert_array_equal, strict=True), found, expected)
 
 
 FILLED = {
@@ -120,8 +118,8 @@ def test_counts_tell_how_full_it_is() -> None:
     assert accumulator.counts == {"step": 0, "episode": 0}
     accumulator = filled()
     accumulator.reset()
-    assert accumulator.counts == {"step": 0, "episode": 0}
-    with pytest.raises(rw.errors.IncompleteError):
+    accumulator.add("step", {"o": np.full(2, 4, np.float32), "r": 4})
+    with pytest.raises(rw.errors.IncompleteError, match=r"'step' has 1 of 3, 'episode' has 0 of 1 rows"):
         accumulator.build()
     assert (rw.TrajectoryAccumulator({}).is_full, rw.TrajectoryAccumulator({}).build()) == (True, {})
 
@@ -171,20 +169,14 @@ GOOD = {"o": np.zeros(2, np.float32), "r": np.int32(0)}
     ("data", "message"),
     [
         ({"o": GOOD["o"]}, "Missing: `r`; unexpected: none"),
-        ({**GOOD, "x": 1}, "Missing: none; unexpected: `x`"),
         (3.0, "Missing: `o`, `r`"),
         ({**GOOD, "o": [1.0, 2.0]}, r"leaf `o`: list, expected an array of float32 \(2,\)"),
-        ({**GOOD, "o": None}, "leaf `o`: NoneType, expected an array"),
         ({**GOOD, "o": np.zeros(3, np.float32)}, r"leaf `o`: float32 \(3,\), expected float32 \(2,\)"),
-        ({**GOOD, "o": np.zeros((2, 2), np.float32)}, r"leaf `o`: float32 \(2, 2\)"),
         ({**GOOD, "o": np.array([1e300, 0])}, "leaf `o`: .*1e.?300.* does not fit into float32"),
         ({**GOOD, "o": np.array([1j, 0])}, r"leaf `o`: complex128 \(2,\), expected float32 \(2,\)"),
-        ({**GOOD, "o": np.array(["a", "b"])}, r"leaf `o`: <U1 \(2,\), expected float32 \(2,\)"),
         ({**GOOD, "r": 1.9}, "leaf `r`: .*1.9.* does not fit into int32"),
-        ({**GOOD, "r": 2**40}, "leaf `r`: .*1099511627776.* does not fit into int32"),
         ({**GOOD, "r": 10**30}, r"leaf `r`: object \(\), expected int32 \(\)"),
         ({**GOOD, "r": np.float64("nan")}, "leaf `r`: .*nan.* does not fit into int32"),
-        ({**GOOD, "r": np.zeros(2, np.int32)}, r"leaf `r`: int32 \(2,\), expected int32 \(\)"),
     ],
 )
 def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(data: Any, message: str) -> None:
@@ -207,19 +199,6 @@ def test_a_float_of_ml_dtypes_rounds_and_does_not_overflow() -> None:
     with pytest.raises(rw.errors.StructureError, match="does not fit into bfloat16"):
         accumulator.add("x", np.float64(1e300))
     assert accumulator.build(partial=True)["x"].tolist() == [1.0, 0.0]
-
-
-def test_rows_of_an_earlier_rollout_never_show() -> None:
-    accumulator = filled()
-    accumulator.build()
-    accumulator.add("step", {"o": np.full(2, 4, np.float32), "r": 4})
-    with pytest.raises(rw.errors.IncompleteError, match=r"'step' has 1 of 3, 'episode' has 0 of 1 rows"):
-        accumulator.build()
-    expected = {
-        "step": {"o": np.array([[4, 4], [0, 0], [0, 0]], np.float32), "r": np.array([4, 0, 0], np.int32)},
-        "episode": {"ret": np.zeros((), np.float32)},
-    }
-    assert_equal(accumulator.build(partial=True), expected)
 
 
 def test_nests_of_every_kind_come_back_as_they_were() -> None:

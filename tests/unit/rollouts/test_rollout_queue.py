@@ -59,23 +59,6 @@ def queue_of_six(device: Any, **columns: Any) -> tuple[QueueRolloutStorage, Any]
     return storage, make
 
 
-def test_untying_puts_all_columns_into_the_order_of_time(device: Any) -> None:
-    numbers = np.arange(16, dtype=np.float32).reshape(8, 2, 1)
-    states = numbers[:, None, :, :]
-    storage, make = queue_of_six(device, rewards=numbers, values=numbers, hidden_states=states)
-    storage.compute_returns(make(np.zeros((2, 1), np.float32)), 0.0, 0.0)  # returns are rewards then
-    storage.untie_buffer_loop()
-    for column in (storage.rewards, storage.values, storage.returns, storage.saved_hidden_states[:, :, 0]):
-        assert plain(column) == plain(numbers[2:])
-    assert (np.diff(np.asarray(storage.advantages).ravel()) == 0).all()  # all alike: values are rewards
-    assert storage.step == 0
-    storage.untie_buffer_loop()
-    assert plain(storage.rewards) == plain(numbers[2:])
-    storage.clear()
-    add(storage, make, rewards=numbers[:1] + 100, values=numbers[:1])
-    assert plain(storage.rewards[:2, 0, 0]) == [100, 6]
-
-
 def test_trajectories_are_cut_where_they_end_and_not_where_the_queue_wraps(device: Any) -> None:
     numbers = np.arange(16, dtype=np.float32).reshape(8, 2, 1)
     dones = np.zeros((8, 2), bool)

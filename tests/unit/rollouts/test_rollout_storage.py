@@ -130,15 +130,6 @@ def test_a_shorter_rollout_is_taken_as_far_as_it_goes() -> None:
     assert sorted(plain(batch.returns[:, 0])) == [1.0, 1.81, 2.8]
 
 
-def test_clear_makes_room_for_the_next_rollout() -> None:
-    storage, _ = storage_of_three()
-    with pytest.raises(SpecError, match=r"the storage is full: 3 rows of 3"):
-        add(storage, rewards=ONES[:1], values=HALVES[:1])
-    storage.clear()
-    add(storage, rewards=ONES * 5, values=HALVES)
-    assert plain(storage.rewards[:, 0, 0]) == [5, 5, 5]
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

@@ -37,12 +37,10 @@ def test_whole_episode_is_one_window_at_the_boundary() -> None:
 
 INTEGER_REFUSALS = [
     (0, "must be >= 1, got 0."),
-    (-3, "must be >= 1, got -3."),
     (2.0, "must be an integer, got 2.0 (float)."),
     ("2", "must be an integer, got '2' (str)."),
     (True, "must be an integer, got True (bool)."),
     (np.True_, f"must be an integer, got {np.True_!r} ({type(np.True_).__name__})."),
-    (np.array([2]), "must be an integer, got array([2]) (ndarray)."),
 ]
 
 
@@ -171,8 +169,6 @@ step     0 1 2 3 4 5 6 B
 dropped        3       B
 covered 6 of 8 steps; dropped: stride_gap 1, unaligned_tail 1""",
     ),
-    ((None,), 3, "step     0 1 B\n0:3      0 1 B\ncovered 3 of 3 steps"),
-    ((3,), 0, "step\ncovered 0 of 0 steps"),
 ]
 
 
