@@ -120,7 +120,7 @@ def test_a_queue_holds_the_newest_rows_and_their_returns_in_the_order_of_time(
     assert before == after
     storage.untie_buffer_loop()  # changes nothing any more
     np.testing.assert_array_equal(storage.values[:held, :, 0], newest.values)
-    np.testing.assert_array_equal(storage.saved_hidden_states[0][:held, :, 0, 0], of.numbers[-held:])
+    np.testing.assert_array_equal(storage.saved_hidden_states[:held, :, 0, 0], of.numbers[-held:])
     np.testing.assert_array_equal(storage.observations[:held, :, 0], of.numbers[-held:])
     np.testing.assert_allclose(storage.returns[:held, :, 0], expected.returns, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(storage.advantages[:held, :, 0], expected.advantages, rtol=1e-5, atol=1e-5)
