@@ -187,7 +187,7 @@ def test_first_step_is_drawn_from_the_range_and_zero_if_the_trajectory_is_short(
 def test_newest_trajectories_of_several_directories_are_the_newest_of_all(tmp_path: Path) -> None:
     write_transitions(tmp_path / "old", [1])
     write_transitions(tmp_path / "new", [1, 2])
-    directories = [tmp_path / "new", str(tmp_path / "old")]
+    directories: list[str | Path] = [tmp_path / "new", str(tmp_path / "old")]
     assert delivered(RolloutDataset(directories, 1, keep_latest=1)) == [(1, 0), (1, 1)]
     assert delivered(RolloutDataset(directories, 1, keep_latest=2)) == [(0, 0), (1, 0), (1, 1)]
 
