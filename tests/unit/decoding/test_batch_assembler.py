@@ -21,7 +21,6 @@ from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler, Samples
-from reverb_writer.protocol.trajectory_parsing import ColumnGroup, parse_trajectory
 
 
 def samples_of(message: bytes) -> Samples:
@@ -43,17 +42,6 @@ def test_window_over_two_chunks() -> None:
     assert columns[0].lengths.tolist() == [4]
     assert (infos.keys, infos.priorities, infos.probabilities) == (9, 1.5, 0.25)
     assert (infos.table_sizes, infos.times_sampled) == (4, 2)
-
-
-def test_our_writers_make_one_group_of_columns_and_tf_agents_one_for_each_column() -> None:
-    ours = together(1, [5, 6], [(0, 3), (0, 2)], 130).flat_trajectory.SerializeToString()
-    layout, slices = parse_trajectory(ours)
-    assert layout.groups == (ColumnGroup(tuple(range(130)), tuple(range(130))),)
-    assert slices == [[(5, 0, 3), (6, 0, 2)]]
-    foreign = item(1, [[(5, 0, 3, 0)], [(6, 1, 3, 0)]], is_scalar=()).flat_trajectory.SerializeToString()
-    layout, slices = parse_trajectory(foreign)
-    assert layout.groups == (ColumnGroup((0,), (0,)), ColumnGroup((1,), (0,)))
-    assert slices == [[(5, 0, 3)], [(6, 1, 3)]]
 
 
 def test_delta_encoded_scalar_and_string_columns() -> None:

@@ -185,12 +185,6 @@ def test_public_names_are_those_of_their_modules_and_have_docstrings(package: Mo
             assert value is getattr(home, name)
 
 
-def test_star_import_brings_the_public_names_and_nothing_else() -> None:
-    names: dict[str, object] = {}
-    exec("from reverb_writer import *", names)  # noqa: S102  # the statement is the test
-    assert names.keys() - {"__builtins__"} == {*vars(reverb_writer)["__all__"]}
-
-
 def test_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="module 'reverb_writer' has no attribute 'TrajectoryObservr'"):
         reverb_writer.TrajectoryObservr  # type: ignore[attr-defined]  # noqa: B018  # the look-up is the test

@@ -105,19 +105,14 @@ NONE, LAST_OF_3 = np.zeros((3, 1), bool), np.array([[0], [0], [1]], bool)
     [
         pytest.param(
             {
-                "done": NONE,  # of the step before
+                "done": NONE,
                 "terminated": NONE,
-                "is_init": LAST_OF_3[::-1],
+                "is_init": LAST_OF_3[::-1],  # `done` of the step before
                 "next": {"done": LAST_OF_3, "terminated": NONE, "truncated": LAST_OF_3},
                 "collector": {"traj_ids": np.array([7, 7, 7])},
             },
             {},
-            {
-                "is_init": [True, False, False],
-                "truncated": [False, False, True],
-                "terminated": [False] * 3,
-                "traj_ids": [7, 7, 7],
-            },
+            {"is_init": [True, False, False], "truncated": [False, False, True], "traj_ids": [7, 7, 7]},
             id="TorchRL has the flags of a step beside `next`",
         ),
         pytest.param(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pickle
 import re
 from typing import Any
 
@@ -134,14 +133,6 @@ SELECTORS = "must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap', '
 def test_table_that_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
         TableConfig(**{"name": "replay", **fields})
-
-
-def test_configurations_travel_by_pickle_and_can_be_keys() -> None:
-    tables = [TableConfig.queue("q", 3), TableConfig("p", sampler=Prioritized(0.6), signature={"x": np.zeros(3)})]
-    assert pickle.loads(pickle.dumps(tables[0])) == tables[0]  # noqa: S301  # our own bytes
-    assert len({*tables, TableConfig.queue("q", 3)}) == 2
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        tables[0].max_size = 5  # type: ignore[misc]
 
 
 def test_table_of_a_program_that_trains_after_every_few_steps() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
 import warnings
 from typing import Any
 
@@ -137,16 +135,6 @@ def test_numpy_integers_are_stored_as_plain_ones(integer: type) -> None:
     assert {type(bound) for window in spec.windows(integer(6)) for bound in window} == {int}
     assert spec.preview(integer(6)) == spec.preview(6)
     assert type(WindowSpec(9).num_dropped(integer(6))["short_episode"]) is int
-
-
-def test_spec_is_an_immutable_value() -> None:
-    spec = WindowSpec(4, 3, "cover")
-    assert len({spec, WindowSpec(4, 3, COVER), WindowSpec(4, 3)}) == 2
-    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301  # our own bytes
-    assert dataclasses.replace(spec, stride_length=2) == WindowSpec(4, 2, COVER)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        spec.stride_length = 9  # type: ignore[misc]  # that it is refused is the point
-    assert spec.stride_length == 3
 
 
 DRAWINGS = [
