@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from episodes import NEEDS_OVERLAP, specs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 DROP, PAD, TILE, COVER, TRUNCATE, ALIGN_END = EndOfEpisode
-NEEDS_OVERLAP = (COVER, TRUNCATE, ALIGN_END)  # S <= L only
 Window = tuple[int, int]
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
@@ -52,11 +53,10 @@ def streamed(spec: WindowSpec, n: int, counts: Iterable[int]) -> list[Window]:
 
 def small_cases(mode: EndOfEpisode) -> Iterator[tuple[WindowSpec, int, list[Window]]]:
     """Yield every small spec and episode with the windows that the oracle finds by looking at each step."""
-    for length in range(1, 7):
-        for stride in range(1, length + 1 if mode in NEEDS_OVERLAP else 9):
-            for n in range(15):
-                starts = [step for step in range(n) if step % stride == 0]
-                yield WindowSpec(length, stride, mode), n, oracle(mode, n, length, stride, starts)
+    for spec, n in itertools.product(specs(range(1, 7), range(1, 9)), range(15)):
+        if spec.end_of_episode is mode and spec.sequence_length is not None:
+            starts = [step for step in range(n) if step % spec.stride_length == 0]
+            yield spec, n, oracle(mode, n, spec.sequence_length, spec.stride_length, starts)
 
 
 @st.composite

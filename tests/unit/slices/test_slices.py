@@ -37,16 +37,12 @@ IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
         (Markers(done=flags(10, 2, 7)), {"is_full": True, "cursor": 4}, WRAPPED),
         (Markers(traj_ids=IDS), {"is_full": True}, WRAPPED),
         (Markers(traj_ids=IDS), {}, ([0, 3, 5, 8], [2, 4, 7, 9], [3, 2, 3, 2])),
-        (Markers(done=flags(4)), {"is_full": True}, ([0], [3], [4])),
         (Markers(done=flags(1)), {"is_full": True}, ([0], [0], [1])),
         # A cursor in the middle of a trajectory cuts it in two.
-        (Markers(done=flags(6, 5)), {"is_full": True, "cursor": 2}, ([0, 3], [2, 5], [3, 3])),
         (Markers(done=flags(6)), {"is_full": True, "cursor": 2}, ([3], [2], [6])),
         # The end may be marked as any of the three.
-        (Markers(done=flags(10), truncated=flags(10, 4, 9)), {}, ([0, 5], [4, 9], [5, 5])),
         (Markers(terminated=flags(6, 1), truncated=flags(6, 3)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
         # Starts alone are enough, also across the edge of a full ring.
-        (Markers(is_init=flags(6, 0, 4)), {}, ([0, 4], [3, 5], [4, 2])),
         (Markers(is_init=flags(6, 1, 4)), {"is_full": True}, ([4, 1], [0, 3], [3, 3])),
         # An end that nobody marked is known by the next start; ids of two writers that are alike, by the end.
         (Markers(done=flags(6, 1, 5), is_init=flags(6, 0, 2, 4)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
