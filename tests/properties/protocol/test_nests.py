@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, rows, structure_of
-from reverb_writer.protocol.messages import TensorProto
+from reverb_writer.protocol.messages import StructuredValue, TensorProto
 from reverb_writer.protocol.signatures import (
     ArraySpec,
+    decode,
     decode_spec,
+    encode,
     encode_spec,
     have_same_leaves,
     packer_of,
@@ -108,6 +110,7 @@ def test_nests_without_one_length_are_refused(nest: Any) -> None:
 @given(nests_of_specs)
 def test_spec_comes_back_as_it_was_stored(nest: Any) -> None:
     assert_same(decode_spec(encode_spec(nest)), nest)
+    assert_same(decode(StructuredValue.FromString(encode(nest).SerializeToString())), nest)
 
 
 @given(nests_of_specs)

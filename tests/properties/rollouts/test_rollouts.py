@@ -97,18 +97,23 @@ def test_splitting_and_putting_together_is_the_identity(of: Steps) -> None:
     np.testing.assert_array_equal(np.flatnonzero(in_order), ends)
 
 
-@given(steps(min_rows=3), st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.2]), st.integers(1, 3))
+@given(steps(), st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.2]), st.integers(1, 3), st.data())
 def test_a_queue_holds_the_newest_rows_and_their_returns_in_the_order_of_time(
-    of: Steps, ratio: float, rollout: int
+    of: Steps, ratio: float, rollout: int, data: st.DataObject
 ) -> None:
     num_rows, num_envs = of.dones.shape
     storage = QueueRolloutStorage(num_envs, rollout, (1,), None, (1,), buffer_dilation_ratio=ratio)
-    for first in range(0, num_rows, rollout):
-        part = slice(first, first + rollout)
+    is_short = data.draw(st.booleans())
+    stop = 0
+    while stop < num_rows:
+        length = data.draw(st.integers(1, rollout)) if is_short else rollout
+        part = slice(stop, stop := stop + length)
         columns = {name: rows[part] for name, rows in of._asdict().items()}
         storage.clear()
         add(storage, observations=of.numbers[part], hidden_states=of.numbers[part, None, :, None], **columns)
-    held = min(num_rows, int(ratio * rollout))
+    held = storage.num_rows
+    assert min(num_rows, rollout) <= held <= int(ratio * rollout)
+    assert is_short or held == min(num_rows, int(ratio * rollout))
     newest = Steps(of.dones[-held:], of.rewards[-held:], of.values[-held:])
     last = np.ones(num_envs, np.float32)
     values = np.concatenate([newest.values, last[None]])
@@ -215,6 +220,7 @@ def test_every_transition_comes_once_a_loop_in_order(
                 batch = dataset.get_batch(batch_lengths[turn % len(batch_lengths)])
             except StopIteration:
                 break
+            assert not batch.observation[~batch.mask].any()
             for env, of_env in enumerate(delivered):
                 real = batch.mask[:, env]
                 rows = batch.observation[real, env].astype(int).tolist()

@@ -152,14 +152,6 @@ def test_less_than_one_loop_is_for_ever(tmp_path: Path) -> None:
     assert all(batch.mask.all() for batch in itertools.islice(many, 20))
 
 
-def test_environment_without_a_trajectory_is_masked_and_zero(tmp_path: Path) -> None:
-    write_transitions(tmp_path, [2])
-    first, second = RolloutDataset(tmp_path, 3)
-    assert first.mask.tolist() == second.mask.tolist() == [True, False, False]
-    assert second.observation.tolist() == [[0, 1], [0, 0], [0, 0]]
-    assert second.done.tolist() == [True, False, False]
-
-
 def test_same_seed_same_batches(tmp_path: Path) -> None:
     write_transitions(tmp_path, [2] * 20)
     orders = [delivered(RolloutDataset(tmp_path, 2, 3, True, start_range=(0, 2), seed=seed)) for seed in (1, 1, 2)]

@@ -153,15 +153,8 @@ def cyclic() -> Any:
 @pytest.mark.parametrize(
     "nest",
     [
-        SCALAR,
-        FLOAT,
         ArraySpec(None, np.dtype(np.bool_), "of any rank"),
         ArraySpec((0, None), np.dtype(object)),
-        [],
-        (),
-        {},
-        [FLOAT, SCALAR],
-        (FLOAT, [SCALAR, (FLOAT,)]),
         {"b": FLOAT, "a": {"": SCALAR}},
         {"a": None, "b": (None,)},
         nested(signatures.MAX_DEPTH),

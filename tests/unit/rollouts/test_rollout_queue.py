@@ -31,23 +31,6 @@ def test_rows_go_where_the_seed_puts_them(ratio: float, positions: list[list[int
         storage.clear()
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.5, 2.0, 2.5, 4.0])
-@pytest.mark.parametrize("lengths", [(3, 4, 4, 4), (1, 1, 1, 4, 2, 4, 3), (4, 3, 4, 4), (0, 2, 4, 0, 4, 4)])
-def test_rollouts_may_be_short(ratio: float, lengths: tuple[int, ...]) -> None:
-    storage = QueueRolloutStorage(1, 4, (1,), None, (1,), buffer_dilation_ratio=ratio)
-    rewards = np.arange(1, sum(lengths) + 1, dtype=np.float32)[:, None]
-    written = 0
-    for length in lengths:
-        if length:
-            add(storage, rewards=rewards[written : written + length])
-        written += length
-        storage.clear()
-    storage.untie_buffer_loop()
-    kept = storage.num_rows
-    assert min(written, 4) <= kept <= int(4 * ratio)
-    assert plain(storage.rewards[:kept, 0, 0]) == plain(rewards[written - kept : written, 0])
-
-
 def queue_of_six(device: Any, **columns: Any) -> tuple[QueueRolloutStorage, Any]:
     """Return a queue of 6 rows that has seen 8, by rollouts of 4: in it are rows 2 to 7, the newest at row 1."""
     make = arrays_of(device)

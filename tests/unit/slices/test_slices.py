@@ -284,16 +284,6 @@ def test_slices_hang_over_the_edges_as_far_as_the_span(span: Any, expected: set[
 # By trajectory, by row, by priority; with and without replacement.
 
 
-def test_probabilities_say_how_likely_a_slice_was() -> None:
-    by_trajectory = SliceSampler(50, 5).sample(THREE, rng())
-    np.testing.assert_allclose(by_trajectory.probabilities, np.array([1, 1 / 2, 1])[by_trajectory.trajectories] / 3)
-    by_row = SliceSampler(50, 5, by="row").sample(THREE, rng())
-    np.testing.assert_allclose(by_row.probabilities, 1 / 4)
-    prioritized = SliceSampler(50, 5, by="row").sample(THREE, rng(), np.arange(11.0))
-    first = prioritized.rows[prioritized.first_rows]
-    np.testing.assert_allclose(prioritized.probabilities, first / (0 + 3 + 4 + 9))
-
-
 def test_priority_zero_is_never_drawn() -> None:
     assert drawn(SliceSampler(2, 5, by="row"), THREE, priorities=flags(11, 4, 5, 9)) == {(4, 5, 6, 7, 8), (9, 10)}
     assert drawn(SliceSampler(2, 5), THREE, priorities=[1, 0, 0]) == {(0, 1, 2)}
