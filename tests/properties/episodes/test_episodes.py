@@ -147,8 +147,12 @@ def told(episode: Episode) -> Any:
     st.sampled_from(["", "terminated", "truncated"]),
 )
 def test_chunks_put_together_are_the_uncut_episode(lengths: list[int], lookback: int, ending: str) -> None:
+    vector, action = np.zeros(2, np.float32), np.zeros(3)  # an environment and a policy may reuse their arrays
+
     def observation(n: int) -> Any:
-        return {"n": n, "v": np.full(2, n / 3, np.float32)}
+        vector[:] = n / 3
+        action[:] = n
+        return {"n": n, "v": vector}
 
     whole, first = Episode("x"), Episode("x")
     for episode in (whole, first):
@@ -161,7 +165,7 @@ def test_chunks_put_together_are_the_uncut_episode(lengths: list[int], lookback:
             over = n == sum(lengths)
             for episode in (whole, chunks[-1]):
                 episode.add_env_step(
-                    observation(n), np.full(3, n), n / 7, {"n": n},
+                    observation(n), action, n / 7, {"n": n},
                     terminated=over and ending == "terminated", truncated=over and ending == "truncated",
                     extra_model_outputs={"logp": np.float32(n)},
                 )  # fmt: skip

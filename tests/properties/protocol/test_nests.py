@@ -26,6 +26,7 @@ from reverb_writer.protocol.signatures import (
     spec_tensor,
 )
 from reverb_writer.protocol.signatures import packer as spec_packer
+from reverb_writer.steps import StepStructure
 
 Pair = collections.namedtuple("Pair", ["right", "left"])  # noqa: PYI024  # as a user might have it
 
@@ -64,6 +65,16 @@ def assert_same(one: Any, other: Any) -> None:
 @given(nests)
 def test_flattened_as_dm_tree_does(nest: Any) -> None:
     assert [*flattener(structure_of(nest))(nest)] == tree.flatten(nest) == named_leaves(nest, "")[1]
+
+
+@given(nests.filter(tree.flatten))
+def test_steps_have_the_paths_of_dm_tree_and_arrays_that_fit_are_passed_on_as_they_are(nest: Any) -> None:
+    step = tree.map_structure(lambda number: np.array(number % 100), nest)
+    structure = StepStructure(step)
+    assert [*structure.paths] == ["/".join(map(str, path)) for path, _ in tree.flatten_with_path(step)]
+    leaves = structure.flatten(step, 0)
+    assert all(mine is yours for mine, yours in zip(leaves, tree.flatten(step), strict=True))
+    assert_same(structure.pack(leaves), step)
 
 
 @given(nests)

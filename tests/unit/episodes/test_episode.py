@@ -221,17 +221,6 @@ def test_strings_are_kept() -> None:
     assert episode.get_observations(slice(0, 3), fill="") == ["go", "stop", ""]
 
 
-def test_steps_are_copied() -> None:
-    observation = np.zeros(2)
-    episode = Episode()
-    episode.add_env_reset(observation)
-    for n in range(3):
-        observation[:] = n + 1
-        episode.add_env_step(observation, observation, 0.0)
-    assert [row.tolist() for row in episode.get_observations()] == [[0, 0], [1, 1], [2, 2], [3, 3]]
-    assert [row.tolist() for row in episode.get_actions()] == [[1, 1], [2, 2], [3, 3]]
-
-
 def test_rows_with_another_number_of_leaves_are_refused() -> None:
     Seen = pytest.importorskip("attr").make_class("Seen", ["rays"])  # noqa: N806  # a class
     episode = Episode()
