@@ -94,26 +94,20 @@ def test_a_newest_row_needs_no_next_observation_only_where_all_episodes_end(devi
         storage.mini_batch_generator(1)
 
 
-@pytest.mark.parametrize(
-    ("size", "inserts", "expected", "step"),
-    [
-        (5, [3, 3], [5, 1, 2, 3, 4], 1),
-        (5, [3, 3, 2], [5, 6, 7, 3, 4], 3),
-        (4, [4, 1], [4, 1, 2, 3], 1),
-        (4, [6], [4, 5, 2, 3], 2),
-        (4, [9], [8, 5, 6, 7], 1),  # instinct_rl's buffer refuses as many
-    ],
-)
-def test_new_states_take_the_place_of_the_oldest(
-    device: Any, make: Any, size: int, inserts: list[int], expected: list[int], step: int
-) -> None:
-    buffer = ReplayBuffer(1, size, device)
-    numbers = iter(range(100))
-    for count in inserts:
-        states = make(np.array([[next(numbers)] for _ in range(count)], np.float32))
+def test_new_states_take_the_place_of_the_oldest(device: Any, make: Any) -> None:
+    buffer = ReplayBuffer(1, 5, device)
+    stop = 0
+    for count, expected in (
+        (3, [0, 1, 2, 0, 0]),
+        (3, [5, 1, 2, 3, 4]),
+        (4, [5, 6, 7, 8, 9]),
+        (6, [15, 11, 12, 13, 14]),  # instinct_rl's buffer refuses as many
+        (12, [25, 26, 27, 23, 24]),
+    ):
+        states = make(np.arange(stop, stop := stop + count, dtype=np.float32)[:, None])
         buffer.insert(states, states + 0.5)
-    assert (plain(buffer.states[:, 0]), buffer.step, buffer.num_samples) == (expected, step, size)
-    assert plain(buffer.next_states - buffer.states) == [[0.5]] * size
+        assert (plain(buffer.states[:, 0]), buffer.step, buffer.num_samples) == (expected, stop % 5, min(stop, 5))
+    assert plain(buffer.next_states - buffer.states) == [[0.5]] * 5
 
 
 def test_states_are_sampled_with_what_followed_them_and_only_such_as_there_are(device: Any, make: Any) -> None:

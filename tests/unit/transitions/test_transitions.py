@@ -41,6 +41,15 @@ def without(steps: dict[str, Any], *names: str, **more: Any) -> dict[str, Any]:
     return {**{name: column for name, column in steps.items() if name not in names}, **more}
 
 
+def joined(*parts: Any) -> Any:
+    """Return windows end to end."""
+    return tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
+
+
+def padded(steps: Any, num_rows: int) -> Any:
+    return tree.map_structure(lambda column: np.pad(column, ((0, 0), (0, num_rows))), steps)
+
+
 def test_the_first_pairs_of_windows_are_their_first_rows() -> None:
     found = rw.to_transitions({**recorded("terminated"), "env": np.array([5])})
     first = found.first()
@@ -58,18 +67,13 @@ def test_rows_that_a_mask_leaves_out_are_in_no_pair() -> None:
 
 
 def test_padding_of_gymnasiums_flags_may_be_another_episode_and_is_refused() -> None:
-    padded = tree.map_structure(
-        lambda column: np.concatenate([column, np.zeros((1, 3), column.dtype)], axis=1), steps_of("flags", "truncated")
-    )
-    with pytest.raises(
-        rw.errors.StructureError, match=r"rows after a boundary step, .* lack `is_first` or `step_type`"
-    ):
-        rw.to_transitions(padded)
+    said = r"rows after a boundary step, .* lack `is_first` or `step_type`"
+    with pytest.raises(rw.errors.StructureError, match=said):
+        rw.to_transitions(padded(steps_of("flags", "truncated"), 3))
 
 
 def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batch() -> None:
-    parts = [steps_of("flags", end) for end in ("truncated", "terminated")]
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
+    steps = joined(*(steps_of("flags", end) for end in ("truncated", "terminated")))
     expected = [True, True, True, False, True, True, True]
     assert rw.to_transitions(steps, mask=np.ones((1, 8), bool)).mask.tolist() == [expected]
     flat = rw.to_transitions(tree.map_structure(lambda column: column[0], steps))
@@ -77,8 +81,7 @@ def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batc
 
 
 def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
-    parts = [steps_of("discount", end) for end in ("terminated", "truncated")]
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
+    steps = joined(*(steps_of("discount", end) for end in ("terminated", "truncated")))
     said = r"`discount` is the only flag, and 3 rows .* follow a discount of 0"
     with pytest.raises(rw.errors.StructureError, match=said):
         rw.to_transitions(steps)
@@ -89,8 +92,7 @@ def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
 @pytest.mark.parametrize("names", [(), ("is_first",)])
 def test_padding_after_a_discount_of_0_is_no_transition(names: tuple[str, ...]) -> None:
     steps = {**steps_of("discount", "terminated"), **{name: recorded("terminated")[name] for name in names}}
-    padded = tree.map_structure(lambda column: np.concatenate([column, column[:, :2] * 0], axis=1), steps)
-    assert rw.to_transitions(padded).mask.tolist() == [[True, True, True, False, False]]
+    assert rw.to_transitions(padded(steps, 2)).mask.tolist() == [[True, True, True, False, False]]
 
 
 @pytest.mark.parametrize("layout", ["discount", "trajectory"])
@@ -99,18 +101,15 @@ def test_episodes_in_a_window_are_told_apart_by_their_starts(layout: str) -> Non
     fields = [
         {"is_first": recorded("cut")["is_first"], **one} if layout == "discount" else one._asdict() for one in parts
     ]
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *fields)
-    found = rw.to_transitions(without(steps, "next_step_type"))
+    found = rw.to_transitions(without(joined(*fields), "next_step_type"))
     assert found.mask.tolist() == [[True, True, True, False, True, True, True]]
 
 
 def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
-    steps = steps_of(
-        "trajectory", "cut"
-    )  # and then the actor called `reset`: padding follows a step that says MID does
-    padded = tree.map_structure(lambda column: np.concatenate([column, np.zeros((1, 2), column.dtype)], axis=1), steps)
-    padded.step_type[0, 4:] = LAST
-    assert rw.to_transitions(padded).mask.tolist() == [[True, True, True, False, False]]
+    # The actor called `reset` then: padding follows a step that says that MID does.
+    steps = padded(steps_of("trajectory", "cut"), 2)
+    steps.step_type[0, 4:] = LAST
+    assert rw.to_transitions(steps).mask.tolist() == [[True, True, True, False, False]]
 
 
 def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> None:
@@ -126,9 +125,7 @@ def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> Non
 
 
 def test_what_is_masked_counts_for_nothing() -> None:
-    parts = recorded("terminated"), recorded("truncated")
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
-    transitions = rw.to_transitions(steps)
+    transitions = rw.to_transitions(joined(recorded("terminated"), recorded("truncated")))
     ratios = np.where(transitions.mask, 1.0, np.nan)
     traced = rw.returns.vtrace(transitions, np.ones((1, 8)), ratios, gamma=0.5)
     assert (traced.values[0, 3], traced.advantages[0, 3]) == (0, 0)
@@ -298,7 +295,7 @@ def test_values_of_a_batch_that_are_not_known_are_refused() -> None:
 
 
 def test_slices_with_the_row_after_them_have_a_target_for_each_row() -> None:
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1)[0], *map(recorded, ENDS[:2]))
+    steps = tree.map_structure(lambda column: column[0], joined(*map(recorded, ENDS[:2])))
     steps["value"] = np.array([8.0, 4.0, 2.0, 6.0, 8.0, 4.0, 2.0, 6.0])
     sampler, rng = SliceSampler(4, 3, by="row"), np.random.default_rng(0)
     slices = next(sampler.one_pass(find_trajectories(read_markers(steps)), rng, shuffle=False))
