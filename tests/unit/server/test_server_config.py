@@ -16,7 +16,7 @@ from reverb_writer_server.machine import available_bytes
 from reverb_writer_server.observability.banner import describe, memory_lines, table_lines
 
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, Stack, TableConfig
+from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, TableConfig
 
 
 def read(tmp_path: Path, text: str, environment: dict[str, str] | None = None, **flags: Any) -> ServerConfig:
@@ -40,14 +40,12 @@ def test_without_anything_there_is_one_table_and_the_defaults() -> None:
     assert config.checkpoints_on_mismatch == "refuse"
 
 
-def test_every_sampler_remover_and_rate_limiter_has_a_plain_name(tmp_path: Path) -> None:
+def test_samplers_removers_and_rate_limiters_have_plain_names(tmp_path: Path) -> None:
     text = """
-        [tables.plain]
         [tables.heap]
         sampler = "max_heap"
         remover = "min_heap"
         min_size = 7
-        max_size = 70
         max_times_sampled = 2
         [tables.weighted]
         sampler = "prioritized"
@@ -58,25 +56,18 @@ def test_every_sampler_remover_and_rate_limiter_has_a_plain_name(tmp_path: Path)
         min_size = 100
         error_buffer = 200
         [tables.bounded]
-        sampler = "fifo"
-        remover = "uniform"
         rate_limiter = "ratio"
         samples_per_insert = 2.5
         error_buffer = [-10, 40]
         [tables.queue]
         rate_limiter = "queue"
         max_size = 9
-        [tables.stack]
-        rate_limiter = "stack"
-        max_size = 8
     """
     assert tables(tmp_path, text) == {
-        "plain": TableConfig("plain"),
-        "heap": TableConfig("heap", 70, "max_heap", "min_heap", MinSize(7), 2),
+        "heap": TableConfig("heap", 1_000_000, "max_heap", "min_heap", MinSize(7), 2),
         "weighted": TableConfig("weighted", 1_000_000, Prioritized(0.6), "lifo", SampleToInsertRatio(8, 100, 200)),
-        "bounded": TableConfig("bounded", 1_000_000, "fifo", "uniform", SampleToInsertRatio(2.5, 1, (-10, 40))),
+        "bounded": TableConfig("bounded", rate_limiter=SampleToInsertRatio(2.5, 1, (-10, 40))),
         "queue": TableConfig("queue", 9, "fifo", "fifo", Queue(9), 1),
-        "stack": TableConfig("stack", 8, "lifo", "lifo", Stack(8), 1),
     }
 
 

@@ -137,34 +137,6 @@ def test_numpy_integers_are_stored_as_plain_ones(integer: type) -> None:
     assert type(WindowSpec(9).num_dropped(integer(6))["short_episode"]) is int
 
 
-DRAWINGS = [
-    (
-        (4, 3, "tile"),
-        6,
-        """\
-step     0 1 2 3 4 B P
-0:4      0 1 2 3
-3:7            3 4 B P
-covered 6 of 6 steps""",
-    ),
-    (
-        (3, 4),
-        8,
-        """\
-step     0 1 2 3 4 5 6 B
-0:3      0 1 2
-4:7              4 5 6
-dropped        3       B
-covered 6 of 8 steps; dropped: stride_gap 1, unaligned_tail 1""",
-    ),
-]
-
-
-@pytest.mark.parametrize(("fields", "n", "drawing"), DRAWINGS)
-def test_preview_draws_each_window_under_the_steps_it_holds(fields: tuple[Any, ...], n: int, drawing: str) -> None:
-    assert WindowSpec(*fields).preview(n) == drawing
-
-
 def test_preview_keeps_its_columns_when_step_numbers_are_long() -> None:
     header, _, last, _ = WindowSpec(1000, 1000).preview(2000).splitlines()
     assert last.startswith("1000:2000 ")
