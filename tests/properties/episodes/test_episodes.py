@@ -161,6 +161,9 @@ def test_chunks_put_together_are_the_uncut_episode(lengths: list[int], lookback:
     for part, length in enumerate(lengths):
         if part:
             chunks.append(chunks[-1].cut(lookback))
+            assert (len(chunks[-1]), chunks[-1].t, chunks[-1].t_started) == (0, whole.t, whole.t)
+            for column in (chunks[-1].observations, chunks[-1].actions):
+                assert column.lookback == min(lookback, whole.t)
         for n in itertools.islice(numbers, length):
             over = n == sum(lengths)
             for episode in (whole, chunks[-1]):

@@ -1,4 +1,4 @@
-"""Queues: where rows go, and that all is in the order of time wherever they went."""
+"""Queues: trajectories, windows and cuts in the order of time. docs/how-to/on-policy.md has where rows go."""
 
 from __future__ import annotations
 
@@ -11,24 +11,6 @@ from rollouts import add, arrays_of, plain
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.rollouts import QueueRolloutStorage
-
-
-@pytest.mark.parametrize(
-    ("ratio", "positions"),
-    [
-        (1.0, [[0, 1, 2, 3]] * 3),
-        (1.5, [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5], [0, 1, 2, 3]]),
-        (2.0, [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]),
-        (2.5, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1], [2, 3, 4, 5], [6, 7, 8, 9]]),
-    ],
-)
-def test_rows_go_where_the_seed_puts_them(ratio: float, positions: list[list[int]]) -> None:
-    storage = QueueRolloutStorage(1, 4, (1,), None, (1,), buffer_dilation_ratio=ratio)
-    for number, expected in enumerate(positions):
-        rewards = number * 4 + np.arange(1, 5, dtype=np.float32)
-        add(storage, rewards=rewards[:, None])
-        assert plain(storage.rewards[expected, 0, 0]) == plain(rewards)
-        storage.clear()
 
 
 def queue_of_six(device: Any, **columns: Any) -> tuple[QueueRolloutStorage, Any]:
