@@ -46,7 +46,8 @@ class Steps(NamedTuple):
     def storage(self, **options: Any) -> RolloutStorage:
         num_rows, num_envs = self.dones.shape
         storage = RolloutStorage(num_envs, num_rows, (1,), None, (1,), **options)
-        add(storage, observations=self.numbers, actions=self.numbers, **self._asdict())
+        states = self.numbers[:, None, :, None]  # [T, layers, B, H]
+        add(storage, observations=self.numbers, actions=self.numbers, hidden_states=states, **self._asdict())
         return storage
 
 
@@ -74,14 +75,17 @@ def test_each_row_is_in_each_epoch_once(of: Steps, data: st.DataObject) -> None:
 @given(steps(), st.booleans(), st.data())
 def test_padded_trajectories_are_whole(of: Steps, shuffle: bool, data: st.DataObject) -> None:
     num_parts = data.draw(st.integers(1, of.dones.shape[1]))
-    found = []
+    found, envs = [], []
     for part in of.storage(seed=5).recurrent_mini_batch_generator(num_parts, 1, shuffle=shuffle):
         assert (part.obs[~part.masks] == 0).all()
+        np.testing.assert_array_equal(part.hidden_states[0], part.obs[0])  # those of the first rows
         np.testing.assert_array_equal(unpad_trajectories(part.obs, part.masks), part.actions)
         lengths = part.masks.sum(axis=0)
         assert (part.masks == (np.arange(len(part.masks))[:, None] < lengths)).all()
         found += part.obs[..., 0][part.masks].tolist()
+        envs += part.actions[0, :, 0].tolist()
     assert sorted(found) == of.numbers.ravel().tolist()
+    assert shuffle or envs == of.numbers[0].tolist()
 
 
 @given(steps())

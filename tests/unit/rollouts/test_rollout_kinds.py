@@ -178,17 +178,13 @@ def test_recurrent_minibatches_are_those_of_the_seed(device: Any) -> None:
     assert plain(unpad_trajectories(first.obs, first.masks)[..., 0].T) == [[1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_each_environment_is_in_each_epoch_once(device: Any, shuffle: bool) -> None:
+def test_each_environment_is_in_each_epoch_once_and_in_another_order_if_shuffled(device: Any) -> None:
     storage, _ = recurrent_storage(device, num_envs=5)
-    batches = [*storage.recurrent_mini_batch_generator(2, 6, shuffle=shuffle)]
+    batches = [*storage.recurrent_mini_batch_generator(2, 6, shuffle=True)]
     assert [batch.actions.shape[1] for batch in batches] == [3, 2] * 6
     order = [[x for batch in batches[i : i + 2] for x in plain(batch.actions[0, :, 0])] for i in range(0, 12, 2)]
     assert [sorted(epoch) for epoch in order] == [[0, 10, 20, 30, 40]] * 6
-    assert (len({tuple(epoch) for epoch in order}) > 1) == shuffle
-    for batch in batches:
-        assert plain(unpad_trajectories(batch.obs, batch.masks) - 1) == plain(batch.actions)
-        assert plain(batch.hidden_states[0, :, 0]) == plain(batch.obs[0, :, 0] + 99)
+    assert len({tuple(epoch) for epoch in order}) > 1
 
 
 def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any, make: Any) -> None:
