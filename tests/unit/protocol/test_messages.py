@@ -22,13 +22,10 @@ from reverb_writer.protocol.responses import SampleReassembler, Samples
 from reverb_writer.protocol.signatures import ArraySpec
 
 
-def test_a_message_has_the_bytes_of_its_fields() -> None:
+def test_a_nested_message_has_the_bytes_of_its_fields() -> None:
     item = messages.PrioritizedItem(key=300, table="t", priority=1.0)
     # 1: varint 300; 2: one byte "t"; 5: 1.0 as eight bytes, little-endian
     assert item.SerializeToString(deterministic=True).hex(" ") == "08 ac 02 12 01 74 29 00 00 00 00 00 00 f0 3f"
-
-
-def test_a_nested_message_has_the_bytes_of_its_fields() -> None:
     request = messages.InsertStreamRequest(keep_chunk_keys=[1, 2])
     request.chunks.add().data.tensors.add(dtype=messages.DataType.DT_BOOL)
     # 1: chunk { 5: data { 1: tensor { 1: 10 } } }; 3: two varints, packed

