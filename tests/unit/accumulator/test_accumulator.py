@@ -12,6 +12,7 @@ import tree
 
 import reverb_writer as rw
 from reverb_writer.accumulator.accumulator import NotADictError
+from reverb_writer.errors import SpecError, StructureError
 
 EXAMPLE = {"step": {"o": np.ones((3, 2), np.float32), "r": np.ones(3, np.int32)}, "episode": {"ret": np.float32(1)}}
 
@@ -50,27 +51,26 @@ def test_capacity_is_guessed_from_the_shapes(leaves: list[tuple[int, ...]], capa
     assert rw.TrajectoryAccumulator(example).capacities == {"x": capacity}
 
 
-@pytest.mark.parametrize("shapes", [((4, 8), (3,)), ((1, 8), (5,))])
-def test_leaves_of_different_lengths_are_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
-    example = {"x": tuple(np.empty(shape) for shape in shapes)}
-    with pytest.raises(rw.errors.StructureError, match=r"'x': .* must share the same leading dimension, got \["):
-        rw.TrajectoryAccumulator(example)
+NAMES = r"`capacities` must name the timescales \['step', 'episode'\], got"
 
 
 @pytest.mark.parametrize(
-    ("example", "message"),
+    ("example", "capacities", "error", "message"),
     [
-        ({"x": {}}, "timescale 'x' has no array leaves"),
-        ({"x": ()}, "timescale 'x' has no array leaves"),
-        ({"x": {"a": None}}, "timescale 'x' has no array leaves"),
-        ({"x": {"a": np.array(["ab", "c"])}}, "timescale 'x', leaf `a`: object is not a number"),
-        ([np.zeros(3)], "must be a dict"),
+        *(({"x": empty}, None, StructureError, "timescale 'x' has no array leaves") for empty in ({}, (), {"a": None})),
+        ({"x": {"a": np.array(["ab", "c"])}}, None, StructureError, "'x', leaf `a`: object is not a number"),
+        ({"x": (np.empty((4, 8)), np.empty(3))}, None, StructureError, "'x': .* must share the same leading dimension"),
+        ({"x": (np.empty((1, 8)), np.empty(5))}, None, StructureError, "'x': .* must share the same leading dimension"),
+        ([np.zeros(3)], None, NotADictError, "must be a dict"),
+        *((EXAMPLE, other, SpecError, NAMES) for other in ({}, {"step": 3}, {"step": 3, "episode": None, "other": 1})),
+        *(({"x": 0.0}, {"x": no}, SpecError, r"`capacities\['x'\]` must be") for no in (0, -1, 2.5, True)),
     ],
 )
-def test_an_example_without_arrays_is_refused(example: Any, message: str) -> None:
-    error = NotADictError if isinstance(example, list) else rw.errors.StructureError
+def test_an_example_or_capacities_that_cannot_work_are_refused(
+    example: Any, capacities: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message) as caught:
-        rw.TrajectoryAccumulator(example)
+        rw.TrajectoryAccumulator(example, capacities=capacities)
     assert isinstance(caught.value, TypeError) == isinstance(example, list)
 
 
@@ -79,18 +79,6 @@ def test_an_example_may_be_specs_also_with_dtypes_of_tensorflow() -> None:
     specs = [SimpleNamespace(shape=(3, 2), dtype=dtype) for dtype in dtypes]
     built = rw.TrajectoryAccumulator({"x": specs}).build(partial=True)["x"]
     assert [(column.dtype, column.shape) for column in built] == [(np.int32, (3, 2)), (np.int8, (3, 2))]
-
-
-@pytest.mark.parametrize("capacities", [{}, {"step": 3}, {"step": 3, "episode": None, "other": 1}])
-def test_capacities_must_name_the_timescales(capacities: dict[str, int]) -> None:
-    with pytest.raises(rw.errors.SpecError, match=r"`capacities` must name the timescales \['step', 'episode'\], got"):
-        rw.TrajectoryAccumulator(EXAMPLE, capacities=capacities)
-
-
-@pytest.mark.parametrize("capacity", [0, -1, 2.5, True])
-def test_a_capacity_below_one_is_refused(capacity: Any) -> None:
-    with pytest.raises(rw.errors.SpecError, match=r"`capacities\['x'\]` must be"):
-        rw.TrajectoryAccumulator({"x": 0.0}, capacities={"x": capacity})
 
 
 def test_counts_tell_how_full_it_is() -> None:
@@ -168,7 +156,7 @@ def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(data: Any, messa
     accumulator.build()
     first = {"o": np.array([3, 4], np.float32), "r": np.int32(7)}
     accumulator.add("step", first)
-    with pytest.raises(rw.errors.StructureError, match=message):
+    with pytest.raises(StructureError, match=message):
         accumulator.add("step", data)
     assert accumulator.counts["step"] == 1
     built = accumulator.build(partial=True)
@@ -180,7 +168,7 @@ def test_a_float_of_ml_dtypes_rounds_and_does_not_overflow() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     accumulator = rw.TrajectoryAccumulator({"x": np.zeros((2,), ml_dtypes.bfloat16)})
     accumulator.add("x", np.float32(1.001))
-    with pytest.raises(rw.errors.StructureError, match="does not fit into bfloat16"):
+    with pytest.raises(StructureError, match="does not fit into bfloat16"):
         accumulator.add("x", np.float64(1e300))
     assert accumulator.build(partial=True)["x"].tolist() == [1.0, 0.0]
 
@@ -191,7 +179,7 @@ def test_nests_of_every_kind_come_back_as_they_were() -> None:
     accumulator = rw.TrajectoryAccumulator({"a": rows, "c": {"x": np.float64(0), "nothing": None, "empty": ()}})
     for value in (1.0, 2.0):
         accumulator.add("a", tree.map_structure(lambda leaf, value=value: np.full(leaf.shape[1:], value), rows))
-    with pytest.raises(rw.errors.StructureError, match="leaf `nothing`: int, expected None"):
+    with pytest.raises(StructureError, match="leaf `nothing`: int, expected None"):
         accumulator.add("c", {"x": 5.0, "nothing": 1, "empty": ()})
     accumulator.add("c", {"x": 5.0, "nothing": None, "empty": ()})
     found, column = accumulator.build(), np.array([1.0, 2.0])

@@ -98,30 +98,23 @@ def test_spec_with_unknown_sizes_is_refused(shape: Any) -> None:
 # What is refused at the first step.
 
 
-@pytest.mark.parametrize("empty", [(), {}, [], {"a": (), "b": [{}]}])
-def test_nest_without_leaves_is_refused(empty: Any) -> None:
-    with pytest.raises(StructureError, match="at least one leaf"):
-        StepStructure(empty)
+NO_STRINGS = np.array([1, "a"], object), np.array({}, object)
+NO_FLAGS = np.zeros(1, np.int32), np.float32(0), "last", np.zeros((2, 1), bool)
 
 
-@pytest.mark.parametrize("leaf", [None, object(), {1, 2}, np.array([1, "a"], object), np.array({}, object)])
-def test_leaf_that_is_no_array_number_or_string_is_refused(leaf: Any) -> None:
-    with pytest.raises(StructureError, match=r"first step, leaf `a/0`: \w+ is not an array, number or string"):
-        StepStructure({"a": [leaf]})
-
-
-def test_keys_that_cannot_be_sorted_are_refused() -> None:
-    with pytest.raises(StructureError, match=r"first step: .*sort"):
-        StepStructure({1: 2, "a": 3})
-    with pytest.raises(StructureError, match=r"step 4: .*sort"):
-        StepStructure({"a": 3}).flatten({1: 2, "a": 3}, 4)
-
-
-@pytest.mark.parametrize("value", [np.zeros(1, np.int32), np.float32(0), "last", np.zeros((2, 1), bool)])
-@pytest.mark.parametrize("name", ["step_type", "is_last"])
-def test_boundary_leaf_that_cannot_tell_a_boundary_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(StructureError, match=f"first step, leaf `{name}`: .* expected an integer or a boolean"):
-        StepStructure({name: value, "x": 1})
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        *((empty, "at least one leaf") for empty in ((), {}, [], {"a": (), "b": [{}]})),
+        *(({"a": [leaf]}, r"`a/0`: \w+ is not an array, number or") for leaf in (None, object(), {1}, *NO_STRINGS)),
+        ({1: 2, "a": 3}, "first step: .*sort"),
+        *(({"step_type": value, "x": 1}, "leaf `step_type`: .* expected an integer or a bool") for value in NO_FLAGS),
+        *(({"is_last": value, "x": 1}, "leaf `is_last`: .* expected an integer or a bool") for value in NO_FLAGS),
+    ],
+)
+def test_first_step_that_cannot_be_stored_is_refused(example: Any, message: str) -> None:
+    with pytest.raises(StructureError, match=message):
+        StepStructure(example)
 
 
 # What is refused later. Nothing about the structure changes by it.
@@ -145,6 +138,11 @@ def test_step_of_another_structure_is_refused_by_its_paths(first: Any, later: An
     with pytest.raises(StructureError) as refusal:
         structure.flatten(later, 17)
     assert str(refusal.value) == f"step 17: its leaves are not those of the first step. {message}"
+
+
+def test_later_keys_that_cannot_be_sorted_are_refused() -> None:
+    with pytest.raises(StructureError, match=r"step 4: .*sort"):
+        StepStructure({"a": 3}).flatten({1: 2, "a": 3}, 4)
 
 
 @pytest.mark.parametrize("later", [collections.OrderedDict(b=2, a=1), MappingProxyType({"b": 2, "a": 1})])
