@@ -129,6 +129,7 @@ def whole_episode(**options: Any) -> rw.Episode:
 def test_steps_have_single_precision_and_a_discount_of_1_where_they_are_truncated() -> None:
     steps = whole_episode(terminated=False, truncated=True).steps()  # docs/how-to/episodes.md has a terminated one
     assert (steps["discount"].tolist(), steps["truncated"].tolist()) == ([1, 1, 1, 0], [False] * 3 + [True])
+    assert steps["is_first"].tolist() == [True, False, False, False]
     assert {str(steps[name].dtype) for name in ("reward", "discount", "action")} == {"float32"}
 
 

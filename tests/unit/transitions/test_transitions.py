@@ -12,7 +12,7 @@ from played import LAYOUTS, Played, laid_out
 
 import reverb_writer as rw
 from reverb_writer.slices import SliceSampler, Trajectories, find_trajectories, gather, read_markers
-from reverb_writer.steps import LAST
+from reverb_writer.steps import FIRST, LAST, MID
 
 ENDS = ("terminated", "truncated", "cut")
 
@@ -61,55 +61,38 @@ def test_the_first_pairs_of_windows_are_their_first_rows() -> None:
         first.first()
 
 
-def test_rows_that_a_mask_leaves_out_are_in_no_pair() -> None:
-    mask = np.array([[False, True, True, False]])
-    assert rw.to_transitions(recorded("cut"), mask=mask).mask.tolist() == [[False, True, False]]
+def two(layout: str) -> Any:
+    """Return a window of two episodes."""
+    return joined(steps_of(layout, "terminated"), steps_of(layout, "truncated"))
 
 
-def test_padding_of_gymnasiums_flags_may_be_another_episode_and_is_refused() -> None:
-    said = r"rows after a boundary step, .* lack `is_first` or `step_type`"
-    with pytest.raises(rw.errors.StructureError, match=said):
-        rw.to_transitions(padded(steps_of("flags", "truncated"), 3))
+IS_FIRST = {"is_first": recorded("cut")["is_first"]}
+OF_ONE, OF_TWO = [1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 1, 1]
+AFTER_RESET = np.array([[FIRST, MID, MID, MID, LAST, LAST]])  # padding follows a step that says that MID does
+CUT, DISCOUNTS = padded(steps_of("trajectory", "cut"), 2), steps_of("discount", "terminated")
 
 
-def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batch() -> None:
-    steps = joined(*(steps_of("flags", end) for end in ("truncated", "terminated")))
-    expected = [True, True, True, False, True, True, True]
-    assert rw.to_transitions(steps, mask=np.ones((1, 8), bool)).mask.tolist() == [expected]
-    flat = rw.to_transitions(tree.map_structure(lambda column: column[0], steps))
-    assert (flat.mask.tolist(), flat.observation[flat.mask].tolist()) == (expected, [10, 11, 12] * 2)
+@pytest.mark.parametrize(
+    ("steps", "mask", "expected"),
+    [
+        pytest.param(recorded("cut"), [0, 1, 1, 0], [0, 1, 0], id="a mask leaves rows out"),
+        pytest.param(two("flags"), [1] * 8, OF_TWO, id="a mask tells that flags are of two episodes"),
+        pytest.param(two("discount"), [1] * 4 + [0] * 4, [1, 1, 1, 0, 0, 0, 0], id="a mask leaves an episode out"),
+        pytest.param(padded(DISCOUNTS, 2), None, OF_ONE, id="padding after a discount of 0"),
+        pytest.param(padded({**DISCOUNTS, **IS_FIRST}, 2), None, OF_ONE, id="padding after a discount of 0, starts"),
+        pytest.param({**two("discount"), **joined(IS_FIRST, IS_FIRST)}, None, OF_TWO, id="starts beside discounts"),
+        pytest.param(without(two("trajectory")._asdict(), "next_step_type"), None, OF_TWO, id="no next step type"),
+        pytest.param(CUT._replace(step_type=AFTER_RESET), None, OF_ONE, id="padding of TF-Agents after a cut"),
+    ],
+)
+def test_pairs_are_of_rows_of_one_episode(steps: Any, mask: list[int] | None, expected: list[int]) -> None:
+    found = rw.to_transitions(steps, mask=None if mask is None else np.array([mask], bool))
+    assert found.mask.tolist() == [[bool(flag) for flag in expected]]
 
 
-def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
-    steps = joined(*(steps_of("discount", end) for end in ("terminated", "truncated")))
-    said = r"`discount` is the only flag, and 3 rows .* follow a discount of 0"
-    with pytest.raises(rw.errors.StructureError, match=said):
-        rw.to_transitions(steps)
-    mask = np.array([[True] * 4 + [False] * 4])
-    assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
-
-
-@pytest.mark.parametrize("names", [(), ("is_first",)])
-def test_padding_after_a_discount_of_0_is_no_transition(names: tuple[str, ...]) -> None:
-    steps = {**steps_of("discount", "terminated"), **{name: recorded("terminated")[name] for name in names}}
-    assert rw.to_transitions(padded(steps, 2)).mask.tolist() == [[True, True, True, False, False]]
-
-
-@pytest.mark.parametrize("layout", ["discount", "trajectory"])
-def test_episodes_in_a_window_are_told_apart_by_their_starts(layout: str) -> None:
-    parts = [steps_of(layout, end) for end in ("terminated", "truncated")]
-    fields = [
-        {"is_first": recorded("cut")["is_first"], **one} if layout == "discount" else one._asdict() for one in parts
-    ]
-    found = rw.to_transitions(without(joined(*fields), "next_step_type"))
-    assert found.mask.tolist() == [[True, True, True, False, True, True, True]]
-
-
-def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
-    # The actor called `reset` then: padding follows a step that says that MID does.
-    steps = padded(steps_of("trajectory", "cut"), 2)
-    steps.step_type[0, 4:] = LAST
-    assert rw.to_transitions(steps).mask.tolist() == [[True, True, True, False, False]]
+def test_episodes_of_gymnasiums_flags_are_told_apart_in_a_flat_batch() -> None:
+    flat = rw.to_transitions(tree.map_structure(lambda column: column[0], two("flags")))
+    assert (flat.mask.tolist(), flat.observation[flat.mask].tolist()) == ([*map(bool, OF_TWO)], [10, 11, 12] * 2)
 
 
 def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> None:
@@ -165,6 +148,9 @@ STEPS = recorded("terminated")
             without(STEPS, "is_first", "is_last", reward=np.zeros((1, 4)), terminated=np.array([[0, 0, 1, 0]]) > 0),
             "set on 1 rows of actions",
         ),
+        # Rows that may be of another episode.
+        (two("discount"), "`discount` is the only flag, and 3 rows .* follow a discount of 0"),
+        (padded(steps_of("flags", "truncated"), 3), "rows after a boundary step, .* lack `is_first` or `step_type`"),
         ({**STEPS, "is_last": STEPS["is_last"][0]}, "flags must all be"),
         ({**STEPS, "reward": np.zeros((1, 3))}, r"`reward`: expected leaves that begin .* flags' shape, \(1, 4\)"),
         (tree.map_structure(lambda column: column[:, :1], STEPS), "windows of 1 steps hold no transition"),

@@ -96,14 +96,6 @@ def test_stride_beyond_the_window_warns_once_in_a_process(mode: EndOfEpisode) ->
     assert again == []
 
 
-def test_mode_is_taken_by_its_lower_case_name() -> None:
-    assert [mode.value for mode in EndOfEpisode] == ["drop", "pad", "tile", "cover", "truncate", "align_end"]
-    for mode in EndOfEpisode:
-        spec = WindowSpec(3, 2, mode.value)
-        assert spec.end_of_episode is mode
-        assert spec == WindowSpec(3, 2, mode)
-
-
 @pytest.mark.parametrize("integer", [np.int8, np.uint64, np.array])
 def test_numpy_integers_are_stored_as_plain_ones(integer: type) -> None:
     spec = WindowSpec(integer(3), integer(2), "tile")
