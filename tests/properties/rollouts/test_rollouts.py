@@ -219,12 +219,15 @@ def test_every_transition_comes_once_a_loop_in_order(
         write_transitions(Path(folder), lengths)
         dataset = RolloutDataset(folder, num_envs, loops, shuffle=shuffle)
         delivered: list[list[tuple[int, int]]] = [[] for _ in range(num_envs)]
+        earlier: Any = []
         for turn in range(1000):
             try:
                 batch = dataset.get_batch(batch_lengths[turn % len(batch_lengths)])
             except StopIteration:
                 break
             assert not batch.observation[~batch.mask].any()
+            assert all((mine == as_it_was).all() for mine, as_it_was in earlier)  # batches are the caller's
+            earlier.append((batch.observation, batch.observation.copy()))
             for env, of_env in enumerate(delivered):
                 real = batch.mask[:, env]
                 rows = batch.observation[real, env].astype(int).tolist()

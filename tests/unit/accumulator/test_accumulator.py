@@ -175,7 +175,7 @@ def test_a_float_of_ml_dtypes_rounds_and_does_not_overflow() -> None:
 
 def test_nests_of_every_kind_come_back_as_they_were() -> None:
     zeros = np.zeros(2)
-    rows = rw.Trajectory(*[zeros] * 6, (np.zeros((2, 3)), [zeros]))
+    rows = rw.Trajectory._make([*[zeros] * 6, (np.zeros((2, 3)), [zeros])])
     accumulator = rw.TrajectoryAccumulator({"a": rows, "c": {"x": np.float64(0), "nothing": None, "empty": ()}})
     for value in (1.0, 2.0):
         accumulator.add("a", tree.map_structure(lambda leaf, value=value: np.full(leaf.shape[1:], value), rows))
@@ -184,4 +184,4 @@ def test_nests_of_every_kind_come_back_as_they_were() -> None:
     accumulator.add("c", {"x": 5.0, "nothing": None, "empty": ()})
     found, column = accumulator.build(), np.array([1.0, 2.0])
     assert found["c"] == {"x": 5.0, "nothing": None, "empty": ()}
-    assert_equal(found["a"], rw.Trajectory(*[column] * 6, (np.array([[1.0] * 3, [2.0] * 3]), [column])))
+    assert_equal(found["a"], rw.Trajectory._make([*[column] * 6, (np.array([[1.0] * 3, [2.0] * 3]), [column])]))

@@ -215,15 +215,6 @@ def test_some_environments_step_alone(tmp_path: Path) -> None:
     assert delivered([dataset.get_batch()]) == [(0, 0), (1, 2)]
 
 
-def test_batches_are_the_callers(tmp_path: Path) -> None:
-    write_transitions(tmp_path, [3])
-    dataset = RolloutDataset(tmp_path, 1)
-    first = dataset.get_batch()
-    kept = first.observation.copy()
-    dataset.get_batch()
-    assert first.observation.tolist() == kept.tolist()
-
-
 def test_nested_observations_come_as_they_are(tmp_path: Path) -> None:
     RolloutWriter(tmp_path).save(
         {

@@ -98,6 +98,7 @@ def test_spec_with_unknown_sizes_is_refused(shape: Any) -> None:
 # What is refused at the first step.
 
 
+NO_LEAVES: list[Any] = [(), {}, [], {"a": (), "b": [{}]}]
 NO_STRINGS = np.array([1, "a"], object), np.array({}, object)
 NO_FLAGS = np.zeros(1, np.int32), np.float32(0), "last", np.zeros((2, 1), bool)
 
@@ -105,7 +106,7 @@ NO_FLAGS = np.zeros(1, np.int32), np.float32(0), "last", np.zeros((2, 1), bool)
 @pytest.mark.parametrize(
     ("example", "message"),
     [
-        *((empty, "at least one leaf") for empty in ((), {}, [], {"a": (), "b": [{}]})),
+        *((empty, "at least one leaf") for empty in NO_LEAVES),
         *(({"a": [leaf]}, r"`a/0`: \w+ is not an array, number or") for leaf in (None, object(), {1}, *NO_STRINGS)),
         ({1: 2, "a": 3}, "first step: .*sort"),
         *(({"step_type": value, "x": 1}, "leaf `step_type`: .* expected an integer or a bool") for value in NO_FLAGS),

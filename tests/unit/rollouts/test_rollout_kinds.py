@@ -47,15 +47,6 @@ def test_a_label_that_finds_no_room_is_not_written() -> None:
     assert plain(storage.action_labels[:, 0, 0]) == [1, 2]
 
 
-def test_next_observations_are_those_of_the_next_rows_and_of_the_last_transition(device: Any, make: Any) -> None:
-    storage = SarsaRolloutStorage(1, 3, (1,), None, (1,), device=device)
-    add(storage, make, observations=COUNT, next_observations=COUNT + 1)
-    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
-    assert plain(batch.next_obs[..., 0]) == [[1], [2], [3]]
-    assert batch.next_critic_obs is batch.next_obs
-    assert storage.MiniBatch._fields[-2:] == ("next_obs", "next_critic_obs")
-
-
 @pytest.mark.parametrize(("final", "expected"), [(None, [1, 1, 3]), (COUNT * 0 + 9, [1, 9, 3])])
 def test_what_follows_the_end_of_an_episode_is_of_that_episode(
     device: Any, make: Any, final: Any, expected: list[float]
@@ -89,6 +80,8 @@ def test_a_newest_row_needs_no_next_observation_only_where_all_episodes_end(devi
     add(storage, make, observations=finals * 0, dones=np.ones((1, 2)), final_observations=finals)
     (batch,) = storage.recurrent_mini_batch_generator(1, 1)
     assert plain(batch.next_obs) == plain(finals)
+    assert batch.next_critic_obs is batch.next_obs
+    assert storage.MiniBatch._fields[-2:] == ("next_obs", "next_critic_obs")
     storage.clear()
     add(storage, make, observations=finals * 0, dones=np.array([[1, 0]]), final_observations=finals)
     with pytest.raises(IncompleteError, match="the newest transition needs `next_observations`"):
