@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -68,11 +68,11 @@ def listed_fault(buffer: Any, indices: slice, neg: bool, fill: Any) -> bool:
     return fill is not None and ((start < 0 and stop > total) or start > stop)
 
 
-class Value:
+class Value(NamedTuple):
     """Makes items of one kind, numbered."""
 
-    def __init__(self, space: Any, make: Callable[[int], Any]) -> None:
-        self.space, self.make = space, make
+    space: Any
+    make: Callable[[int], Any]
 
 
 VALUES = [
@@ -130,12 +130,6 @@ class Pair:
         for episode in self.both:
             episode.add_env_reset(value.make(0), {"n": 0})
 
-    def call(self, name: str, number: int) -> None:
-        if name in ("concat", "state"):
-            getattr(self, name)()
-        else:
-            getattr(self, name)(number)
-
     def step(self, number: int, terminated: bool = False) -> None:
         options: Any = {"extra_model_outputs": {"logp": 0.5 * number}} if self.extras else {}
         for episode in self.both:
@@ -150,7 +144,7 @@ class Pair:
         if not self.both[0].is_done:
             self.before, self.both = self.both, [episode.cut(number % 4) for episode in self.both]
 
-    def concat(self) -> None:
+    def concat(self, _: int) -> None:
         if self.before and len(self.both[0]) and self.value is not VALUES[2]:  # RLlib's cannot compare dicts
             for first, second in zip(self.before, self.both, strict=True):
                 first.concat_episode(second)
@@ -160,7 +154,7 @@ class Pair:
         if len(self.both[0]) > 2:
             self.before, self.both = [], [episode[1 : len(episode) - number % 2] for episode in self.both]
 
-    def state(self) -> None:
+    def state(self, _: int) -> None:
         self.before, self.both = [], [type(episode).from_state(episode.get_state()) for episode in self.both]
 
     def set(self, number: int) -> None:
@@ -186,7 +180,7 @@ CALLS = st.lists(
 def test_call_sequences_leave_the_same_episode(value: Value, extras: bool, calls: list[str]) -> None:
     pair = Pair(value, extras)
     for number, name in enumerate(calls, 1):
-        pair.call(name, number)
+        getattr(pair, name)(number)
         pair.compare(columns)
     if len(pair.both[0]):
         for episode in pair.both:

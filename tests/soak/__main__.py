@@ -28,12 +28,11 @@ from reverb_writer_server.checkpoints.folder import checkpoints_in
 from service_process import ServiceProcess
 from waiting import eventually
 
-from soak.books import Books, Loss, num_confirmed
+from soak.books import Books, Loss
 
 CHECKPOINT_EVERY_S = 5
 SLACK_S = 5  # from the begin of a checkpoint to its tables' file
 PAUSED_S = (0.5, 6.0)
-PROGRESS_EVERY_S = 10
 END_WITHIN_S = 120
 REVERB_DIED = 4  # the service's exit code
 NUM_ACTORS, NUM_LEARNERS = 3, 2
@@ -99,7 +98,7 @@ class Soak:
         self.num_injected: Counter[str] = Counter()
         self.kills: list[Loss] = []
         self.faults: list[str] = []
-        self._started = self._told = time.monotonic()
+        self._started = time.monotonic()
 
     @property
     def workers(self) -> list[Worker]:
@@ -111,7 +110,6 @@ class Soak:
             self._interrupt_for(self._chance.uniform(0.5, 3))
             deed = self._chance.choice([self._kill, self._pause, self._restart, self._fork])
             deed()
-            self._tell()
         for worker in self.workers:  # the actors first: they need learners to end
             self._end(worker)
         if self.server.end() != 0:
@@ -194,7 +192,9 @@ class Soak:
         return self.server if self._chance.random() < 1 / 2 else self._chance.choice(workers)
 
     def _count(self, deed: str, victim: ServiceProcess | Worker) -> None:
-        self.num_injected[f"{deed} {victim.line[0] if isinstance(victim, Worker) else 'server'}"] += 1
+        name = f"{deed} {victim.line[0] if isinstance(victim, Worker) else 'server'}"
+        self.num_injected[name] += 1
+        print(f"{time.monotonic() - self._started:5.0f} s  {name}", flush=True)
 
     def _end(self, worker: Worker) -> None:
         name = f"{worker.line[0]} {worker.line[-1]}"
@@ -209,14 +209,6 @@ class Soak:
         else:
             if code:
                 self.faults.append(f"{name} ended with {code}")
-
-    def _tell(self) -> None:
-        if time.monotonic() - self._told >= PROGRESS_EVERY_S:
-            self._told = time.monotonic()
-            print(
-                f"{self._told - self._started:5.0f} s  {num_confirmed(self._folder):,} confirmed; {self.summary()}",
-                flush=True,
-            )
 
     def summary(self) -> str:
         return ", ".join(f"{count} x {deed}" for deed, count in sorted(self.num_injected.items()))

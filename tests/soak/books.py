@@ -142,12 +142,6 @@ class Books:
         )
 
 
-def num_confirmed(folder: Path) -> int:
-    return sum(
-        len(rest[2].split()) for path in folder.glob("actor-*") for kind, *rest in _lines(path) if kind == "confirmed"
-    )
-
-
 def _lines(path: Path) -> Iterator[list[str]]:
     for line in path.read_text().splitlines():
         if line.endswith("|"):

@@ -202,7 +202,9 @@ def check_targets(found: rw.Transitions, observation: Any, expected: Sequence[Se
     """Compare all functions of `returns`, and `n_step`, with what they make of each run of transitions alone."""
     if not found.mask.any():
         return
-    columns = targets(found, value(observation), ratio(found.observation))
+    has_next = len(found.mask) == len(observation) and found.mask.ndim == 1  # slices with the row after them
+    more = {"next_values": value(found.next_observation)} if has_next else {}
+    columns = targets(found, value(observation), ratio(found.observation), **more)
     wanted = [targets_of_run(run) for pairs in expected for run in runs_of(pairs)]
     for name, column in columns.items():
         np.testing.assert_allclose(

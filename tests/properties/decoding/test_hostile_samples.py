@@ -18,6 +18,7 @@ from sampled import chunk, item, response, together
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
+from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler, Samples
 from reverb_writer.reading.replay_dataset import WholeSamples
 
@@ -134,15 +135,8 @@ def test_chunk_that_has_changed_when_it_is_decoded_again_is_refused() -> None:
         assert np.concatenate(columns[0].split()).tolist() == 2 * [0, 1, 2, 3]
 
 
-@given(st.binary(max_size=300))
-def test_any_bytes_give_samples_or_typed_errors(message: bytes) -> None:
-    receive(message, BatchAssembler(CACHE_BYTES, SAMPLE_BYTES))
-
-
 @given(st.binary(max_size=200))
 def test_any_trajectory_gives_samples_or_typed_errors(flat: bytes) -> None:
-    from reverb_writer.protocol import messages
-
     made = messages.SampledResponse()
     made.entries.add(end_of_sequence=True).info.item.flat_trajectory = flat
     receive(made.SerializeToString(), BatchAssembler(CACHE_BYTES, SAMPLE_BYTES))

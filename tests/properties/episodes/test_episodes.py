@@ -20,26 +20,33 @@ STEPS = st.none() | st.integers(-4, 4).filter(bool)
 FILL = -7
 
 
-def oracle(data: list[int], lookback: int, indices: slice, neg: bool) -> list[int]:
-    """Return a slice of the data with fill on both sides, farther than any index reaches."""
-    total, step = len(data), 1 if indices.step is None else indices.step
+def oracle(data: list[int], lookback: int, indices: Any, neg: bool) -> Any:
+    """Return items of the data with fill on both sides, farther than any index reaches."""
+    total, far = len(data), 50
+    line = [FILL] * far + data + [FILL] * far
 
     def where(bound: int) -> int:
-        return bound + (lookback if bound >= 0 or neg else total)
+        return int(bound) + (lookback if bound >= 0 or neg else total)
 
+    if not isinstance(indices, slice):
+        found = [line[far + where(index)] for index in np.atleast_1d(indices)]
+        return found if np.ndim(indices) else found[0]
+    step = 1 if indices.step is None else indices.step
     start, stop = (lookback, total) if step > 0 else (total - 1, lookback - 1)
     start = start if indices.start is None else where(indices.start)
     stop = stop if indices.stop is None else where(indices.stop)
     if step > 0 and start > stop and (max(start, stop) < 0 or min(start, stop) >= total):
         start, stop = stop, start  # the one oddity of RLlib's that is kept
-    far = 50
-    line = [FILL] * far + data + [FILL] * far
     return line[far + start : far + stop : step]
 
 
-@given(st.integers(0, 6), st.integers(0, 6), st.builds(slice, BOUNDS, BOUNDS, STEPS), st.booleans(), st.booleans())
-def test_getter_with_fill_is_a_slice_of_an_endless_line(
-    size: int, lookback: int, indices: slice, neg: bool, finalized: bool
+NUMBER, NUMBERS = st.integers(-9, 9), st.lists(st.integers(-9, 9), min_size=1, max_size=4)
+INDICES = st.builds(slice, BOUNDS, BOUNDS, STEPS) | NUMBER | NUMBER.map(np.int64) | NUMBERS | NUMBERS.map(np.array)
+
+
+@given(st.integers(0, 6), st.integers(0, 6), INDICES, st.booleans(), st.booleans())
+def test_getter_with_fill_reads_an_endless_line(
+    size: int, lookback: int, indices: Any, neg: bool, finalized: bool
 ) -> None:
     data = [*range(10, 10 + size)]
     buffer = InfiniteLookbackBuffer(data, lookback)
@@ -47,6 +54,8 @@ def test_getter_with_fill_is_a_slice_of_an_endless_line(
         buffer.finalize()
     result = buffer.get(indices, neg_index_as_lookback=neg, fill=FILL)
     assert np.asarray(result).tolist() == oracle(data, buffer.lookback, indices, neg)
+    if isinstance(indices, slice) or np.ndim(indices):
+        assert isinstance(result, np.ndarray if finalized else list)
 
 
 @given(st.integers(0, 6), st.integers(0, 6), st.builds(slice, BOUNDS, BOUNDS, STEPS), st.booleans())
@@ -138,8 +147,12 @@ def told(episode: Episode) -> Any:
     st.sampled_from(["", "terminated", "truncated"]),
 )
 def test_chunks_put_together_are_the_uncut_episode(lengths: list[int], lookback: int, ending: str) -> None:
+    vector, action = np.zeros(2, np.float32), np.zeros(3)  # an environment and a policy may reuse their arrays
+
     def observation(n: int) -> Any:
-        return {"n": n, "v": np.full(2, n / 3, np.float32)}
+        vector[:] = n / 3
+        action[:] = n
+        return {"n": n, "v": vector}
 
     whole, first = Episode("x"), Episode("x")
     for episode in (whole, first):
@@ -148,11 +161,14 @@ def test_chunks_put_together_are_the_uncut_episode(lengths: list[int], lookback:
     for part, length in enumerate(lengths):
         if part:
             chunks.append(chunks[-1].cut(lookback))
+            assert (len(chunks[-1]), chunks[-1].t, chunks[-1].t_started) == (0, whole.t, whole.t)
+            for column in (chunks[-1].observations, chunks[-1].actions):
+                assert column.lookback == min(lookback, whole.t)
         for n in itertools.islice(numbers, length):
             over = n == sum(lengths)
             for episode in (whole, chunks[-1]):
                 episode.add_env_step(
-                    observation(n), np.full(3, n), n / 7, {"n": n},
+                    observation(n), action, n / 7, {"n": n},
                     terminated=over and ending == "terminated", truncated=over and ending == "truncated",
                     extra_model_outputs={"logp": np.float32(n)},
                 )  # fmt: skip
@@ -166,18 +182,43 @@ def test_chunks_put_together_are_the_uncut_episode(lengths: list[int], lookback:
     assert told(first) == told(whole)
 
 
+@given(
+    st.integers(0, 5), st.integers(0, 3), st.builds(slice, BOUNDS, BOUNDS, st.none() | st.integers(1, 3)), st.booleans()
+)
+def test_slice_holds_its_steps_and_the_observation_that_they_lead_to_and_a_look_back(
+    size: int, lookback: int, wanted: slice, done: bool
+) -> None:
+    numbers = [*range(-lookback, size + 1)]
+    columns: dict[str, Any] = {"observations": numbers, "actions": numbers[1:], "rewards": [0.0] * (size + lookback)}
+    episode = Episode("x", **columns, t_started=10, len_lookback_buffer=lookback, terminated=done)
+    episode.set_extra_model_outputs(key="value", new_data=[*range(size)])  # without look-back
+    part = episode[wanted]
+    start, stop, step = wanted.indices(size)
+    steps = range(start, stop, step)
+    assert part.get_observations() == ([*steps, stop] if start <= stop else [])
+    assert part.get_actions() == [number + 1 for number in steps]
+    assert (part.t_started, part.t, part.is_terminated) == (10 + start, 10 + start + len(steps), done and stop == size)
+    if step == 1 and start <= stop:
+        assert part.actions.data[: part.actions.lookback] == [*range(start - lookback + 1, start + 1)]
+        values = part.extra_model_outputs["value"]
+        assert values.data[: values.lookback] == [*range(max(start - lookback, 0), start)]
+    part.validate()
+
+
 @given(st.integers(1, 9), st.sampled_from(["", "terminated", "truncated"]), st.integers(0, 5))
 def test_steps_make_the_episode_again(num_steps: int, ending: str, num_padding: int) -> None:
     flags: Any = {ending: True} if ending else {}
     episode = Episode(
         "x",
-        observations={"n": np.arange(num_steps + 1), "v": np.ones((num_steps + 1, 2))},
+        observations={"n": np.arange(num_steps + 1), "v": (np.ones((num_steps + 1, 2)),)},
         actions=np.arange(num_steps),
         rewards=np.arange(num_steps) / 2,
         extra_model_outputs={"logp": np.ones(num_steps)},
         len_lookback_buffer=0,
+        t_started=7,
         **flags,
     )
     num_rows = num_steps + 1 + (num_padding if ending else 0)
     steps = tree.map_structure(lambda leaf: padded_rows(leaf, num_rows), episode.steps())
-    assert told(Episode.from_steps(steps, id_="x")) == told(episode)
+    again = Episode.from_steps(steps, id_="x", t_started=7)
+    assert (again.id_, again.is_finalized, told(again)) == ("x", True, told(episode))

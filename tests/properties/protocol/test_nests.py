@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, rows, structure_of
-from reverb_writer.protocol.messages import TensorProto
+from reverb_writer.protocol.messages import StructuredValue, TensorProto
 from reverb_writer.protocol.signatures import (
     ArraySpec,
+    decode,
     decode_spec,
+    encode,
     encode_spec,
     have_same_leaves,
     packer_of,
@@ -24,6 +26,7 @@ from reverb_writer.protocol.signatures import (
     spec_tensor,
 )
 from reverb_writer.protocol.signatures import packer as spec_packer
+from reverb_writer.steps import StepStructure
 
 Pair = collections.namedtuple("Pair", ["right", "left"])  # noqa: PYI024  # as a user might have it
 
@@ -53,14 +56,10 @@ specs = st.builds(
 nests_of_specs = st.recursive(specs, containers, max_leaves=8)
 
 
-def same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return [*one] == [*other] and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+def assert_same(one: Any, other: Any) -> None:
+    """Compare leaves and containers; a named tuple is one of its name and fields, of whatever class."""
+    tree.assert_same_structure(one, other)
+    assert tree.flatten(one) == tree.flatten(other)
 
 
 @given(nests)
@@ -68,11 +67,21 @@ def test_flattened_as_dm_tree_does(nest: Any) -> None:
     assert [*flattener(structure_of(nest))(nest)] == tree.flatten(nest) == named_leaves(nest, "")[1]
 
 
+@given(nests.filter(tree.flatten))
+def test_steps_have_the_paths_of_dm_tree_and_arrays_that_fit_are_passed_on_as_they_are(nest: Any) -> None:
+    step = tree.map_structure(lambda number: np.array(number % 100), nest)
+    structure = StepStructure(step)
+    assert [*structure.paths] == ["/".join(map(str, path)) for path, _ in tree.flatten_with_path(step)]
+    leaves = structure.flatten(step, 0)
+    assert all(mine is yours for mine, yours in zip(leaves, tree.flatten(step), strict=True))
+    assert_same(structure.pack(leaves), step)
+
+
 @given(nests)
 def test_packed_as_dm_tree_does(nest: Any) -> None:
     leaves = list(range(len(tree.flatten(nest))))
     packed = packer(nest)(leaves)
-    assert same(packed, tree.unflatten_as(nest, leaves))
+    assert_same(packed, tree.unflatten_as(nest, leaves))
     assert type(packed) is not dict or [*packed] == [*nest]
 
 
@@ -81,8 +90,9 @@ def test_rows_are_packed_as_each_row_is(nest: Any) -> None:
     columns = [[number, number + 100] for number in range(len(tree.flatten(nest)))]
     expected = [packer(nest)(list(row)) for row in zip(*columns, strict=True)]
     found = [row for row, _ in zip(rows(nest, columns), range(2), strict=False)]
-    assert not columns or all(map(same, found, expected))
-    assert not columns or len([*rows(nest, columns)]) == 2
+    if columns:
+        assert_same(found, expected)
+        assert len([*rows(nest, columns)]) == 2
 
 
 @pytest.mark.parametrize(
@@ -105,23 +115,13 @@ def test_nests_without_one_length_are_refused(nest: Any) -> None:
         common_length(nest, "`x`")
 
 
-# Specs there and back: a named tuple is one of its name and fields, of whatever class.
-
-
-def same_but_for_classes(one: Any, other: Any) -> bool:
-    if hasattr(one, "_fields"):
-        is_same_kind = type(one).__name__ == type(other).__name__ and one._fields == other._fields
-        return is_same_kind and all(map(same_but_for_classes, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same_but_for_classes(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same_but_for_classes, one, other))
-    return bool(one == other)
+# Specs there and back.
 
 
 @given(nests_of_specs)
 def test_spec_comes_back_as_it_was_stored(nest: Any) -> None:
-    assert same_but_for_classes(decode_spec(encode_spec(nest)), nest)
+    assert_same(decode_spec(encode_spec(nest)), nest)
+    assert_same(decode(StructuredValue.FromString(encode(nest).SerializeToString())), nest)
 
 
 @given(nests_of_specs)
@@ -131,7 +131,7 @@ def test_spec_is_found_in_its_tensor(nest: Any) -> None:
     encoded = read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), tensor.tensor_content)
     assert encoded == encode_spec(nest)
     leaves = list(range(len(tree.flatten(nest))))
-    assert same_but_for_classes(packer_of(encoded)(leaves), spec_packer(nest)(leaves))
+    assert_same(packer_of(encoded)(leaves), spec_packer(nest)(leaves))
 
 
 @given(nests_of_specs, st.data())

@@ -46,7 +46,8 @@ class Steps(NamedTuple):
     def storage(self, **options: Any) -> RolloutStorage:
         num_rows, num_envs = self.dones.shape
         storage = RolloutStorage(num_envs, num_rows, (1,), None, (1,), **options)
-        add(storage, observations=self.numbers, actions=self.numbers, **self._asdict())
+        states = self.numbers[:, None, :, None]  # [T, layers, B, H]
+        add(storage, observations=self.numbers, actions=self.numbers, hidden_states=states, **self._asdict())
         return storage
 
 
@@ -74,14 +75,17 @@ def test_each_row_is_in_each_epoch_once(of: Steps, data: st.DataObject) -> None:
 @given(steps(), st.booleans(), st.data())
 def test_padded_trajectories_are_whole(of: Steps, shuffle: bool, data: st.DataObject) -> None:
     num_parts = data.draw(st.integers(1, of.dones.shape[1]))
-    found = []
+    found, envs = [], []
     for part in of.storage(seed=5).recurrent_mini_batch_generator(num_parts, 1, shuffle=shuffle):
         assert (part.obs[~part.masks] == 0).all()
+        np.testing.assert_array_equal(part.hidden_states[0], part.obs[0])  # those of the first rows
         np.testing.assert_array_equal(unpad_trajectories(part.obs, part.masks), part.actions)
         lengths = part.masks.sum(axis=0)
         assert (part.masks == (np.arange(len(part.masks))[:, None] < lengths)).all()
         found += part.obs[..., 0][part.masks].tolist()
+        envs += part.actions[0, :, 0].tolist()
     assert sorted(found) == of.numbers.ravel().tolist()
+    assert shuffle or envs == of.numbers[0].tolist()
 
 
 @given(steps())
@@ -97,17 +101,23 @@ def test_splitting_and_putting_together_is_the_identity(of: Steps) -> None:
     np.testing.assert_array_equal(np.flatnonzero(in_order), ends)
 
 
-@given(steps(min_rows=3), st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.2]), st.integers(1, 3))
+@given(steps(), st.sampled_from([1.0, 1.5, 2.0, 2.5, 3.2]), st.integers(1, 3), st.data())
 def test_a_queue_holds_the_newest_rows_and_their_returns_in_the_order_of_time(
-    of: Steps, ratio: float, rollout: int
+    of: Steps, ratio: float, rollout: int, data: st.DataObject
 ) -> None:
     num_rows, num_envs = of.dones.shape
     storage = QueueRolloutStorage(num_envs, rollout, (1,), None, (1,), buffer_dilation_ratio=ratio)
-    for first in range(0, num_rows, rollout):
-        part = slice(first, first + rollout)
+    is_short = data.draw(st.booleans())
+    stop = 0
+    while stop < num_rows:
+        length = data.draw(st.integers(1, rollout)) if is_short else rollout
+        part = slice(stop, stop := stop + length)
+        columns = {name: rows[part] for name, rows in of._asdict().items()}
         storage.clear()
-        add(storage, observations=of.numbers[part], **{name: rows[part] for name, rows in of._asdict().items()})
-    held = min(num_rows, int(ratio * rollout))
+        add(storage, observations=of.numbers[part], hidden_states=of.numbers[part, None, :, None], **columns)
+    held = storage.num_rows
+    assert min(num_rows, rollout) <= held <= int(ratio * rollout)
+    assert is_short or held == min(num_rows, int(ratio * rollout))
     newest = Steps(of.dones[-held:], of.rewards[-held:], of.values[-held:])
     last = np.ones(num_envs, np.float32)
     values = np.concatenate([newest.values, last[None]])
@@ -117,6 +127,9 @@ def test_a_queue_holds_the_newest_rows_and_their_returns_in_the_order_of_time(
     storage.untie_buffer_loop()
     after = sorted(zip(plain(storage.observations.ravel()), plain(storage.returns.ravel()), strict=True))
     assert before == after
+    storage.untie_buffer_loop()  # changes nothing any more
+    np.testing.assert_array_equal(storage.values[:held, :, 0], newest.values)
+    np.testing.assert_array_equal(storage.saved_hidden_states[:held, :, 0, 0], of.numbers[-held:])
     np.testing.assert_array_equal(storage.observations[:held, :, 0], of.numbers[-held:])
     np.testing.assert_allclose(storage.returns[:held, :, 0], expected.returns, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(storage.advantages[:held, :, 0], expected.advantages, rtol=1e-5, atol=1e-5)
@@ -206,11 +219,15 @@ def test_every_transition_comes_once_a_loop_in_order(
         write_transitions(Path(folder), lengths)
         dataset = RolloutDataset(folder, num_envs, loops, shuffle=shuffle)
         delivered: list[list[tuple[int, int]]] = [[] for _ in range(num_envs)]
+        earlier: Any = []
         for turn in range(1000):
             try:
                 batch = dataset.get_batch(batch_lengths[turn % len(batch_lengths)])
             except StopIteration:
                 break
+            assert not batch.observation[~batch.mask].any()
+            assert all((mine == as_it_was).all() for mine, as_it_was in earlier)  # batches are the caller's
+            earlier.append((batch.observation, batch.observation.copy()))
             for env, of_env in enumerate(delivered):
                 real = batch.mask[:, env]
                 rows = batch.observation[real, env].astype(int).tolist()

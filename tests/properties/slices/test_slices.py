@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -68,15 +71,16 @@ def test_every_row_is_in_one_trajectory(num_steps: int, num_envs: int, is_full: 
     rng = np.random.default_rng(seed)
     shape = (num_steps, num_envs)
     ids = np.cumsum(rng.random(shape) < 0.1, axis=0, dtype=np.int64)
-    markers = Markers(done=rng.random(shape) < 0.2, is_init=rng.random(shape) < 0.1, traj_ids=ids)
+    done = rng.random(shape) < 0.2
+    done.flags.writeable = False
+    markers = Markers(done=done, is_init=rng.random(shape) < 0.1, traj_ids=ids)
     cursor = int(rng.integers(num_steps)) if is_full else None
     trajectories = find_trajectories(markers, is_full=is_full, cursor=cursor)
     rows = trajectories.rows()
     assert sorted(rows.tolist()) == list(range(num_steps * num_envs))
-    assert markers.done is not None
     assert markers.is_init is not None
     last = np.cumsum(trajectories.lengths) - 1
-    assert not np.delete(markers.done.ravel()[rows], last).any()
+    assert not np.delete(done.ravel()[rows], last).any()
     assert not np.delete(markers.is_init.ravel()[rows], [0, *(last[:-1] + 1)]).any()
     inside = np.setdiff1d(np.arange(len(rows) - 1), last)
     ids = ids.ravel()[rows]
@@ -119,20 +123,7 @@ def test_slices_are_runs_within_one_trajectory_and_marked_at_their_ends(
     assert np.flatnonzero(batch.markers.done).tolist() == sorted({*truncated, *done})
 
 
-def frequencies(
-    sampler: SliceSampler, trajectories: Trajectories, priorities: Any = None
-) -> dict[tuple[int, ...], float]:
-    """Count the slices of 20,000, each as its rows."""
-    sampler = SliceSampler(20_000, sampler.slice_len, by=sampler.by, span=sampler.span)
-    slices = sampler.sample(trajectories, np.random.default_rng(7), priorities)
-    counts: dict[tuple[int, ...], float] = {}
-    for rows in np.split(slices.rows, slices.first_rows[1:]):
-        key = tuple(rows.tolist())
-        counts[key] = counts.get(key, 0) + 1
-    return counts
-
-
-def assert_drawn_in_proportion(counts: dict[tuple[int, ...], float], weights: dict[tuple[int, ...], float]) -> None:
+def assert_drawn_in_proportion(counts: Mapping[tuple[int, ...], float], weights: dict[tuple[int, ...], float]) -> None:
     """Compare by a chi-square test; `weights` are of all slices that can be drawn."""
     assert counts.keys() == weights.keys()
     total, num_draws = sum(weights.values()), sum(counts.values())
@@ -176,9 +167,15 @@ ROW_PRIORITIES = np.random.default_rng(0).random(24) + 0.1
         pytest.param(SliceSampler(1, 12), [1, 2, 3, 4], lambda rows: OF[rows[0]] + 1.0, id="priority of a trajectory"),
     ],
 )
-def test_slices_are_drawn_in_proportion(sampler: SliceSampler, priorities: Any, weight: Callable[..., float]) -> None:
-    counts = frequencies(sampler, Trajectories.from_lengths(SIZES), priorities)
-    assert_drawn_in_proportion(counts, {rows: weight(rows) for rows in runs(sampler.slice_len)})
+def test_slices_are_drawn_in_proportion_and_know_it(
+    sampler: SliceSampler, priorities: Any, weight: Callable[..., float]
+) -> None:
+    sampler = dataclasses.replace(sampler, num_slices=20_000)
+    slices = sampler.sample(Trajectories.from_lengths(SIZES), np.random.default_rng(7), priorities)
+    drawn = [tuple(rows.tolist()) for rows in np.split(slices.rows, slices.first_rows[1:])]
+    weights = {rows: weight(rows) for rows in runs(sampler.slice_len)}
+    assert_drawn_in_proportion(Counter(drawn), weights)
+    np.testing.assert_allclose(slices.probabilities, [weights[rows] / sum(weights.values()) for rows in drawn])
 
 
 @given(lengths, st.integers(1, 8))
@@ -228,14 +225,7 @@ def flat_steps(draw: st.DrawFn) -> dict[str, Any]:
     return {"traj_ids": ids, "done": done, "nested": nested}
 
 
-def assert_same(found: Any, expected: Any) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if isinstance(value, dict):
-            assert_same(found[name], value)
-        else:
-            assert found[name].dtype == value.dtype
-            np.testing.assert_array_equal(found[name], value)
+assert_same = partial(tree.map_structure, partial(np.testing.assert_array_equal, strict=True))
 
 
 @given(flat_steps())

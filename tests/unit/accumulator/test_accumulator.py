@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import tree
 
 import reverb_writer as rw
 from reverb_writer.accumulator.accumulator import NotADictError
+from reverb_writer.errors import SpecError, StructureError
 
 EXAMPLE = {"step": {"o": np.ones((3, 2), np.float32), "r": np.ones(3, np.int32)}, "episode": {"ret": np.float32(1)}}
 
@@ -24,10 +26,7 @@ def filled(**options: Any) -> rw.TrajectoryAccumulator:
 
 
 def assert_equal(found: Any, expected: Any) -> None:
-    tree.assert_same_structure(found, expected)
-    for mine, wanted in zip(tree.flatten(found), tree.flatten(expected), strict=True):
-        assert np.asarray(mine).dtype == np.asarray(wanted).dtype
-        np.testing.assert_array_equal(mine, wanted)
+    tree.map_structure(partial(np.testing.assert_array_equal, strict=True), found, expected)
 
 
 FILLED = {
@@ -52,27 +51,26 @@ def test_capacity_is_guessed_from_the_shapes(leaves: list[tuple[int, ...]], capa
     assert rw.TrajectoryAccumulator(example).capacities == {"x": capacity}
 
 
-@pytest.mark.parametrize("shapes", [((4, 8), (3,)), ((1, 8), (5,))])
-def test_leaves_of_different_lengths_are_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
-    example = {"x": tuple(np.empty(shape) for shape in shapes)}
-    with pytest.raises(rw.errors.StructureError, match=r"'x': .* must share the same leading dimension, got \["):
-        rw.TrajectoryAccumulator(example)
+NAMES = r"`capacities` must name the timescales \['step', 'episode'\], got"
 
 
 @pytest.mark.parametrize(
-    ("example", "message"),
+    ("example", "capacities", "error", "message"),
     [
-        ({"x": {}}, "timescale 'x' has no array leaves"),
-        ({"x": ()}, "timescale 'x' has no array leaves"),
-        ({"x": {"a": None}}, "timescale 'x' has no array leaves"),
-        ({"x": {"a": np.array(["ab", "c"])}}, "timescale 'x', leaf `a`: object is not a number"),
-        ([np.zeros(3)], "must be a dict"),
+        *(({"x": empty}, None, StructureError, "timescale 'x' has no array leaves") for empty in ({}, (), {"a": None})),
+        ({"x": {"a": np.array(["ab", "c"])}}, None, StructureError, "'x', leaf `a`: object is not a number"),
+        ({"x": (np.empty((4, 8)), np.empty(3))}, None, StructureError, "'x': .* must share the same leading dimension"),
+        ({"x": (np.empty((1, 8)), np.empty(5))}, None, StructureError, "'x': .* must share the same leading dimension"),
+        ([np.zeros(3)], None, NotADictError, "must be a dict"),
+        *((EXAMPLE, other, SpecError, NAMES) for other in ({}, {"step": 3}, {"step": 3, "episode": None, "other": 1})),
+        *(({"x": 0.0}, {"x": no}, SpecError, r"`capacities\['x'\]` must be") for no in (0, -1, 2.5, True)),
     ],
 )
-def test_an_example_without_arrays_is_refused(example: Any, message: str) -> None:
-    error = NotADictError if isinstance(example, list) else rw.errors.StructureError
+def test_an_example_or_capacities_that_cannot_work_are_refused(
+    example: Any, capacities: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message) as caught:
-        rw.TrajectoryAccumulator(example)
+        rw.TrajectoryAccumulator(example, capacities=capacities)
     assert isinstance(caught.value, TypeError) == isinstance(example, list)
 
 
@@ -81,34 +79,6 @@ def test_an_example_may_be_specs_also_with_dtypes_of_tensorflow() -> None:
     specs = [SimpleNamespace(shape=(3, 2), dtype=dtype) for dtype in dtypes]
     built = rw.TrajectoryAccumulator({"x": specs}).build(partial=True)["x"]
     assert [(column.dtype, column.shape) for column in built] == [(np.int32, (3, 2)), (np.int8, (3, 2))]
-
-
-def test_declared_capacities_say_what_shapes_cannot() -> None:
-    example = {"step": {"o": np.zeros((4, 2), np.float32)}, "one": 0.0, "final": {"o": np.zeros((4, 2), np.float32)}}
-    accumulator = rw.TrajectoryAccumulator(example, capacities={"step": 3, "one": 1, "final": None})
-    assert accumulator.capacities == {"step": 3, "one": 1, "final": 1}
-    for _ in range(3):
-        accumulator.add("step", {"o": np.ones((4, 2), np.float32)})
-    accumulator.add("one", 2.5)
-    accumulator.add("final", {"o": np.full((4, 2), 7, np.float32)})
-    expected = {
-        "step": {"o": np.ones((3, 4, 2), np.float32)},
-        "one": np.array([2.5]),
-        "final": {"o": np.full((4, 2), 7, np.float32)},
-    }
-    assert_equal(accumulator.build(), expected)
-
-
-@pytest.mark.parametrize("capacities", [{}, {"step": 3}, {"step": 3, "episode": None, "other": 1}])
-def test_capacities_must_name_the_timescales(capacities: dict[str, int]) -> None:
-    with pytest.raises(rw.errors.SpecError, match=r"`capacities` must name the timescales \['step', 'episode'\], got"):
-        rw.TrajectoryAccumulator(EXAMPLE, capacities=capacities)
-
-
-@pytest.mark.parametrize("capacity", [0, -1, 2.5, True])
-def test_a_capacity_below_one_is_refused(capacity: Any) -> None:
-    with pytest.raises(rw.errors.SpecError, match=r"`capacities\['x'\]` must be"):
-        rw.TrajectoryAccumulator({"x": 0.0}, capacities={"x": capacity})
 
 
 def test_counts_tell_how_full_it_is() -> None:
@@ -120,8 +90,8 @@ def test_counts_tell_how_full_it_is() -> None:
     assert accumulator.counts == {"step": 0, "episode": 0}
     accumulator = filled()
     accumulator.reset()
-    assert accumulator.counts == {"step": 0, "episode": 0}
-    with pytest.raises(rw.errors.IncompleteError):
+    accumulator.add("step", {"o": np.full(2, 4, np.float32), "r": 4})
+    with pytest.raises(rw.errors.IncompleteError, match=r"'step' has 1 of 3, 'episode' has 0 of 1 rows"):
         accumulator.build()
     assert (rw.TrajectoryAccumulator({}).is_full, rw.TrajectoryAccumulator({}).build()) == (True, {})
 
@@ -171,20 +141,14 @@ GOOD = {"o": np.zeros(2, np.float32), "r": np.int32(0)}
     ("data", "message"),
     [
         ({"o": GOOD["o"]}, "Missing: `r`; unexpected: none"),
-        ({**GOOD, "x": 1}, "Missing: none; unexpected: `x`"),
         (3.0, "Missing: `o`, `r`"),
         ({**GOOD, "o": [1.0, 2.0]}, r"leaf `o`: list, expected an array of float32 \(2,\)"),
-        ({**GOOD, "o": None}, "leaf `o`: NoneType, expected an array"),
         ({**GOOD, "o": np.zeros(3, np.float32)}, r"leaf `o`: float32 \(3,\), expected float32 \(2,\)"),
-        ({**GOOD, "o": np.zeros((2, 2), np.float32)}, r"leaf `o`: float32 \(2, 2\)"),
         ({**GOOD, "o": np.array([1e300, 0])}, "leaf `o`: .*1e.?300.* does not fit into float32"),
         ({**GOOD, "o": np.array([1j, 0])}, r"leaf `o`: complex128 \(2,\), expected float32 \(2,\)"),
-        ({**GOOD, "o": np.array(["a", "b"])}, r"leaf `o`: <U1 \(2,\), expected float32 \(2,\)"),
         ({**GOOD, "r": 1.9}, "leaf `r`: .*1.9.* does not fit into int32"),
-        ({**GOOD, "r": 2**40}, "leaf `r`: .*1099511627776.* does not fit into int32"),
         ({**GOOD, "r": 10**30}, r"leaf `r`: object \(\), expected int32 \(\)"),
         ({**GOOD, "r": np.float64("nan")}, "leaf `r`: .*nan.* does not fit into int32"),
-        ({**GOOD, "r": np.zeros(2, np.int32)}, r"leaf `r`: int32 \(2,\), expected int32 \(\)"),
     ],
 )
 def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(data: Any, message: str) -> None:
@@ -192,7 +156,7 @@ def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(data: Any, messa
     accumulator.build()
     first = {"o": np.array([3, 4], np.float32), "r": np.int32(7)}
     accumulator.add("step", first)
-    with pytest.raises(rw.errors.StructureError, match=message):
+    with pytest.raises(StructureError, match=message):
         accumulator.add("step", data)
     assert accumulator.counts["step"] == 1
     built = accumulator.build(partial=True)
@@ -204,47 +168,20 @@ def test_a_float_of_ml_dtypes_rounds_and_does_not_overflow() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     accumulator = rw.TrajectoryAccumulator({"x": np.zeros((2,), ml_dtypes.bfloat16)})
     accumulator.add("x", np.float32(1.001))
-    with pytest.raises(rw.errors.StructureError, match="does not fit into bfloat16"):
+    with pytest.raises(StructureError, match="does not fit into bfloat16"):
         accumulator.add("x", np.float64(1e300))
     assert accumulator.build(partial=True)["x"].tolist() == [1.0, 0.0]
 
 
-def test_rows_of_an_earlier_rollout_never_show() -> None:
-    accumulator = filled()
-    accumulator.build()
-    accumulator.add("step", {"o": np.full(2, 4, np.float32), "r": 4})
-    with pytest.raises(rw.errors.IncompleteError, match=r"'step' has 1 of 3, 'episode' has 0 of 1 rows"):
-        accumulator.build()
-    expected = {
-        "step": {"o": np.array([[4, 4], [0, 0], [0, 0]], np.float32), "r": np.array([4, 0, 0], np.int32)},
-        "episode": {"ret": np.zeros((), np.float32)},
-    }
-    assert_equal(accumulator.build(partial=True), expected)
-
-
 def test_nests_of_every_kind_come_back_as_they_were() -> None:
     zeros = np.zeros(2)
-    example = {
-        "a": rw.Trajectory(zeros, zeros, zeros, zeros, zeros, zeros, (np.zeros((2, 3)), [zeros])),
-        "b": np.zeros((1, 2)),
-        "c": {"x": np.float64(0), "nothing": None, "empty": ()},
-    }
-    accumulator = rw.TrajectoryAccumulator(example)
+    rows = rw.Trajectory._make([*[zeros] * 6, (np.zeros((2, 3)), [zeros])])
+    accumulator = rw.TrajectoryAccumulator({"a": rows, "c": {"x": np.float64(0), "nothing": None, "empty": ()}})
     for value in (1.0, 2.0):
-        accumulator.add("a", rw.Trajectory(value, value, value, value, value, value, (np.full(3, value), [value])))
-    accumulator.add("b", np.array([3.0, 4.0]))
-    with pytest.raises(rw.errors.StructureError, match="leaf `nothing`: int, expected None"):
+        accumulator.add("a", tree.map_structure(lambda leaf, value=value: np.full(leaf.shape[1:], value), rows))
+    with pytest.raises(StructureError, match="leaf `nothing`: int, expected None"):
         accumulator.add("c", {"x": 5.0, "nothing": 1, "empty": ()})
     accumulator.add("c", {"x": 5.0, "nothing": None, "empty": ()})
-    column = np.array([1.0, 2.0])
-    expected: dict[str, Any] = {
-        "a": rw.Trajectory(
-            column, column, column, column, column, column, (np.array([[1.0] * 3, [2.0] * 3]), [column])
-        ),
-        "b": np.array([[3.0, 4.0]]),
-        "c": {"x": np.array(5.0), "nothing": None, "empty": ()},
-    }
-    found = accumulator.build()
-    assert found["c"].pop("nothing", "missing") is None
-    del expected["c"]["nothing"]
-    assert_equal(found, expected)
+    found, column = accumulator.build(), np.array([1.0, 2.0])
+    assert found["c"] == {"x": 5.0, "nothing": None, "empty": ()}
+    assert_equal(found["a"], rw.Trajectory._make([*[column] * 6, (np.array([[1.0] * 3, [2.0] * 3]), [column])]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +74,6 @@ def test_anything_that_has_an_address_or_a_target_names_a_replay() -> None:
         ["localhost:2"],
         ["localhost:3", "localhost:4"],
     ]
-
-
-LOST = rw.shards.Shard("a", "localhost:1", "lost")
-
-
-@pytest.mark.parametrize("source", [rw.shards.Target((LOST,)), rw.shards.TargetFile("x")])
-def test_targets_and_sources_are_picklable_and_hashable(source: rw.shards.TargetSource) -> None:
-    assert isinstance(source, rw.shards.TargetSource)
-    copied = pickle.loads(pickle.dumps(source))  # noqa: S301  # our own bytes
-    assert copied == source
-    assert len({source, copied}) == 1
 
 
 def test_a_client_may_be_closed_while_it_gets_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler, Samples
-from reverb_writer.protocol.trajectory_parsing import ColumnGroup, parse_trajectory
 
 
 def samples_of(message: bytes) -> Samples:
@@ -43,17 +42,6 @@ def test_window_over_two_chunks() -> None:
     assert columns[0].lengths.tolist() == [4]
     assert (infos.keys, infos.priorities, infos.probabilities) == (9, 1.5, 0.25)
     assert (infos.table_sizes, infos.times_sampled) == (4, 2)
-
-
-def test_our_writers_make_one_group_of_columns_and_tf_agents_one_for_each_column() -> None:
-    ours = together(1, [5, 6], [(0, 3), (0, 2)], 130).flat_trajectory.SerializeToString()
-    layout, slices = parse_trajectory(ours)
-    assert layout.groups == (ColumnGroup(tuple(range(130)), tuple(range(130))),)
-    assert slices == [[(5, 0, 3), (6, 0, 2)]]
-    foreign = item(1, [[(5, 0, 3, 0)], [(6, 1, 3, 0)]], is_scalar=()).flat_trajectory.SerializeToString()
-    layout, slices = parse_trajectory(foreign)
-    assert layout.groups == (ColumnGroup((0,), (0,)), ColumnGroup((1,), (0,)))
-    assert slices == [[(5, 0, 3)], [(6, 1, 3)]]
 
 
 def test_delta_encoded_scalar_and_string_columns() -> None:
@@ -138,13 +126,6 @@ def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) ->
         del expected[:size]
 
 
-def test_chunks_are_decoded_once_while_they_are_in_the_cache() -> None:
-    entries = [(together(n, [1], [(n, 2)], 1), [chunk(1, [np.arange(10)])]) for n in range(8)]
-    assembler = BatchAssembler(1 << 20, 1 << 20)
-    assert assembler.add(samples_of(response(*entries))) == []
-    assert assembler.num_decoded_chunks == 1
-
-
 def test_rows_of_known_items_stay_when_many_more_become_known() -> None:
     entries = [(together(n, [1], [(n, 2)], 1), [chunk(1, [np.arange(1000)])]) for n in range(900)]
     assembler = BatchAssembler(1 << 20, 1 << 20)
@@ -152,13 +133,6 @@ def test_rows_of_known_items_stay_when_many_more_become_known() -> None:
         assert assembler.add(samples_of(response(*entries[first:]))) == []
         columns, _ = assembler.take()
         assert [rows.tolist() for rows in columns[0].split()] == [[n, n + 1] for n in range(first, 900)]
-
-
-def test_cached_item_is_loaded_again_after_its_chunk_was_evicted() -> None:
-    """The cache holds three chunks, and the row ranges of eight items."""
-    entries = [(together(n, [n], [(0, 400)], 1), [chunk(n, [np.full(400, n)])]) for n in (0, 1, 2, 3, 0, 1)]
-    columns, _ = assembled(response(*entries), cache=10_000)
-    assert [set(rows.tolist()) for rows in columns[0].split()] == [{0}, {1}, {2}, {3}, {0}, {1}]
 
 
 def test_chunk_that_is_evicted_for_another_one_of_its_item_does_not_evict_all_others() -> None:
@@ -181,6 +155,9 @@ def test_a_sample_may_be_as_large_as_the_limit() -> None:
     np.testing.assert_array_equal(columns[1].rows, frames(content))
     with pytest.raises(UnsafeDataError, match="max_sample_bytes"):
         assembled(message, sample=num_bytes - 1)
+    repeated = item(1, [[(1, 0, 100, 0)] * 3])
+    with pytest.raises(UnsafeDataError, match="max_sample_bytes"):
+        assembled(response((repeated, [chunk(1, [np.zeros(100)])])), sample=2399)
 
 
 def test_one_item_at_a_time_exceeds_the_memory_limit() -> None:
@@ -323,11 +300,3 @@ def test_each_sample_left_out_has_one_error_and_the_others_keep_their_order() ->
     assert columns[0].rows.tolist() == [0, 2, 4]
     assert infos.keys.tolist() == [0, 2, 4]
     assert assembler.num_samples == 0
-
-
-def test_sample_larger_than_the_limit_is_unsafe() -> None:
-    with pytest.raises(UnsafeDataError, match="max_"):
-        assembled(response((together(1, [1], [(0, 100)], 1), [chunk(1, [np.zeros(100)])])), sample=799)
-    repeated = item(1, [[(1, 0, 100, 0)] * 3])
-    with pytest.raises(UnsafeDataError, match="max_sample_bytes"):
-        assembled(response((repeated, [chunk(1, [np.zeros(100)])])), sample=2399)

@@ -34,34 +34,25 @@ def fires(alert: str, **metrics: float) -> bool:
     return bool(eval(rule["expr"], {"__builtins__": {}}, names))  # noqa: S307  # our own file
 
 
-@pytest.mark.parametrize(
-    ("every_s", "ages", "expected"),
-    [
-        (600.0, {"start": 2 * HOUR, "checkpoint": 500.0}, False),
-        (600.0, {"start": 2 * HOUR, "checkpoint": 2099.0}, False),  # 3 x 600 + 300 = 2100
-        (600.0, {"start": 2 * HOUR, "checkpoint": 2101.0}, True),
-        (7200.0, {"start": 9 * HOUR, "checkpoint": 5 * HOUR}, False),  # an hour is nothing for who saves every two
-        (600.0, {"start": 2 * HOUR}, True),  # none was ever written
-        (600.0, {"start": 1000.0}, False),  # none was due
-        (600.0, {"start": 1000.0, "checkpoint": 9 * HOUR}, False),  # that of the run before, just restored
-        (600.0, {"start": 2 * HOUR, "checkpoint": 9 * HOUR}, True),
-        (None, {"start": 9 * HOUR}, False),  # no periodic ones are asked for
-    ],
-)
-def test_checkpoint_is_old_by_the_interval_that_is_configured(
-    every_s: float | None, ages: dict[str, float], expected: bool
-) -> None:
-    metrics = {"start_time_seconds": NOW - ages["start"]}
-    if "checkpoint" in ages:
-        metrics["checkpoint_timestamp_seconds"] = NOW - ages["checkpoint"]
-    if every_s is not None:
-        metrics["checkpoint_interval_seconds"] = every_s
-    assert fires("ReplayCheckpointOld", **metrics) is expected
+def ages(start: float, checkpoint: float | None = None, every_s: float | None = 600.0) -> dict[str, float]:
+    """Return the metrics of a server that started, and wrote its last checkpoint, so many seconds ago."""
+    times = {"start_time_seconds": start, "checkpoint_timestamp_seconds": checkpoint}
+    interval = {} if every_s is None else {"checkpoint_interval_seconds": every_s}
+    return {**interval, **{name: NOW - age for name, age in times.items() if age is not None}}
 
 
 @pytest.mark.parametrize(
     ("alert", "metrics", "expected"),
     [
+        ("ReplayCheckpointOld", ages(2 * HOUR, 500.0), False),
+        ("ReplayCheckpointOld", ages(2 * HOUR, 2099.0), False),  # 3 x 600 + 300 = 2100
+        ("ReplayCheckpointOld", ages(2 * HOUR, 2101.0), True),
+        ("ReplayCheckpointOld", ages(9 * HOUR, 5 * HOUR, 7200.0), False),  # an hour is nothing for who saves every two
+        ("ReplayCheckpointOld", ages(2 * HOUR), True),  # none was ever written
+        ("ReplayCheckpointOld", ages(1000.0), False),  # none was due
+        ("ReplayCheckpointOld", ages(1000.0, 9 * HOUR), False),  # that of the run before, just restored
+        ("ReplayCheckpointOld", ages(2 * HOUR, 9 * HOUR), True),
+        ("ReplayCheckpointOld", ages(9 * HOUR, every_s=None), False),  # no periodic ones are asked for
         ("ReplayMemoryShort", {"memory_bytes": 91.0, "memory_limit_bytes": 100.0}, True),
         ("ReplayMemoryShort", {"memory_bytes": 89.0, "memory_limit_bytes": 100.0}, False),
         ("ReplayDiskShort", {"disk_free_bytes": 19.0, "checkpoint_bytes": 10.0}, True),
@@ -75,7 +66,7 @@ def test_checkpoint_is_old_by_the_interval_that_is_configured(
         ("ReplayCheckpointDamaged", {"checkpoints_damaged": 0.0}, False),
     ],
 )
-def test_shortage_fires_at_its_limit(alert: str, metrics: dict[str, float], expected: bool) -> None:
+def test_alert_fires_at_its_limit(alert: str, metrics: dict[str, float], expected: bool) -> None:
     assert fires(alert, **metrics) is expected
 
 

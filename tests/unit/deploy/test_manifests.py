@@ -46,22 +46,18 @@ def complete(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_servers_follow_the_schema(version: str) -> None:
+def test_servers_alone_and_with_gateways_and_metrics_follow_the_schema(version: str, complete: dict[str, Any]) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    made = built()
-    assert {*made} == {"ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "StatefulSet"}
-    for document in made.values():
+    alone = built()
+    assert {*alone} == {"ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "StatefulSet"}
+    known = {*complete} - {"Certificate", "ServiceMonitor"}  # kinds of cert-manager and of the Prometheus Operator
+    for document in (*alone.values(), *(complete[kind] for kind in known)):
         validator.validate(document, version, strict=True)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_servers_with_gateways_and_metrics_follow_the_schema(version: str, complete: dict[str, Any]) -> None:
-    validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    for kind, document in complete.items():
-        if kind not in {"Certificate", "ServiceMonitor"}:  # kinds of cert-manager and of the Prometheus Operator
-            validator.validate(document, version, strict=True)
+def test_only_the_gateway_reaches_the_server_beside_it(complete: dict[str, Any]) -> None:
     server, gateway = complete["StatefulSet"]["spec"]["template"]["spec"]["containers"]
-    # Nothing outside the pod reaches the server, and its gateway calls it as docker/gateway/run says for one namespace.
+    # The gateway calls the server as docker/gateway/run says for one namespace.
     assert {"name": "REVERB_WRITER__BIND", "value": "127.0.0.1"} in server["env"]
     assert {"name": "GATEWAY_SOURCE", "value": "127.0.0.2"} in gateway["env"]
     assert {port["port"] for port in complete["Service"]["spec"]["ports"]} == {8443, 8080}
@@ -205,6 +201,7 @@ def test_probes_and_ports_are_those_of_the_configuration() -> None:
     assert ports == {"reverb": config.port, "http": config.http_port}
     rules = read("server/networkpolicy.yaml")["spec"]["ingress"]
     assert {port["port"] for rule in rules for port in rule["ports"]} == {*ports.values()}
+    assert rules[0]["from"] == [{"podSelector": {"matchLabels": {"replay-client": "true"}}}]
     probes = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
     assert probes == {"startup": "/readyz", "liveness": "/livez", "readiness": "/readyz"}
     assert config.bind == config.http_host == "0.0.0.0"  # noqa: S104  # or no other pod reaches it
@@ -218,11 +215,6 @@ def test_pod_runs_as_the_user_of_its_image_and_may_write_only_its_volumes() -> N
     assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == int(uid)
     assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
     assert not pod["automountServiceAccountToken"]
-
-
-def test_only_labelled_pods_reach_the_server() -> None:
-    reverb = read("server/networkpolicy.yaml")["spec"]["ingress"][0]["from"]
-    assert reverb == [{"podSelector": {"matchLabels": {"replay-client": "true"}}}]
 
 
 def paths_in(container: dict[str, Any]) -> set[Path]:

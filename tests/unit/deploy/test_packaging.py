@@ -34,21 +34,13 @@ def notes(copy: Path, version: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_notes_are_the_section_of_the_version(copy: Path) -> None:
+def test_notes_are_the_section_of_the_version_of_the_package(copy: Path) -> None:
     assert notes(copy, reverb_writer.__version__).stdout == "- now\n"
-
-
-def test_other_version_than_that_of_the_package_is_refused(copy: Path) -> None:
-    done = notes(copy, "0.0.1")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "change `__version__` first" in done.stderr
-
-
-def test_version_without_notes_is_refused(copy: Path) -> None:
+    other = notes(copy, "0.0.1")
     (copy / "CHANGELOG.md").write_text("## Unreleased\n\n- later\n")
-    done = notes(copy, reverb_writer.__version__)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "rename `Unreleased`" in done.stderr
+    for done, said in ((other, "change `__version__` first"), (notes(copy, reverb_writer.__version__), "`Unreleased`")):
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr
 
 
 def test_links_of_readme_are_absolute_for_pypi(copy: Path) -> None:

@@ -7,13 +7,11 @@ import importlib
 import re
 import shlex
 from pathlib import Path
-from typing import get_args
 
 import click
 import pytest
 from pages import BLOCK, ROOT, each_page, runnable
 
-from reverb_writer.slices.sampler import By, Short
 from reverb_writer.windows import EndOfEpisode
 
 WINDOWS = ROOT / "docs/explanation/windows.md"
@@ -32,10 +30,6 @@ def test_every_session_of_a_page_prints_what_the_page_says(path: Path) -> None:
         pytest.skip(f"the rest of the page needs {', '.join(missing)}")
 
 
-def test_every_block_about_windows_is_a_session() -> None:
-    assert {*re.findall(r"^```(.*)\n(?:.*\n)*?```$", WINDOWS.read_text("utf-8"), re.MULTILINE)} == {"pycon"}
-
-
 @pytest.mark.parametrize("mode", EndOfEpisode)
 def test_every_mode_is_drawn_for_an_unaligned_and_for_a_short_episode(mode: EndOfEpisode) -> None:
     section = WINDOWS.read_text("utf-8").split(f"\n### {mode.name}\n")[1].split("\n#")[0]
@@ -48,11 +42,6 @@ def test_table_of_modes_is_the_one_of_the_docstring() -> None:
     assert EndOfEpisode.__doc__ is not None
     rows = [row.strip() for row in EndOfEpisode.__doc__.splitlines() if row.strip().startswith("|")]
     assert "\n".join(rows) in WINDOWS.read_text("utf-8")
-
-
-@pytest.mark.parametrize("option", get_args(By) + get_args(Short))
-def test_every_option_of_slices_is_on_their_page(option: str) -> None:
-    assert f'"{option}"' in (ROOT / "docs/how-to/slices.md").read_text("utf-8")
 
 
 WITH_README = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tree
 
 import reverb_writer as rw
 from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.leaves import padded_rows
 
 
 def five_steps(**options: Any) -> Episode:
@@ -23,18 +21,6 @@ def five_steps(**options: Any) -> Episode:
         rewards=[1.0, 2.0, 3.0, 4.0, 5.0],
         **{"len_lookback_buffer": 0, **options},
     )
-
-
-@pytest.mark.parametrize(
-    ("lookback", "observations", "actions"),
-    [(0, [5], []), (2, [3, 4, 5], [4, 5]), (9, [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5])],
-)
-def test_cut_takes_the_last_steps_along_as_look_back(lookback: int, observations: Any, actions: Any) -> None:
-    chunk = five_steps(t_started=10).cut(lookback)
-    assert (chunk.id_, len(chunk), chunk.t, chunk.t_started) == ("x", 0, 15, 15)
-    assert (chunk.observations.data, chunk.actions.data) == (observations, actions)
-    assert chunk.observations.lookback == chunk.actions.lookback == len(actions)
-    assert chunk.get_observations() == [5]
 
 
 def test_chunks_keep_ids_spaces_and_infos() -> None:
@@ -66,65 +52,9 @@ def test_cut_counts_from_the_end_of_columns_whose_look_backs_differ() -> None:
     assert (chunk.get_actions([-2, -1]), chunk.get_extra_model_outputs("logp", -1)) == ([5, 6], 60)
 
 
-def test_negative_look_back_is_refused() -> None:
-    with pytest.raises(SpecError, match="`len_lookback_buffer` must be >= 0, got -1"):
-        five_steps().cut(-1)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "observations", "actions", "t_started"),
-    [
-        (slice(1, 3), [1, 2, 3], [2, 3], 1),
-        (slice(-2, None), [3, 4, 5], [4, 5], 3),
-        (slice(None, 1), [0, 1], [1], 0),
-        (slice(0, 4, 2), [0, 2, 4], [1, 3], 0),
-        (slice(0, 3, 2), [0, 2, 3], [1, 3], 0),  # RLlib's has an observation too few
-        (slice(3, 3), [3], [], 3),
-        (slice(2, 1), [], [], 2),
-        (slice(None), [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5], 0),
-        (slice(-100, None), [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5], 0),  # RLlib's starts at -95
-        (slice(None, 1000), [0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5], 0),
-    ],
-)
-def test_slice_holds_the_steps_and_the_observation_they_lead_to(
-    wanted: slice, observations: Any, actions: Any, t_started: int
-) -> None:
-    part = five_steps()[wanted]
-    assert (part.get_observations(), part.get_actions()) == (observations, actions)
-    assert (part.t_started, part.t) == (t_started, t_started + len(actions))
-    part.validate()
-
-
-def test_slice_keeps_the_look_back() -> None:
-    part = five_steps(len_lookback_buffer=2, t_started=10)[1:2]
-    assert (part.t_started, part.t) == (11, 12)
-    assert (part.observations.data, part.actions.data) == ([1, 2, 3, 4], [2, 3, 4])
-    assert (part.get_observations(), part.get_actions()) == ([3, 4], [4])
-
-
-@pytest.mark.parametrize(
-    ("wanted", "column"),
-    [
-        (slice(0, 1), ([], [10])),
-        (slice(1, 2), ([10], [11])),
-        (slice(0, 3, 2), ([], [10, 12])),
-        (slice(3), ([], [10, 11, 12])),
-    ],
-)
-def test_slice_of_a_column_that_has_no_look_back(wanted: slice, column: tuple[list[int], list[int]]) -> None:
-    episode = five_steps(len_lookback_buffer=2)
-    episode.set_extra_model_outputs(key="value", new_data=[10, 11, 12])
-    part = episode[wanted]
-    values = part.extra_model_outputs["value"]
-    assert (values.data[: values.lookback], part.get_extra_model_outputs("value")) == column
-    assert part.rewards.lookback == 2
-
-
-def test_slice_is_done_if_it_reaches_to_the_end() -> None:
-    done = five_steps(terminated=True)
-    assert [done[wanted].is_terminated for wanted in (slice(3), slice(5), slice(1000), slice(-2, None))] == [
-        False, True, True, True,
-    ]  # fmt: skip
+def test_slice_with_a_step_ends_with_the_observation_that_its_last_step_leads_to() -> None:
+    part = five_steps()[0:3:2]  # `tests/properties/episodes` has all slices
+    assert (part.get_observations(), part.get_actions()) == ([0, 2, 3], [1, 3])  # RLlib's has an observation too few
 
 
 def test_slice_of_a_finalized_episode_is_its_own() -> None:
@@ -135,7 +65,9 @@ def test_slice_of_a_finalized_episode_is_its_own() -> None:
     assert episode.get_rewards().tolist() == [1, 2, 3, 4, 5]
 
 
-def test_only_slices_forward_are_there() -> None:
+def test_only_slices_forward_and_a_look_back_of_0_or_more_are_there() -> None:
+    with pytest.raises(SpecError, match="`len_lookback_buffer` must be >= 0, got -1"):
+        five_steps().cut(-1)
     with pytest.raises(NotImplementedError, match="an episode can only be sliced"):
         five_steps()[1]
     with pytest.raises(SpecError, match=r"the step of an episode.s slice must be >= 1, got -1"):
@@ -194,25 +126,11 @@ def whole_episode(**options: Any) -> rw.Episode:
     return rw.Episode(**{"id_": "x", "len_lookback_buffer": 0, **data, **options})
 
 
-def test_steps_have_the_transition_beside_its_observation_and_the_end_in_the_boundary_step() -> None:
-    steps = whole_episode().steps()
-    assert {key: leaf.tolist() for key, leaf in steps.items()} == {
-        "observation": [10, 11, 12, 13],
-        "action": [[1, 1], [2, 2], [3, 3], [0, 0]],
-        "reward": [0.5, 1.5, 2.5, 0],
-        "discount": [1, 1, 0, 0],
-        "is_first": [True, False, False, False],
-        "is_last": [False, False, False, True],
-        "terminated": [False, False, False, True],
-        "truncated": [False] * 4,
-    }
-    dtypes = {key: str(leaf.dtype) for key, leaf in steps.items()}
-    assert (dtypes["reward"], dtypes["discount"], dtypes["action"]) == ("float32", "float32", "float32")
-
-
-def test_truncated_episode_has_a_discount_of_1() -> None:
-    steps = whole_episode(terminated=False, truncated=True).steps()
-    assert (steps["discount"].tolist(), steps["truncated"].tolist()) == ([1, 1, 1, 0], [False, False, False, True])
+def test_steps_have_single_precision_and_a_discount_of_1_where_they_are_truncated() -> None:
+    steps = whole_episode(terminated=False, truncated=True).steps()  # docs/how-to/episodes.md has a terminated one
+    assert (steps["discount"].tolist(), steps["truncated"].tolist()) == ([1, 1, 1, 0], [False] * 3 + [True])
+    assert steps["is_first"].tolist() == [True, False, False, False]
+    assert {str(steps[name].dtype) for name in ("reward", "discount", "action")} == {"float32"}
 
 
 def test_model_outputs_are_written_too_and_strings_as_bytes() -> None:
@@ -250,16 +168,7 @@ def test_steps_in_several_layouts_are_an_episode() -> None:
     assert columns_of(rw.Episode.from_steps(cut_off)) == [*WHOLE, False, True]
 
 
-def test_nests_id_and_start_of_an_episode_come_back() -> None:
-    steps = whole_episode(observations=[{"a": n, "b": (n,)} for n in range(4)]).steps()
-    again = rw.Episode.from_steps(steps, id_="x", t_started=7)
-    assert again.get_observations(2) == {"a": 2, "b": (2,)}
-    assert (again.id_, again.t_started, again.t, again.is_finalized) == ("x", 7, 10, True)
-
-
-def test_model_outputs_and_policy_infos_come_back() -> None:
-    steps = whole_episode(extra_model_outputs={"logp": [1, 2, 3]}).steps()
-    assert rw.Episode.from_steps(steps).get_extra_model_outputs("logp").tolist() == [1, 2, 3]
+def test_policy_infos_come_back_as_model_outputs() -> None:
     types = np.array([0, 1, 1, 2], np.int32)
     trajectory = rw.Trajectory(types, np.zeros(4), np.zeros(4), {"logp": np.arange(4)}, types, np.zeros(4), np.ones(4))
     policy_info = rw.Episode.from_steps(trajectory).get_extra_model_outputs("policy_info")
@@ -269,9 +178,7 @@ def test_model_outputs_and_policy_infos_come_back() -> None:
     assert not rw.Episode.from_steps(trajectory._replace(policy_info=())).extra_model_outputs
 
 
-def test_padding_is_left_out_and_what_is_no_episode_is_refused() -> None:
-    padded = tree.map_structure(lambda leaf: padded_rows(leaf, 9), whole_episode().steps())
-    assert columns_of(rw.Episode.from_steps(padded)) == [*WHOLE, True, False]
+def test_steps_that_are_no_episode_are_refused() -> None:
     with pytest.raises(StructureError, match="missing: action, reward"):
         rw.Episode.from_steps({"observation": np.zeros(3)})
     with pytest.raises(StructureError, match="two rows or more"):

@@ -1,6 +1,6 @@
 """What the getters of an episode return, worked by RLlib 2.35 itself; `make rllib` compares the two alive.
 
-The first table is of data 0..4, the second of the example in RLlib's own documentation.
+The table is of the example in RLlib's own documentation. `tests/properties/episodes` has an oracle for indices.
 """
 
 from __future__ import annotations
@@ -19,29 +19,6 @@ spaces = pytest.importorskip("gymnasium").spaces
 def listed(result: Any) -> Any:
     """Return a result as plain numbers."""
     return np.asarray(result).tolist()
-
-
-@pytest.mark.parametrize(
-    ("indices", "options", "expected"),
-    [
-        # `tests/properties/episodes` has an oracle for slices.
-        (slice(-2, 8), {"neg_index_as_lookback": True, "fill": 9}, [9, 9, 0, 1, 2, 3, 4, 9, 9, 9]),
-        ([1, 9], {"fill": -1}, [1, -1]),
-        (9, {"fill": 7}, 7),
-        (np.array(2), {}, 2),
-        (np.int64(1), {}, 1),  # RLlib is wrong here, and in the next case
-        (np.array([0, -1]), {}, [0, 4]),
-    ],
-)
-@pytest.mark.parametrize("finalized", [False, True])
-def test_getter_reads_an_endlessly_padded_sequence(indices: Any, options: Any, expected: Any, finalized: bool) -> None:
-    buffer = InfiniteLookbackBuffer([0, 1, 2, 3, 4])
-    if finalized:
-        buffer.finalize()
-    result = buffer.get(indices, **options)
-    assert listed(result) == expected
-    if isinstance(expected, list):
-        assert isinstance(result, np.ndarray if finalized else list)
 
 
 def test_negative_indices_count_from_the_end_or_from_ts_0() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupting import interrupted
+from interrupting import EachMoment
 from rollout_steps import tf_agents_steps, transition, write_transitions
 
 import reverb_writer as rw
@@ -343,13 +343,13 @@ def test_interrupt_of_a_step_leaves_no_hole(tmp_path: Path, at: int) -> None:
         with contextlib.suppress(ValueError):  # zipfile's, if an interrupt comes while a member of an archive is open
             writer({"n": np.int64(at)}, end_of_episode=at == 9)
 
-    moment, was_interrupted = 1, True
-    while was_interrupted:
+    interrupt = EachMoment(growth=40)
+    for moment in interrupt:
         folder = tmp_path / str(moment)
         with RolloutWriter(folder) as writer:
             for t in range(10):
                 if t == at:
-                    was_interrupted = not interrupted(write_one, moment)
+                    interrupt(write_one)
                 else:
                     writer({"n": np.int64(t)}, end_of_episode=t == 9)
             writer.end_episode()  # the last step may not have been taken
@@ -360,7 +360,6 @@ def test_interrupt_of_a_step_leaves_no_hole(tmp_path: Path, at: int) -> None:
         assert first in ([], [without_the_call], [list(range(10))]), moment
         assert second == list(range(5))
         assert not [*folder.glob(".partial_*")]
-        moment += 1 + moment // 40
     gc.collect()  # here, where the warning is expected
     assert first == [list(range(10))]
     assert moment > 20

@@ -37,17 +37,9 @@ def decoded(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 FLOATS = "08 01 12 08 12 02 08 02 12 02 08 02 22 12 10 3c 00 00 80 3f 00 00 00 40 00 00 40 40 00 00 80 40"
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array([[1, 2], [3, 4]], "<f4"),
-        np.array([[1, 2], [3, 4]], ">f4", order="F"),
-        np.array([[1, 0, 2, 0], [3, 0, 4, 0]], ">f4")[:, ::2],
-    ],
-    ids=["C", "big-endian Fortran", "big-endian strided"],
-)
-def test_memory_layout_and_byte_order_do_not_change_the_bytes(array: np.ndarray[Any, Any]) -> None:
-    assert tensor_codec.encode(array).hex(" ") == FLOATS
+def test_memory_layout_and_byte_order_do_not_change_the_bytes() -> None:
+    strided = np.array([[1, 0, 2, 0], [3, 0, 4, 0]], ">f4")[:, ::2]
+    assert tensor_codec.encode(strided).hex(" ") == FLOATS
 
 
 def test_a_scalar_has_an_empty_shape() -> None:
@@ -65,15 +57,12 @@ def test_an_empty_array_has_an_empty_block() -> None:
 @pytest.mark.parametrize(
     ("strings", "content"),
     [
-        (np.array([b"ab", b"", b"c"]), "02 00 01 61 62 63"),
-        (np.array(["ab", "", "c"]), "02 00 01 61 62 63"),
-        (np.array(["ab", "", "c"], ">U2"), "02 00 01 61 62 63"),
         (np.array(["c", b"", "ab"], object)[::-1], "02 00 01 61 62 63"),
         (np.array([["\u00e9"], ["x" * 128]]), "02 80 01 c3 a9" + " 78" * 128),
         (np.array([b"\x00", b"a\x00"], object), "01 02 00 61 00"),
         (np.zeros((0,), "S3"), ""),
     ],
-    ids=["S", "U", "big-endian U", "object reversed", "UTF-8, long", "zero bytes", "none"],
+    ids=["object reversed", "UTF-8, long", "zero bytes", "none"],
 )
 def test_strings_are_lengths_then_bytes(strings: np.ndarray[Any, Any], content: str) -> None:
     message = TensorProto.FromString(tensor_codec.encode(strings))
@@ -149,13 +138,10 @@ def test_booleans_are_zero_or_one_whatever_was_stored() -> None:
     ("dtype", "stored", "meant"),
     [
         ("i1", [[100, 1], [100, -2], [100, 3]], [[100, 1], [-56, -1], [44, 2]]),
-        ("u1", [[250, 5], [10, 250]], [[250, 5], [4, 255]]),
-        ("i8", [[[2**63 - 1]], [[1]]], [[[2**63 - 1]], [[-(2**63)]]]),
         ("u4", [1, 1, 1], [1, 1, 1]),
         ("f4", [[1], [1]], [[1], [1]]),
         ("?", [[True], [True]], [[True], [True]]),
         ("c8", [[1j], [1j]], [[1j], [1j]]),
-        ("u2", [[]], [[]]),
         ("S1", [[b"a"], [b"b"]], [[b"a"], [b"b"]]),
     ],
 )
@@ -169,18 +155,8 @@ def test_differences_are_summed_for_integers_of_two_dimensions(dtype: str, store
 @pytest.mark.parametrize(
     ("number", "name"),
     [
-        (0, "DT_INVALID"),
-        (11, "DT_QINT8"),
-        (20, "DT_RESOURCE"),
-        (21, "DT_VARIANT"),
-        (24, "DT_FLOAT8_E5M2"),
-        (101, "DT_FLOAT_REF"),
-        (107, "DT_STRING_REF"),
-        (121, "DT_VARIANT_REF"),
-        (100, "unknown"),
-        (31, "unknown"),
-        (-1, "unknown"),
-        (2**31 - 1, "unknown"),
+        *((0, "DT_INVALID"), (11, "DT_QINT8"), (21, "DT_VARIANT"), (24, "DT_FLOAT8_E5M2"), (107, "DT_STRING_REF")),
+        *((number, "unknown") for number in (-1, 31, 100, 2**31 - 1)),
     ],
 )
 def test_dtypes_off_the_list_are_never_decoded(number: int, name: str) -> None:
@@ -232,17 +208,13 @@ def test_a_shape_of_unknown_rank_is_refused() -> None:
     ("content", "reason"),
     [
         (block(bytes(7)), "snappy block of 7 bytes, expected 8"),
-        (block(bytes(9)), "snappy block of 9 bytes, expected 8"),
         (b"\xff\xff\xff\xff\x0f\x00", "snappy block of 4294967295 bytes, expected 8"),
         (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x00", "cannot be decompressed"),
         (block(bytes(8))[:-1], "cannot be decompressed"),
-        (b"\x08", "cannot be decompressed"),
         (b"\x08\x01\xff", "cannot be decompressed"),
-        (b"\xff", "cannot be decompressed"),
         (b"", "snappy block of 0 bytes, expected 8"),
-        (bytes(8), "snappy block of 0 bytes, expected 8"),
     ],
-    ids=["short", "long", "huge", "overlong", "truncated", "only a size", "bad copy", "cut size", "none", "not snappy"],
+    ids=["short", "huge", "overlong", "truncated", "bad copy", "none"],
 )
 def test_a_block_that_contradicts_the_shape_is_refused(content: bytes, reason: str) -> None:
     with pytest.raises(FormatError, match=reason):
@@ -262,23 +234,22 @@ def test_the_best_compressed_block_is_still_decoded() -> None:
     assert not decoded(array).any()
 
 
-CONTRADICTIONS: dict[str, tuple[tuple[int, ...], bytes, tuple[bytes, ...]]] = {
-    "short": ((2,), b"\x01\x01a", ()),
-    "long": ((2,), b"\x01\x01abc", ()),
-    "length missing": ((2,), b"\x01", ()),
-    "length cut": ((2,), b"\x01\x80", ()),
-    "length without end": ((1,), b"\xff" * 100, ()),
-    "length too large": ((1,), b"\xff\xff\xff\xff\x0fa", ()),
-    "bytes without strings": ((0,), b"a", ()),
-    "many from one byte": ((1000,), b"\x00", ()),
-    "none": ((2,), b"", ()),
-    "one of two": ((2,), b"", (b"a",)),
-    "three of two": ((2,), b"", (b"a", b"b", b"c")),
-}
-
-
-@pytest.mark.parametrize("kind", CONTRADICTIONS)
-def test_strings_that_contradict_their_lengths_are_refused(kind: str) -> None:
-    shape, content, strings = CONTRADICTIONS[kind]
+@pytest.mark.parametrize(
+    ("size", "content", "strings"),
+    [
+        pytest.param(2, b"\x01\x01a", (), id="short"),
+        pytest.param(2, b"\x01\x01abc", (), id="long"),
+        pytest.param(2, b"\x01", (), id="length missing"),
+        pytest.param(1, b"\xff" * 100, (), id="length without end"),
+        pytest.param(1, b"\xff\xff\xff\xff\x0fa", (), id="length too large"),
+        pytest.param(0, b"a", (), id="bytes without strings"),
+        pytest.param(1000, b"\x00", (), id="many from one byte"),
+        pytest.param(2, b"", (b"a",), id="one of two"),
+        pytest.param(2, b"", (b"a", b"b", b"c"), id="three of two"),
+    ],
+)
+def test_strings_that_contradict_their_lengths_are_refused(
+    size: int, content: bytes, strings: tuple[bytes, ...]
+) -> None:
     with pytest.raises(FormatError):
-        tensor_codec.decode(proto(DataType.DT_STRING, shape, content, strings))
+        tensor_codec.decode(proto(DataType.DT_STRING, (size,), content, strings))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tree
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import reverb_writer as rw
@@ -51,37 +51,30 @@ def test_stack_does_not_cross_episodes_inside_a_window(flags: Any) -> None:
     assert stacks == [[10, 10, 10], [10, 10, 11], [30, 30, 30], [30, 30, 31], [30, 31, 32]]
 
 
-def test_frames_of_windows_with_a_mask_are_stacked() -> None:
-    """Observers with `mask=True` write pairs (steps, mask)."""
-    mask = np.array([[True, True, True, False]])
-    made = windows([[10, 11, 12, 0]])
-    batch = rw.frame_stack(2, "observation/rgb")(dataclasses.replace(made, data=(made.data, mask)))
-    steps, column = batch.data
-    assert steps["observation"]["rgb"].tolist() == [[[10, 10], [10, 11], [11, 12], [0, 0]]]
-    assert column is mask
-
-
-def test_rows_whose_stacks_may_lack_frames_can_be_dropped() -> None:
-    made = windows(np.arange(12).reshape(2, 6), reward=np.arange(12).reshape(2, 6))
-    batch = rw.frame_stack(3, drop=True)(made)
-    assert batch.data["observation"]["rgb"].tolist() == [
-        [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]],
-        [[6, 7, 8], [7, 8, 9], [8, 9, 10], [9, 10, 11]],
-    ]
-    assert batch.data["reward"].tolist() == [[2, 3, 4, 5], [8, 9, 10, 11]]
-    assert batch.info.lengths.tolist() == [4, 4]
-
-
-@given(st.data())
-def test_stacks_are_those_of_a_deque_over_each_episode(data: st.DataObject) -> None:
-    num_steps, k = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 5))
-    first = data.draw(st.lists(st.booleans(), min_size=num_steps, max_size=num_steps))
+@given(st.integers(1, 5), st.lists(st.booleans(), min_size=1, max_size=12), st.booleans(), st.booleans(), st.booleans())
+def test_stacks_are_those_of_a_deque_over_each_episode(
+    k: int, first: list[bool], drop: bool, are_images: bool, has_mask: bool
+) -> None:
+    assume(not drop or len(first) >= k)
     expected: list[list[int]] = []
-    for t in range(num_steps):
+    for t in range(len(first)):
         episode = [*range(max([0, *(s for s in range(t + 1) if first[s])]), t + 1)]
         expected.append(([episode[0]] * k + episode)[-k:])
-    batch = rw.frame_stack(k)(windows(np.arange(num_steps)[None], [first]))
-    assert batch.data["observation"]["rgb"][0].tolist() == expected
+    frames = np.arange(len(first), dtype=np.uint8)[None]
+    made = windows(np.broadcast_to(frames[..., None, None], (1, len(first), 2, 3)) if are_images else frames, [first])
+    mask = np.ones((1, len(first)), bool)
+    given = dataclasses.replace(made, data=(made.data, mask)) if has_mask else made  # as observers with `mask=True`
+    transform = pickle.loads(pickle.dumps(rw.frame_stack(k, drop=drop)))  # noqa: S301  # our own bytes
+    batch = transform(given)
+    steps = batch.data[0] if has_mask else batch.data
+    stacks = steps["observation"]["rgb"]
+    dropped = k - 1 if drop else 0
+    assert stacks.dtype == np.uint8
+    assert stacks.shape == (1, len(first) - dropped, k, *((2, 3) if are_images else ()))
+    assert (stacks[..., 0, 0] if are_images else stacks)[0].tolist() == expected[dropped:]
+    assert steps["is_first"].tolist() == [first[dropped:]]
+    assert batch.info.lengths.tolist() == [len(first) - dropped]
+    assert not has_mask or batch.data[1].shape == (1, len(first) - dropped)
 
 
 @pytest.mark.parametrize("marker", ["is_init", "is_last"])
@@ -111,12 +104,6 @@ def test_the_row_after_a_slice_continues_the_stack_of_its_last_row() -> None:
     assert batch.next["observation"]["b"].tolist() == [[12, 13], [12, 13], [15, 16]]
 
 
-def test_images_get_the_stack_before_height_and_width() -> None:
-    batch = rw.frame_stack(4)(windows(np.zeros((2, 5, 8, 9), np.uint8)))
-    assert batch.data["observation"]["rgb"].shape == (2, 5, 4, 8, 9)
-    assert batch.data["observation"]["rgb"].dtype == np.uint8
-
-
 def test_stack_of_what_is_not_there_is_refused() -> None:
     with pytest.raises(rw.errors.StructureError, match="no leaf `observation/depth`: there are `observation/rgb`"):
         rw.frame_stack(2, "observation/depth")(windows([[1, 2]]))
@@ -124,11 +111,6 @@ def test_stack_of_what_is_not_there_is_refused() -> None:
         rw.frame_stack(0)
     with pytest.raises(rw.errors.StructureError, match=r"needs leaves \[B, T, \.\.\.\]"):
         rw.frame_stack(2)(rw.Batch([{"observation": np.zeros(3)}], info_of([3])))
-
-
-def test_frame_stack_is_picklable_for_worker_processes() -> None:
-    unpickled = pickle.loads(pickle.dumps(rw.frame_stack(2)))  # noqa: S301  # our own bytes
-    assert unpickled(windows([[10, 11]])).data["observation"]["rgb"].tolist() == [[[10, 10], [10, 11]]]
 
 
 def test_burn_in_splits_windows_masks_and_lengths() -> None:

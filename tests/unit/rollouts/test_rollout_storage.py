@@ -44,15 +44,6 @@ def test_returns_stop_where_an_episode_terminates(device: Any) -> None:
     assert plain(storage.advantages[:, 0, 0]) == [1.31, 0.5, 2.3]
 
 
-def test_returns_at_a_time_out_go_on_with_the_final_observations_value(device: Any) -> None:
-    # Row 1: 1 + 0.9 * 3 - 0.5 = 3.2. Row 0: 1 + 0.9 * 0.5 - 0.5 + 0.72 * 3.2 = 3.254.
-    final_values = np.array([[9], [3], [9]], np.float32)
-    storage, make = storage_of_three(device, dones=ENDS * 0, truncated=ENDS, final_values=final_values)
-    storage.compute_returns(make([[2.0]]), 0.9, 0.8, normalize_advantages=False)
-    assert plain(storage.advantages[:, 0, 0]) == [3.254, 3.2, 2.3]
-    assert plain(storage.dones[:, 0, 0]) == [0, 1, 0]
-
-
 def test_approximation_at_time_outs_is_that_of_the_seed(device: Any) -> None:
     storage, make = storage_of_three(device, truncated=ENDS)
     with pytest.raises(SpecError, match=r"1 values of final observations are not known"):
@@ -128,15 +119,6 @@ def test_a_shorter_rollout_is_taken_as_far_as_it_goes() -> None:
     storage.compute_returns([2.0], 0.9, 0.8)
     (batch,) = storage.mini_batch_generator(1, 1)
     assert sorted(plain(batch.returns[:, 0])) == [1.0, 1.81, 2.8]
-
-
-def test_clear_makes_room_for_the_next_rollout() -> None:
-    storage, _ = storage_of_three()
-    with pytest.raises(SpecError, match=r"the storage is full: 3 rows of 3"):
-        add(storage, rewards=ONES[:1], values=HALVES[:1])
-    storage.clear()
-    add(storage, rewards=ONES * 5, values=HALVES)
-    assert plain(storage.rewards[:, 0, 0]) == [5, 5, 5]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,41 +66,40 @@ directory = "{folder}/checkpoints"
 """
 
 
-def made(tmp_path: Path, case: str) -> Path:
-    """Write the file of a case, and what it finds beside it."""
-    file = tmp_path / ("server.textproto" if case == "a table twice" else "server.toml")
-    folder = tmp_path / "checkpoints"
-    texts = {"a dtype that Reverb does not have": LONG_DOUBLE, "a table twice": TWICE * 2}
-    text = texts.get(case, IN_FOLDER.format(folder=tmp_path))
-    if case == "a folder of somebody else":
-        folder.mkdir()
-        (folder / "thesis.tex").touch()
-    elif case == "a file for a folder":
-        folder.touch()
-    elif case == "a checkpoint that there is not":
-        text += 'restore = "20260801T120000.123456Z"\n'
-    elif case == "only checkpoints that are incomplete":
-        (folder / "kept" / "20260801T120000.123456Z").mkdir(parents=True)
-        (folder / "OWNER.json").write_text("{}")
-    file.write_text(text)
-    return file
+def with_stranger(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "thesis.tex").touch()
+
+
+def with_incomplete(folder: Path) -> None:
+    (folder / "kept" / "20260801T120000.123456Z").mkdir(parents=True)
+    (folder / "OWNER.json").write_text("{}")
 
 
 @pytest.mark.parametrize(
-    ("case", "message"),
+    ("text", "prepare", "message"),
     [
-        ("a dtype that Reverb does not have", "longdouble"),
-        ("a table twice", "more than once"),
-        ("a folder of somebody else", "found thesis.tex"),
-        ("a file for a folder", "cannot be used"),
-        ("a checkpoint that there is not", "has no checkpoint `20260801T120000.123456Z`"),
-        ("only checkpoints that are incomplete", "cannot be restored: tables.tfrecord, items.tfrecord"),
+        pytest.param(LONG_DOUBLE, Path.exists, "longdouble", id="a dtype that Reverb does not have"),
+        pytest.param(TWICE * 2, Path.exists, "more than once", id="a table twice"),
+        pytest.param(IN_FOLDER, with_stranger, "found thesis.tex", id="a folder of somebody else"),
+        pytest.param(IN_FOLDER, Path.touch, "cannot be used", id="a file for a folder"),
+        pytest.param(
+            f'{IN_FOLDER}restore = "2026Z"\n', Path.exists, "has no checkpoint `2026Z`", id="no such checkpoint"
+        ),
+        pytest.param(
+            IN_FOLDER,
+            with_incomplete,
+            "cannot be restored: tables.tfrecord, items.tfrecord",
+            id="only incomplete checkpoints",
+        ),
     ],
 )
 def test_validate_refuses_what_serve_refuses_and_leaves_everything_as_it_is(
-    tmp_path: Path, case: str, message: str
+    tmp_path: Path, text: str, prepare: Callable[[Path], object], message: str
 ) -> None:
-    file = made(tmp_path, case)
+    prepare(tmp_path / "checkpoints")
+    file = tmp_path / ("server.textproto" if text == TWICE * 2 else "server.toml")
+    file.write_text(text.replace("{folder}", str(tmp_path)))
     before = sorted(tmp_path.rglob("*"))
     assert message in code_of("validate", str(file))
     assert sorted(tmp_path.rglob("*")) == before

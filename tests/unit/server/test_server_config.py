@@ -16,7 +16,7 @@ from reverb_writer_server.machine import available_bytes
 from reverb_writer_server.observability.banner import describe, memory_lines, table_lines
 
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, Stack, TableConfig
+from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, TableConfig
 
 
 def read(tmp_path: Path, text: str, environment: dict[str, str] | None = None, **flags: Any) -> ServerConfig:
@@ -40,14 +40,12 @@ def test_without_anything_there_is_one_table_and_the_defaults() -> None:
     assert config.checkpoints_on_mismatch == "refuse"
 
 
-def test_every_sampler_remover_and_rate_limiter_has_a_plain_name(tmp_path: Path) -> None:
+def test_samplers_removers_and_rate_limiters_have_plain_names(tmp_path: Path) -> None:
     text = """
-        [tables.plain]
         [tables.heap]
         sampler = "max_heap"
         remover = "min_heap"
         min_size = 7
-        max_size = 70
         max_times_sampled = 2
         [tables.weighted]
         sampler = "prioritized"
@@ -58,25 +56,18 @@ def test_every_sampler_remover_and_rate_limiter_has_a_plain_name(tmp_path: Path)
         min_size = 100
         error_buffer = 200
         [tables.bounded]
-        sampler = "fifo"
-        remover = "uniform"
         rate_limiter = "ratio"
         samples_per_insert = 2.5
         error_buffer = [-10, 40]
         [tables.queue]
         rate_limiter = "queue"
         max_size = 9
-        [tables.stack]
-        rate_limiter = "stack"
-        max_size = 8
     """
     assert tables(tmp_path, text) == {
-        "plain": TableConfig("plain"),
-        "heap": TableConfig("heap", 70, "max_heap", "min_heap", MinSize(7), 2),
+        "heap": TableConfig("heap", 1_000_000, "max_heap", "min_heap", MinSize(7), 2),
         "weighted": TableConfig("weighted", 1_000_000, Prioritized(0.6), "lifo", SampleToInsertRatio(8, 100, 200)),
-        "bounded": TableConfig("bounded", 1_000_000, "fifo", "uniform", SampleToInsertRatio(2.5, 1, (-10, 40))),
+        "bounded": TableConfig("bounded", rate_limiter=SampleToInsertRatio(2.5, 1, (-10, 40))),
         "queue": TableConfig("queue", 9, "fifo", "fifo", Queue(9), 1),
-        "stack": TableConfig("stack", 8, "lifo", "lifo", Stack(8), 1),
     }
 
 
@@ -105,18 +96,7 @@ def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path)
     assert (config.port, config.http_port, config.checkpoints_keep, config.http_host) == (3, 2, 1, "127.0.0.1")
 
 
-@pytest.mark.parametrize(
-    ("flags", "max_size", "min_size"),
-    [
-        ({}, 500, 7),
-        ({"min_size": 10}, 500, 10),
-        ({"max_size": 900}, 900, 7),
-        ({"max_size": 901, "min_size": 11}, 901, 11),
-    ],
-)
-def test_sizes_of_the_file_hold_where_no_option_names_them(
-    tmp_path: Path, flags: dict[str, Any], max_size: int, min_size: int
-) -> None:
+def test_sizes_of_the_file_hold_where_no_option_names_them(tmp_path: Path) -> None:
     text = """
         [tables.replay]
         max_size = 500
@@ -125,9 +105,8 @@ def test_sizes_of_the_file_hold_where_no_option_names_them(
         rate_limiter = "queue"
         max_size = 20
     """
-    config = read(tmp_path, text, **{f"tables__replay__{name}": value for name, value in flags.items()})
-    replay, q = (table.config for table in config.tables)
-    assert (replay.max_size, replay.rate_limiter) == (max_size, MinSize(min_size))
+    replay, q = (table.config for table in read(tmp_path, text, tables__replay__max_size=901).tables)
+    assert (replay.max_size, replay.rate_limiter) == (901, MinSize(7))
     assert (q.max_size, q.max_times_sampled) == (20, 1)
 
 
@@ -199,8 +178,6 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
         ("PROT", "1", "unknown key `prot`. Did you mean `port`?"),
         ("CHECKPOINTS__KEEP", "many", '`checkpoints.keep`: got "many" (string), allowed: an integer from 1'),
         ("HTTP", "3", '`http`: got "3" (string), allowed: a section [http] with port, host, max_silence_s.'),
-        ("TABLES", "3", "allowed: a section [tables] with a section for each."),
-        ("TABLES__A", "{max_size = 3}", "allowed: a section [tables.a] with max_size, sampler,"),
         ("TABLES__A__MAXSIZE", "3", "unknown key `tables.a.maxsize`. Did you mean `max_size`?"),
     ],
 )

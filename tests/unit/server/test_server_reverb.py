@@ -21,15 +21,19 @@ from reverb_writer_server.reverb.supervisor import ReverbProcess, level_of, with
 LIBRARY = ctypes.util.find_library("jemalloc")
 
 
-@pytest.mark.parametrize("choice", ["", "/usr/lib/libtcmalloc.so"])
-def test_who_preloads_a_library_or_none_decides(choice: str) -> None:
-    environment = {"LD_PRELOAD": choice, "HOME": "/root"}
-    assert with_jemalloc(environment) == environment
-
-
-def test_library_of_the_system_is_preloaded_and_nothing_else_changes() -> None:
-    expected = {"HOME": "/root"} if LIBRARY is None else {"HOME": "/root", "LD_PRELOAD": LIBRARY}
-    assert with_jemalloc({"HOME": "/root"}) == expected
+@pytest.mark.parametrize(
+    ("environment", "added"),
+    [
+        ({}, LIBRARY and {"LD_PRELOAD": LIBRARY}),
+        ({"LD_PRELOAD": ""}, {}),
+        ({"LD_PRELOAD": "/lib/libtcmalloc.so"}, {}),
+    ],
+)
+def test_library_of_the_system_is_preloaded_unless_another_or_none_is_chosen(
+    environment: dict[str, str], added: dict[str, str] | None
+) -> None:
+    before = {"HOME": "/root", **environment}
+    assert with_jemalloc(before) == {**before, **(added or {})}
 
 
 @pytest.mark.skipif(LIBRARY is None, reason="the system has no jemalloc")
@@ -52,12 +56,10 @@ def test_reverb_process_has_it_loaded_and_this_one_has_not(monkeypatch: pytest.M
     [
         ("[reverb/cc/platform/default/server.cc:71] Started replay server on port 40963", logging.DEBUG),
         ("[reverb/cc/platform/tfrecord_checkpointer.cc:162]  Initializing TFRecordCheckpointer in /d.", logging.DEBUG),
-        ("[reverb/cc/platform/tfrecord_checkpointer.cc:565] Loading latest checkpoint from /data", logging.DEBUG),
         ("[reverb/cc/reverb_service_impl.cc:164] Stored checkpoint to /data/incoming/2026-08-01", logging.DEBUG),
         ("2026-11-22 05:34:12.862515: I tensorflow/core/platform/cpu_feature_guard.cc:182] This", logging.DEBUG),
         ("I1122 05:34:12.862515734   32492 server_builder.cc:70] hello", logging.DEBUG),
         ("[reverb/cc/table.cc:517] Table worker encountered a fatal error: INTERNAL", logging.WARNING),
-        ("[reverb/cc/selectors/prioritized.cc:217] Tree needs to be initialized because node with", logging.WARNING),
         ("[reverb/cc/chunker.cc:71] something that no version has said yet", logging.WARNING),
         ("2026-11-22 05:34:12.862515: W tensorflow/core/x.cc:182] beware", logging.WARNING),
         ("terminate called after throwing an instance of 'std::bad_alloc'", logging.WARNING),

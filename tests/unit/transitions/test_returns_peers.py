@@ -22,16 +22,12 @@ LAST = RNG.normal(size=B)
 Floats = npt.NDArray[np.float64]
 
 
-def next_values() -> Floats:
-    """Return the value of what follows each row, whether it is in the next row or not."""
-    following = np.concatenate([VALUES[1:], LAST[None]])
-    return np.where(TRUNCATED, FINALS, following)
-
-
+# The value of what follows each row, whether it is in the next row or not.
+NEXT_VALUES = np.where(TRUNCATED, FINALS, np.concatenate([VALUES[1:], LAST[None]]))
 ENDS: dict[str, Any] = {
     "discounts": ~TERMINATED,
     "continues": ~(TERMINATED | TRUNCATED),
-    "next_values": next_values(),
+    "next_values": NEXT_VALUES,
     "time_axis": 0,
 }
 
@@ -44,7 +40,7 @@ def of_torchrl(name: str, *given: Any, **options: float) -> list[Floats]:
 
     arguments = [
         torch.as_tensor(one.T[..., None].copy()) if isinstance(one, np.ndarray) else one
-        for one in (GAMMA, *given, next_values(), REWARDS, TERMINATED | TRUNCATED, TERMINATED)
+        for one in (GAMMA, *given, NEXT_VALUES, REWARDS, TERMINATED | TRUNCATED, TERMINATED)
     ]
     tensors = {option: torch.tensor(number).double() for option, number in options.items()}
     found = getattr(functional, name)(*arguments, **tensors)
@@ -85,15 +81,14 @@ def test_returns_are_those_of_rlax_whose_discounts_are_0_where_an_episode_termin
     following = np.append(values[1:], LAST[env])
     common: dict[str, Any] = {"gamma": 1.0, "discounts": discounts, "time_axis": 0}
     arguments = rewards, np.append(values, LAST[env])
-    for n in (1, 3, T + 5):
-        theirs = rlax.n_step_bootstrapped_returns(rewards, discounts, following, n)
-        np.testing.assert_allclose(n_step_returns(*arguments, n, **common), theirs, rtol=1e-4, atol=1e-4)
-    theirs = rlax.lambda_returns(rewards, discounts, following, 0.7)
-    np.testing.assert_allclose(lambda_returns(*arguments, lambda_=0.7, **common), theirs, rtol=1e-4, atol=1e-4)
-    theirs = rlax.discounted_returns(rewards, discounts, following)
-    np.testing.assert_allclose(discounted_returns(*arguments, **common), theirs, rtol=1e-4, atol=1e-4)
-    theirs = rlax.truncated_generalized_advantage_estimation(rewards, discounts, 0.7, np.append(values, LAST[env]))
-    np.testing.assert_allclose(gae(*arguments, lambda_=0.7, **common).advantages, theirs, rtol=1e-4, atol=1e-4)
+    advantages = rlax.truncated_generalized_advantage_estimation(rewards, discounts, 0.7, arguments[1])
     errors = rlax.vtrace(values, following, rewards, discounts, ratios, 0.7)
-    ours = vtrace(*arguments, ratios, lambda_=0.7, **common)
-    np.testing.assert_allclose(ours.values - values, errors, rtol=1e-4, atol=1e-4)
+    n_steps = [rlax.n_step_bootstrapped_returns(rewards, discounts, following, n) for n in (1, 3, T + 5)]
+    for ours, theirs in (
+        *zip((n_step_returns(*arguments, n, **common) for n in (1, 3, T + 5)), n_steps, strict=True),
+        (lambda_returns(*arguments, lambda_=0.7, **common), rlax.lambda_returns(rewards, discounts, following, 0.7)),
+        (discounted_returns(*arguments, **common), rlax.discounted_returns(rewards, discounts, following)),
+        (gae(*arguments, lambda_=0.7, **common).advantages, advantages),
+        (vtrace(*arguments, ratios, lambda_=0.7, **common).values - values, errors),
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -12,7 +12,7 @@ from played import LAYOUTS, Played, laid_out
 
 import reverb_writer as rw
 from reverb_writer.slices import SliceSampler, Trajectories, find_trajectories, gather, read_markers
-from reverb_writer.steps import LAST
+from reverb_writer.steps import FIRST, LAST, MID
 
 ENDS = ("terminated", "truncated", "cut")
 
@@ -41,6 +41,15 @@ def without(steps: dict[str, Any], *names: str, **more: Any) -> dict[str, Any]:
     return {**{name: column for name, column in steps.items() if name not in names}, **more}
 
 
+def joined(*parts: Any) -> Any:
+    """Return windows end to end."""
+    return tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
+
+
+def padded(steps: Any, num_rows: int) -> Any:
+    return tree.map_structure(lambda column: np.pad(column, ((0, 0), (0, num_rows))), steps)
+
+
 def test_the_first_pairs_of_windows_are_their_first_rows() -> None:
     found = rw.to_transitions({**recorded("terminated"), "env": np.array([5])})
     first = found.first()
@@ -52,65 +61,38 @@ def test_the_first_pairs_of_windows_are_their_first_rows() -> None:
         first.first()
 
 
-def test_rows_that_a_mask_leaves_out_are_in_no_pair() -> None:
-    mask = np.array([[False, True, True, False]])
-    assert rw.to_transitions(recorded("cut"), mask=mask).mask.tolist() == [[False, True, False]]
+def two(layout: str) -> Any:
+    """Return a window of two episodes."""
+    return joined(steps_of(layout, "terminated"), steps_of(layout, "truncated"))
 
 
-def test_padding_of_gymnasiums_flags_may_be_another_episode_and_is_refused() -> None:
-    padded = tree.map_structure(
-        lambda column: np.concatenate([column, np.zeros((1, 3), column.dtype)], axis=1), steps_of("flags", "truncated")
-    )
-    with pytest.raises(
-        rw.errors.StructureError, match=r"rows after a boundary step, .* lack `is_first` or `step_type`"
-    ):
-        rw.to_transitions(padded)
+IS_FIRST = {"is_first": recorded("cut")["is_first"]}
+OF_ONE, OF_TWO = [1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 1, 1]
+AFTER_RESET = np.array([[FIRST, MID, MID, MID, LAST, LAST]])  # padding follows a step that says that MID does
+CUT, DISCOUNTS = padded(steps_of("trajectory", "cut"), 2), steps_of("discount", "terminated")
 
 
-def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batch() -> None:
-    parts = [steps_of("flags", end) for end in ("truncated", "terminated")]
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
-    expected = [True, True, True, False, True, True, True]
-    assert rw.to_transitions(steps, mask=np.ones((1, 8), bool)).mask.tolist() == [expected]
-    flat = rw.to_transitions(tree.map_structure(lambda column: column[0], steps))
-    assert (flat.mask.tolist(), flat.observation[flat.mask].tolist()) == (expected, [10, 11, 12] * 2)
+@pytest.mark.parametrize(
+    ("steps", "mask", "expected"),
+    [
+        pytest.param(recorded("cut"), [0, 1, 1, 0], [0, 1, 0], id="a mask leaves rows out"),
+        pytest.param(two("flags"), [1] * 8, OF_TWO, id="a mask tells that flags are of two episodes"),
+        pytest.param(two("discount"), [1] * 4 + [0] * 4, [1, 1, 1, 0, 0, 0, 0], id="a mask leaves an episode out"),
+        pytest.param(padded(DISCOUNTS, 2), None, OF_ONE, id="padding after a discount of 0"),
+        pytest.param(padded({**DISCOUNTS, **IS_FIRST}, 2), None, OF_ONE, id="padding after a discount of 0, starts"),
+        pytest.param({**two("discount"), **joined(IS_FIRST, IS_FIRST)}, None, OF_TWO, id="starts beside discounts"),
+        pytest.param(without(two("trajectory")._asdict(), "next_step_type"), None, OF_TWO, id="no next step type"),
+        pytest.param(CUT._replace(step_type=AFTER_RESET), None, OF_ONE, id="padding of TF-Agents after a cut"),
+    ],
+)
+def test_pairs_are_of_rows_of_one_episode(steps: Any, mask: list[int] | None, expected: list[int]) -> None:
+    found = rw.to_transitions(steps, mask=None if mask is None else np.array([mask], bool))
+    assert found.mask.tolist() == [[bool(flag) for flag in expected]]
 
 
-def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
-    parts = [steps_of("discount", end) for end in ("terminated", "truncated")]
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
-    said = r"`discount` is the only flag, and 3 rows .* follow a discount of 0"
-    with pytest.raises(rw.errors.StructureError, match=said):
-        rw.to_transitions(steps)
-    mask = np.array([[True] * 4 + [False] * 4])
-    assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
-
-
-@pytest.mark.parametrize("names", [(), ("is_first",)])
-def test_padding_after_a_discount_of_0_is_no_transition(names: tuple[str, ...]) -> None:
-    steps = {**steps_of("discount", "terminated"), **{name: recorded("terminated")[name] for name in names}}
-    padded = tree.map_structure(lambda column: np.concatenate([column, column[:, :2] * 0], axis=1), steps)
-    assert rw.to_transitions(padded).mask.tolist() == [[True, True, True, False, False]]
-
-
-@pytest.mark.parametrize("layout", ["discount", "trajectory"])
-def test_episodes_in_a_window_are_told_apart_by_their_starts(layout: str) -> None:
-    parts = [steps_of(layout, end) for end in ("terminated", "truncated")]
-    fields = [
-        {"is_first": recorded("cut")["is_first"], **one} if layout == "discount" else one._asdict() for one in parts
-    ]
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *fields)
-    found = rw.to_transitions(without(steps, "next_step_type"))
-    assert found.mask.tolist() == [[True, True, True, False, True, True, True]]
-
-
-def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
-    steps = steps_of(
-        "trajectory", "cut"
-    )  # and then the actor called `reset`: padding follows a step that says MID does
-    padded = tree.map_structure(lambda column: np.concatenate([column, np.zeros((1, 2), column.dtype)], axis=1), steps)
-    padded.step_type[0, 4:] = LAST
-    assert rw.to_transitions(padded).mask.tolist() == [[True, True, True, False, False]]
+def test_episodes_of_gymnasiums_flags_are_told_apart_in_a_flat_batch() -> None:
+    flat = rw.to_transitions(tree.map_structure(lambda column: column[0], two("flags")))
+    assert (flat.mask.tolist(), flat.observation[flat.mask].tolist()) == ([*map(bool, OF_TWO)], [10, 11, 12] * 2)
 
 
 def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> None:
@@ -126,9 +108,7 @@ def test_stored_discounts_count_and_the_other_fields_go_with_the_action() -> Non
 
 
 def test_what_is_masked_counts_for_nothing() -> None:
-    parts = recorded("terminated"), recorded("truncated")
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
-    transitions = rw.to_transitions(steps)
+    transitions = rw.to_transitions(joined(recorded("terminated"), recorded("truncated")))
     ratios = np.where(transitions.mask, 1.0, np.nan)
     traced = rw.returns.vtrace(transitions, np.ones((1, 8)), ratios, gamma=0.5)
     assert (traced.values[0, 3], traced.advantages[0, 3]) == (0, 0)
@@ -168,6 +148,9 @@ STEPS = recorded("terminated")
             without(STEPS, "is_first", "is_last", reward=np.zeros((1, 4)), terminated=np.array([[0, 0, 1, 0]]) > 0),
             "set on 1 rows of actions",
         ),
+        # Rows that may be of another episode.
+        (two("discount"), "`discount` is the only flag, and 3 rows .* follow a discount of 0"),
+        (padded(steps_of("flags", "truncated"), 3), "rows after a boundary step, .* lack `is_first` or `step_type`"),
         ({**STEPS, "is_last": STEPS["is_last"][0]}, "flags must all be"),
         ({**STEPS, "reward": np.zeros((1, 3))}, r"`reward`: expected leaves that begin .* flags' shape, \(1, 4\)"),
         (tree.map_structure(lambda column: column[:, :1], STEPS), "windows of 1 steps hold no transition"),
@@ -298,7 +281,7 @@ def test_values_of_a_batch_that_are_not_known_are_refused() -> None:
 
 
 def test_slices_with_the_row_after_them_have_a_target_for_each_row() -> None:
-    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1)[0], *map(recorded, ENDS[:2]))
+    steps = tree.map_structure(lambda column: column[0], joined(*map(recorded, ENDS[:2])))
     steps["value"] = np.array([8.0, 4.0, 2.0, 6.0, 8.0, 4.0, 2.0, 6.0])
     sampler, rng = SliceSampler(4, 3, by="row"), np.random.default_rng(0)
     slices = next(sampler.one_pass(find_trajectories(read_markers(steps)), rng, shuffle=False))

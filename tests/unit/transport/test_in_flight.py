@@ -31,16 +31,6 @@ def sent(flight: InFlight) -> tuple[list[int], list[int], list[int]]:
     return items, chunks, sorted(message.keep_chunk_keys)
 
 
-def test_chunk_is_sent_once_and_kept_while_a_request_or_a_writer_may_name_it() -> None:
-    needed = [7, 9]
-    flight = InFlight(lambda: needed)
-    flight.add(request(10, 2, 7, 8))
-    assert sent(flight) == ([10, 11], [7, 8], [7])
-    flight.add(request(20, 1, 7))
-    needed.clear()
-    assert sent(flight) == ([20], [], [])
-
-
 def test_lost_connection_sends_what_was_not_acknowledged_again_with_its_chunks_and_nothing_else() -> None:
     flight = InFlight()
     flight.add(request(10, 3, 7))
