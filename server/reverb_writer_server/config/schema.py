@@ -129,7 +129,9 @@ def load(
         settings.set(at, value, "command line")
     if twice := settings.tables.keys() & made.keys():
         raise ConfigError(f"{file}: table `{min(twice)}` cannot be changed elsewhere: textproto sets all its keys.")
-    found = {name.replace(".", "_"): value for name, value in settings.values().items() if name in KEYS}
+    found = {
+        name.replace(".", "_"): value for name, value in settings.values().items() if not name.startswith("tables.")
+    }
     config = ServerConfig(**found)
     shards, shard, directory = config.cluster_shards, config.cluster_shard, config.checkpoints_directory
     if shards > 1 or shard:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tree
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import reverb_writer as rw
@@ -79,6 +79,7 @@ def test_every_field_of_a_table_is_tried() -> None:
 
 
 @given(st.builds(rw.TableConfig, **FIELDS) | queues)
+@example(rw.TableConfig("*"))  # also the name of all tables in the list of keys
 @pytest.mark.filterwarnings("ignore:`error_buffer`")  # a rule that may keep writers waiting
 def test_server_has_the_table_that_was_asked_for(table: rw.TableConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
