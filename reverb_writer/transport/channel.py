@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from reverb_writer.background import Flag
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.tables.table_info import ServerInfo
@@ -128,10 +129,11 @@ class Channel:
         if not self.is_forked:
             self._closed = True
             if loop.has_begun() or self.local_pipes:
+                done = Flag()  # no `PendingCall`, whose task an interrupted main thread would drop
                 with contextlib.suppress(ClosedError):  # the interpreter ends
-                    closing = PendingCall(self._close, self.address, _CLOSE_S)
+                    loop.submit(lambda: loop.spawn(self._close(done)))
                     if not loop.is_here():
-                        closing.wait(_CLOSE_S)
+                        done.wait(_CLOSE_S)
 
     def __enter__(self) -> Channel:
         return self
@@ -212,10 +214,11 @@ class Channel:
             pipe.lose(fault)
         return wire
 
-    async def _close(self) -> None:
+    async def _close(self, done: Flag) -> None:
         wire = self._give_up("the client was closed")
         if wire is not None and wire.closing is not None:
-            await wire.closing
+            await asyncio.wait([wire.closing])
+        done.set()
 
     async def _ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
         self.check_usable()
