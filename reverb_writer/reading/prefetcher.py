@@ -265,6 +265,9 @@ class Prefetcher:
                 if self._says_too_short:
                     _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
                 self.too_short, self._says_too_short = error, False
+                if (request := self._request) is not None:  # the next samples may be too short, too, without an end
+                    self._put_rest()
+                    request.set()
             else:
                 making.item = error
             if self._assembler.num_samples:
