@@ -263,7 +263,7 @@ def check_signature(
     paths: Sequence[str],
     dtypes: Sequence[np.dtype[Any]],
     shapes: Sequence[tuple[int, ...]],
-    times: Sequence[tuple[int, ...]] | None = None,
+    times: Sequence[tuple[int | None, ...]] | None = None,
     *,
     length: int | None = None,
 ) -> None:
@@ -279,10 +279,10 @@ def check_signature(
             f"table `{table}`: its signature has {len(expected)} leaves ({names}), got {len(paths)} "
             f"({', '.join(paths)}). Write the leaves that it names."
         )
-    befores: Sequence[tuple[int | None, ...]] = [(None,)] * len(paths) if times is None else times
+    times = [(None,)] * len(paths) if times is None else times
     # `reverb.TimestepDataset` needs a signature of steps. With unknown sizes, only all leaves together show this form.
     of_steps = all(_covers(spec.shape, shape) for (_, spec), shape in zip(expected, shapes, strict=True))
-    for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, befores, strict=True):
+    for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, times, strict=True):
         if spec.dtype != dtype or not (of_steps or spec.shape == shape or _covers(spec.shape, time + shape)):
             got, wanted = (shape, spec.shape and spec.shape[1:]) if time == (None,) else (time + shape, spec.shape)
             raise StructureError(
