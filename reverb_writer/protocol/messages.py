@@ -94,9 +94,9 @@ _SCHEMA: Final = {
         StructuredValue                     # the signature of a table: a nest of tensor specs
           kind/none_value: NoneValue = 1
           kind/tensor_spec_value: TensorSpecProto = 33
-          kind/bounded_tensor_spec_value: TensorSpecProto = 35  # bounds are not read: Reverb does not check them
+          kind/bounded_tensor_spec_value: BoundedTensorSpecProto = 35
           kind/list_value: ListValue = 51
-          kind/tuple_value: ListValue = 52
+          kind/tuple_value: TupleValue = 52
           kind/dict_value: DictValue = 53
           kind/named_tuple_value: NamedTupleValue = 54
         NoneValue
@@ -104,7 +104,13 @@ _SCHEMA: Final = {
           name: string = 1
           shape: TensorShapeProto = 2
           dtype: int32 = 3
+        BoundedTensorSpecProto              # the bounds, fields 4 and 5, are not read: Reverb does not check them
+          name: string = 1
+          shape: TensorShapeProto = 2
+          dtype: int32 = 3
         ListValue
+          values: repeated StructuredValue = 1
+        TupleValue
           values: repeated StructuredValue = 1
         DictValue
           fields: repeated PairValue = 1    # declared as a map by TensorFlow; a map is these bytes
