@@ -40,7 +40,7 @@ _LOG = logging.getLogger(__package__)
 
 _LOOK_EVERY_S = 0.2  # interval of questions for the cause of a wait
 _MAX_IN_FLIGHT = 2048  # samples; more are requested when half have arrived
-_CACHE_BYTES = 64 << 20  # limit of decoded chunks; one larger sample may exceed it
+_CACHE_BYTES = 64 << 20  # limit of a table's decoded chunks; one larger sample may exceed it
 
 
 class Sample(NamedTuple):
@@ -63,6 +63,7 @@ class Server:
         self.shard = shard  # the server's entry in the client's target
         self.channel = channel  # the connection; another address does not replace it
         self.timeout_s = timeout_s  # default time-out of calls, in seconds
+        self._assemblers: dict[str, BatchAssembler] = {}  # unused ones by table, with decoded chunks of the table
 
     @property
     def address(self) -> str:
@@ -144,7 +145,8 @@ class Server:
         stream = SampleStream(
             self.channel, table, info, changed=changed.set, removes_items=removes_items, limits=limits
         )
-        assembler = BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
+        assembler = self._assemblers.pop(table, None) or BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
+        is_whole = False  # an interrupt may leave the assembler half changed
         try:
             while num_used < num_samples:
                 began_at = time.monotonic()
@@ -152,7 +154,10 @@ class Server:
                 num_read += len(samples)
                 for columns, sample_info, spec in _decoded(assembler, samples):
                     num_used += 1
+                    is_whole = True
                     yield Sample((pack or packer_of(spec))(columns), sample_info)
+                    is_whole = False
+            is_whole = True
         except ReplayTimeoutError as error:
             raise ReplayTimeoutError(f"{error} {stream.explain(began_at)}") from None
         except ServerUnavailableError as error:
@@ -162,6 +167,8 @@ class Server:
             num_lost = stream.num_lost + num_read - num_used
             if removes_items and num_lost:
                 _LOG.warning("Up to %d samples were taken out of `%s` and are lost.", num_lost, table)
+            if is_whole and assembler.cache_bytes <= _CACHE_BYTES:
+                self._assemblers[table] = assembler
 
     def mutate_priorities(
         self, table: str, updates: Mapping[int, float], deletes: Sequence[int] = (), *, deadline: Deadline
