@@ -117,7 +117,10 @@ class Saver:
         self._jobs.run("keep", self._keep_finished)
         for _ in range(_LAST_ATTEMPTS):
             self._has_failed = not self._jobs.run("checkpoint", self._save)
-            if not self._has_failed or not self._process.alive():
+            if not self._has_failed:
+                break
+            self._pause.wait(_LOOK_S)  # a killed process loses its connections before it ends
+            if not self._process.alive():
                 break
         return not self._has_failed
 
