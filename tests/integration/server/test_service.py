@@ -313,7 +313,7 @@ def test_end_of_the_parent_and_signals_after_it_leave_time_for_the_last_checkpoi
     text = configuration(tmp_path)
     with service(tmp_path, text, "--end-with-input") as server:
         insert(server.address, 1)
-        os.kill(server.child(), signal.SIGSTOP)  # the service waits some seconds before it continues Reverb
+        os.kill(server.child(), signal.SIGSTOP)  # the service continues Reverb before the last checkpoint
         assert server.process.stdin is not None
         server.process.stdin.close()
         server.process.stdin = None  # or the end of the test would flush it
