@@ -53,6 +53,16 @@ class Balance(NamedTuple):
         count = round(room)  # at most one too many
         return max(count if self._gives(num_inserts, num_samples + count) else count - 1, 0)
 
+    def num_samples_needed(self, num_inserts: int, num_samples: int) -> int:
+        """Return how many samples the next insert needs after `num_inserts` and `num_samples`: >= 1, for any size."""
+        count = round((num_inserts + 1) * self.samples_per_insert - num_samples - self.max_diff)  # at most one too few
+        return max(count if self._admits(num_inserts + 1, num_samples + count) else count + 1, 1)
+
+    def num_inserts_needed(self, num_inserts: int, num_samples: int) -> int:
+        """Return how many inserts the next sample needs after `num_inserts` and `num_samples`: >= 1, for any size."""
+        count = round((self.min_diff + num_samples + 1) / self.samples_per_insert - num_inserts)  # at most one too few
+        return max(count if self._gives(num_inserts + count, num_samples + 1) else count + 1, 1)
+
     # Both compute the terms of Reverb: other terms may be rounded to the other side of a bound.
 
     def _admits(self, num_inserts: int, num_samples: int) -> bool:

@@ -115,9 +115,14 @@ def _missing(table: TableInfo) -> int:
     return table.rate_limiter.min_size_to_sample - table.current_size
 
 
-def _inserts_until_sample(table: TableInfo) -> int:
+def inserts_until_sample(table: TableInfo) -> int:
+    """Return how many inserts a table that blocks samples needs before the next sample; 0 if it does not block."""
+    if (missing := _missing(table)) > 0:
+        return missing
+    if not table.blocks_samples():
+        return 0
     limiter = table.rate_limiter
-    return max(1, math.ceil((limiter.min_diff + 1 - limiter.diff) / limiter.samples_per_insert))
+    return limiter.balance.num_inserts_needed(limiter.num_inserts, limiter.num_samples)
 
 
 def explain_side(table: TableInfo, side: Side) -> tuple[str, str]:
@@ -130,13 +135,13 @@ def explain_side(table: TableInfo, side: Side) -> tuple[str, str]:
     if side == "inserts":
         rule = (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff, table.max_times_sampled)
         wider = "larger `max_size`" if rule == (1, 0, table.max_size, 1) else "larger `error_buffer`"
-        number = max(1, math.ceil(limiter.diff + limiter.samples_per_insert - limiter.max_diff))
+        number = limiter.balance.num_samples_needed(limiter.num_inserts, limiter.num_samples)
         remedy = f"{_count(number, 'sample')} the next insert; so does a {wider}."
     elif _missing(table) > 0:
         lower = "; so does a lower `min_size`" if limiter.min_size_to_sample > 1 else ""
         remedy = f"{_count(_missing(table), 'insert')} sampling{lower}."
     else:
-        remedy = f"{_count(_inserts_until_sample(table), 'insert')} the next sample; so does a larger `error_buffer`."
+        remedy = f"{_count(inserts_until_sample(table), 'insert')} the next sample; so does a larger `error_buffer`."
     return f"{why}.", remedy
 
 
@@ -205,7 +210,7 @@ def _explain_block(table: TableInfo, side: Side) -> str | None:
         )
     if not table.blocks_samples():
         return None
-    number = _inserts_until_sample(table)
+    number = inserts_until_sample(table)
     return (
         f"The rate limiter of table `{table.name}` waits for {number} more insert{'s' if number > 1 else ''}: "
         f"{balance}, min_diff {limiter.min_diff:g}"

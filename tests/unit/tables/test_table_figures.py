@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from reverb_writer.tables import Balance
 from reverb_writer.tables.rate_limits import (
     StandstillDetector,
     explain_inserts,
@@ -171,6 +173,20 @@ def test_figures_are_json() -> None:
 )
 def test_side_that_is_blocked_needs_the_other(one: TableInfo, side: Any, why: str, remedy: str) -> None:
     assert explain_side(one, side) == (why, remedy)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.3, 1.1, 8.0])
+def test_numbers_that_unblock_a_side_are_the_least_that_the_rule_allows(ratio: float) -> None:
+    for inserts, samples, tenths in itertools.product(range(5), range(5), range(-10, 30)):
+        balance = Balance(ratio, 1, tenths / 10, tenths / 10 + ratio)
+        if balance.blocks_samples(9, inserts, samples):
+            number = balance.num_inserts_needed(inserts, samples)
+            assert not balance.blocks_samples(9, inserts + number, samples)
+            assert number == 1 or balance.blocks_samples(9, inserts + number - 1, samples)
+        if balance.blocks_inserts(9, inserts, samples):
+            number = balance.num_samples_needed(inserts, samples)
+            assert not balance.blocks_inserts(9, inserts, samples + number)
+            assert number == 1 or balance.blocks_inserts(9, inserts, samples + number - 1)
 
 
 # Standing still.
