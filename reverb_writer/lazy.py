@@ -63,7 +63,8 @@ def needs(what: str, install: str) -> Iterator[None]:
         yield
     except MissingExtraError:
         raise
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"{what} needs `{error.name}`, which is not installed: pip install '{install}'", name=error.name
-        ) from error
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError)
+        lack = "which is not installed" if is_missing else f"but the installed version does not fit ({error})"
+        text = f"{what} needs `{error.name}`, {lack}: pip install '{install}'"
+        raise MissingExtraError(text, name=error.name) from error

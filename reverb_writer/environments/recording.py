@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reverb_writer.errors import SpecError
+from reverb_writer.lazy import needs
 
 
 def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) -> Any:
@@ -35,6 +36,7 @@ def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) 
     Raises:
         SpecError: `env` is not an environment; or a space cannot be written (the error has part and reason); or
             `extras` is not a function; or the observer takes steps of another number of environments.
+        MissingExtraError: the installed version of Gymnasium is too old.
 
     Example:
         with rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20) as observer:
@@ -53,14 +55,11 @@ def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) 
             f"`env` is {_count(num_envs)}, and the {type(observer).__name__} takes steps of {_count(taken)}. "
             f"Pass `num_envs={num_envs}` to it."
         )
-    if is_vector:
-        from reverb_writer.environments.gymnasium_recorders import VectorRecorder  # noqa: PLC0415  # needs gymnasium
+    if is_vector or (gymnasium is not None and isinstance(env, gymnasium.Env)):
+        with needs("`record`", "reverb-writer[gymnasium]"):  # the installed version may be too old
+            from reverb_writer.environments.gymnasium_recorders import Recorder, VectorRecorder  # noqa: PLC0415
 
-        return VectorRecorder(env, observer, extras=extras)
-    if gymnasium is not None and isinstance(env, gymnasium.Env):
-        from reverb_writer.environments.gymnasium_recorders import Recorder  # noqa: PLC0415  # as above
-
-        return Recorder(env, observer, extras=extras)
+        return (VectorRecorder if is_vector else Recorder)(env, observer, extras=extras)
     if dm_env is not None and isinstance(env, dm_env.Environment):
         from reverb_writer.environments.dm_env_recorder import RecordedEnvironment  # noqa: PLC0415  # needs dm_env
 

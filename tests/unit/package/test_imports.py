@@ -243,6 +243,15 @@ def test_missing_package_is_named_by_what_installs_it(
     assert isinstance(caught.value, ModuleNotFoundError)
 
 
+def test_package_that_is_too_old_is_named_by_what_installs_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    monkeypatch.delattr(gymnasium.vector, "VectorWrapper")  # as in Gymnasium 0.29
+    monkeypatch.delitem(sys.modules, "reverb_writer.environments.gymnasium_recorders", raising=False)
+    told = r"`record` needs `gymnasium.vector`, but .* does not fit .*: pip install 'reverb-writer\[gymnasium\]'"
+    with pytest.raises(rw.errors.MissingExtraError, match=told):
+        rw.environments.record(gymnasium.Env(), print)
+
+
 @pytest.mark.parametrize("library", ["torch", "jax"])
 def test_extra_of_a_framework_brings_what_its_arrays_need(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`rw.to_transitions` of tensors failed after the learner had started."""
