@@ -14,6 +14,7 @@ from reverb_writer.tables import Prioritized, SelectorName, TableConfig
 if TYPE_CHECKING:
     from reverb_writer.client.client import Client
 
+_ADDRESS_VARIABLE = "REVERB_WRITER_ADDRESS"
 _PEM = click.Path(exists=True, dir_okay=False)
 
 
@@ -42,13 +43,18 @@ security_options = _joined(
 )
 """The options for token and TLS."""
 
+addresses_argument = click.argument(
+    "addresses", nargs=-1, required=True, envvar=_ADDRESS_VARIABLE, metavar="ADDRESS..."
+)
+"""One server, or several servers that are one replay."""
+
 connection_options = _joined(
     click.option(
         "--address",
         "-a",
         default="localhost:8000",
         show_default=True,
-        envvar="REVERB_WRITER_ADDRESS",
+        envvar=_ADDRESS_VARIABLE,
         show_envvar=True,
         help="The server: host:port.",
     ),

@@ -15,7 +15,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from reverb_writer.cli.server_options import new_client, report_errors, security_options, timeout_option
+from reverb_writer.cli.server_options import (
+    addresses_argument,
+    new_client,
+    report_errors,
+    security_options,
+    timeout_option,
+)
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_set import on_each
 from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, explain_side, figures, rates
@@ -65,7 +71,7 @@ class _Status(click.Command):
 
 
 @click.command("status", cls=_Status)
-@click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
+@addresses_argument
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per state.")
 @click.option("--why", is_flag=True, help="Show for each side how many inserts or samples are possible, or why none.")
@@ -80,7 +86,7 @@ def command(
     """Show the tables of the server at ADDRESS (host:port), and the blocked inserts or samples.
 
     With several servers that are one replay, all are shown; the last lines name blocked and unreachable servers. An
-    ADDRESS may also be a file of addresses, `file:PATH`.
+    ADDRESS may also be a file of addresses, `file:PATH`. Without ADDRESS, REVERB_WRITER_ADDRESS is read.
 
     With --watch a missing answer is shown, and the server is asked again; the exit code is that of the last state.
 

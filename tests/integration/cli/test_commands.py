@@ -228,7 +228,7 @@ def test_no_line_of_help_is_cut(module: str, group: list[str]) -> None:
     assert not [line for line in lines if line.endswith("...")]
 
 
-def test_reset_empties_the_tables_that_it_names_and_no_other() -> None:
+def test_reset_empties_the_tables_that_it_names_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = [rw.TableConfig(name) for name in ("replay", "other", "kept")]
     with rw.LocalServer(tables) as server, rw.Client(server.address) as client:
         for name in ("replay", "replay", "other", "kept"):
@@ -237,10 +237,12 @@ def test_reset_empties_the_tables_that_it_names_and_no_other() -> None:
         assert refused.exit_code == 1
         assert refused.stderr == "Error: table `repaly` is not on the server; it has kept, other, replay.\n"
         assert client.server_info()["replay"].current_size == 2
-        done = run("reset", server.address, "--table", "replay", "--table", "other")
+        monkeypatch.setenv("REVERB_WRITER_ADDRESS", server.address)
+        done = run("reset", "--table", "replay", "--table", "other")
         assert (done.exit_code, done.stdout) == (0, "replay: 2 items removed\nother: 1 items removed\n")
         left = {name: table.current_size for name, table in client.server_info().items()}
         assert left == {"replay": 0, "other": 0, "kept": 1}
+        assert json.loads(run("status", "--json").stdout)["address"] == server.address
         assert run("reset", server.address).exit_code == 2  # never all tables by mistake
 
 
