@@ -83,6 +83,7 @@ class Prefetcher:
         self._making: _Entry | None = None  # samples whose batches are being made
         self._batches: Iterator[tuple[Batch | None, bool]] = iter(())
         self._num_skipped = 0
+        self._num_too_short = 0  # samples that were left out since the reader's last call: they keep their room
         self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not request
         self._is_awaited = False  # whether the reader waits for a batch that is not ready
         self._request: Flag | None = None  # for the samples that have arrived; set when their batch is ready
@@ -106,6 +107,7 @@ class Prefetcher:
         send as many.
         """
         self._is_awaited = waits and not self._ready
+        self._num_too_short = 0
         try:
             return self._ready.popleft().item
         except IndexError:
@@ -203,7 +205,7 @@ class Prefetcher:
                 began_to_end_at = min(began_to_end_at, now)
             next_at = math.inf
             if end is not None or not any(entry.is_of_stream for entry in self._ready.copy()):
-                next_at, errors = self._mixer.proceed(now, self._num_held())
+                next_at, errors = self._mixer.proceed(now, self._num_held() + self._num_too_short)
                 for error in errors:  # nothing is read until it is taken, so that damage costs little
                     self._refuse(error, is_of_stream=True)
             request = self._request
@@ -265,6 +267,7 @@ class Prefetcher:
                 if self._says_too_short:
                     _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
                 self.too_short, self._says_too_short = error, False
+                self._num_too_short += making.num_samples
                 if (request := self._request) is not None:  # the next samples may be too short, too, without an end
                     self._put_rest()
                     request.set()

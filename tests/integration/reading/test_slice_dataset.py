@@ -181,6 +181,10 @@ def test_episodes_that_are_all_too_short_are_left_out_and_an_error_in_the_end(
         assert dataset.take(0.1) is None  # although such episodes arrive without an end
         with pytest.raises(rw.errors.IncompleteError, match="no trajectory is long enough"):
             next(dataset)
+        before = client.server_info()["episodes"].rate_limiter.num_samples
+        time.sleep(0.3)
+        drawn = client.server_info()["episodes"].rate_limiter.num_samples - before
+        assert drawn <= 2 * 2 * 2, "without a waiting reader, more was drawn than two pools ahead"
     assert sum("Such samples are left out" in message for message in caplog.messages) == 1
 
 
