@@ -26,6 +26,7 @@ from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
 from reverb_writer.slices.batch import Batch
+from reverb_writer.tables.rate_limits import inserts_until_sample
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class Dataset(Views):
     def __next__(self) -> Batch:
         """Return the next batch; after `close()` or a single pass, a last batch of the remaining samples, then stop.
 
-        The first call begins to fetch.
+        The first call begins to fetch. The time-out starts again whenever fewer samples are missing than before, or
+        fewer inserts that a rate limiter waits for.
 
         Raises:
             ReplayTimeoutError: no batch within the time-out; names the cause with its numbers. No sample is lost.
@@ -110,7 +112,7 @@ class Dataset(Views):
             IncompleteError: all trajectories that arrived within the time-out are too short for a slice.
             ClosedError: in a forked child.
         """
-        batch = self._next_batch(time.monotonic(), self.timeout_s)
+        batch = self._next_batch(time.monotonic(), self.timeout_s, extends=True)
         if batch is None:
             raise StopIteration
         return batch
@@ -139,14 +141,16 @@ class Dataset(Views):
             self._client.shards[0].channel.check_usable()
         self._prefetcher.start()
 
-    def _next_batch(self, start: float, timeout_s: float) -> Batch | None:
+    def _next_batch(self, start: float, timeout_s: float, *, extends: bool = False) -> Batch | None:
         """Return the next batch; None at the end. The time-out counts from `start`, of `time.monotonic()`.
 
-        While it waits, the servers are asked for the cause, and the cause is logged every ten seconds.
+        While it waits, the servers are asked for the cause, and the cause is logged every ten seconds. If it `extends`,
+        the time-out starts again whenever less is missing than ever before in this wait.
         """
         self._begin()
         woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
         deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
+        missing = self._missing() if extends else {}
         while True:
             woken.clear()
             has_ended = self._prefetcher.has_ended  # read first: after the end nothing arrives
@@ -161,9 +165,12 @@ class Dataset(Views):
                 too_short, self._prefetcher.too_short = self._prefetcher.too_short, None
                 if has_ended and too_short is None:
                     return None
-                raise too_short or self._too_late(start, timeout_s)
+                raise too_short or self._too_late(start, deadline - start)
             if now >= look_at:
                 look_at, log_at = now + pause_s, self._look(now, start, log_at)
+                for name, number in (self._missing() if extends else {}).items():
+                    if number < missing.setdefault(name, number):
+                        missing[name], deadline = number, now + timeout_s
 
     def _counted(self, found: Batch | Exception | None, called_at: float) -> Batch | None:
         """Count and return a batch, or raise the error in its place."""
@@ -177,6 +184,14 @@ class Dataset(Views):
             self._stats.samples += len(found.info)
             self._stats.last_age_s = now - found.info.received_at
         return found
+
+    def _missing(self) -> dict[str, int]:
+        """Return how many samples the next batch lacks, and by server how many inserts its next sample lacks."""
+        missing = {"": -self._prefetcher.num_for_batch}
+        for source in self._mixer.sources:
+            if (table := source.stream.table) is not None:
+                missing[source.server.name] = inserts_until_sample(table)
+        return missing
 
     def _look(self, now: float, start: float, log_at: float) -> float:
         """Have servers asked for the cause of a wait, and log the cause at `log_at`; return the next time to log it."""

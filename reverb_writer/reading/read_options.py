@@ -33,7 +33,7 @@ class ReadOptions:
         max_in_flight_batches: limit of batches fetched ahead, >= 1. They are older than a new sample, and the rate
             limiter counts them as sampled. With several servers, samples of twice as many batches may wait for a draw,
             or samples of as many batches per server may wait for their turn.
-        timeout_s: time-out of a batch, in seconds; None for the client's time-out.
+        timeout_s: time-out of a batch, in seconds; progress starts it again in `next`. None for the client's time-out.
         connect_timeout_s: time-out of the constructor, which waits for the servers, in seconds; None for `timeout_s`. A
             learner that may wait an hour for its first batch should find a wrong address within seconds.
         single_pass: return each item that is in the table now, once and in order, then stop. The table's sampler and

@@ -69,6 +69,18 @@ def test_actors_are_to_be_started_if_they_have_not_written_lately(
             next(dataset)
 
 
+def test_time_out_starts_again_with_each_item_that_the_rate_limiter_waits_for(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay", rate_limiter=rw.MinSize(3)))
+
+    def insert_slowly() -> None:
+        for number in range(3):
+            time.sleep(1.5)
+            insert_numbers(client.address, "replay", [number])
+
+    with rw.ReplayDataset(client, "replay", 2, timeout_s=3.0) as dataset, soon(insert_slowly):
+        assert len(first_numbers(next(dataset))) == 2
+
+
 def test_what_is_waited_for_is_logged_again_and_again(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
