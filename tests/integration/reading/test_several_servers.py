@@ -281,7 +281,7 @@ def test_servers_that_their_rate_limiters_block_do_not_stall_the_others(
         np.testing.assert_allclose(batches[-1].info.probabilities, 1.0)  # the first was drawn before it was left out
         assert dataset.stats().left_out_servers == 2
         if sampler == "uniform":  # its share is that of its size; of priorities only samples tell
-            assert 0 < dataset.stats().forgiven_samples <= 8  # at most a batch is owed
+            assert 0 < dataset.stats().forgiven_samples <= 2 * 8  # at most a batch is owed when each is left out
         insert_numbers(servers[1].address, "replay", [1])
         eventually(lambda: 1 in items_of(next(dataset)))
         latest = [next(dataset) for _ in range(MANY)][-1]
