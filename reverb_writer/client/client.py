@@ -18,7 +18,7 @@ from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.client.server_set import ServerSet, first_target, first_that_answers, on_all
 from reverb_writer.client.targets import Shard, Target, source_of
 from reverb_writer.client.weights import sample_shards
-from reverb_writer.deadline import LEAST_S, Deadline
+from reverb_writer.deadline import Deadline
 from reverb_writer.errors import SpecError
 from reverb_writer.tables.table_info import TableInfo, merge_tables
 from reverb_writer.transport.channel import Channel
@@ -56,7 +56,6 @@ class Client:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         use_proxy: bool = False,
-        connect_timeout_s: float | None = None,
     ) -> None:
         """Prepare the connections; the first call makes them.
 
@@ -69,23 +68,14 @@ class Client:
             token: bearer token of every call; needs `tls`, or a `unix:` address.
             timeout_s: time-out of each call, in seconds, > 0; a call also waits for a server that is not up yet.
             use_proxy: whether to use `http_proxy` and similar variables of the environment.
-            connect_timeout_s: time to wait here for all servers, in seconds; None not to wait.
 
         Raises:
             SpecError: an argument is invalid.
-            ServerUnavailableError, ReplayTimeoutError: a server does not answer within `connect_timeout_s`, or the
-                source returns no target within that time or `timeout_s`.
+            ServerUnavailableError, ReplayTimeoutError: the source returns no target within `timeout_s`.
         """
         source, timeout_s = source_of(replay), check_timeout(timeout_s)
-        first_s = timeout_s if connect_timeout_s is None else check_timeout(connect_timeout_s, "connect_timeout_s")
-        deadline = Deadline(first_s)
-        self.__setstate__(((source, tls, token, timeout_s, use_proxy), first_target(source, deadline)))
-        if connect_timeout_s is not None:
-            try:
-                self.server_info(max(first_s - deadline.spent_s, LEAST_S))
-            except BaseException:
-                self.close()
-                raise
+        target = first_target(source, Deadline(timeout_s))
+        self.__setstate__(((source, tls, token, timeout_s, use_proxy), target))
 
     def __getstate__(self) -> tuple[tuple[Any, ...], Target]:
         """Return the arguments and the target: another process can make a client while the source is unavailable."""

@@ -97,16 +97,14 @@ class Variables:
         timeout_s: float | None = None,
         *,
         interval_s: float = 0.1,
-        connect_timeout_s: float | None = None,
     ) -> None:
         """Find the table.
 
         Args:
             replay: a `Client`, or an address, addresses or an object that `Client` takes.
             table: name of the table.
-            timeout_s: time-out of a call, in seconds; None for the client's.
+            timeout_s: time-out of a call, in seconds; None for the client's, which is also the constructor's.
             interval_s: time between two questions of `poll` to the server, in seconds, >= 0.
-            connect_timeout_s: time to wait here for the server, in seconds; None for `timeout_s`.
 
         Raises:
             SpecError: a number is invalid.
@@ -114,8 +112,6 @@ class Variables:
             ServerUnavailableError: no server answers within the time-out.
         """
         self._interval_s = check_wait(interval_s, "interval_s")
-        if connect_timeout_s is not None:
-            connect_timeout_s = check_timeout(connect_timeout_s, "connect_timeout_s")
         self._client, self._owns_client = as_client(replay, timeout_s)
         self._table = table
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -129,7 +125,7 @@ class Variables:
         try:
             shards = self._client.connections.in_state("up", "draining")
             with logged(lambda: f"table `{table}`: waiting for the server at {self._client.address}"):
-                infos = answering(shards, connect_timeout_s or self._timeout_s, [table])
+                infos = answering(shards, self._client.timeout_s, [table])
             for info in infos.values():
                 found = info.tables[table]
                 if found.max_size != 1 or found.max_times_sampled > 0:

@@ -80,8 +80,7 @@ class Dataset(Views):
         owned_client = self._client if self._owns_client else None
         self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
         try:
-            connect_s = self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
-            infos, info, rule = _open_table(self._client, table, options, connect_s)
+            infos, info, rule = _open_table(self._client, table, options, self._client.timeout_s)
             self._updates = PriorityUpdates(self._client, info)
             parts.append(self._updates)
             mixer = self._mixer = rule(self._client, infos, info, pool_size, options, self._updates.remember_owner)

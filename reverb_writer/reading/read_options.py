@@ -16,7 +16,6 @@ class ReadKeywords(TypedDict, total=False):
 
     max_in_flight_batches: int
     timeout_s: float | None
-    connect_timeout_s: float | None
     single_pass: bool
     max_samples: int | None
     skip_unsafe: bool
@@ -33,9 +32,8 @@ class ReadOptions:
         max_in_flight_batches: limit of batches fetched ahead, >= 1. They are older than a new sample, and the rate
             limiter counts them as sampled. With several servers, samples of twice as many batches may wait for a draw,
             or samples of as many batches per server may wait for their turn.
-        timeout_s: time-out of a batch, in seconds; progress starts it again in `next`. None for the client's time-out.
-        connect_timeout_s: time-out of the constructor, which waits for the servers, in seconds; None for `timeout_s`. A
-            learner that may wait an hour for its first batch should find a wrong address within seconds.
+        timeout_s: time-out of a batch, in seconds; progress starts it again in `next`. None for the client's time-out,
+            which is also the constructor's.
         single_pass: return each item that is in the table now, once and in order, then stop. The table's sampler and
             remover must be "fifo" or a heap, and its `max_times_sampled` 1.
         max_samples: number of samples, from all servers together, after which the iteration stops, >= 1; None for no
@@ -55,7 +53,6 @@ class ReadOptions:
 
     max_in_flight_batches: int = 2
     timeout_s: float | None = None
-    connect_timeout_s: float | None = None
     single_pass: bool = False
     max_samples: int | None = None
     skip_unsafe: bool = False
@@ -64,9 +61,8 @@ class ReadOptions:
     transform: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "connect_timeout_s"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, check_timeout(getattr(self, name), name))
+        if self.timeout_s is not None:
+            object.__setattr__(self, "timeout_s", check_timeout(self.timeout_s))
         if self.transform is not None and not callable(self.transform):
             raise SpecError(f"`transform` must be a function of a batch, got {type(self.transform).__name__}.")
         for name in ("max_in_flight_batches", "max_samples", "max_cache_bytes", "max_sample_bytes"):

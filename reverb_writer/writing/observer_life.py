@@ -103,9 +103,8 @@ class ObserverLife:
         client, owns_client = as_client(self._replay, options.timeout_s)
         timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
         try:
-            wait_s = timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
             with logged(lambda: f"an observer waits for the server at {client.address}"):
-                info, *_ = answering(client.connections.in_state("up"), wait_s, self._tables).values()
+                info, *_ = answering(client.connections.in_state("up"), client.timeout_s, self._tables).values()
         except BaseException:
             if owns_client:
                 client.close()

@@ -19,7 +19,6 @@ class StreamKeywords(TypedDict, total=False):
     """The fields of `StreamOptions` as keyword arguments of an observer."""
 
     timeout_s: float | None
-    connect_timeout_s: float | None
     max_delay_s: float
     max_in_flight_items: int | None
     max_in_flight_bytes: int
@@ -36,9 +35,9 @@ class StreamOptions:
     """Options of an observer's stream. Every observer takes these options as keyword arguments.
 
     Attributes:
-        timeout_s: time-out of a call, in seconds; None for the client's, which is 30. A step's time-out starts again
-            whenever the server makes progress with this observer's items or with other actors' items.
-        connect_timeout_s: time to wait for the server when the observer opens, in seconds; None for `timeout_s`.
+        timeout_s: time-out of a call, in seconds; None for the client's, which is 30, and which is also the time-out of
+            `open`. A step's time-out starts again whenever the server makes progress with this observer's items or with
+            other actors' items.
         max_delay_s: longest time between completion and sending of a window, in seconds; infinity for no bound.
         max_in_flight_items: number of complete and unconfirmed items per server, sent or not, at which steps wait. One
             call is never split, so it may exceed the limit. None for a limit that adapts: 400, or the items that 32
@@ -65,7 +64,6 @@ class StreamOptions:
     """
 
     timeout_s: float | None = None
-    connect_timeout_s: float | None = None
     max_delay_s: float = 0.5
     max_in_flight_items: int | None = None
     max_in_flight_bytes: int = 128 << 20
@@ -87,9 +85,8 @@ class StreamOptions:
             raise SpecError(f"`on_block` must be 'wait', 'raise' or 'drop_oldest', got {self.on_block!r}.")
         check_timeout(self.patience_s, "patience_s")
         check_timeout(self.max_delay_s, "max_delay_s")
-        for name in ("timeout_s", "connect_timeout_s"):
-            if (seconds := getattr(self, name)) is not None:
-                check_timeout(seconds, name)
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
         if self.actor_id is not None and (not isinstance(self.actor_id, str) or not self.actor_id):
             raise SpecError(f"`actor_id` must be a string that is not empty, or None, got {self.actor_id!r}.")
         if self.until is not None and not callable(self.until):

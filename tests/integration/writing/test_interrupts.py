@@ -357,7 +357,7 @@ def test_interrupt_at_any_moment_of_a_step_that_waits_takes_it_or_not(
     with (
         rw.Client(server.address) as client,
         rw.TrajectoryObserver(
-            client, "replay", 1, num_envs=num_envs, max_in_flight_items=4 * size, timeout_s=0.02, connect_timeout_s=60
+            client, "replay", 1, num_envs=num_envs, max_in_flight_items=4 * size, timeout_s=0.02
         ) as observer,
     ):
         number = 0
