@@ -51,7 +51,6 @@ def act(source: Any, number: int, num_actors: int) -> None:
             end_of_episode="tile",
             # A new window gets the largest priority, so the learner soon samples it and corrects its priority.
             priority=lambda _: float(newest["priority"]),
-            actor_id=f"actor-{number}",
             until=lambda: variables.finished,
         ) as observer,
     ):

@@ -200,6 +200,6 @@ def rank_shards(writer: str, names: Iterable[str]) -> list[str]:
     return sorted(names, key=score, reverse=True)
 
 
-def default_actor_id() -> str:
-    """Return a unique id of a writer: machine, process, and a number in the process."""
+def writer_name() -> str:
+    """Return a unique name for a writer: machine, process, and a number in the process."""
     return f"{socket.gethostname()}:{os.getpid()}:{next(_numbers)}"

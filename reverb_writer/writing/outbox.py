@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.targets import default_actor_id, rank_shards
+from reverb_writer.client.targets import rank_shards, writer_name
 from reverb_writer.transport.delivery import Delivery, Post
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.encoders import Ready
@@ -90,7 +90,7 @@ class Outbox:
         post: Post,
     ) -> None:
         """Make a destination per server of the client's target."""
-        self._client, self._options, self._actor_id = client, options, options.actor_id or default_actor_id()
+        self._client, self._options, self._name = client, options, writer_name()
         self._cutter, self._books, self._post = cutter, cutter.books, post
         self._ring, self._kinds = cutter.ring, cutter.kinds
         self._drops_oldest, self._dropping = options.on_block == "drop_oldest", False
@@ -201,7 +201,7 @@ class Outbox:
         every = self._destinations
         if len(every) == 1:
             return next(iter(every.values()))
-        ranked = [every[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", every)]
+        ranked = [every[name] for name in rank_shards(f"{self._name}/{self._num_episodes}", every)]
         up = [each for each in ranked if each.server.shard.state == "up"] or ranked
         there = [each for each in up if not each.is_lost] or up
         free = (destination for destination in there if self._room_of(destination) >= max(num_items, 1))

@@ -25,7 +25,6 @@ class StreamKeywords(TypedDict, total=False):
     on_block: OnBlock
     max_item_bytes: int | None
     chunk_length: int | None
-    actor_id: str | None
     patience_s: float
     until: Callable[[], object] | None
 
@@ -50,8 +49,6 @@ class StreamOptions:
             before any part of it is sent; None for no limit. The first step is checked for windows of a fixed length
             without strings; each step is checked for strings and for whole episodes.
         chunk_length: steps in a chunk, at most 16,383; None for a length that suits the windows.
-        actor_id: unique name of the writer. With several servers, this name and the number of the episode decide which
-            server gets the episode. None for a name of machine, process and count.
         patience_s: seconds without a confirmation and without an answer after which the observer gives up one of
             several servers: it drops and counts the unconfirmed items, and sends the next episodes to other servers.
             Infinity for never.
@@ -70,7 +67,6 @@ class StreamOptions:
     on_block: OnBlock = "wait"
     max_item_bytes: int | None = None
     chunk_length: int | None = None
-    actor_id: str | None = None
     patience_s: float = 10.0
     until: Callable[[], object] | None = None
 
@@ -87,8 +83,6 @@ class StreamOptions:
         check_timeout(self.max_delay_s, "max_delay_s")
         if self.timeout_s is not None:
             check_timeout(self.timeout_s)
-        if self.actor_id is not None and (not isinstance(self.actor_id, str) or not self.actor_id):
-            raise SpecError(f"`actor_id` must be a string that is not empty, or None, got {self.actor_id!r}.")
         if self.until is not None and not callable(self.until):
             raise SpecError(
                 f"`until` must be a function without arguments, got {self.until!r}. Put `lambda:` before it."

@@ -53,7 +53,7 @@ def test_samples_per_insert_stays_in_its_bounds_when_a_shard_is_lost(start: Star
 
 
 def write(source: Any, number: int, may_end: threading.Event) -> None:
-    options: Any = {"actor_id": f"actor-{number}", "patience_s": 1.0, "timeout_s": 60, "max_in_flight_items": 8}
+    options: Any = {"patience_s": 1.0, "timeout_s": 60, "max_in_flight_items": 8}
     with rw.TrajectoryObserver(source, "replay", 1, **options) as observer:
         for step in itertools.count():
             observer({"number": np.int64(step)}, end_of_episode=step % 3 == 2)

@@ -343,7 +343,7 @@ class Actor(threading.Thread):
         self.told = 0
 
     def run(self) -> None:
-        options: Any = {"actor_id": f"actor-{self.number}", "patience_s": 1.0, "timeout_s": 60}
+        options: Any = {"patience_s": 1.0, "timeout_s": 60}
         with rw.TrajectoryObserver(self.source, "replay", 1, **options) as observer:
             for episode in itertools.count():
                 for step in range(3):

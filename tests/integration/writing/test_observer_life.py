@@ -165,7 +165,6 @@ def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
         ({"max_item_bytes": 0}, "`max_item_bytes` must be >= 1, got 0"),
         ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
         ({"patience_s": 0}, "`patience_s` must be > 0 seconds, got 0"),
-        ({"actor_id": ""}, "`actor_id` must be a string that is not empty, or None, got ''"),
         ({"until": False}, "`until` must be a function without arguments, got False. Put `lambda:`"),
         *(({"num_envs": number}, "`num_envs` must be") for number in (0, -1, 2.0, True)),
         *(({"priority": one}, "must be a finite number >= 0") for one in (math.nan, math.inf, -0.1, "1", None)),

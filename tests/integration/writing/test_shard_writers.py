@@ -18,18 +18,24 @@ from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.client.targets import rank_shards
+from reverb_writer.writing import outbox
 
 PATIENCE_S = 2.0  # longer than a busy machine keeps a server from confirming
 
 
+@pytest.fixture(autouse=True)
+def _name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "writer_name", lambda: "actor")
+
+
 def ranked(episode_number: int, servers: Sequence[HostedServer]) -> list[HostedServer]:
-    """Return the servers in the order in which the actor `actor` chooses them for an episode; numbers begin with 1."""
+    """Return the servers in the order in which the observer `actor` chooses them for an episode, numbered from 1."""
     by_address = {server.address: server for server in servers}
     return [by_address[address] for address in rank_shards(f"actor/{episode_number}", by_address)]
 
 
 def observed(servers: Any, **options: Any) -> rw.TrajectoryObserver:
-    return rw.TrajectoryObserver(servers, "replay", 2, **{"actor_id": "actor", "patience_s": PATIENCE_S, **options})
+    return rw.TrajectoryObserver(servers, "replay", 2, **{"patience_s": PATIENCE_S, **options})
 
 
 def addresses(servers: Sequence[HostedServer]) -> list[str]:
@@ -237,7 +243,7 @@ def test_shard_that_is_paused_is_lost_and_used_again_when_it_answers(lone_server
 def test_episode_observer_loses_no_episode_that_it_has_not_sent(lone_server: StartServer) -> None:
     servers = [lone_server(fifo("replay")) for _ in range(2)]
     first, second = ranked(1, servers)
-    options: Any = {"actor_id": "actor", "patience_s": PATIENCE_S, "timeout_s": 60}
+    options: Any = {"patience_s": PATIENCE_S, "timeout_s": 60}
     with rw.EpisodeObserver(addresses(servers), "replay", 3, **options) as observer:
         observer({"n": np.int64(0)}, end_of_episode=False)
         first.process.kill()
@@ -256,7 +262,7 @@ def test_windows_that_cross_episodes_stay_at_a_shard_for_so_many_items(
     """One window is cut where the next shard begins: its step is counted."""
     monkeypatch.setattr("reverb_writer.writing.outbox._SPANNING_ITEMS", 10)
     servers = [replay_server(fifo("replay")) for _ in range(2)]
-    with rw.SequenceObserver(addresses(servers), "replay", 3, 2, actor_id="actor", chunk_length=3) as observer:
+    with rw.SequenceObserver(addresses(servers), "replay", 3, 2, chunk_length=3) as observer:
         for number in range(400):
             episode(observer, 3 * number)
             if number % 10 == 0:
@@ -341,7 +347,7 @@ def test_sent_steps_of_a_cut_episode_are_counted_if_they_are_in_no_window(
     file = ShardFile(tmp_path, *lines.values())
     windows = {"replay": rw.WindowSpec(5, 5), "pairs": rw.WindowSpec(2, 2)}
     with rw.Client(file.target) as client:
-        with rw.TrajectoryObserver(client, windows=windows, actor_id="actor", chunk_length=1) as observer:
+        with rw.TrajectoryObserver(client, windows=windows, chunk_length=1) as observer:
             for number in range(9):
                 observer({"n": np.int64(number)}, end_of_episode=False)
             observer.flush()

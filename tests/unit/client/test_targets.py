@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.targets import default_actor_id, rank_shards, source_of
+from reverb_writer.client.targets import rank_shards, source_of, writer_name
 
 
 def test_a_file_tells_names_addresses_and_states_and_is_read_again(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_shard_that_is_removed_moves_only_its_own_actors(actor: str, names: list
         assert rank_shards(actor, rest)[0] == (second if removed == chosen else chosen)
 
 
-def test_default_ids_differ_and_name_this_process() -> None:
-    ids = [default_actor_id() for _ in range(10)]
-    assert len(set(ids)) == 10
-    assert all(f":{os.getpid()}:" in one for one in ids)
+def test_names_of_writers_differ_and_have_the_number_of_this_process() -> None:
+    names = [writer_name() for _ in range(10)]
+    assert len(set(names)) == 10
+    assert all(f":{os.getpid()}:" in name for name in names)
