@@ -31,6 +31,7 @@ _HOST = "127.0.0.1"
 _SHARE = 4  # the default limit is a quarter of the machine's memory
 _MACHINE_BYTES = 8 << 30  # assumed where the system does not report it, such as Windows
 _STOP_S = 5.0
+_GRACE_S = 0.1  # with none, gRPC prints a line of its own in each process that is connected
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -263,7 +264,7 @@ def _end(server: Any, threads: Executor, address: str, endpoint: LocalEndpoint, 
         if endpoints.BY_ADDRESS.get(address) is endpoint:  # a later server may have the address now
             del endpoints.BY_ADDRESS[address]
         endpoint.close()
-        server.stop(None).wait(_STOP_S)
+        server.stop(_GRACE_S).wait(_STOP_S)
         threads.shutdown(wait=False)
 
 
