@@ -18,7 +18,7 @@ import grpc
 
 from reverb_writer.arguments import integer
 from reverb_writer.background import Flag, in_background, may_be_interrupted
-from reverb_writer.errors import ServerUnavailableError
+from reverb_writer.errors import ClosedError, ServerUnavailableError
 from reverb_writer.local import saved_tables
 from reverb_writer.local.endpoint import LocalEndpoint
 from reverb_writer.local.grpc_service import Service
@@ -175,6 +175,11 @@ class LocalServer:
         if self._stop.detach() is not None:
             self._end()
         self._closed.set()
+
+    def __reduce__(self) -> Any:
+        raise ClosedError(
+            f"a LocalServer cannot be sent to another process. Pass its `address`, {self.address!r}, in its place."
+        )
 
     def __enter__(self) -> LocalServer:
         """Return the running server."""

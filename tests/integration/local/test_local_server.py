@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -61,6 +62,14 @@ def test_it_listens_on_loopback_only_and_frees_its_port(capfd: pytest.CaptureFix
     assert server.wait(0)
     with socket.create_server(("127.0.0.1", server.port)):
         pass
+
+
+def test_a_server_that_is_sent_to_another_process_is_refused_with_its_address() -> None:
+    with (
+        rw.LocalServer([rw.TableConfig("replay")]) as server,
+        pytest.raises(rw.errors.ClosedError, match=f"cannot be sent to another process.* '{server.address}'"),
+    ):
+        pickle.dumps(server)
 
 
 @pytest.mark.parametrize("scheme", ["", "dns:"], ids=["in this process", "over gRPC"])
