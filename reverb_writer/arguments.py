@@ -15,7 +15,7 @@ from reverb_writer.errors import SpecError
 
 _T = TypeVar("_T")
 _MAX_PORT = 65535
-_ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/,]*:\d{1,5}|dns:[^\s,]+:\d{1,5}")
+_ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/,]+:\d{1,5}|dns:[^\s,]+:\d{1,5}")
 
 
 def options_of(kind: Callable[..., _T], options: Mapping[str, Any], caller: object) -> _T:
@@ -113,8 +113,8 @@ def check_key(key: object) -> int:
     return integer("key", key, minimum=0, maximum=(1 << 64) - 1)
 
 
-def check_priority(priority: Any) -> float:
-    """Return a priority as a float.
+def check_priority(priority: Any, alternatives: str = "") -> float:
+    """Return a priority as a float; `alternatives` is the part of the message after the number.
 
     >>> check_priority(-1)
     Traceback (most recent call last):
@@ -122,7 +122,7 @@ def check_priority(priority: Any) -> float:
     """
     number = _as_float(priority)
     if not 0.0 <= number < math.inf:
-        raise SpecError(f"`priority` must be a finite number >= 0, got {priority!r}.")
+        raise SpecError(f"`priority` must be a finite number >= 0{alternatives}, got {priority!r}.")
     return number
 
 

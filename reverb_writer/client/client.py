@@ -224,6 +224,8 @@ class Client:
             SpecError: a key or a priority is invalid. Nothing changed.
             StructureError: the table does not exist.
         """
+        if not isinstance(updates, Mapping | None):
+            raise SpecError(f"`updates` must be a dict of priorities by key, got {updates!r}.")
         checked = {check_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
         keys = [check_key(key) for key in deletes]
         self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline=deadline), timeout_s)

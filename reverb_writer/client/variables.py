@@ -63,7 +63,7 @@ class _News(NamedTuple):
 class Variables:
     """The newest version of a nest of arrays, kept in a table of one item. Thread-safe; a context manager.
 
-    The table must have `max_size` 1, and its items may be sampled any number of times: `TableConfig(name, max_size=1)`.
+    `TableConfig.variables(name)` makes such a table: `max_size` 1, and items that may be sampled any number of times.
 
     A version is a number that grows with each publication, also when the learner or a server starts again: the first
     number of a publisher is the time in milliseconds since 1970, and each further number is larger by one. Readers take

@@ -18,7 +18,7 @@ import grpc
 
 from reverb_writer.arguments import integer
 from reverb_writer.background import Flag, in_background, may_be_interrupted
-from reverb_writer.errors import ServerUnavailableError
+from reverb_writer.errors import ClosedError, ServerUnavailableError
 from reverb_writer.local import saved_tables
 from reverb_writer.local.endpoint import LocalEndpoint
 from reverb_writer.local.grpc_service import Service
@@ -31,6 +31,7 @@ _HOST = "127.0.0.1"
 _SHARE = 4  # the default limit is a quarter of the machine's memory
 _MACHINE_BYTES = 8 << 30  # assumed where the system does not report it, such as Windows
 _STOP_S = 5.0
+_GRACE_S = 0.1  # with none, gRPC prints a line of its own in each process that is connected
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -175,6 +176,11 @@ class LocalServer:
             self._end()
         self._closed.set()
 
+    def __reduce__(self) -> Any:
+        raise ClosedError(
+            f"a LocalServer cannot be sent to another process. Pass its `address`, {self.address!r}, in its place."
+        )
+
     def __enter__(self) -> LocalServer:
         """Return the running server."""
         return self
@@ -263,7 +269,7 @@ def _end(server: Any, threads: Executor, address: str, endpoint: LocalEndpoint, 
         if endpoints.BY_ADDRESS.get(address) is endpoint:  # a later server may have the address now
             del endpoints.BY_ADDRESS[address]
         endpoint.close()
-        server.stop(None).wait(_STOP_S)
+        server.stop(_GRACE_S).wait(_STOP_S)
         threads.shutdown(wait=False)
 
 

@@ -161,7 +161,8 @@ class ObserverLife:
             if stats.dropped_steps and not process_hooks.is_forked():  # a forked child has its parent's numbers
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(stats.dropped_steps.items()))
                 level = logging.INFO if stats.items else logging.WARNING
-                _LOG.log(level, "Observer closed. Steps in no window: %s; steps in all: %d.", reasons, stats.steps)
+                text = "The observer was closed after %d steps. Steps in no window, by reason: %s."
+                _LOG.log(level, text, stats.steps, reasons)
         self._sender = self._client = None  # before the client closes, because an interrupt may end that
         if self._owns_client:
             client.close()

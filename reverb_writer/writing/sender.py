@@ -344,7 +344,7 @@ class Sender:
         self.ring.granted = -1
         num_left = self._outbox.close()
         if num_left:
-            text = "%s: closed with %d items undelivered. `close()` waits for them, up to its time-out."
+            text = "%s: the observer has ended with %d undelivered items. `close(timeout_s=...)` waits longer for them."
             level = logging.INFO if isinstance(error, FinishedError) else logging.ERROR
             _LOG.log(level, text, self._outbox.addresses, num_left)
         self.is_ended = True  # later posts see it; earlier posts are answered here

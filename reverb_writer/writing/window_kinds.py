@@ -8,9 +8,9 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -56,11 +56,13 @@ class WindowTarget:
     priority: Priority = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
-        if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
-            raise SpecError(f"`table` must be a name or several different ones, got {self.tables!r}.")
+        given: Any = self.tables
+        names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+        if not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
+            raise SpecError(f"`table` must be a name or several different ones, got {given!r}.")
+        object.__setattr__(self, "tables", names)
         if not callable(self.priority) and self.priority != "max":
-            check_priority(self.priority)
+            check_priority(self.priority, ", a function or 'max'")
 
 
 def window_targets(
@@ -74,7 +76,7 @@ def window_targets(
     if spec is not None:
         if not table:
             raise SpecError("`table` must be a name or several different ones, got none.")
-        targets.append(WindowTarget(spec, (table,) if isinstance(table, str) else tuple(table), priority))
+        targets.append(WindowTarget(spec, cast("tuple[str, ...]", table), priority))  # checked there
     for name, window in (windows or {}).items():
         if isinstance(window, WindowSpec):
             targets.append(WindowTarget(window, (name,), priority))

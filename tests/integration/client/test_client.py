@@ -113,6 +113,9 @@ def test_arguments_that_can_never_work_are_refused_by_the_call(client: rw.Client
     for priorities in no_tables:
         with pytest.raises(rw.errors.SpecError, match=r"`priorities` must name tables, such as .*, got "):
             client.insert(zeros, priorities)
+    not_updates: Any = [1, 2]
+    with pytest.raises(rw.errors.SpecError, match=r"`updates` must be a dict of priorities by key, got \[1, 2\]"):
+        client.mutate_priorities("a", not_updates)
     not_an_item: list[tuple[Any, str]] = [
         ({"x": np.zeros(3), "y": {"z": np.float32(1)}}, r"leaf `y/z`: shape \(\), expected \[T, \.\.\.\] with T >= 1"),
         ({"x": np.zeros(3), "y": [np.zeros((0, 2))]}, r"leaf `y/0`: shape \(0, 2\), expected \[T, \.\.\.\]"),
@@ -134,6 +137,7 @@ def test_arguments_that_can_never_work_are_refused_by_the_call(client: rw.Client
         "localhost",
         "http://localhost:8000",
         "localhost:port",
+        ":8000",
         "localhost:8000\n",
         "a:8000,b:8000",
         "a:0",

@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -63,6 +64,14 @@ def test_it_listens_on_loopback_only_and_frees_its_port(capfd: pytest.CaptureFix
         pass
 
 
+def test_a_server_that_is_sent_to_another_process_is_refused_with_its_address() -> None:
+    with (
+        rw.LocalServer([rw.TableConfig("replay")]) as server,
+        pytest.raises(rw.errors.ClosedError, match=f"cannot be sent to another process.* '{server.address}'"),
+    ):
+        pickle.dumps(server)
+
+
 @pytest.mark.parametrize("scheme", ["", "dns:"], ids=["in this process", "over gRPC"])
 def test_close_ends_streams_that_wait(scheme: str) -> None:
     server = rw.LocalServer([rw.TableConfig("replay")])
@@ -77,6 +86,36 @@ def test_close_ends_streams_that_wait(scheme: str) -> None:
         for stream in streams:
             with pytest.raises(rw.errors.ServerUnavailableError):  # and no ReplayTimeoutError
                 stream.read()
+
+
+def test_clients_of_other_processes_get_no_lines_of_grpc_when_it_closes() -> None:
+    """A stream that gRPC cancels makes gRPC print lines of its own in the client's process."""
+    client = """
+    import contextlib
+    import sys
+    import numpy as np
+    import reverb_writer as rw
+
+    observer = rw.TrajectoryObserver(sys.argv[1], "replay", 1)
+    observer({"n": np.int64(0)})
+    observer.flush()
+    dataset = rw.ReplayDataset(sys.argv[1], "replay", 4, timeout_s=2.0)
+    next(dataset)
+    print("ready", flush=True)
+    with contextlib.suppress(rw.errors.ServerUnavailableError):
+        while True:
+            next(dataset)
+    """
+    for _ in range(3):  # gRPC printed its line at four of five ends
+        with rw.LocalServer([rw.TableConfig("replay")]) as server:
+            command = [sys.executable, "-c", textwrap.dedent(client), server.address]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        _, log = process.communicate(timeout=100)
+        assert process.returncode == 0, log
+        assert "(UNAVAILABLE: the server was closed)" in log
+        assert "chttp2" not in log
 
 
 @pytest.mark.parametrize("scheme", ["", "dns:"], ids=["in this process", "over gRPC"])

@@ -106,7 +106,7 @@ def test_observer_closed_without_a_server_says_what_is_lost(
     ):
         observer.close(timeout_s=1)
     assert time.monotonic() - begin < 20
-    assert "closed with 40 items undelivered" in caplog.text
+    assert "the observer has ended with 40 undelivered items" in caplog.text
     observer.close()
     stats = observer.stats()
     assert (stats.items, stats.acknowledged_items, stats.pending_items, stats.dropped_items) == (50, 10, 0, 40)

@@ -177,8 +177,8 @@ def test_program_ends_although_its_server_does_not_answer(lone_server: StartServ
         elif fault == "paused":
             server.process.pause()
         log = ended(process)
-        assert f"closed with {110 if blocks else 20} items undelivered" in log
-        assert "`close()` waits for them" in log
+        assert f"the observer has ended with {110 if blocks else 20} undelivered items" in log
+        assert "`close(timeout_s=...)` waits longer for them" in log
 
 
 @client_by_socket

@@ -65,7 +65,7 @@ def test_episodes_that_are_too_short_for_any_window_are_a_warning_once_and_summe
     first, last = told
     assert first[0] == last[0] == "WARNING"
     assert "An episode of 7 steps is shorter than a window (`sequence_length` 20): nothing of it is written" in first[1]
-    assert last[1] == "Observer closed. Steps in no window: short_episode 210; steps in all: 210."
+    assert last[1] == "The observer was closed after 210 steps. Steps in no window, by reason: short_episode 210."
 
 
 @pytest.mark.parametrize("end", ["close", "reset"])
