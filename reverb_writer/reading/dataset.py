@@ -15,6 +15,7 @@ from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import in_background, may_be_interrupted
 from reverb_writer.client import server_set
 from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.targets import source_of
 from reverb_writer.client.weights import EXACT
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
@@ -285,8 +286,8 @@ class Dataset(Views):
         args, kwargs = self._arguments
         given = inspect.signature(type(self)).bind(*args, **kwargs)
         replay = given.arguments["replay"]
-        if not isinstance(replay, Client):  # this picklable argument makes the same client
-            given.arguments["replay"] = getattr(replay, "server_address", replay)
+        if not isinstance(replay, Client):  # a client is picklable, and a server is not
+            given.arguments["replay"] = source_of(replay)
         return functools.partial(type(self), *given.args, **given.kwargs), ()
 
     def __repr__(self) -> str:

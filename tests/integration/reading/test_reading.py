@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -213,7 +215,8 @@ def test_number_of_samples_is_that_of_all_servers_also_of_those_that_join(
 def test_pickled_dataset_is_opened_anew(serve: Serve) -> None:
     client = serve(rw.TableConfig("replay"))
     insert_numbers(client.address, "replay", [3])
-    with rw.ReplayDataset(client.address, "replay", 2) as dataset, rw.SliceDataset(client, "replay", 2, 1) as slices:
+    server = types.SimpleNamespace(address=client.address, lock=threading.Lock())  # as a server, it is not picklable
+    with rw.ReplayDataset(server, "replay", 2) as dataset, rw.SliceDataset(client, "replay", 2, 1) as slices:
         stored = pickle.dumps((dataset, slices))
     of_dataset, of_slices = pickle.loads(stored)  # noqa: S301  # our own bytes
     with of_dataset, of_slices:
