@@ -68,6 +68,7 @@ class Recording:
         self._no_episodes = _Episodes(None, self._true)
         self.state = self._no_episodes
         self.needs_reset = self._true
+        self._num_known: int | None = None  # number of the observer's steps after the last one of this recording
         self._open_call: tuple[int | None, Any] | None = None  # number of steps before a call, and the state after it
 
     def call(self, method: Callable[..., Result], *args: Any, env_mask: Any = None, **kwargs: Any) -> Result:
@@ -158,20 +159,29 @@ class Recording:
 
     def _write(self, step: Any, after: _Episodes, options: dict[str, Any]) -> None:
         """Pass a step to the observer; `after` is the state after it."""
-        self._open_call = self._num_taken(), after
+        num_taken = self._num_taken()
+        if num_taken != self._num_known and not self.state.is_first.all():
+            self.state = self._no_episodes
+            raise SpecError(
+                "the observer got steps from elsewhere in the middle of an episode of this environment. Make one "
+                "observer per environment, or record a vector environment with `num_envs`."
+            )
+        self._open_call = num_taken, after
         try:
             self.observer(step, **options)
         except BaseException:
             self._settle()
             raise
         self.state = after
+        self._num_known = self._num_taken()
         self._open_call = None
 
     def _settle(self) -> None:
         """Find out whether the observer took the step of an interrupted call."""
         if self._open_call is not None:
             num_before, after = self._open_call
-            if self._num_taken() != num_before:
+            self._num_known = self._num_taken()
+            if self._num_known != num_before:
                 self.state = after
             self._open_call = None
 

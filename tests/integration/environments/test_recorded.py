@@ -146,3 +146,24 @@ def test_each_recorded_transition_of_dm_env_has_happened(place: Place) -> None:
         env.close()
         observer.flush()
         check_happened(place, happened)
+
+
+@client_alone
+def test_two_environments_that_step_in_turn_are_refused_one_observer(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 2) as observer:
+        one, other = (rw.environments.record(Counting(EPISODES, offset), observer) for offset in (0, 500))
+        for env in (one, other):  # after the end of an episode, another environment may write the next one
+            env.reset()
+            for action in range(3):
+                env.step(action)
+        observer.flush()
+        assert observer.stats().items == 2 * 3
+        for env in (one, other):
+            env.reset()
+            env.step(0)
+        with pytest.raises(rw.errors.SpecError, match="got steps from elsewhere in the middle of an episode"):
+            one.step(1)
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            one.step(1)
+        one.reset()
+        assert observer.num_steps == 2 * 4 + 2
