@@ -37,19 +37,21 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
         replay/     server.crt, from which the replay server learns when the gateway's certificate expires
         clients/    ca.crt, and for each client a .crt, a .key, and both in a .pem
 
-    An existing authority in the folder is used again, so clients can be added later.
+    An existing authority in the folder is used again, so clients can be added later. The server's certificate is made
+    again in each call.
 
     Args:
         folder: created if it does not exist; readable by its owner only.
         hosts: names and addresses under which clients reach the server.
         clients: names of clients, such as "actor".
-        days: validity of the certificates, in days.
+        days: validity of the certificates, in days; none is valid longer than its authority.
 
     Returns:
         The written files.
 
     Raises:
-        SpecError: `hosts` is empty, a host or the name of a client is invalid, or this user cannot write the files.
+        SpecError: `hosts` is empty, a host or the name of a client is invalid, the authority has expired, or this user
+            cannot write the files.
     """
     if not hosts:
         raise SpecError("`hosts` must name at least one host, got none: clients check the name that they connect to.")
@@ -93,7 +95,13 @@ def _load_or_create_authority(folder: Path, days: int, written: list[Path]) -> _
         key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise SpecError(f"{key_path}: must be an elliptic curve key, such as this command writes.")
-        return x509.load_pem_x509_certificate(certificate_path.read_bytes()), key
+        certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
+        if certificate.not_valid_after_utc <= dt.datetime.now(dt.timezone.utc):
+            raise SpecError(
+                f"{certificate_path}: has expired on {certificate.not_valid_after_utc:%Y-%m-%d}, so clients would "
+                f"refuse its certificates. Delete {folder}, and run this command again with all hosts and clients."
+            )
+        return certificate, key
     certificate, key = _issue("reverb-writer trial authority", None, days, (_SIGNS_CERTIFICATES, True))
     _write_private(certificate_path, _pem(certificate), written)
     _write_private(key_path, _key_pem(key), written)
@@ -106,6 +114,9 @@ def _issue(name: str, authority: _Issued | None, days: int, *extensions: tuple[x
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issuer, signer = (subject, key) if authority is None else (authority[0].subject, authority[1])
     now = dt.datetime.now(dt.timezone.utc)
+    end = now + dt.timedelta(days=days)
+    if authority is not None:  # a later end would be untrue, because nothing is valid after its authority
+        end = min(end, authority[0].not_valid_after_utc)
     path_length = 0 if authority is None else None
     builder = (
         x509.CertificateBuilder()
@@ -114,7 +125,7 @@ def _issue(name: str, authority: _Issued | None, days: int, *extensions: tuple[x
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + dt.timedelta(days=days))
+        .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=authority is None, path_length=path_length), critical=True)

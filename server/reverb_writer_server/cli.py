@@ -201,7 +201,11 @@ def save(address: str, timeout: float, **security: Any) -> None:
     "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days until the certificates expire."
 )
 def certs(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
-    """Create a certificate authority and certificates for a server and clients, for trials of TLS."""
+    """Create a certificate authority and certificates for a server and clients, for trials of TLS.
+
+    A second call for the same FOLDER keeps the authority and the files of other clients, and replaces the server's
+    certificate: pass the same --host.
+    """
     from reverb_writer_server.certs import make_certificates
 
     for path in make_certificates(folder, hosts, clients, days):

@@ -27,6 +27,7 @@ from tf_agents.trajectories import policy_step, trajectory
 
 import reverb_writer as rw
 from reverb_writer import tf_agents as ours
+from reverb_writer.tables.table_dicts import table_from_dict
 
 from .trajectories import EPISODES, MODES, OBSERVERS, SIDES, TRAJECTORIES, Steps, assert_same, play, read, take
 
@@ -137,6 +138,25 @@ def test_tf_agents_replay_buffer_reads_our_items(signed: str, signature: Any) ->
     batch, info = next(iter(dataset))
     assert batch.observation.shape == (4, 2, 4)
     assert info.key.shape == (4, 2)
+    assert np.all(batch.next_step_type[:, 0] == batch.step_type[:, 1])
+
+
+@pytest.mark.parametrize(
+    "in_toml",
+    [{}, {"sequence_length": 2, "signature": ["int32", "float32[4]", "int64", "int32", "float32", "float32"]}],
+    ids=["no signature", "an array of leaves"],
+)
+def test_tf_agents_replay_buffer_reads_a_table_of_toml(
+    in_toml: dict[str, Any], signature: Any, start_reverb: StartServer
+) -> None:
+    address = start_reverb(table_from_dict("replay", in_toml)).address
+    for module in (theirs, ours):
+        with closing(module.ReverbAddTrajectoryObserver(reverb.Client(address), "replay", 2, 1)) as observer:
+            drive(suite_gym.load("CartPole-v1"), [observer], max_steps=50)
+    replay = reverb_replay_buffer.ReverbReplayBuffer(
+        signature, table_name="replay", sequence_length=2, server_address=address, local_server=None
+    )
+    batch, _ = next(iter(replay.as_dataset(sample_batch_size=64, num_steps=2)))
     assert np.all(batch.next_step_type[:, 0] == batch.step_type[:, 1])
 
 

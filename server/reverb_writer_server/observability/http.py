@@ -21,6 +21,7 @@ from waitress import wasyncore
 from waitress.adjustments import Adjustments
 from waitress.server import TcpWSGIServer
 
+from reverb_writer_server.config.keys import ConfigError
 from reverb_writer_server.observability import metrics
 from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.sockets import port_in_use
@@ -49,7 +50,13 @@ class StatusServer:
     """Serves HTTP in its own threads until it is closed."""
 
     def __init__(self, host: str, port: int, state: ServiceState) -> None:
-        """Start to listen at an address of this machine; "0.0.0.0" is all of IPv4, "::" all of IPv4 and IPv6."""
+        """Start to listen at an address of this machine; "0.0.0.0" is all of IPv4, "::" all of IPv4 and IPv6.
+
+        Raises:
+            ConfigError: the host is not an address of this machine.
+            PortInUseError: another process uses the port.
+            PermissionError: the port is below 1024, and this process may not bind it.
+        """
         page = resources.files(__package__).joinpath("status.html").read_bytes()
         routes: _Routes = {
             "/": ("text/html; charset=utf-8", lambda: (True, page)),
@@ -102,11 +109,15 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::")
     except OSError as error:
-        raise port_in_use(port) if error.errno == errno.EADDRINUSE else error from error
+        if error.errno == errno.EADDRINUSE:
+            raise port_in_use(port) from error
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            raise ConfigError(f"`http.host`: got {host}, allowed: an address of this machine.") from error
+        raise
 
 
 def _reachable(host: str) -> str:

@@ -78,7 +78,7 @@ def free_port() -> int:
 
 def port_in_use(port: int) -> PortInUseError:
     """Return the error for a port that another process uses."""
-    action = "Stop the process that uses it, or choose another port; port=None finds a free one."
+    action = "Stop the process that uses it, or choose another port."
     return PortInUseError(errno.EADDRINUSE, f"port {port} is in use. {action}")
 
 

@@ -114,10 +114,17 @@ def test_client_without_a_valid_certificate_is_refused(
     monkeypatch.setattr(certs, "_CLOCK_SKEW", dt.timedelta(days=3))  # so that it was valid once
     certs.make_certificates(tmp_path / "expired", ["localhost"], ["client"], days=-1)
     of_others, expired = (tmp_path / name / "clients" for name in ("others", "expired"))
-    for tls in (rw.TLS(ours), *(rw.TLS(ours, one / "client.crt", one / "client.key") for one in (of_others, expired))):
+    for tls, cause in (
+        (rw.TLS(ours), "NONE"),
+        (
+            rw.TLS(ours, of_others / "client.crt", of_others / "client.key"),
+            "FAILED:unable to verify the first certificate",
+        ),
+        (rw.TLS(ours, expired / "client.crt", expired / "client.key"), "FAILED:certificate has expired"),
+    ):
         with (
             rw.Client(gateway.address, tls) as client,
-            pytest.raises(rw.errors.PermissionDeniedError, match="needs a valid certificate"),
+            pytest.raises(rw.errors.PermissionDeniedError, match=f"needs a valid certificate.*nginx reports {cause}"),
         ):
             client.server_info(timeout_s=60.0)
 

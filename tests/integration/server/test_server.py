@@ -204,7 +204,8 @@ def test_command_refuses_a_port_that_is_taken() -> None:
     with listener(socket.AF_INET, "127.0.0.1") as port:
         done = run_command("--port", str(port))
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"reverb_writer_server: port {port} is in use. Stop the process ")
+    said = f"port {port} is in use. Stop the process that uses it, or choose another port."
+    assert done.stderr.splitlines()[-1] == f"reverb_writer_server: {said}"
     assert ".cc:" not in done.stderr
 
 

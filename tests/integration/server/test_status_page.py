@@ -125,6 +125,13 @@ def test_port_of_http_that_is_taken_is_refused(tmp_path: Path, served: ServicePr
         assert f"port {served.http_port} is in use" in server.log()
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+def test_host_of_http_that_is_not_this_machine_is_refused(tmp_path: Path, host: str) -> None:
+    with contextlib.closing(ServiceProcess(tmp_path, f'[http]\nhost = "{host}"')) as server:
+        assert server.process.wait(60) == 1
+        assert f"reverb_writer_server: `http.host`: got {host}, allowed: an address of this machine.\n" in server.log()
+
+
 @pytest.fixture
 def page(browser: Any, served: ServiceProcess) -> Iterator[Any]:
     """The status page on a phone; whatever it complains of or loads from elsewhere fails the test."""
