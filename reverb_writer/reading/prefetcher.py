@@ -64,6 +64,7 @@ class Prefetcher:
     Attributes:
         woken: set whenever a batch or an error is ready, and at the end.
         too_short: the reason why the last samples gave no batch; None if they gave one.
+        failure: the error that has ended the thread; None without one.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Prefetcher:
         self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
         self._changed, self.woken = mixer.changed, Flag()
         self.too_short: IncompleteError | None = None
+        self.failure: Exception | None = None
         self._says_too_short = True
         self._ready: collections.deque[_Entry] = collections.deque()
         self._making: _Entry | None = None  # samples whose batches are being made
@@ -188,6 +190,7 @@ class Prefetcher:
         except Exception as error:  # noqa: BLE001  # the reader raises it: a dataset that ends without an error looks complete
             if not isinstance(error, ReverbWriterError):
                 _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
+            self.failure = error
             self._ready.append(_Entry(0, error))
         finally:
             self._mixer.close()

@@ -154,6 +154,21 @@ def test_arguments_that_can_never_work_are_refused_at_once(serve: Serve, options
         rw.ReplayDataset(serve(QUEUE), **{"table": "queue", "batch_size": 1, **options})
 
 
+def test_dataset_whose_table_no_longer_exists_raises_at_each_call(lone_server: StartServer) -> None:
+    server = lone_server(rw.TableConfig("replay"))
+    insert_numbers(server.address, "replay", [1])
+    with rw.ReplayDataset(server.address, "replay", 2, max_in_flight_batches=1) as dataset:
+        next(dataset)
+        server.process.kill()
+        lone_server(QUEUE, port=server.port)
+        for _ in range(2):  # the batches that have arrived
+            with contextlib.suppress(rw.errors.StructureError):
+                next(dataset)
+        for _ in range(2):
+            with pytest.raises(rw.errors.StructureError, match="table `replay` is not on the server"):
+                next(dataset)
+
+
 def test_server_that_is_gone_is_named_when_it_is_needed_and_its_restart_survived(lone_server: StartServer) -> None:
     server = lone_server(QUEUE)
     insert_numbers(server.address, "queue", range(4))
