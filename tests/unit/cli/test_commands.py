@@ -110,6 +110,14 @@ def test_taken_port_is_told_in_one_line() -> None:
 # Files and items.
 
 
+def test_export_ends_when_each_item_has_come_and_leaves_out_those_of_an_earlier_one(tmp_path: Path) -> None:
+    with rw.LocalServer([rw.TableConfig("t", 100)]) as server, rw.Client(server) as client:
+        for lengths, told in (((1, 2, 3), "3 items, 6 steps in "), ((), "0 items, 0 steps"), ((4,), "1 items, 4 ")):
+            for length in lengths:
+                client.insert({"n": np.arange(length)}, {"t": 1.0})
+            assert run("export", "--table", "t", tmp_path, "--address", server.address).stdout.startswith(told)
+
+
 def test_export_of_a_saved_replay_needs_no_server(tmp_path: Path) -> None:
     with rw.LocalServer([rw.TableConfig("t", 100, "fifo", "fifo", max_times_sampled=1)]) as server:
         with rw.TrajectoryObserver(server.address, "t", 2) as observer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import pickle
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 from forwarder import Forwarder
 from numbered import write_numbers
+from ports import free_port
 from shard_files import ShardFile, shard_lines
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -175,3 +178,29 @@ def test_shards_that_are_lost_are_not_asked_and_those_that_drain_get_no_items(
             client.insert(np.zeros(1), {"replay": 1.0})
         assert client.server_info()["replay"].current_size == 4
         assert [shard.request_info().tables["replay"].current_size for shard in client.shards[:2]] == [4, 0]
+
+
+def test_servers_that_do_not_answer_yet_are_asked_until_one_does() -> None:
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(rw.Client([f"localhost:{port}", "localhost:1"], timeout_s=60))
+
+        def start() -> None:
+            with rw.Client(stack.enter_context(rw.LocalServer([TABLE], port))) as writer:
+                writer.insert([np.arange(2)], {"replay": 1.0})
+
+        with soon(start, 0.5):
+            assert next(client.sample("replay", 1)).data[0].tolist() == [0, 1]
+
+
+def test_observer_gives_up_a_shard_that_the_target_calls_lost_although_it_answers(
+    start: Callable[[], rw.LocalServer],
+) -> None:
+    one, other = rw.shards.Shard("a", start().address), rw.shards.Shard("b", start().address)
+    source = Source(rw.shards.Target((one, other)))
+    with rw.Client(source) as client, rw.TrajectoryObserver(client, "replay", 1) as observer:
+        observer({"n": np.int64(0)}, end_of_episode=True)
+        observer.flush()
+        source.answer = rw.shards.Target((dataclasses.replace(one, state="lost"), other))
+        client.connections.refresh()
+        eventually(lambda: observer.stats().lost_shards == 1)

@@ -87,6 +87,18 @@ def test_a_learner_that_goes_takes_nothing(scheme: str) -> None:
             assert len(list(client.sample("queue", 1))) == 1
 
 
+def test_samples_that_a_caller_leaves_are_told_as_lost(
+    server: rw.LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rw.Client(server) as client:
+        for number in range(5):
+            client.insert([np.array([number])], {"queue": 1.0})
+        samples = client.sample("queue", 5)
+        assert next(samples).data[0].tolist() == [0]
+        samples.close()  # type: ignore[attr-defined]  # it is a generator
+        assert "Up to 4 samples were taken out of `queue` and are lost." in caplog.messages
+
+
 def test_a_server_that_nobody_closes_does_not_keep_the_interpreter_and_is_closed_when_it_is_collected() -> None:
     program = """
         import threading

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numbered import QUEUE, first_numbers, insert_numbers
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -31,6 +32,20 @@ def test_no_more_samples_are_held_than_there_is_room_for() -> None:
             assert dataset.stats().batches == 2
 
 
+def test_part_of_a_batch_is_taken_without_a_wait() -> None:
+    with rw.LocalServer([QUEUE]) as server:
+        insert_numbers(server.address, "queue", [0, 1])
+        with rw.ReplayDataset(server, "queue", 4, timeout_s=60) as dataset:
+            iter(dataset)
+            eventually(lambda: dataset.stats().ready_samples == 2)
+            taken = dataset.take()
+        assert taken is not None
+        assert first_numbers(taken) == [0, 1]
+        for name in ("max_samples", "max_in_flight_batches"):
+            with pytest.raises(rw.errors.SpecError, match=f"`{name}` must be >= 1, got 0"):
+                rw.ReplayDataset(server, "queue", 4, **{name: 0})  # type: ignore[arg-type]
+
+
 def test_no_more_batches_of_a_pool_are_made_than_may_be_ahead() -> None:
     made: list[rw.Batch] = []
 
@@ -48,6 +63,29 @@ def test_no_more_batches_of_a_pool_are_made_than_may_be_ahead() -> None:
             eventually(lambda: len(made) == 2)
             time.sleep(0.2)
             assert len(made) == 2
+
+
+def test_mixed_batch_is_waited_for_and_names_the_member_of_each_sample() -> None:
+    with rw.LocalServer([QUEUE]) as one, rw.LocalServer([QUEUE]) as other:
+        datasets = [rw.ReplayDataset(server, "queue", 2, timeout_s=60) for server in (one, other)]
+        with rw.MixedDataset(datasets) as mixed:
+            assert mixed.take() is None
+            insert_numbers(one.address, "queue", [1, 2])
+            with soon(lambda: insert_numbers(other.address, "queue", [3, 4])):
+                batch = mixed.take(60)
+    assert batch is not None
+    assert (first_numbers(batch), batch.info.members.tolist()) == ([1, 2, 3, 4], [0, 0, 1, 1])
+
+
+def test_time_out_counts_the_samples_of_the_server_with_the_most() -> None:
+    with rw.LocalServer([QUEUE]) as one, rw.LocalServer([QUEUE]) as other:
+        insert_numbers(one.address, "queue", [1, 2, 3])
+        insert_numbers(other.address, "queue", [4])
+        with (
+            rw.ReplayDataset([one.address, other.address], "queue", 4, timeout_s=1) as dataset,
+            pytest.raises(rw.errors.ReplayTimeoutError, match=r"within 1\.0 s, 3 of 4 samples have arrived"),
+        ):
+            next(dataset)
 
 
 def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:

@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 from reverb_writer_server.observability.metrics import exposition
 from reverb_writer_server.observability.state import Job, ServiceState
-from reverb_writer_server.reverb.sockets import Drain, Endpoint, connections_to
+from reverb_writer_server.reverb.sockets import Drain, Endpoint, connections_to, restrict_to_loopback
 from reverb_writer_server.reverb.supervisor import ReverbProcess, level_of, with_jemalloc
 
 LIBRARY = ctypes.util.find_library("jemalloc")
@@ -108,6 +108,19 @@ def test_connection_is_kept_by_its_address_and_not_by_its_port_alone(listener: s
         assert ours.recv(1) == b"x"
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", port), 60)
+
+
+def test_port_that_is_restricted_to_this_machine_loses_its_connections_and_no_other_does(
+    listener: socket.socket,
+) -> None:
+    with contextlib.ExitStack() as ends:
+        other = ends.enter_context(socket.create_server(("127.0.0.1", 0)))
+        ours, kept = (tuple(map(ends.enter_context, connect(one, ("127.0.0.1", 0)))) for one in (listener, other))
+        restrict_to_loopback(listener.getsockname()[1])
+        assert ours[0].recv(1) == b""
+        kept[1].sendall(b"x")
+        assert kept[0].recv(1) == b"x"
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) == b"lo\0"
 
 
 def test_draining_needs_no_descriptor(listener: socket.socket) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reading import column_at, fifo
 from waiting import eventually
 
 import reverb_writer as rw
@@ -91,3 +92,17 @@ def test_episodes_that_resets_end_are_stopped_at_the_limit(
         assert observer.stats().pending_items in (100, 101)  # a reset of two windows may be the last call
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.close(timeout_s=0.1)
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_only_the_step_beyond_the_longest_episode_is_refused_or_logged(
+    bypass: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rw.LocalServer([fifo("a")]) as server:
+        with rw.EpisodeObserver(server, "a", 2, bypass_partial_episodes=bypass, num_envs=2) as observer:
+            for t, last in enumerate([[0, 0], [1, 0], [1, 1]]):  # the episode of the second environment has three steps
+                refusal = pytest.raises(rw.errors.SpecError, match="longer than max_sequence_length=2 steps")
+                with contextlib.nullcontext() if bypass or t < 2 else refusal:
+                    observer({"n": np.array([t, 10 + t])}, end_of_episode=np.array(last, bool))
+        assert column_at(server.address, "a") == [[0, 1], [2]]
+    assert ("longer than max_sequence_length=2 steps" in caplog.text) is bypass
