@@ -10,6 +10,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.client import server_set
 
 TABLE = rw.TableConfig("replay", 1000)
 
@@ -210,3 +212,10 @@ def test_observer_gives_up_a_shard_that_the_target_calls_lost_once_although_it_a
             observer.flush()
         stats = observer.stats()
         assert (stats.lost_shards, stats.items) == (1, stats.acknowledged_items + stats.dropped_items)
+
+
+def test_cause_is_told_although_a_pause_took_longer_than_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.6))  # on a busy machine
+    monkeypatch.setattr(server_set, "time", clock)
+    with pytest.raises(rw.errors.ServerUnavailableError, match="cannot be read"):
+        rw.Client("file:/no/such/file", timeout_s=0.5)
