@@ -127,26 +127,6 @@ def test_arguments_that_can_never_work_are_refused_by_the_call(client: rw.Client
     assert [read_column(client, table) for table in ("a", "b")] == [[[0]], []]
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "",
-        "localhost",
-        "http://localhost:8000",
-        "localhost:port",
-        "localhost:8000\n",
-        "a:8000,b:8000",
-        "a:0",
-        "a:65536",
-        8000,
-        None,
-    ],
-)
-def test_address_that_is_none_is_refused(address: Any) -> None:
-    with pytest.raises(rw.errors.SpecError, match="`address` must be"):
-        rw.Client(address)
-
-
 def test_item_comes_back_leaf_by_leaf_each_with_its_own_length_from_several_tables(client: rw.Client) -> None:
     leaves = {
         "flag": [True, False],

@@ -115,7 +115,9 @@ def test_export_ends_when_each_item_has_come_and_leaves_out_those_of_an_earlier_
         for lengths, told in (((1, 2, 3), "3 items, 6 steps in "), ((), "0 items, 0 steps"), ((4,), "1 items, 4 ")):
             for length in lengths:
                 client.insert({"n": np.arange(length)}, {"t": 1.0})
-            assert run("export", "--table", "t", tmp_path, "--address", server.address).stdout.startswith(told)
+            done = run("export", "--table", "t", tmp_path, "--address", server.address).stdout
+            assert done.startswith(told)
+        assert done.endswith(f"{tmp_path} has 4 trajectories.\n")
 
 
 def test_export_of_a_saved_replay_needs_no_server(tmp_path: Path) -> None:

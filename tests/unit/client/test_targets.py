@@ -51,6 +51,26 @@ def test_a_file_that_is_not_there_is_no_bad_argument(tmp_path: Path) -> None:
         rw.shards.TargetFile(str(tmp_path / "none")).look_up(1.0)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "localhost",
+        "http://localhost:8000",
+        "localhost:port",
+        "localhost:8000\n",
+        "a:8000,b:8000",
+        "a:0",
+        "a:65536",
+        8000,
+        None,
+    ],
+)
+def test_address_that_is_none_is_refused(address: Any) -> None:
+    with pytest.raises(rw.errors.SpecError, match="`address` must be"):
+        rw.Client(address)
+
+
 @pytest.mark.parametrize("address", [[], ["localhost:1", "localhost:1"], "localhost", 3])
 def test_what_is_no_target_is_refused(address: Any) -> None:
     with pytest.raises(rw.errors.SpecError):

@@ -41,9 +41,26 @@ def test_part_of_a_batch_is_taken_without_a_wait() -> None:
             taken = dataset.take()
         assert taken is not None
         assert first_numbers(taken) == [0, 1]
-        for name in ("max_samples", "max_in_flight_batches"):
-            with pytest.raises(rw.errors.SpecError, match=f"`{name}` must be >= 1, got 0"):
-                rw.ReplayDataset(server, "queue", 4, **{name: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"max_in_flight_batches": 0}, "max_in_flight_batches"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"collate": "stack"}, "collate"),
+        ({"max_cache_bytes": 0}, "max_cache_bytes"),
+        ({"max_samples": 0}, "max_samples"),
+        ({"table": ["queue", "other"]}, r"`table` must be the name of one table, got \['queue', 'other'\]"),
+        ({"table": None}, "`table` must be the name of one table, got None"),
+        ({"table": "nothing"}, r"table `nothing` is not on the server .*`queue`"),
+    ],
+)
+def test_arguments_that_can_never_work_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    kind = rw.errors.StructureError if options.get("table") == "nothing" else rw.errors.SpecError
+    with rw.LocalServer([QUEUE]) as server, pytest.raises(kind, match=message):
+        rw.ReplayDataset(server, **{"table": "queue", "batch_size": 1, **options})
 
 
 def test_no_more_batches_of_a_pool_are_made_than_may_be_ahead() -> None:
