@@ -165,6 +165,17 @@ def test_steps_are_numbered_from_the_first_also_in_an_observer_that_is_opened_ag
             observer.open()
 
 
+def test_call_that_waits_is_woken_for_a_quarter_of_the_items_in_flight() -> None:
+    with (
+        rw.LocalServer([fifo("a")]) as server,
+        rw.TrajectoryObserver(server, "a", 1, max_in_flight_items=400) as observer,
+    ):
+        observer(step(0), end_of_episode=False)
+        sender = observer._sender
+        assert sender is not None
+        assert sender._outbox.num_rows_worth() == 100
+
+
 def test_observer_that_is_closed_has_nothing_to_do_at_the_end_of_the_program() -> None:
     with rw.LocalServer([fifo("a")]) as server:
         observer = rw.TrajectoryObserver(server, "a", 1)
