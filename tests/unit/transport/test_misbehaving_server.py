@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sampled
 from misbehaving import MisbehavingServer, server_info
+from numbered import first_numbers
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -166,3 +169,24 @@ def test_sample_that_has_no_end_is_refused_however_little_it_brings(
             pytest.raises(rw.errors.FormatError, match="has no end"),
         ):
             next(client.sample("replay", 1))
+
+
+def test_samples_in_flight_are_read_when_a_dataset_is_closed(
+    misbehaving: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reverb_writer.reading.dataset._MAX_SILENCE_S", 30.0)
+    may_come = threading.Event()
+
+    def answer(requests: Iterator[bytes]) -> Iterator[bytes]:
+        next(requests)
+        may_come.wait(30)
+        yield sampled.response((sampled.item(1, [[(7, 0, 1, 0)]]), [sampled.chunk(7, [np.arange(5, 6)])]))
+
+    misbehaving.info, misbehaving.sample = server_info("replay", max_times_sampled=1), answer
+    with rw.ReplayDataset(misbehaving.address, "replay", 1, timeout_s=60) as dataset:
+        iter(dataset)
+        eventually(lambda: dataset.stats().in_flight_samples == 1)
+        dataset._prefetcher._mixer.heard_at -= 60  # the silence counts from the end on
+        with soon(may_come.set):
+            dataset.close()
+        assert [first_numbers(batch) for batch in dataset] == [[5]]

@@ -176,6 +176,16 @@ def test_call_that_waits_is_woken_for_a_quarter_of_the_items_in_flight() -> None
         assert sender._outbox.num_rows_worth() == 100
 
 
+def test_time_out_names_the_server_with_the_most_unconfirmed_items() -> None:
+    with rw.LocalServer([fifo("a")]) as free, rw.LocalServer([rw.TableConfig.queue("a", 1)]) as full:
+        observer = rw.TrajectoryObserver([free.address, full.address], "a", 1)
+        for number in range(20):
+            observer(step(number), end_of_episode=True)
+        for wait in (observer.flush, observer.close):
+            with pytest.raises(rw.errors.ReplayTimeoutError, match="max_diff 1"):
+                wait(timeout_s=0.5)
+
+
 def test_observer_that_is_closed_has_nothing_to_do_at_the_end_of_the_program() -> None:
     with rw.LocalServer([fifo("a")]) as server:
         observer = rw.TrajectoryObserver(server, "a", 1)
