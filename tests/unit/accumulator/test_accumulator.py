@@ -130,6 +130,8 @@ def test_insert_closes_only_a_client_of_its_own_and_single_items_have_no_dimensi
             accumulator.add("pair", pair)
             accumulator.insert(target, "replay")
         assert [one is client for one in closed] == [False]
+        bare = {name: timescale.without_time() for name, timescale in accumulator._timescales.items()}
+        assert bare == {"row": False, "steps": False, "pair": {"value": True, "nothing": ()}}
         (data, _) = next(iter(client.sample("replay")))
     shapes = tree.map_structure(np.shape, data)
     assert shapes == {"row": (1, 2), "steps": (3, 2), "pair": {"value": (), "nothing": ()}}
