@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from forwarder import Forwarder
-from numbered import write_numbers
+from numbered import QUEUE, insert_numbers, write_numbers
 from ports import free_port
 from shard_files import ShardFile, shard_lines
 from threads import soon
@@ -181,6 +181,13 @@ def test_shards_that_are_lost_are_not_asked_and_those_that_drain_get_no_items(
             client.insert(np.zeros(1), {"replay": 1.0})
         assert client.server_info()["replay"].current_size == 4
         assert [shard.request_info().tables["replay"].current_size for shard in client.shards[:2]] == [4, 0]
+
+
+def test_samples_come_from_the_servers_that_have_some() -> None:
+    with rw.LocalServer([QUEUE]) as empty, rw.LocalServer([QUEUE]) as other:
+        insert_numbers(other.address, "queue", [1, 2])
+        with rw.Client([empty.address, other.address], timeout_s=5) as client:
+            assert [sample.data[0].tolist() for sample in client.sample("queue", 2)] == [[1], [2]]
 
 
 def test_servers_that_do_not_answer_yet_are_asked_until_one_does() -> None:
