@@ -19,7 +19,7 @@ from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.cli import commands
-from reverb_writer.files import list_trajectories
+from reverb_writer.files import StoredTrajectory, list_trajectories
 
 
 def run(*arguments: Any, **options: Any) -> Result:
@@ -131,7 +131,8 @@ def test_export_of_a_saved_replay_needs_no_server(tmp_path: Path) -> None:
     out = run(*arguments)
     assert (out.exit_code, out.stdout[:16]) == (3, "3 items, 6 steps"), out.stderr
     assert out.stderr.startswith("left out: item ")
-    assert len(list_trajectories(tmp_path / "out")) == 3
+    found = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(tmp_path / "out")]
+    assert found == [[1, 2], [2, 3], [3, 4]]
     assert "0 items, 0 steps" in run(*arguments).stdout
     unknown = run("export", "--saved", tmp_path / "saved", "-t", "nowhere", tmp_path / "out")
     assert (unknown.exit_code, "has no table `nowhere`; it has t" in unknown.stderr) == (1, True)
