@@ -226,8 +226,10 @@ def test_signature_of_tensorflow_may_have_an_unknown_rank() -> None:
 
 
 def test_dtype_and_number_of_leaves_are_those_of_the_signature() -> None:
-    with pytest.raises(rw.errors.StructureError, match="but table `replay` holds int32"):
-        check({"x": ArraySpec((None, 3), np.dtype(np.int32))}, (3,))
+    for time, got, wanted in ((None, "(3,)", "(3,)"), ((5,), "(5, 3)", "(None, 3)")):
+        told = re.escape(f"leaf `leaf0`: float32 {got}, but table `replay` holds int32 {wanted} in `x`")
+        with pytest.raises(rw.errors.StructureError, match=told):
+            check({"x": ArraySpec((None, 3), np.dtype(np.int32))}, (3,), time=time)
     with pytest.raises(rw.errors.StructureError, match=r"its signature has 1 leaves \(x\), got 2 \(leaf0, leaf1\)"):
         check({"x": ArraySpec((None, 3), F4)}, (3,), (3,))
 
