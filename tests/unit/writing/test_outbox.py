@@ -181,9 +181,10 @@ def test_time_out_names_the_server_with_the_most_unconfirmed_items() -> None:
         observer = rw.TrajectoryObserver([free.address, full.address], "a", 1)
         for number in range(20):
             observer(step(number), end_of_episode=True)
-        for wait in (observer.flush, observer.close):
-            with pytest.raises(rw.errors.ReplayTimeoutError, match="max_diff 1"):
-                wait(timeout_s=0.5)
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="max_diff 1"):
+            observer.flush(timeout_s=2)
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            observer.close(timeout_s=0.1)
 
 
 def test_observer_that_is_closed_has_nothing_to_do_at_the_end_of_the_program() -> None:
