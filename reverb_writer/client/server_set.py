@@ -23,7 +23,7 @@ from typing import TypeVar
 from reverb_writer.background import Flag, in_background, start_thread
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource
-from reverb_writer.deadline import Deadline
+from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 
@@ -144,7 +144,8 @@ def first_target(source: TargetSource, deadline: Deadline) -> Target:
     with logged(lambda: f"waiting for the target of {source}"):
         while True:
             try:
-                return _look_up(source, deadline.left_s())
+                # A pause may take longer than asked for: the source, not the deadline, has the cause of a failure.
+                return _look_up(source, max(deadline.timeout_s - deadline.spent_s, LEAST_S))
             except (ServerUnavailableError, ReplayTimeoutError):
                 if deadline.spent_s + _RETRY_S >= deadline.timeout_s:
                     raise

@@ -332,7 +332,7 @@ class RolloutStorage:
 
     def _end_trajectories(self) -> None:
         """Mark the newest row as the end of a trajectory, because the next rows come from other actors."""
-        self.cuts[self._newest] = int(self.num_rows > 0)
+        self.cuts[self._newest] = 1
         self._written.add("cuts")
 
     def _put_final_values(self, values: Any) -> None:

@@ -208,6 +208,9 @@ class WindowKinds:
         400
         >>> WindowKinds([WindowTarget(WindowSpec(20, 10), ("a",))], spans_episodes=False).rows_within(400, 1)
         3980
+        >>> tiles = WindowTarget(WindowSpec(20, 10, "tile"), ("a",))  # two more when an episode ends
+        >>> WindowKinds([tiles], spans_episodes=False).rows_within(400, 1)
+        398
         """
         if num_items <= 0:
             return 0

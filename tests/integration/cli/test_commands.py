@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from kinds import by_socket
-from misbehaving import MisbehavingServer, server_info
-from ports import free_port
 from reading import Serve
 from server_process import StartServer
 from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.cli import commands
 from reverb_writer.cli.status import command
 
 pytestmark = by_socket
@@ -117,14 +111,6 @@ def test_insert_of_an_actor_that_has_died_is_told_as_what_it_is(replay_server: S
     assert "its actor may have ended" in words  # the server keeps its insert
 
 
-def test_missing_server_is_exit_code_2() -> None:
-    address = f"localhost:{free_port()}"
-    shown, machine = status(address, "--timeout", "0.5"), status(address, "--timeout", "0.5", "--json")
-    assert (shown.exit_code, machine.exit_code) == (2, 2)
-    assert f"unreachable: no Reverb server at {address}" in words_of(shown)
-    assert json.loads(machine.stdout)["health"] == "unreachable"
-
-
 def test_watch_goes_on_until_it_is_interrupted_and_outlasts_a_server_that_does_not_answer(
     lone_server: StartServer,
 ) -> None:
@@ -151,21 +137,6 @@ def test_watch_goes_on_until_it_is_interrupted_and_outlasts_a_server_that_does_n
         assert process.wait(60) == 2
 
 
-def test_what_cannot_be_asked_is_exit_code_3_and_a_line(tmp_path: Path) -> None:
-    wrong = (["nowhere"], ["localhost:1", "--no-such-option"], ["localhost:1", "--token", "secret"])
-    for arguments in (*wrong, ["localhost:1", "--ca", str(tmp_path)]):
-        done = status(*arguments)
-        assert done.exit_code == 3, arguments
-        assert "Error: " in done.stderr
-        assert "Traceback" not in done.stderr
-
-
-def test_help_tells_the_exit_codes_and_the_version_is_told() -> None:
-    codes = "0 healthy 1 a side of a table is blocked 2 unreachable: a server does not answer 3 not asked"
-    assert codes in words_of(status("--help"))
-    assert run("--version").output == f"reverb-writer, version {rw.__version__}\n"
-
-
 def test_shard_that_blocks_is_named(lone_server: StartServer) -> None:
     tables = (rw.TableConfig.queue("queue", 1), rw.TableConfig("replay"))
     free, blocked, lost = (lone_server(*tables) for _ in range(3))
@@ -188,67 +159,3 @@ def test_shard_that_blocks_is_named(lone_server: StartServer) -> None:
     done = status(free.address, blocked.address)
     assert done.exit_code == 0
     assert "healthy: none of 2 shards is blocked" in words_of(done)
-
-
-def test_shard_that_comes_while_the_others_are_asked_is_shown_next(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    shards = tmp_path / "shards"
-    with MisbehavingServer() as first, rw.LocalServer([rw.TableConfig("replay")]) as second:
-
-        def answer() -> bytes:
-            shards.write_text(f"{first.address}\n{second.address}\n")
-            eventually(lambda: "The target has changed" in caplog.text, "the client follows the file")
-            return server_info("replay")
-
-        shards.write_text(first.address)
-        first.info = answer
-        result = CliRunner().invoke(command, [f"file:{shards}", "--json", "--interval", "0.1", "--timeout", "60"])
-    assert result.exit_code == 0, result.output
-    assert [json.loads(line)["address"] for line in result.stdout.splitlines()] == [first.address, second.address]
-
-
-def run(*arguments: str) -> Result:
-    """Run a command in this process: another one takes seconds to start on a busy machine."""
-    return CliRunner().invoke(commands, arguments)
-
-
-@pytest.mark.parametrize(
-    ("module", "group"),
-    [("reverb_writer.cli", []), ("reverb_writer_server.cli", []), ("reverb_writer_server.cli", ["checkpoints"])],
-)
-def test_no_line_of_help_is_cut(module: str, group: list[str]) -> None:
-    if "server" in module:
-        pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-    told = CliRunner().invoke(importlib.import_module(module).commands, [*group, "--help"])
-    assert told.exit_code == 0
-    lines = told.output.partition("Commands:\n")[2].splitlines()
-    assert len(lines) > 3
-    assert not [line for line in lines if line.endswith("...")]
-
-
-def test_reset_empties_the_tables_that_it_names_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = [rw.TableConfig(name) for name in ("replay", "other", "kept")]
-    with rw.LocalServer(tables) as server, rw.Client(server.address) as client:
-        for name in ("replay", "replay", "other", "kept"):
-            client.insert(np.zeros(1), {name: 1.0})
-        refused = run("reset", server.address, "--table", "replay", "--table", "repaly")
-        assert refused.exit_code == 1
-        assert refused.stderr == "Error: table `repaly` is not on the server; it has kept, other, replay.\n"
-        assert client.server_info()["replay"].current_size == 2
-        monkeypatch.setenv("REVERB_WRITER_ADDRESS", server.address)
-        done = run("reset", "--table", "replay", "--table", "other")
-        assert (done.exit_code, done.stdout) == (0, "replay: 2 items removed\nother: 1 items removed\n")
-        left = {name: table.current_size for name, table in client.server_info().items()}
-        assert left == {"replay": 0, "other": 0, "kept": 1}
-        assert json.loads(run("status", "--json").stdout)["address"] == server.address
-        assert run("reset", server.address).exit_code == 2  # never all tables by mistake
-
-
-def test_taken_port_is_told_in_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = run("local", "--port", str(port))
-    expected = f"Error: cannot listen on 127.0.0.1:{port}: Address already in use. Pass another --port.\n"
-    assert (done.exit_code, done.stdout, done.stderr) == (1, "", expected)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kinds import client_alone
 from reading import SIGNATURE, Pair, Serve, fifo, read, read_column, spec
 from server_process import HostedServer
 from threads import at_once
@@ -86,69 +85,6 @@ def test_closed_client_says_so(server: HostedServer) -> None:
     for call in calls:
         with pytest.raises(rw.errors.ClosedError, match=f"the client of {server.address} is closed. Make a new one"):
             call()
-
-
-@client_alone
-def test_arguments_that_can_never_work_are_refused_by_the_call(client: rw.Client) -> None:
-    zeros = np.zeros(1)
-    no_times: list[Any] = [0, -1, math.nan, "soon", None]
-    no_priorities: list[Any] = [-1, math.nan, math.inf, "1", None]
-    no_tables: list[Any] = [{}, "a"]
-    for timeout_s in no_times:
-        calls: list[Callable[[], Any]] = [functools.partial(rw.Client, "localhost:8000", timeout_s=timeout_s)]
-        if timeout_s is not None:  # which is the client's, in a call
-            calls += [functools.partial(client.server_info, timeout_s)]
-            calls += [functools.partial(client.insert, zeros, {"a": 1.0}, timeout_s)]
-            calls += [functools.partial(client.sample, "a", timeout_s=timeout_s)]
-        for call in calls:
-            with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be > 0 seconds"):
-                call()
-    with pytest.raises(rw.errors.SpecError, match="`num_samples` must be >= 1, got 0"):
-        client.sample("a", 0)
-    for priority in no_priorities:
-        with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
-            client.insert(zeros, {"a": 1.0, "b": priority})
-        with pytest.raises(rw.errors.SpecError, match="`priority` must be a finite number >= 0"):
-            client.mutate_priorities("a", {1: 2.0, 2: priority})
-    for priorities in no_tables:
-        with pytest.raises(rw.errors.SpecError, match=r"`priorities` must name tables, such as .*, got "):
-            client.insert(zeros, priorities)
-    not_updates: Any = [1, 2]
-    with pytest.raises(rw.errors.SpecError, match=r"`updates` must be a dict of priorities by key, got \[1, 2\]"):
-        client.mutate_priorities("a", not_updates)
-    not_an_item: list[tuple[Any, str]] = [
-        ({"x": np.zeros(3), "y": {"z": np.float32(1)}}, r"leaf `y/z`: shape \(\), expected \[T, \.\.\.\] with T >= 1"),
-        ({"x": np.zeros(3), "y": [np.zeros((0, 2))]}, r"leaf `y/0`: shape \(0, 2\), expected \[T, \.\.\.\]"),
-        ({}, "at least one leaf"),
-        ({"x": np.zeros(1, "M8[s]")}, "dtype datetime64"),
-        ({"x": np.array([{}])}, "element of type dict"),
-    ]
-    for data, message in not_an_item:
-        with pytest.raises(rw.errors.StructureError, match=message):
-            client.insert(data, {"a": 1.0})
-    client.insert(zeros, {"a": 1.0})
-    assert [read_column(client, table) for table in ("a", "b")] == [[[0]], []]
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "",
-        "localhost",
-        "http://localhost:8000",
-        "localhost:port",
-        ":8000",
-        "localhost:8000\n",
-        "a:8000,b:8000",
-        "a:0",
-        "a:65536",
-        8000,
-        None,
-    ],
-)
-def test_address_that_is_none_is_refused(address: Any) -> None:
-    with pytest.raises(rw.errors.SpecError, match="`address` must be"):
-        rw.Client(address)
 
 
 def test_item_comes_back_leaf_by_leaf_each_with_its_own_length_from_several_tables(client: rw.Client) -> None:

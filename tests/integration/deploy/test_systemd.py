@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from service_process import configuration, service
+from service_process import service
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 pytestmark = pytest.mark.slow
@@ -57,14 +57,6 @@ def test_watchdog_bites_while_reverb_is_stopped(listener: socket.socket, tmp_pat
         assert "http.max_silence_s is 2" in message
         os.kill(process.child(), signal.SIGCONT)
         hear(listener, "WATCHDOG=1")
-
-
-def test_stop_with_a_checkpoint_asks_for_more_time(listener: socket.socket, tmp_path: Path) -> None:
-    with service(tmp_path, configuration(tmp_path)) as process:
-        process.process.send_signal(signal.SIGTERM)
-        lines = hear(listener, "STOPPING=1")
-        assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in lines)
-        assert process.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("listener", ["path", "abstract"], indirect=True)

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from call_forwarder import CallForwarder
-from kinds import client_alone, client_by_socket
+from kinds import client_by_socket
 from numbered import QUEUE, first_numbers, insert_numbers
 from reading import Serve
 from server_process import StartServer
@@ -131,27 +131,6 @@ def test_servers_that_are_paused_share_one_deadline(lone_server: StartServer, wh
         return spent_s
 
     assert spent_s(addresses) < spent_s(addresses[:1]) + 4.0
-
-
-@client_alone
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size"),
-        ({"max_in_flight_batches": 0}, "max_in_flight_batches"),
-        ({"timeout_s": 0}, "timeout_s"),
-        ({"collate": "stack"}, "collate"),
-        ({"max_cache_bytes": 0}, "max_cache_bytes"),
-        ({"max_samples": 0}, "max_samples"),
-        ({"table": ["queue", "other"]}, r"`table` must be the name of one table, got \['queue', 'other'\]"),
-        ({"table": None}, "`table` must be the name of one table, got None"),
-        ({"table": "nothing"}, r"table `nothing` is not on the server .*`queue`"),
-    ],
-)
-def test_arguments_that_can_never_work_are_refused_at_once(serve: Serve, options: dict[str, Any], message: str) -> None:
-    kind = rw.errors.StructureError if options.get("table") == "nothing" else rw.errors.SpecError
-    with pytest.raises(kind, match=message):
-        rw.ReplayDataset(serve(QUEUE), **{"table": "queue", "batch_size": 1, **options})
 
 
 def test_dataset_whose_table_no_longer_exists_raises_at_each_call(lone_server: StartServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import resource
@@ -239,26 +238,6 @@ def test_crossing_the_limit_writes_a_checkpoint_and_fires_the_alert_and_refuses_
         assert server.status()["checkpoints"]["kept"] == 1  # one for a crossing, however long it lasts
         assert server.status()["job_failures"] == {}
         assert server.end() == 0
-
-
-@pytest.mark.parametrize(
-    ("now_bytes", "crosses"),
-    [
-        ([90, 100, 101, 102], [False, False, True, False]),
-        ([101, 86, 101], [True, False, False]),  # it swings about the limit: once
-        ([101, 85, 101, 85, 86], [True, False, True, False, False]),
-        ([101, 0, 300], [True, False, True]),
-    ],
-)
-def test_limit_is_crossed_again_when_memory_has_fallen_to_85_percent_of_it(
-    now_bytes: list[int], crosses: list[bool]
-) -> None:
-    from reverb_writer_server.service import is_high
-
-    states = [False]
-    for now in now_bytes:
-        states.append(is_high(now, 100, was_high=states[-1]))
-    assert [now and not before for before, now in itertools.pairwise(states)] == crosses
 
 
 def _fill_until(writer: rw.Client, is_enough: Callable[[], bool]) -> int:

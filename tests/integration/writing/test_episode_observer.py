@@ -39,30 +39,6 @@ def test_overflow_is_refused_once_its_steps_are_checked_and_the_next_episode_is_
         assert observer.stats().dropped_steps == {"overflow": 3}
 
 
-def test_too_long_episodes_of_environments_are_dropped_and_the_others_written(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Environment 0 has episodes of 2 and 4 steps, environment 1 one of 4, one of 1 and one of 1."""
-    ends = [[0, 0], [1, 0], [0, 0], [0, 1], [0, 1], [1, 1]]
-    for bypass in (True, False):
-        with rw.EpisodeObserver(place.client, "a", 3, bypass_partial_episodes=bypass, num_envs=2) as observer:
-            for t, last in enumerate(ends, 1):
-                # The fourth steps of episodes: of environment 1 at t = 4, of environment 0 at t = 6.
-                refusal = pytest.raises(rw.errors.SpecError, match="longer than max_sequence_length=3")
-                with contextlib.nullcontext() if bypass or t not in (4, 6) else refusal:
-                    observer({"n": np.array([t, 100 + t])}, end_of_episode=np.array(last, bool))
-            observer.flush()
-            stats = observer.stats()
-            assert (stats.steps, stats.episodes, stats.dropped_steps) == (12, 5, {"overflow": 8})
-        assert sorted(place.column()) == [[1, 2], [105], [106]]
-    assert len([record for record in caplog.records if "max_sequence_length=3" in record.message]) == 2
-    with rw.EpisodeObserver(place.client, "a", 3, num_envs=2) as observer:  # full, and takes no step
-        for t, (env_mask, last) in enumerate([([True, False], [0, 0])] * 3 + [([False, True], [0, 1])], 1):
-            observer({"n": np.array([t, 100 + t])}, end_of_episode=np.array(last, bool), env_mask=np.array(env_mask))
-        observer.reset()
-    assert sorted(place.column()) == [[1, 2, 3], [104]]
-
-
 def test_priority_of_episodes_can_be_changed(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 5, priority=1) as observer:
         observer.update_priority(2)

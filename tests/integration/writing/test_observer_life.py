@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import math
 import signal
 import time
 from collections.abc import Callable
@@ -148,60 +146,6 @@ def test_observer_that_is_forgotten_while_its_thread_begins_delivers(
     rw.TrajectoryObserver(place.address, "a", 1)({"n": np.int64(1)}, end_of_episode=True)
     gc.collect()
     eventually(lambda: place.client.server_info()["a"].current_size == 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"chunk_length": 0}, "`chunk_length` must be >= 1, got 0"),
-        ({"chunk_length": 16384}, "`chunk_length` must be <= 16383, got 16384"),
-        ({"chunk_length": 2.5}, "`chunk_length` must be an integer"),
-        ({"max_delay_s": 0}, "`max_delay_s` must be > 0 seconds, got 0"),
-        ({"timeout_s": -1}, "`timeout_s` must be > 0 seconds, got -1"),
-        ({"timeout_s": math.nan}, "`timeout_s` must be > 0 seconds, got nan"),
-        ({"max_in_flight_items": 0}, "`max_in_flight_items` must be >= 1, got 0"),
-        ({"max_in_flight_bytes": 0}, "`max_in_flight_bytes` must be >= 1, got 0"),
-        ({"on_block": "panic"}, "`on_block` must be 'wait', 'raise' or 'drop_oldest', got 'panic'"),
-        ({"max_item_bytes": 0}, "`max_item_bytes` must be >= 1, got 0"),
-        ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
-        ({"patience_s": 0}, "`patience_s` must be > 0 seconds, got 0"),
-        ({"until": False}, "`until` must be a function without arguments, got False. Put `lambda:`"),
-        *(({"num_envs": number}, "`num_envs` must be") for number in (0, -1, 2.0, True)),
-        *(({"priority": one}, "must be a finite number >= 0") for one in (math.nan, math.inf, -0.1, "1", None)),
-        ({"priority": "Max"}, "`priority` must be a finite number >= 0, a function or 'max', got 'Max'"),
-        ({"table": []}, "`table` must be a name or several different ones, got none"),
-        ({"table": ["a", "a"]}, "`table` must be a name or several different ones"),
-        *(({"table": one}, f"`table` must be .* ones, got {one!r}") for one in (8, 2.5)),
-        ({"max_sequence_length": 0}, "`max_sequence_length` must be >= 1, got 0"),
-        ({"max_sequence_length": 2.0}, "`max_sequence_length` must be an integer"),
-        ({"max_sequence_length": 2, "priority": -1.0}, "`priority` must be a finite number >= 0"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_at_construction(
-    place: Place, options: dict[str, Any], message: str
-) -> None:
-    of_episodes = "max_sequence_length" in options
-    kind: Any = rw.EpisodeObserver if of_episodes else functools.partial(rw.TrajectoryObserver, sequence_length=2)
-    with pytest.raises(rw.errors.SpecError, match=message):
-        kind(place.client, **{"table": "a", **options})
-
-
-def test_observer_that_waits_for_its_server_says_so_again_and_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("reverb_writer.client.server_set.LOG_EVERY_S", 0.05)
-    begin = time.monotonic()
-    missing = r"no Reverb server at localhost:1 within 1\.5 s.*refused"
-    with pytest.raises(rw.errors.ServerUnavailableError, match=missing):
-        rw.TrajectoryObserver("localhost:1", "a", 1, timeout_s=1.5)
-    assert time.monotonic() - begin < 20
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) >= 2
-    assert all("an observer waits for the server at localhost:1 (" in each for each in told)
-    caplog.clear()
-    with pytest.raises(rw.errors.ServerUnavailableError):
-        rw.Variables("localhost:1", "weights", timeout_s=0.5)
-    assert "table `weights`: waiting for the server at localhost:1 (" in caplog.text
 
 
 @pytest.mark.parametrize("num_envs", [None, 2])

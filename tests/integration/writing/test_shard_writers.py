@@ -357,22 +357,3 @@ def test_sent_steps_of_a_cut_episode_are_counted_if_they_are_in_no_window(
     assert numbers(servers[first]) == [[0, 1, 2, 3, 4]]
     assert column_at(servers[first].address, "pairs") == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert stats.dropped_steps == {"lost_shard": 4 + 1}
-
-
-@contents
-def test_shard_that_the_target_calls_lost_although_it_answers_is_given_up_once(
-    replay_server: StartServer, tmp_path: Path
-) -> None:
-    a, b = shard_lines([replay_server(fifo("replay")) for _ in range(2)])
-    file = ShardFile(tmp_path, a, b)
-    with rw.Client(file.target) as client, observed(client, timeout_s=60) as observer:
-        episode(observer, 0)
-        file.tell(client, f"{a} lost", b)
-        eventually(lambda: observer.stats().lost_shards == 1)
-        until, first = time.monotonic() + 2.5 * PATIENCE_S, 10
-        while time.monotonic() < until:  # it is asked twice in `patience_s`, and answers
-            episode(observer, first)
-            observer.flush()
-            first += 10
-        assert observer.stats().lost_shards == 1
-        assert_balanced(observer.stats())

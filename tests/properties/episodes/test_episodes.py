@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tree
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
@@ -44,6 +44,7 @@ NUMBER, NUMBERS = st.integers(-9, 9), st.lists(st.integers(-9, 9), min_size=1, m
 INDICES = st.builds(slice, BOUNDS, BOUNDS, STEPS) | NUMBER | NUMBER.map(np.int64) | NUMBERS | NUMBERS.map(np.array)
 
 
+@example(3, 0, slice(5, -9, -1), False, False)  # fill on both sides, backwards
 @given(st.integers(0, 6), st.integers(0, 6), INDICES, st.booleans(), st.booleans())
 def test_getter_with_fill_reads_an_endless_line(
     size: int, lookback: int, indices: Any, neg: bool, finalized: bool
@@ -58,6 +59,7 @@ def test_getter_with_fill_reads_an_endless_line(
         assert isinstance(result, np.ndarray if finalized else list)
 
 
+@example(3, 0, slice(2, -9, -1), False)
 @given(st.integers(0, 6), st.integers(0, 6), st.builds(slice, BOUNDS, BOUNDS, STEPS), st.booleans())
 def test_getter_without_fill_is_the_slice_of_a_list(size: int, lookback: int, indices: slice, neg: bool) -> None:
     data = [*range(size)]

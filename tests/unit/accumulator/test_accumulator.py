@@ -122,16 +122,19 @@ def test_insert_closes_only_a_client_of_its_own_and_single_items_have_no_dimensi
 
     monkeypatch.setattr(rw.Client, "close", close)
     with rw.LocalServer([rw.TableConfig("replay")]) as server, rw.Client(server) as client:
-        accumulator = rw.TrajectoryAccumulator({"row": np.zeros((1, 2)), "steps": np.zeros((3, 2)), "number": 0.0})
+        pair = {"value": 0.0, "nothing": None}
+        accumulator = rw.TrajectoryAccumulator({"row": np.zeros((1, 2)), "steps": np.zeros((3, 2)), "pair": pair})
         for target in (client, server.address):
-            for name in ("row", "steps", "steps", "steps", "number"):
+            for name in ("row", "steps", "steps", "steps"):
                 accumulator.add(name, 1.0)
+            accumulator.add("pair", pair)
             accumulator.insert(target, "replay")
         assert [one is client for one in closed] == [False]
         bare = {name: timescale.without_time() for name, timescale in accumulator._timescales.items()}
-        assert bare == {"row": False, "steps": False, "number": True}
+        assert bare == {"row": False, "steps": False, "pair": {"value": True, "nothing": ()}}
         (data, _) = next(iter(client.sample("replay")))
-    assert {name: leaf.shape for name, leaf in data.items()} == {"row": (1, 2), "steps": (3, 2), "number": ()}
+    shapes = tree.map_structure(np.shape, data)
+    assert shapes == {"row": (1, 2), "steps": (3, 2), "pair": {"value": (), "nothing": ()}}
 
 
 GOOD = {"o": np.zeros(2, np.float32), "r": np.int32(0)}

@@ -277,8 +277,9 @@ def test_setters_overwrite_what_indices_mean() -> None:
     episode.set_actions(new_data=[5, 6], at_indices=[-1, -5])
     assert episode.observations.data == [4, 5, 60, 7, 80, 90]
     assert episode.rewards.data == [0, 0, 0, 1, 2]
-    assert episode.actions.data == [6, 0, 0, 0, 5]
     episode.set_rewards(new_data=[], at_indices=[])
+    episode.set_actions(new_data=np.zeros(0), at_indices=[])
+    assert repr(episode.actions.data) == "[6, 0, 0, 0, 5]"  # no rows of floats make none of the others floats
     assert episode.rewards.data == [0, 0, 0, 1, 2]
     with pytest.raises(IndexError, match="cannot set 2 rows to 1 new ones"):
         episode.set_rewards(new_data=[1.0], at_indices=[0, 1])

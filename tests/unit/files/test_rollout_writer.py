@@ -365,9 +365,10 @@ def test_interrupt_of_a_step_leaves_no_hole(tmp_path: Path, at: int) -> None:
     assert moment > 20
 
 
-def test_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [{"a/b": 1, "a": {"b": 2}}, {"a": "text", "a.lengths": 2}], ids=str)
+def test_leaves_of_one_name_are_refused(tmp_path: Path, step: Any) -> None:
     with pytest.raises(rw.errors.StructureError, match="leaves need different names"):
-        RolloutWriter(tmp_path)({"a/b": 1, "a": {"b": 2}})
+        RolloutWriter(tmp_path)(step)
 
 
 def test_leaf_that_a_zip_file_would_cut_short_is_refused(tmp_path: Path) -> None:

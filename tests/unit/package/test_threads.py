@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from waiting import eventually
 
-from reverb_writer.background import LateThread, in_background, start_thread
+from reverb_writer.background import LateThread, in_background, may_be_interrupted, start_thread
 from reverb_writer.client.same_process import add_sender, send_due
 from reverb_writer.transport import delivery
 
@@ -38,6 +38,11 @@ def test_work_that_takes_long_keeps_no_other_waiting() -> None:
     assert not slow.wait(0.01)
     release.put(2)
     assert slow.result() == 2
+
+
+def test_only_the_main_thread_may_be_interrupted() -> None:
+    assert may_be_interrupted()
+    assert not in_background(may_be_interrupted).result()
 
 
 def test_started_thread_is_one_that_threading_knows() -> None:

@@ -188,12 +188,13 @@ class TestClaim:
         assert (last.address, last.phase) == ("a:1", "ended")
 
     def test_server_that_cannot_look_is_in_doubt(
-        self, claim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, claim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(claim, "DOUBT_S", 0.1)
         folder = tmp_path / "shard" / "checkpoints"
         with contextlib.closing(claim.FolderClaim(folder, lambda: ("a:1", "serving"))) as one:
             (tmp_path / "shard").rename(tmp_path / "away")
             eventually(one.in_doubt, "it is in doubt")
+            assert caplog.text.count("cannot be written or read") == 1
             (tmp_path / "away").rename(tmp_path / "shard")
             eventually(lambda: not one.in_doubt(), "it is sure again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numbered import QUEUE, first_numbers, insert_numbers
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
@@ -31,6 +33,37 @@ def test_no_more_samples_are_held_than_there_is_room_for() -> None:
             assert dataset.stats().batches == 2
 
 
+def test_part_of_a_batch_is_taken_without_a_wait() -> None:
+    with rw.LocalServer([QUEUE]) as server:
+        insert_numbers(server.address, "queue", [0, 1])
+        with rw.ReplayDataset(server, "queue", 4, timeout_s=60) as dataset:
+            iter(dataset)
+            eventually(lambda: dataset.stats().ready_samples == 2)
+            taken = dataset.take()
+        assert taken is not None
+        assert first_numbers(taken) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"max_in_flight_batches": 0}, "max_in_flight_batches"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"collate": "stack"}, "collate"),
+        ({"max_cache_bytes": 0}, "max_cache_bytes"),
+        ({"max_samples": 0}, "max_samples"),
+        ({"table": ["queue", "other"]}, r"`table` must be the name of one table, got \['queue', 'other'\]"),
+        ({"table": None}, "`table` must be the name of one table, got None"),
+        ({"table": "nothing"}, r"table `nothing` is not on the server .*`queue`"),
+    ],
+)
+def test_arguments_that_can_never_work_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    kind = rw.errors.StructureError if options.get("table") == "nothing" else rw.errors.SpecError
+    with rw.LocalServer([QUEUE]) as server, pytest.raises(kind, match=message):
+        rw.ReplayDataset(server, **{"table": "queue", "batch_size": 1, **options})
+
+
 def test_no_more_batches_of_a_pool_are_made_than_may_be_ahead() -> None:
     made: list[rw.Batch] = []
 
@@ -48,6 +81,48 @@ def test_no_more_batches_of_a_pool_are_made_than_may_be_ahead() -> None:
             eventually(lambda: len(made) == 2)
             time.sleep(0.2)
             assert len(made) == 2
+
+
+def test_mixed_batch_is_waited_for_and_names_the_member_of_each_sample() -> None:
+    with rw.LocalServer([QUEUE]) as one, rw.LocalServer([QUEUE]) as other:
+        datasets = [rw.ReplayDataset(server, "queue", 2, timeout_s=60) for server in (one, other)]
+        with rw.MixedDataset(datasets) as mixed:
+            assert mixed.take() is None
+            insert_numbers(one.address, "queue", [1, 2])
+            with soon(lambda: insert_numbers(other.address, "queue", [3, 4])):
+                batch = mixed.take(60)
+    assert batch is not None
+    assert (first_numbers(batch), batch.info.members.tolist()) == ([1, 2, 3, 4], [0, 0, 1, 1])
+
+
+def test_time_out_counts_the_samples_of_the_server_with_the_most() -> None:
+    with rw.LocalServer([QUEUE]) as one, rw.LocalServer([QUEUE]) as other:
+        insert_numbers(one.address, "queue", [1, 2, 3])
+        insert_numbers(other.address, "queue", [4])
+        with (
+            rw.ReplayDataset([one.address, other.address], "queue", 4, timeout_s=3) as dataset,
+            pytest.raises(rw.errors.ReplayTimeoutError, match=r"within 3\.0 s, 3 of 4 samples have arrived"),
+        ):
+            next(dataset)
+
+
+def test_servers_are_sampled_as_one_that_has_all_items() -> None:
+    priorities = [[3.0, 1.0], [1.0, 1.0, 2.0]]  # of the items 0, 1 and 2, 3, 4: eighths
+    with rw.LocalServer([PRIORITIZED]) as one, rw.LocalServer([PRIORITIZED]) as other:
+        numbers = itertools.count()
+        for server, of_server in zip((one, other), priorities, strict=True):
+            with rw.Client(server) as client:
+                for priority in of_server:
+                    client.insert([np.array([next(numbers)])], {"replay": priority})
+        with rw.ReplayDataset([one.address, other.address], "replay", 64, timeout_s=60) as dataset:
+            batches = [next(dataset) for _ in range(40)]
+    found = np.concatenate([first_numbers(batch) for batch in batches])
+    expected = np.concatenate(priorities) / 8
+    for batch in batches:
+        assert batch.info.probabilities == pytest.approx(expected[first_numbers(batch)])
+        assert set(batch.info.table_sizes.tolist()) == {5}
+    deviation = np.sqrt(2560 * expected * (1 - expected))
+    assert np.all(np.abs(np.bincount(found) - 2560 * expected) < 6 * deviation)
 
 
 def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:

@@ -54,6 +54,13 @@ def test_slices_that_do_not_fill_a_batch_wait_for_the_next_pool() -> None:
     assert maker.rest() is None
 
 
+def test_each_trajectory_has_its_slices_and_a_number_that_no_other_pool_has() -> None:
+    maker: Any = SlicesOfPools(SliceSampler(4, 2, by="trajectory"), np.random.default_rng(0), slices_per_item=2)
+    batches = [batch for _ in range(2) for batch, _ in maker.make(Pool(two_items(), pack), "")]
+    ids = [batch.markers.traj_ids[batch.markers.slices.first_rows].tolist() for batch in batches]
+    assert ids == [[0, 1, 0, 1], [2, 3, 2, 3]]
+
+
 @pytest.mark.parametrize("slices_per_item", [1, 4])
 def test_pool_is_freed_without_the_collector(slices_per_item: int) -> None:
     """Each pool has the rows of whole items: thirty of them were 190 MB."""

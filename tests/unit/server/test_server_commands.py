@@ -32,6 +32,11 @@ def test_time_out_that_is_none_is_wrong_usage(timeout: str, capsys: pytest.Captu
     assert "Invalid value for '--timeout'" in capsys.readouterr().err
 
 
+def test_option_without_a_command_is_one_of_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("--no-such-option") == 2
+    assert " serve [OPTIONS]" in capsys.readouterr().err
+
+
 def test_folder_of_checkpoints_is_told_from_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("20260801T120000.123456Z", "20260802T120000.123456Z")
     for name in names:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from reverb_writer.errors import StructureError
 from reverb_writer.tables import Balance
 from reverb_writer.tables.rate_limits import (
     StandstillDetector,
     explain_inserts,
+    explain_samples,
     explain_side,
     figures,
     insert_room,
@@ -22,7 +24,7 @@ from reverb_writer.tables.rate_limits import (
     reached_ratio,
     sample_room,
 )
-from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo, merge_tables
+from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo, check_tables_exist, merge_tables
 
 INF = math.inf
 
@@ -187,6 +189,34 @@ def test_numbers_that_unblock_a_side_are_the_least_that_the_rule_allows(ratio: f
             number = balance.num_samples_needed(inserts, samples)
             assert not balance.blocks_inserts(9, inserts, samples + number)
             assert number == 1 or balance.blocks_inserts(9, inserts, samples + number - 1)
+
+
+EMPTY = "Table `replay` is empty; its rate limiter waits for 100 more (min_size_to_sample 100)."
+START = "Start the actors or raise `timeout_s`."
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        (at(0, table()), at(9, table()), "Table `replay` has 100 items, and its rate limiter does not block samples: "),
+        (at(0, table(0, 0)), at(1, table(0, 0)), f"{EMPTY} In the last 1 s no items were inserted. {START}"),
+        (at(0, table(0, 0)), at(9, table(0, 7)), f"{EMPTY} In the last 9 s 7 items were inserted. The actors write: "),
+        (at(0, table(0, 0)), at(0.9, table(0, 7)), f"{EMPTY} {START}"),  # too soon to tell
+        (at(0, limited(0, table().rate_limiter)), at(9, table(0, 7)), f"{EMPTY} {START}"),  # it was not there
+        (at(0, table()), at(9, limited(0, table().rate_limiter)), "The server no longer has a table `replay`."),
+    ],
+)
+def test_wait_for_samples_is_explained_by_what_was_inserted_meanwhile(
+    before: ServerInfo, now: ServerInfo, why: str
+) -> None:
+    assert explain_samples(now, "replay", before).startswith(why)
+
+
+def test_table_that_is_missing_is_named_beside_those_there_are_but_not_those_of_the_package() -> None:
+    info = ServerInfo(1, {name: table() for name in ("b", "a", "__specs")}, 0)
+    check_tables_exist(["a", "b"], info, "here:1")
+    with pytest.raises(StructureError, match=r"^table `c`, `d` is not on the server at here:1; it has `a`, `b`\.$"):
+        check_tables_exist(["d", "a", "c"], info, "here:1")
 
 
 # Standing still.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import reverb_writer as rw
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.signatures import ArraySpec, check_signature
+from reverb_writer.protocol.signatures import ArraySpec, check_signature, decode
 from reverb_writer.tables import (
     MinSize,
     Prioritized,
@@ -27,7 +28,8 @@ from reverb_writer.tables import (
     TableConfig,
 )
 from reverb_writer.tables.shares import share_of
-from reverb_writer.tables.table_messages import read_selector, write_selector
+from reverb_writer.tables.table_dicts import table_to_dict
+from reverb_writer.tables.table_messages import encode_signature, read_selector, write_selector
 
 
 @pytest.mark.parametrize(
@@ -206,9 +208,28 @@ def test_other_shapes_are_refused_by_leaf(of_table: Any, time: Any) -> None:
         check({"x": ArraySpec(of_table, F4)}, (3,), time=time)
 
 
+def test_signature_in_the_dict_of_a_table_needs_a_time_dimension_in_each_leaf() -> None:
+    for leaf in (ArraySpec((), F4), ArraySpec(None, F4), None):
+        with pytest.raises(SpecError, match="must be dicts and lists of ArraySpec with a time dimension, got"):
+            table_to_dict(TableConfig("replay", signature={"x": ArraySpec((None, 2), F4), "y": leaf}))
+
+
+def test_signature_of_tensorflow_may_have_an_unknown_rank() -> None:
+    class Shape(list[int]):
+        rank: int | None
+
+    for rank, expected in ((None, None), (2, (2, 3))):
+        shape = Shape((2, 3))
+        shape.rank = rank
+        signature = encode_signature({"x": SimpleNamespace(shape=shape, dtype=F4)})
+        assert decode(signature) == {"x": ArraySpec(expected, F4)}
+
+
 def test_dtype_and_number_of_leaves_are_those_of_the_signature() -> None:
-    with pytest.raises(rw.errors.StructureError, match="but table `replay` holds int32"):
-        check({"x": ArraySpec((None, 3), np.dtype(np.int32))}, (3,))
+    for time, got, wanted in ((None, "(3,)", "(3,)"), ((5,), "(5, 3)", "(None, 3)")):
+        told = re.escape(f"leaf `leaf0`: float32 {got}, but table `replay` holds int32 {wanted} in `x`")
+        with pytest.raises(rw.errors.StructureError, match=told):
+            check({"x": ArraySpec((None, 3), np.dtype(np.int32))}, (3,), time=time)
     with pytest.raises(rw.errors.StructureError, match=r"its signature has 1 leaves \(x\), got 2 \(leaf0, leaf1\)"):
         check({"x": ArraySpec((None, 3), F4)}, (3,), (3,))
 

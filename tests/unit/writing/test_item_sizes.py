@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from interrupting import EachMoment
 
@@ -27,6 +28,13 @@ def test_window_of_two_steps_has_the_bytes_of_the_last_two() -> None:
     check(sizes(8, 2), *["aaaa"] * 5)  # 20 bytes in all, 8 in each window
     with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 9 bytes uncompressed"):
         check(sizes(8, 2), "aaaa", "aaaa", "aaaaa")
+
+
+@pytest.mark.parametrize("text", ["ab\u00fc", b"abcd", np.array("ab\u00fc"), np.array(["ab", b"cd"], object)], ids=repr)
+def test_text_has_the_bytes_of_its_characters(text: Any) -> None:
+    check(sizes(4, 1), text)
+    with pytest.raises(rw.errors.StructureError, match="an item of 1 steps takes 4 bytes"):
+        check(sizes(3, 1), text)
 
 
 def test_each_length_of_windows_is_checked() -> None:

@@ -1,13 +1,16 @@
-"""How many items an observer may have in flight, and when so many are complete that they are sent."""
+"""How many items an observer may have in flight, and when they are sent; what it refuses and says; its steps."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import time
 from typing import Any
 
 import numpy as np
 import pytest
+from reading import fifo, read_column
 from waiting import eventually
 
 import reverb_writer as rw
@@ -91,3 +94,132 @@ def test_episodes_that_resets_end_are_stopped_at_the_limit(
         assert observer.stats().pending_items in (100, 101)  # a reset of two windows may be the last call
         with pytest.raises(rw.errors.ReplayTimeoutError):
             observer.close(timeout_s=0.1)
+
+
+# Refusals, words, numbers and ends that are the client's alone.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunk_length": 0}, "`chunk_length` must be >= 1, got 0"),
+        ({"chunk_length": 16384}, "`chunk_length` must be <= 16383, got 16384"),
+        ({"chunk_length": 2.5}, "`chunk_length` must be an integer"),
+        ({"max_delay_s": 0}, "`max_delay_s` must be > 0 seconds, got 0"),
+        ({"timeout_s": -1}, "`timeout_s` must be > 0 seconds, got -1"),
+        ({"timeout_s": math.nan}, "`timeout_s` must be > 0 seconds, got nan"),
+        ({"max_in_flight_items": 0}, "`max_in_flight_items` must be >= 1, got 0"),
+        ({"max_in_flight_bytes": 0}, "`max_in_flight_bytes` must be >= 1, got 0"),
+        ({"on_block": "panic"}, "`on_block` must be 'wait', 'raise' or 'drop_oldest', got 'panic'"),
+        ({"max_item_bytes": 0}, "`max_item_bytes` must be >= 1, got 0"),
+        ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
+        ({"patience_s": 0}, "`patience_s` must be > 0 seconds, got 0"),
+        ({"until": False}, "`until` must be a function without arguments, got False. Put `lambda:`"),
+        *(({"num_envs": number}, "`num_envs` must be") for number in (0, -1, 2.0, True)),
+        *(({"priority": one}, "must be a finite number >= 0") for one in (math.nan, math.inf, -0.1, "1", None)),
+        ({"priority": "Max"}, "`priority` must be a finite number >= 0, a function or 'max', got 'Max'"),
+        ({"table": []}, "`table` must be a name or several different ones, got none"),
+        ({"table": ["a", "a"]}, "`table` must be a name or several different ones"),
+        *(({"table": one}, f"`table` must be .* ones, got {one!r}") for one in (8, 2.5)),
+        ({"max_sequence_length": 0}, "`max_sequence_length` must be >= 1, got 0"),
+        ({"max_sequence_length": 2.0}, "`max_sequence_length` must be an integer"),
+        ({"max_sequence_length": 2, "priority": -1.0}, "`priority` must be a finite number >= 0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_at_construction(options: dict[str, Any], message: str) -> None:
+    of_episodes = "max_sequence_length" in options
+    kind: Any = rw.EpisodeObserver if of_episodes else functools.partial(rw.TrajectoryObserver, sequence_length=2)
+    with rw.LocalServer([fifo("a")]) as server, pytest.raises(rw.errors.SpecError, match=message):
+        kind(server, **{"table": "a", **options})
+
+
+def test_observer_that_waits_for_its_server_says_so_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("reverb_writer.client.server_set.LOG_EVERY_S", 0.05)
+    begin = time.monotonic()
+    missing = r"no Reverb server at localhost:1 within 1\.5 s.*refused"
+    with pytest.raises(rw.errors.ServerUnavailableError, match=missing):
+        rw.TrajectoryObserver("localhost:1", "a", 1, timeout_s=1.5)
+    assert time.monotonic() - begin < 20
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) >= 2
+    assert all("an observer waits for the server at localhost:1 (" in each for each in told)
+    caplog.clear()
+    with pytest.raises(rw.errors.ServerUnavailableError):
+        rw.Variables("localhost:1", "weights", timeout_s=0.5)
+    assert "table `weights`: waiting for the server at localhost:1 (" in caplog.text
+
+
+def test_steps_are_numbered_from_the_first_also_in_an_observer_that_is_opened_again() -> None:
+    with rw.LocalServer([fifo("a")]) as server, rw.EpisodeObserver(server, "a", 3) as observer:
+        for first in (0, 5):
+            assert observer.num_steps == first
+            observer({"n": np.int64(0)}, end_of_episode=True)
+            with pytest.raises(rw.errors.StructureError, match=f"^step {first + 1}, leaf `n`"):
+                observer({"n": 0.5})
+            with pytest.raises(rw.errors.SpecError, match="longer than max_sequence_length=3"):
+                observer.extend({"n": np.arange(7)})  # the fourth step of the episode is the last that is taken
+            observer.close()
+            assert observer.num_steps == first + 5
+            observer.open()
+
+
+def test_call_that_waits_is_woken_for_a_quarter_of_the_items_in_flight() -> None:
+    with (
+        rw.LocalServer([fifo("a")]) as server,
+        rw.TrajectoryObserver(server, "a", 1, max_in_flight_items=400) as observer,
+    ):
+        observer(step(0), end_of_episode=False)
+        sender = observer._sender
+        assert sender is not None
+        assert sender._outbox.num_rows_worth() == 100
+
+
+def test_time_out_names_the_server_with_the_most_unconfirmed_items() -> None:
+    with rw.LocalServer([fifo("a")]) as free, rw.LocalServer([rw.TableConfig.queue("a", 1)]) as full:
+        observer = rw.TrajectoryObserver([free.address, full.address], "a", 1)
+        for number in range(20):
+            observer(step(number), end_of_episode=True)
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="max_diff 1"):
+            observer.flush(timeout_s=2)
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            observer.close(timeout_s=0.1)
+
+
+def test_observer_that_is_closed_has_nothing_to_do_at_the_end_of_the_program() -> None:
+    with rw.LocalServer([fifo("a")]) as server:
+        observer = rw.TrajectoryObserver(server, "a", 1)
+        observer({"n": np.int64(0)})
+        sender, ended = observer._sender, list[bool]()
+        observer.close()
+        assert sender is not None
+        assert sender.end_soon(lambda: ended.append(True)) is None
+    assert ended == [True]
+
+
+def test_too_long_episodes_of_environments_are_dropped_and_the_others_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Environment 0 has episodes of 2 and 4 steps, environment 1 one of 4, one of 1 and one of 1."""
+    with rw.LocalServer([fifo("a")]) as server, rw.Client(server) as client:
+        ends = [[0, 0], [1, 0], [0, 0], [0, 1], [0, 1], [1, 1]]
+        for bypass in (True, False):
+            with rw.EpisodeObserver(client, "a", 3, bypass_partial_episodes=bypass, num_envs=2) as observer:
+                for t, last in enumerate(ends, 1):
+                    # The fourth steps of episodes: of environment 1 at t = 4, of environment 0 at t = 6.
+                    refusal = pytest.raises(rw.errors.SpecError, match="longer than max_sequence_length=3")
+                    with contextlib.nullcontext() if bypass or t not in (4, 6) else refusal:
+                        observer({"n": np.array([t, 100 + t])}, end_of_episode=np.array(last, bool))
+                observer.flush()
+                stats = observer.stats()
+                assert (stats.steps, stats.episodes, stats.dropped_steps) == (12, 5, {"overflow": 8})
+            assert sorted(read_column(client, "a")) == [[1, 2], [105], [106]]
+        assert len([record for record in caplog.records if "max_sequence_length=3" in record.message]) == 2
+        with rw.EpisodeObserver(client, "a", 3, num_envs=2) as observer:  # full, and takes no step
+            for t, (env_mask, last) in enumerate([([True, False], [0, 0])] * 3 + [([False, True], [0, 1])], 1):
+                observer(
+                    {"n": np.array([t, 100 + t])}, end_of_episode=np.array(last, bool), env_mask=np.array(env_mask)
+                )
+            observer.reset()
+        assert sorted(read_column(client, "a")) == [[1, 2, 3], [104]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import os
 import pickle
 import socket
@@ -13,20 +12,14 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from interrupting import interrupted
 from numbered import write_numbers
 from ports import free_port
-from server_process import ServerProcess
-from store_messages import chunk, item
 from threads import at_once
 from waiting import eventually
 
@@ -131,6 +124,18 @@ def test_a_learner_that_goes_takes_nothing(scheme: str) -> None:
         with rw.Client(server.address) as client:
             client.insert([np.arange(3)], {"queue": 1.0})
             assert len(list(client.sample("queue", 1))) == 1
+
+
+def test_samples_that_a_caller_leaves_are_told_as_lost(
+    server: rw.LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rw.Client(server) as client:
+        for number in range(5):
+            client.insert([np.array([number])], {"queue": 1.0})
+        samples = client.sample("queue", 5)
+        assert next(samples).data[0].tolist() == [0]
+        samples.close()  # type: ignore[attr-defined]  # it is a generator
+        assert "Up to 4 samples were taken out of `queue` and are lost." in caplog.messages
 
 
 def test_a_server_that_nobody_closes_does_not_keep_the_interpreter_and_is_closed_when_it_is_collected() -> None:
@@ -353,83 +358,3 @@ def test_a_reader_that_does_not_read_bounds_what_is_drawn_for_it(server: rw.Loca
             come += len(message.samples)
         assert come == num_samples
         stream.cancel()
-
-
-# Its rate limiter beside dm-reverb's: the same inserts and samples, and the same get through.
-
-TIMEOUT_S = 60.0
-SETTLED_S = 0.02
-Counts = tuple[int, int, int]
-
-
-class Ends:
-    """An insert stream and sample streams of one server, which never wait for its answers."""
-
-    def __init__(self, address: str, table: str) -> None:
-        self._table = table
-        self._channel = Channel(address)
-        self._streams = [ByteStream(self._channel, messages.INSERT_STREAM)]
-        self._keys = itertools.count(1)
-        self._has_chunk = False
-
-    def insert(self) -> None:
-        request = messages.StoredRequest(items=[item(next(self._keys), 7, self._table)], keep_chunk_keys=[7])
-        if not self._has_chunk:
-            self._has_chunk = True
-            request.chunks.append(chunk(7))
-        self._streams[0].send(request.SerializeToString())
-
-    def sample(self) -> None:
-        request = messages.SampleStreamRequest(table=self._table, num_samples=1).SerializeToString()
-        self._streams.append(ByteStream(self._channel, messages.SAMPLE_STREAM))
-        self._streams[-1].send(request)
-
-    def counts(self) -> Counts:
-        table = self._channel.server_info(TIMEOUT_S).tables[self._table]
-        return table.rate_limiter.num_inserts, table.rate_limiter.num_samples, table.current_size
-
-    def close(self) -> None:
-        for stream in self._streams:
-            stream.cancel()
-        self._channel.close()
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> rw.TableConfig:
-    ratio, min_size = draw(st.sampled_from([0.5, 1.0, 2.0, 3.5])), draw(st.integers(1, 4))
-    by_ratio = rw.SampleToInsertRatio(ratio, min_size, max(1.0, ratio) + draw(st.sampled_from([0.0, 1.0, 2.5])))
-    sampler: Any = draw(st.sampled_from(["fifo", "uniform", "lifo"]))
-    # It depends on chance how many items a uniform sampler has drawn twice.
-    times = draw(st.sampled_from([0, 1] if sampler == "uniform" else [0, 1, 2]))
-    limiter: Any = draw(st.sampled_from([by_ratio, rw.MinSize(min_size)]))
-    max_size = draw(st.sampled_from([4, 6, 100]))
-    return rw.TableConfig("replay", max_size, sampler, rate_limiter=limiter, max_times_sampled=times)
-
-
-@pytest.mark.only_server("reverb", "it compares dm-reverb with a local server of its own")
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-@pytest.mark.filterwarnings("ignore:`error_buffer`")
-@given(table=tables(), turns=st.lists(st.sampled_from(["insert", "insert", "sample"]), min_size=1, max_size=25))
-def test_the_same_inserts_and_samples_get_through(
-    shared_process: ServerProcess, table: rw.TableConfig, turns: list[str]
-) -> None:
-    with contextlib.ExitStack() as stack:
-        theirs, ours = shared_process.start(table), stack.enter_context(rw.LocalServer([table]))
-        stack.callback(theirs.stop)
-        ends = [stack.enter_context(contextlib.closing(Ends(one.address, "replay"))) for one in (theirs, ours)]
-        for number, turn in enumerate(turns):
-            for end in ends:
-                getattr(end, turn)()
-            assert settled(*ends), (number, [end.counts() for end in ends])
-
-
-def settled(theirs: Ends, ours: Ends) -> bool:
-    """Wait until both agree, and go on agreeing for a while."""
-    until = time.monotonic() + TIMEOUT_S / 4
-    while time.monotonic() < until:
-        counts = theirs.counts(), ours.counts()
-        if counts[0] == counts[1]:
-            time.sleep(SETTLED_S)
-            if (theirs.counts(), ours.counts()) == counts:
-                return True
-    return False

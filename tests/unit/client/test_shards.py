@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from forwarder import Forwarder
-from numbered import write_numbers
+from numbered import QUEUE, insert_numbers, write_numbers
+from ports import free_port
 from shard_files import ShardFile, shard_lines
+from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.client import server_set
 
 TABLE = rw.TableConfig("replay", 1000)
 
@@ -175,3 +181,48 @@ def test_shards_that_are_lost_are_not_asked_and_those_that_drain_get_no_items(
             client.insert(np.zeros(1), {"replay": 1.0})
         assert client.server_info()["replay"].current_size == 4
         assert [shard.request_info().tables["replay"].current_size for shard in client.shards[:2]] == [4, 0]
+
+
+def test_samples_come_from_the_servers_that_have_some() -> None:
+    with rw.LocalServer([QUEUE]) as empty, rw.LocalServer([QUEUE]) as other:
+        insert_numbers(other.address, "queue", [1, 2])
+        with rw.Client([empty.address, other.address], timeout_s=5) as client:
+            assert [sample.data[0].tolist() for sample in client.sample("queue", 2)] == [[1], [2]]
+
+
+def test_servers_that_do_not_answer_yet_are_asked_until_one_does() -> None:
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(rw.Client([f"localhost:{port}", "localhost:1"], timeout_s=60))
+
+        def start() -> None:
+            with rw.Client(stack.enter_context(rw.LocalServer([TABLE], port))) as writer:
+                writer.insert([np.arange(2)], {"replay": 1.0})
+
+        with soon(start, 0.5):
+            assert next(client.sample("replay", 1)).data[0].tolist() == [0, 1]
+
+
+def test_observer_gives_up_a_shard_that_the_target_calls_lost_once_although_it_answers(
+    start: Callable[[], rw.LocalServer],
+) -> None:
+    one, other = rw.shards.Shard("a", start().address), rw.shards.Shard("b", start().address)
+    source, patience_s = Source(rw.shards.Target((one, other))), 2.0  # a busy machine may keep a server from confirming
+    with rw.Client(source) as client, rw.TrajectoryObserver(client, "replay", 1, patience_s=patience_s) as observer:
+        observer({"n": np.int64(0)}, end_of_episode=True)
+        source.answer = rw.shards.Target((dataclasses.replace(one, state="lost"), other))
+        client.connections.refresh()
+        eventually(lambda: observer.stats().lost_shards == 1)
+        until = time.monotonic() + 2.5 * patience_s
+        while time.monotonic() < until:  # it is asked twice in `patience_s`, and answers
+            observer({"n": np.int64(0)}, end_of_episode=True)
+            observer.flush()
+        stats = observer.stats()
+        assert (stats.lost_shards, stats.items) == (1, stats.acknowledged_items + stats.dropped_items)
+
+
+def test_cause_is_told_although_a_pause_took_longer_than_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(0.6))  # on a busy machine
+    monkeypatch.setattr(server_set, "time", clock)
+    with pytest.raises(rw.errors.ServerUnavailableError, match="cannot be read"):
+        rw.Client("file:/no/such/file", timeout_s=0.5)
