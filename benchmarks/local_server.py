@@ -30,6 +30,7 @@ from benchmarks.workloads import Workload, small_steps
 _BATCH_SIZE = 256
 _SAMPLES_PER_INSERT = 2
 _RATIO = rw.SampleToInsertRatio(_SAMPLES_PER_INSERT, 1_000, 20 * _BATCH_SIZE)
+_END_S = 0.5  # within this time a learner that does not wait for samples ends
 _WORKS = {"write": "an actor", "read": "a learner", "both": f"both, {_SAMPLES_PER_INSERT} samples per insert"}
 
 
@@ -92,8 +93,10 @@ class _Job:
             steps_per_s = self._actor.write(seconds).steps_per_s
             items_per_s = num_items / (time.perf_counter() - start)
             done = True
+            thread.join(_END_S)
             while thread.is_alive():  # the learner waits for samples that the actor's next items allow
                 self._actor.write(0)
+                thread.join(_END_S)
             return steps_per_s, items_per_s
 
     def close(self) -> None:
