@@ -263,8 +263,9 @@ class Variables:
             while not is_wanted(news := self._look(seen, deadline)):
                 seen = news.seen
                 why = f"nothing {'newer ' if seen else ''}was published yet, waiting for it"
-                time.sleep(min(_PAUSE_S, max(deadline.timeout_s - deadline.spent_s, 0.0)))
-                if deadline.spent_s >= deadline.timeout_s:
+                left_s = deadline.timeout_s - deadline.spent_s
+                time.sleep(max(min(left_s, _PAUSE_S), 0.0))
+                if left_s <= _PAUSE_S:  # no further look, which would have no time
                     raise ReplayTimeoutError(
                         f"table `{self._table}` {'has no newer version' if seen else 'is empty'} at "
                         f"{self._client.address} after {deadline.timeout_s:.1f} s. "
