@@ -150,7 +150,7 @@ class Dataset(Views):
         self._begin()
         woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
         deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
-        missing = self._missing() if extends else {}
+        missing: dict[str, int] = {}
         while True:
             woken.clear()
             has_ended = self._prefetcher.has_ended  # read first: after the end nothing arrives
