@@ -100,8 +100,8 @@ class Dataset(Views):
     def __next__(self) -> Batch:
         """Return the next batch; after `close()` or a single pass, a last batch of the remaining samples, then stop.
 
-        The first call begins to fetch. The time-out starts again whenever fewer samples are missing than before, or
-        fewer inserts that a rate limiter waits for.
+        The first call begins to fetch. The time-out starts again whenever less is missing than ever before in this
+        call: samples of the batch, or inserts that a rate limiter waits for.
 
         Raises:
             ReplayTimeoutError: no batch within the time-out; names the cause with its numbers. No sample is lost.
@@ -189,7 +189,7 @@ class Dataset(Views):
 
     def _missing(self) -> dict[str, int]:
         """Return how many samples the next batch lacks, and by server how many inserts its next sample lacks."""
-        missing = {"": -self._prefetcher.num_for_batch}
+        missing = {"": self._pool_size - self._prefetcher.num_for_batch}
         for source in self._mixer.sources:
             if (table := source.stream.table) is not None:
                 missing[source.server.name] = inserts_until_sample(table)
