@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,24 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.kind in "SUT":
         return np.dtype(object)
     return dtype if dtype.isnative else dtype.newbyteorder("=")  # identical objects compare faster
+
+
+NO_NUMBERS: Final[tuple[tuple[type, ...], float, float]] = (), 0, 0
+
+
+def python_numbers(dtype: np.dtype[Any]) -> tuple[tuple[type, ...], float, float]:
+    """Return the types of Python numbers that a dtype surely holds, and the least and the largest such number.
+
+    >>> python_numbers(np.dtype("int8"))
+    ((<class 'int'>,), -128, 127)
+    """
+    if dtype.kind == "b":
+        return (bool,), False, True
+    if dtype.kind in "iu":
+        return (int,), int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if dtype.kind == "f":
+        return (float, int), float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    return NO_NUMBERS
 
 
 def zeros(dtype: np.dtype[Any], shape: Shape) -> Any:
