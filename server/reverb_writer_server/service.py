@@ -206,8 +206,8 @@ class Service:
         code = self._serve(resources, started)
         if self._folder is not None:
             died = "oom" if started.process.was_ended_for_want_of_memory() else "died"
-            end = died if code == DIED else "unhealthy" if self._ends_itself else "stopped"
-            self._folder.owner.update(end=end)
+            asked = "unhealthy" if self._ends_itself else "stopped"
+            self._folder.owner.update(end={DIED: died, LAST_CHECKPOINT_FAILED: "unsaved"}.get(code, asked))
         return code
 
     def _begin(self, resources: contextlib.ExitStack) -> None:

@@ -38,8 +38,9 @@ class Mark:
     sequence: int = 0  # the highest number of any checkpoint so far
     failure: str = ""  # reason of the last start's failure; empty if it succeeded
     failures: int = 0  # number of starts in a row that failed for this reason
-    # The end of the last server that served: `stopped` by request, `unhealthy` by itself, `died` with Reverb, `oom` if
-    # the kernel ended Reverb because memory ran out; `killed` while a server serves, and if it wrote nothing else.
+    # The end of the last server that served: `stopped` by request, `unhealthy` by itself, `unsaved` if its last
+    # checkpoint failed, `died` with Reverb, `oom` if the kernel ended Reverb because memory ran out; `killed` while a
+    # server serves, and if it wrote nothing else.
     end: str = "stopped"
 
 

@@ -586,11 +586,14 @@ def _runs(process: int) -> bool:
 
 def test_next_server_tells_how_the_one_before_has_ended(tmp_path: Path) -> None:
     before = "stopped"  # the first server has none before it
-    for how in ("killed", "died", "stopped", ""):
+    for how in ("killed", "died", "unsaved", "stopped", ""):
         with service(tmp_path, configuration(tmp_path)) as server:
             assert server.metrics()[f'reverb_previous_end{{how="{before}"}}'] == 1
             if how == "stopped":
                 assert server.end() == 0
+            elif how == "unsaved":
+                resource.prlimit(server.child(), resource.RLIMIT_FSIZE, (0, -1))  # as if its disk were full
+                assert server.end() == 5
             elif how:
                 os.kill(server.process.pid if how == "killed" else server.child(), signal.SIGKILL)
                 server.process.wait(60)
