@@ -241,9 +241,14 @@ class CheckpointFolder:
 
 def check_directory(directory: Path) -> None:
     """Refuse a folder that cannot hold checkpoints; a folder that does not exist yet is accepted."""
-    if not directory.exists():
-        return
     try:
+        for path in (directory, *directory.parents):
+            if path.is_file():
+                raise CheckpointError(
+                    f"{path}: is a file, expected a folder for checkpoints. Name another folder, or move the file away."
+                )
+        if not directory.exists():
+            return
         found = sorted(path.name for path in directory.iterdir())
         others = sorted({*found} - {OWNER, _INCOMING, KEPT})
         if others or (found and not _is_ours(directory)):
