@@ -164,7 +164,8 @@ class Saver:
         except rw.errors.ReverbWriterError as error:
             if self._keep_finished():  # a client's later save has the same data, and has deleted ours
                 return True
-            raise SaveError(f"Reverb could not write a checkpoint: {error}") from error
+            which = "the last checkpoint" if self._is_last else "a checkpoint"  # so that the log names the last one
+            raise SaveError(f"Reverb could not write {which}: {error}") from error
         finally:
             reply.cancel()
         self._state.checkpoint_took_s = time.monotonic() - started
