@@ -28,6 +28,7 @@ from cryptography import x509
 import reverb_writer as rw
 from reverb_writer_server import signals
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
+from reverb_writer_server.checkpoints.owner import CheckpointError
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine import cpu_s, raise_descriptor_limit, used_bytes
@@ -40,7 +41,7 @@ from reverb_writer_server.observability.systemd import notifying
 from reverb_writer_server.reverb.sockets import connections_to
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import SaveProgress, Saver
-from reverb_writer_server.starting import RestoreError, Start, Started
+from reverb_writer_server.starting import Start, Started
 from reverb_writer_server.turn import ClaimError, Turn
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE, CLAIMED = 0, 1, 3, 4, 5, 6, 7
@@ -372,6 +373,6 @@ def is_high(used_bytes: int, alert_bytes: int, *, was_high: bool) -> bool:
 
 
 def _exit_code(error: Exception) -> int:
-    if isinstance(error, RestoreError):
+    if isinstance(error, CheckpointError):
         return CANNOT_RESTORE
     return DIED if isinstance(error, ReverbProcessError) else CANNOT_START
