@@ -306,6 +306,18 @@ def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path) -> None:
     assert restored(small_disk, text) == 6
 
 
+def test_older_checkpoints_make_room_for_one_that_has_grown(small_disk: Path) -> None:
+    """The disk of 12 MiB has room for one more of the size of the newest one, even for two, but 7 MiB need more."""
+    text = configuration(small_disk, keep=3)
+    with service(small_disk, text) as server:
+        fill(server.address, 2)
+        for _ in range(3):
+            save(server, small_disk)
+        fill(server.address, 5)
+        assert server.end() == 0
+    assert restored(small_disk, text) == 7
+
+
 def test_want_of_descriptors_ends_nothing(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path, every_s=0.5)) as server:
         insert(server.address, 1)
