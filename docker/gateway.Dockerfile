@@ -4,7 +4,7 @@
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends nginx-light \
+    && apt-get install --yes --no-install-recommends nginx-light openssl \
     && rm -rf /var/lib/apt/lists/* \
     && cd /usr/local && rm -rf bin/pip* bin/idle* bin/2to3* bin/wheel lib/python3.*/ensurepip lib/python3.*/idlelib \
         lib/python3.*/lib2to3 lib/python3.*/site-packages/*

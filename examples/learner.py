@@ -34,7 +34,7 @@ def learn(client: rw.Client, seed: int | None) -> None:
     optimizer = Adam(online.weights, LEARNING_RATE)
     with (
         rw.Variables(client, "variables") as variables,
-        rw.ReplayDataset(client, "cartpole", BATCH_SIZE) as batches,
+        rw.ReplayDataset(client, "cartpole", BATCH_SIZE, timeout_s=float("inf")) as batches,  # waits for a lost server
         contextlib.ExitStack() as end,
     ):
         variables.publish(online.weights)
@@ -51,7 +51,8 @@ def learn(client: rw.Client, seed: int | None) -> None:
             for slow, fast in zip(target.weights, online.weights, strict=True):
                 slow[:] += TARGET_RATE * (fast - slow)
             if update % PUBLISH_UPDATES == 0:
-                variables.publish(online.weights)
+                with contextlib.suppress(rw.errors.ReplayTimeoutError, rw.errors.ServerUnavailableError):
+                    variables.publish(online.weights)  # if it fails, the next one has newer weights
             if time.monotonic() >= next_line_at:
                 next_line_at = time.monotonic() + LINE_S
                 print(f"{update:,} updates; mean value of a state {values.mean():.1f}", flush=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 
 from reverb_writer.errors import ReverbWriterError
+from reverb_writer_server.checkpoints.owner import advice_on_room
 from reverb_writer_server.observability.state import Job
 
 _logger = logging.getLogger(__name__)
@@ -35,12 +37,12 @@ class Jobs:
         except Exception as error:  # the service continues after any error
             self._failures[name] += 1
             text = f"{type(error).__name__}: {error}"
-            if self._told.get(name) != text:
-                self._told[name] = text
+            reason = re.sub(r"\d", "", text)  # a path may contain the name of a checkpoint, which is new each time
+            if self._told.get(name) != reason:
+                self._told[name] = reason
                 expected = isinstance(error, ReverbWriterError | OSError)  # its message is enough
-                _logger.log(
-                    logging.ERROR, "%s failed: %s", name, text if not expected else error, exc_info=not expected
-                )
+                said = f"{error if expected else text}{advice_on_room(error)}"
+                _logger.log(logging.ERROR, "%s failed: %s", name, said, exc_info=not expected)
             return False
         self._told.pop(name, None)
         return True

@@ -18,6 +18,7 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import parse
 from reverb_writer.transport.channel import Channel
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
+from reverb_writer_server.checkpoints.owner import advice_on_room
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.observability.banner import format_bytes
 from reverb_writer_server.observability.state import ServiceState
@@ -34,7 +35,6 @@ _LOOK_S = 1.0  # within less time, even a save that progresses may have written 
 _BUSY_PART = 0.1  # share of a processor's time from which on the process counts as computing
 _ATTEMPTS = 3
 _LAST_ATTEMPTS = 2
-_GROWTH = 2  # after a failed save, expect a checkpoint that is this many times as large
 
 
 class SaveProgress:
@@ -85,7 +85,7 @@ class Saver:
         self._folder, self._process, self._state, self._jobs, self._stop = folder, process, state, jobs, stop
         self._channel = Channel(state.address, permanent=True)
         self._refreshed_at = self._began_at = time.monotonic()
-        self._has_failed = self._is_last = False
+        self._is_last = self._was_full = False  # whether the disk was full in the save before
         self._is_requested = threading.Event()
         self._pause = threading.Event()  # never set
         self._jobs.run("connect", self.connect)
@@ -96,7 +96,7 @@ class Saver:
         is_due = 0 < self._state.checkpoint_every_s <= time.monotonic() - self._began_at
         if (is_due or self._is_requested.is_set()) and not self._stop.is_set():
             self._is_requested.clear()
-            self._has_failed = not self._jobs.run("checkpoint", self._save)
+            self._jobs.run("checkpoint", self._save)
         if time.monotonic() - self._refreshed_at >= _REFRESH_S:
             self._jobs.run("keep", self._refresh)
 
@@ -116,13 +116,12 @@ class Saver:
         self._is_last = True
         self._jobs.run("keep", self._keep_finished)
         for _ in range(_LAST_ATTEMPTS):
-            self._has_failed = not self._jobs.run("checkpoint", self._save)
-            if not self._has_failed:
-                break
+            if self._jobs.run("checkpoint", self._save):
+                return True
             self._pause.wait(_LOOK_S)  # a killed process loses its connections before it ends
             if not self._process.alive():
                 break
-        return not self._has_failed
+        return False
 
     def _refresh(self) -> None:
         """Read the kept checkpoints from disk, and report them."""
@@ -164,7 +163,9 @@ class Saver:
         except rw.errors.ReverbWriterError as error:
             if self._keep_finished():  # a client's later save has the same data, and has deleted ours
                 return True
-            raise SaveError(f"Reverb could not write a checkpoint: {error}") from error
+            self._was_full = bool(advice_on_room(error))
+            which = "the last checkpoint" if self._is_last else "a checkpoint"  # so that the log names the last one
+            raise SaveError(f"Reverb could not write {which}: {error}") from error
         finally:
             reply.cancel()
         self._state.checkpoint_took_s = time.monotonic() - started
@@ -203,17 +204,15 @@ class Saver:
     def _make_room(self) -> None:
         """Delete older kept checkpoints if the disk has no room for another; keep the newest sound one."""
         latest = self._folder.latest()
-        expected = 0 if latest is None else latest.size_bytes * (_GROWTH if self._has_failed else 1)
-        if latest is not None and self._folder.free_bytes() < expected:
-            pruned = self._folder.prune(1)
-            if pruned:
-                _logger.warning(
-                    "the disk has no room for another checkpoint of %s: %d older ones are deleted, and one of "
-                    "checkpoints.keep = %d remains. Give it more room, or lower checkpoints.keep.",
-                    format_bytes(expected),
-                    pruned,
-                    self._folder.keep,
-                )
+        is_full = self._was_full or (latest is not None and self._folder.free_bytes() < latest.size_bytes)
+        self._was_full = False
+        if is_full and (pruned := self._folder.prune(1)):
+            _logger.warning(
+                "the disk has no room for another checkpoint: %d older ones are deleted, and one of checkpoints.keep = "
+                "%d remains. Give it more room, or lower checkpoints.keep.",
+                pruned,
+                self._folder.keep,
+            )
 
     def _keep_finished(self) -> bool:
         """Keep the checkpoints that Reverb has finished, ours or a client's; return whether one was sound."""

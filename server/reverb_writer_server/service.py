@@ -28,6 +28,7 @@ from cryptography import x509
 import reverb_writer as rw
 from reverb_writer_server import signals
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
+from reverb_writer_server.checkpoints.owner import CheckpointError
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine import cpu_s, raise_descriptor_limit, used_bytes
@@ -40,7 +41,7 @@ from reverb_writer_server.observability.systemd import notifying
 from reverb_writer_server.reverb.sockets import connections_to
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import SaveProgress, Saver
-from reverb_writer_server.starting import RestoreError, Start, Started
+from reverb_writer_server.starting import Start, Started
 from reverb_writer_server.turn import ClaimError, Turn
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE, CLAIMED = 0, 1, 3, 4, 5, 6, 7
@@ -115,41 +116,34 @@ class Service:
 
     def _look_at(self, work: threading.Thread) -> int | None:
         """Test whether the service is alive; return the exit code if it must end at once because its thread hangs."""
-        now = time.monotonic()
+        now, process = time.monotonic(), self._process
         if (had_s := cpu_s(f"self/task/{work.native_id}")) != self._work_cpu_s:
             self._work_cpu_s = had_s
             self._state.work_runs()
-        if self._state.phase in ("draining", "stopped"):
-            return self._look_at_the_end()
-        if self._state.phase != "serving" or self._process is None:
+        if process is None or self._state.phase == "failed":
             return None
-        if not self._process.alive():
+        if self._stop.is_set() and process.is_stopped():  # each time, because a signal takes effect late
+            _logger.warning("the Reverb process is stopped (SIGSTOP), and is continued because the server ends")
+            process.resume()
+        if self._state.phase in ("starting", "restoring"):
+            return None
+        if self._state.phase == "serving" and not process.alive():
             self._died_at = self._died_at or now
             return DIED if now - self._died_at > _END_TIMEOUT_S else None
+        if self._stop.is_set():
+            if not self._state.work_hangs():
+                return None
+            _logger.error("the server ends without a last checkpoint: %s", self._state.work_fault())
+            self._stop_at_once()
+            return NOT_ALIVE if self._ends_itself else LAST_CHECKPOINT_FAILED
         is_alive, why = self._state.alive()
         self._failed_at = None if is_alive else self._failed_at or now
         # Counted in this loop's time, so that after a pause of the whole machine the monitor runs first.
-        if self._failed_at is None or not 0 < self._config.http_max_silence_s < now - self._failed_at:
-            return None
-        hangs = self._state.work_hangs()
-        if hangs or not self._stop.is_set():
+        if self._failed_at is not None and 0 < self._config.http_max_silence_s < now - self._failed_at:
             _logger.error("the server ends itself: %s", why)
             self._ends_itself = True
             self._stop.set()
-        if hangs:  # no thread can write a last checkpoint
-            self._stop_at_once()
-        return NOT_ALIVE if hangs else None
-
-    def _look_at_the_end(self) -> int | None:
-        """Do the same while the last checkpoint is written: the disk may not answer, and Reverb may be stopped."""
-        if self._process is not None and self._process.is_stopped():  # each time, because a signal takes effect late
-            _logger.warning("the Reverb process is stopped (SIGSTOP), and is continued for the last checkpoint")
-            self._process.resume()
-        if not self._state.work_hangs():
-            return None
-        _logger.error("the server ends itself: %s", self._state.work_fault())
-        self._stop_at_once()
-        return NOT_ALIVE if self._ends_itself else LAST_CHECKPOINT_FAILED
+        return None
 
     def _look_at_turn(self) -> int | None:
         """End for a newer server; return the exit code if this server must end at once."""
@@ -213,8 +207,8 @@ class Service:
         code = self._serve(resources, started)
         if self._folder is not None:
             died = "oom" if started.process.was_ended_for_want_of_memory() else "died"
-            end = died if code == DIED else "unhealthy" if self._ends_itself else "stopped"
-            self._folder.owner.update(end=end)
+            asked = "unhealthy" if self._ends_itself else "stopped"
+            self._folder.owner.update(end={DIED: died, LAST_CHECKPOINT_FAILED: "unsaved"}.get(code, asked))
         return code
 
     def _begin(self, resources: contextlib.ExitStack) -> None:
@@ -379,6 +373,6 @@ def is_high(used_bytes: int, alert_bytes: int, *, was_high: bool) -> bool:
 
 
 def _exit_code(error: Exception) -> int:
-    if isinstance(error, RestoreError):
+    if isinstance(error, CheckpointError):
         return CANNOT_RESTORE
     return DIED if isinstance(error, ReverbProcessError) else CANNOT_START

@@ -26,10 +26,6 @@ _PROGRESS_EVERY_S = 5.0
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
-class RestoreError(rw.errors.ReverbWriterError):
-    """The checkpoint and the configuration differ, or the checkpoint cannot be read."""
-
-
 @dataclass(frozen=True)
 class Started:
     """A Reverb that serves."""
@@ -55,15 +51,12 @@ class Start:
         """Start Reverb.
 
         Raises:
-            RestoreError: no checkpoint can be restored, or the chosen checkpoint differs from the configuration.
+            CheckpointError: no checkpoint can be restored, or the chosen checkpoint differs from the configuration.
             ReverbProcessError: the process has ended.
             ReverbWriterError, OSError: Reverb cannot start as configured.
         """
         if self.folder is not None:
-            try:
-                started = first_restorable(self.folder.directory, self.config.checkpoints_restore, self._restore)
-            except CheckpointError as error:
-                raise RestoreError(str(error)) from error
+            started = first_restorable(self.folder.directory, self.config.checkpoints_restore, self._restore)
             if started is not None:
                 return started
             _logger.info("nothing to restore in %s", self.folder.directory)
@@ -131,8 +124,8 @@ def what_to_restore(config: ServerConfig) -> Checkpoint | None:
     """Return the checkpoint that a start would restore; None for an empty start. The items are not read.
 
     Raises:
-        CheckpointError: the folder cannot hold checkpoints.
-        RestoreError: the chosen checkpoint cannot be used, or differs from the configuration.
+        CheckpointError: the folder cannot hold checkpoints, or the chosen checkpoint cannot be used, or it differs
+            from the configuration.
     """
     if config.checkpoints_directory is None:
         return None
@@ -144,17 +137,14 @@ def what_to_restore(config: ServerConfig) -> Checkpoint | None:
         tables_to_serve(config, checkpoint)  # refuses a checkpoint of other tables
         return checkpoint
 
-    try:
-        return first_restorable(config.checkpoints_directory, config.checkpoints_restore, attempt)
-    except CheckpointError as error:
-        raise RestoreError(str(error)) from error
+    return first_restorable(config.checkpoints_directory, config.checkpoints_restore, attempt)
 
 
 def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tuple[rw.TableConfig, ...]:
     """Return the tables to serve if this checkpoint is restored.
 
     Raises:
-        RestoreError: the checkpoint differs from the configuration, and `on_mismatch` is "refuse".
+        CheckpointError: the checkpoint differs from the configuration, and `on_mismatch` is "refuse".
         FormatError: the checkpoint is damaged.
     """
     tables, whose = tuple(table.config for table in config.tables), config.checkpoints_on_mismatch
@@ -167,7 +157,7 @@ def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tupl
     differ = f"checkpoint {checkpoint.name} and the configuration differ"
     lines = "\n  ".join(found)
     if whose == "refuse":
-        raise RestoreError(
+        raise CheckpointError(
             f"{differ}:\n  {lines}\nSet checkpoints.on_mismatch to `checkpoint` or `config` to choose the served "
             "tables, or checkpoints.restore to `none`."
         )

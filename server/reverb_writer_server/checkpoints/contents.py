@@ -72,7 +72,7 @@ class Checkpoint(SavedReplay):
         return None
 
     def check(self) -> None:
-        """Read the files, and compare them with the manifest; return the fault, or None."""
+        """Read the files, and compare them with the manifest; raise FormatError if they differ."""
         fault = self.fault()
         if fault:
             raise FormatError(fault)

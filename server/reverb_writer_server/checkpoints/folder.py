@@ -29,7 +29,7 @@ from reverb_writer.errors import FormatError
 from reverb_writer.files.saved_replay import KEPT, NAME, OWNER, PARTIAL, checkpoint_name
 from reverb_writer.files.tfrecord import DONE
 from reverb_writer_server.checkpoints.contents import MANIFEST, Checkpoint, checked, rules_of
-from reverb_writer_server.checkpoints.owner import CheckpointError, OwnerFile, UnrestorableError
+from reverb_writer_server.checkpoints.owner import CheckpointError, OwnerFile, UnrestorableError, advice_on_room
 
 _logger = logging.getLogger(__name__)
 _INCOMING = "incoming"
@@ -241,9 +241,14 @@ class CheckpointFolder:
 
 def check_directory(directory: Path) -> None:
     """Refuse a folder that cannot hold checkpoints; a folder that does not exist yet is accepted."""
-    if not directory.exists():
-        return
     try:
+        for path in (directory, *directory.parents):
+            if path.is_file():
+                raise CheckpointError(
+                    f"{path}: is a file, expected a folder for checkpoints. Name another folder, or move the file away."
+                )
+        if not directory.exists():
+            return
         found = sorted(path.name for path in directory.iterdir())
         others = sorted({*found} - {OWNER, _INCOMING, KEPT})
         if others or (found and not _is_ours(directory)):
@@ -300,10 +305,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _unusable(directory: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(
-        f"{directory}: cannot be used ({error}). This process runs as user {os.getuid()}: make the folder, or its "
-        f"parent, writable for this user, for example by `chown {os.getuid()}`."
+    advice = advice_on_room(error) or (
+        f" This process runs as user {os.getuid()}: make the folder, or its parent, writable for this user, for "
+        f"example by `chown {os.getuid()}`."
     )
+    return CheckpointError(f"{directory}: cannot be used ({error}).{advice}")
 
 
 def _sync(path: Path) -> None:

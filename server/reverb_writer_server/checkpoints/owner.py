@@ -7,6 +7,7 @@ numbers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reverb_writer.errors import ReverbWriterError
+from reverb_writer.errors import DOCS, ReverbWriterError
 from reverb_writer.files.saved_replay import OWNER
 
 _logger = logging.getLogger(__name__)
@@ -29,6 +30,13 @@ class UnrestorableError(RuntimeError):
     """Reverb refuses a checkpoint: it is damaged, or does not fit the tables."""
 
 
+def advice_on_room(error: Exception) -> str:
+    """Return what to do if an error, also one that Reverb reports, is about a full disk; "" for other errors."""
+    is_full = any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+    advice = f" Give the disk more room, or lower max_size of the tables; {DOCS}/deploy/sizing.html has the sizes."
+    return advice if is_full else ""
+
+
 @dataclass(frozen=True)
 class Mark:
     """Facts about an owner that remain after its end."""
@@ -38,8 +46,9 @@ class Mark:
     sequence: int = 0  # the highest number of any checkpoint so far
     failure: str = ""  # reason of the last start's failure; empty if it succeeded
     failures: int = 0  # number of starts in a row that failed for this reason
-    # The end of the last server that served: `stopped` by request, `unhealthy` by itself, `died` with Reverb, `oom` if
-    # the kernel ended Reverb because memory ran out; `killed` while a server serves, and if it wrote nothing else.
+    # The end of the last server that served: `stopped` by request, `unhealthy` by itself, `unsaved` if its last
+    # checkpoint failed, `died` with Reverb, `oom` if the kernel ended Reverb because memory ran out; `killed` while a
+    # server serves, and if it wrote nothing else.
     end: str = "stopped"
 
 

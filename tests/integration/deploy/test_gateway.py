@@ -409,6 +409,28 @@ def test_renewed_certificate_and_new_permissions_need_no_restart(replay_server: 
         eventually(lambda: denied(gateway), "the new permissions are used")
 
 
+@by_gateway
+def test_certificate_that_has_expired_replaces_none(
+    replay_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reverb_writer_server import certs
+
+    folder, log = tmp_path / "certificates", tmp_path / "gateway.log"
+    make_certificates(folder)
+    with contextlib.contextmanager(behind)(replay_server(rw.TableConfig("replay")), folder, log=log) as gateway:
+        before = serial_number(gateway)
+        shutil.copytree(folder / "authority", tmp_path / "expired" / "authority")
+        monkeypatch.setattr(certs, "_CLOCK_SKEW", dt.timedelta(days=3))  # so that it was valid once
+        certs.make_certificates(tmp_path / "expired", ["localhost"], ["client"], days=-1)
+        (tmp_path / "expired" / "gateway" / "server.pem").replace(folder / "gateway" / "server.pem")
+        eventually(lambda: "reloaded: " in log.read_text(), "the gateway has looked at it")
+        assert "server.pem has expired; the former certificate stays" in log.read_text()
+        assert serial_number(gateway) == before
+        (folder / "permissions.txt").write_text("client insert\n")
+        eventually(lambda: denied(gateway), "permissions are changed all the same")
+        assert serial_number(gateway) == before
+
+
 def serial_number(gateway: Gateway) -> int:
     from cryptography import x509
 

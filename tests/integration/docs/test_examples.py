@@ -11,12 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from server_process import StartServer
 
 import reverb_writer as rw
 
@@ -103,6 +105,36 @@ def test_minari_data_set_is_imitated(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert 0.9 < accuracy <= 1
     assert example.evaluate(gymnasium.make("CartPole-v1", max_episode_steps=300), policy) > 150
     env.close()
+
+
+@pytest.mark.slow
+def test_learner_of_the_demo_keeps_its_weights_while_it_has_no_server(lone_server: StartServer) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    server = lone_server(rw.TableConfig("cartpole"), rw.TableConfig.variables("variables"))
+
+    def write_an_episode() -> None:
+        with rw.TrajectoryObserver(server.address, "cartpole", 9, end_of_episode="pad") as observer:
+            env = rw.environments.record(gymnasium.make("CartPole-v1"), observer)
+            is_over, _ = False, env.reset(seed=0)
+            while not is_over:
+                _, _, is_over, _, _ = env.step(0)
+
+    write_an_episode()
+    script = "import sys, learner as it, reverb_writer as rw; it.learn(rw.Client(sys.argv[1], timeout_s=10), 0)"
+    with subprocess.Popen([sys.executable, "-c", script, server.address], cwd=EXAMPLES) as learner:
+        try:
+            with rw.Variables(server.address, "variables") as variables:
+                variables.latest()
+                variables.wait()  # it learns
+            server.process.kill()
+            time.sleep(15)  # longer than its time-out
+            server.process.restart()
+            write_an_episode()
+            with rw.Variables(server.address, "variables") as variables:
+                variables.latest()
+            assert learner.poll() is None
+        finally:
+            learner.kill()
 
 
 def test_a_storage_teaches_a_recurrent_policy_to_remember(tmp_path: Path) -> None:

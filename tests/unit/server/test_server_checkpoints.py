@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -189,6 +190,16 @@ def test_folder_with_anything_else_in_it_is_refused_and_untouched(tmp_path: Path
         CheckpointFolder(tmp_path, keep=1)
     assert stranger.partition("/")[0] in str(refusal.value)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_folder_on_a_full_disk_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.* Give the disk more room") as refusal:
+        CheckpointFolder(tmp_path / "new", keep=1)
+    assert "chown" not in str(refusal.value)
 
 
 def test_folder_has_one_server(tmp_path: Path) -> None:

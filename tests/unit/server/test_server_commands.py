@@ -87,7 +87,13 @@ def with_incomplete(folder: Path) -> None:
         pytest.param(LONG_DOUBLE, Path.exists, "longdouble", id="a dtype that Reverb does not have"),
         pytest.param(TWICE * 2, Path.exists, "more than once", id="a table twice"),
         pytest.param(IN_FOLDER, with_stranger, "found thesis.tex", id="a folder of somebody else"),
-        pytest.param(IN_FOLDER, Path.touch, "cannot be used", id="a file for a folder"),
+        pytest.param(IN_FOLDER, Path.touch, "/checkpoints: is a file, expected a folder", id="a file for a folder"),
+        pytest.param(
+            IN_FOLDER.replace("/checkpoints", "/checkpoints/of/mine"),
+            Path.touch,
+            "/checkpoints: is a file, expected a folder",
+            id="a folder in a file",
+        ),
         pytest.param(
             f'{IN_FOLDER}restore = "2026Z"\n', Path.exists, "has no checkpoint `2026Z`", id="no such checkpoint"
         ),
