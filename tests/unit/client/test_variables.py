@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,6 +41,20 @@ def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer, mo
             other.latest()
             monkeypatch.setattr("time.time_ns", lambda: 10**18)  # its clock is behind
             assert other.publish(WEIGHTS) == first + 4
+
+
+def test_variables_may_be_sent_to_another_process(server: rw.LocalServer) -> None:
+    with rw.Variables(server, "weights", timeout_s=60) as learner:
+        learner.publish(WEIGHTS)
+        with pickle.loads(pickle.dumps(learner)) as actor:  # noqa: S301  # it is ours
+            assert (actor.version, actor.latest()["w"].tolist()) == (0, [0, 1, 2])
+        with pytest.raises(rw.errors.ClosedError):  # its own client was closed
+            actor.latest()
+    with rw.Client(server, timeout_s=7) as client:
+        given = pickle.loads(pickle.dumps(rw.Variables(client, "weights")))  # noqa: S301
+        client.reset("weights")
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"is empty at .* after 0\.1 s"):
+            given.latest(timeout_s=0.1)
 
 
 @pytest.mark.parametrize("published", [False, True])
