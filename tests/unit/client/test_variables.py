@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -91,3 +92,21 @@ def test_table_that_holds_more_than_one_version_is_refused(server: rw.LocalServe
         pytest.raises(rw.errors.StructureError, match="max_size 1, max_times_sampled 1"),
     ):
         rw.Variables(other, "once")
+
+
+def test_step_that_waits_ends_with_the_run() -> None:
+    ended = threading.Event()
+
+    def act(server: rw.LocalServer, timeout_s: float) -> None:
+        with rw.TrajectoryObserver(
+            server, "queue", 1, max_in_flight_items=1, until=ended.is_set, timeout_s=timeout_s
+        ) as observer:
+            for number in range(9):
+                observer({"n": np.int64(number)})
+
+    with rw.LocalServer([rw.TableConfig.queue("queue", 1)]) as server:
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            act(server, 1.0)
+        threading.Timer(0.5, ended.set).start()  # while a step waits, unless the machine is slow
+        with pytest.raises(rw.errors.FinishedError):
+            act(server, 20.0)
