@@ -353,8 +353,7 @@ class Variables:
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make an equal object in another process, which has read no version."""
         replay = self._client.connections.source if self._owns_client else self._client
-        make = functools.partial(type(self), replay, self._table, self._timeout_s, interval_s=self._interval_s)
-        return make, ()
+        return functools.partial(type(self), replay, self._table, self._timeout_s, interval_s=self._interval_s), ()
 
     def close(self) -> None:
         """Close the client if this object has made it. Idempotent."""

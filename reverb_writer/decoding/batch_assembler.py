@@ -277,13 +277,6 @@ class BatchAssembler:
             [chunks.get(key, group.tensors) for key in dict.fromkeys([key for key, _, _ in slices])]
             for group, slices in zip(layout.groups, slices_of, strict=True)
         ]
-        if self.structure:
-            by_column = {
-                column: of_column
-                for group, (first, *_) in zip(layout.groups, needed, strict=True)
-                for column, of_column in zip(group.columns, first.schema.dtypes_and_shapes, strict=True)
-            }
-            self.structure.check_columns(by_column, layout.is_scalar)
         weights = [1 + first.num_bytes // first.length for first, *_ in needed]
         partitions = []
         for (columns, tensors), of_group, weight in zip(layout.groups, needed, weights, strict=True):
@@ -291,4 +284,7 @@ class BatchAssembler:
             ring = ChunkRing(types, self._max_cache_bytes * weight // sum(weights), of_group)
             max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
             partitions.append(Partition(columns, tensors, ring, max_rows))
-        return ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)
+        cache = ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)
+        if self.structure:
+            self.structure.check_form(cache.form)
+        return cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -45,15 +45,13 @@ class TableStructure:
         if fault:
             self._refuse(fault)
 
-    def check_columns(
-        self, columns: Mapping[int, tuple[np.dtype[Any], tuple[int, ...]]], is_scalar: Sequence[bool]
-    ) -> None:
-        """Raise StructureError if an item's columns, as dtype and row shape, do not fit the table's signature."""
+    def check_form(self, form: Sequence[tuple[np.dtype[Any], tuple[int, ...], bool]]) -> None:
+        """Raise StructureError if an item of this `ItemCache.form` does not fit the table's signature."""
         if self._signature is None:
             return
-        paths = [f"column {number}" for number in range(len(columns))]
-        dtypes, shapes = zip(*[columns[number] for number in range(len(columns))], strict=True)
-        times = [() if bare else (None,) for bare in is_scalar]
+        dtypes, shapes, are_scalar = zip(*form, strict=True)
+        paths = [f"column {number}" for number in range(len(form))]
+        times = [() if is_scalar else (None,) for is_scalar in are_scalar]
         try:
             check_signature(self.table, self._signature, paths, dtypes, shapes, times)
         except StructureError as error:
