@@ -151,7 +151,7 @@ def _started(folder: Path, actors: int, seed: int | None) -> Iterator[tuple[str,
             yield address, processes
         except _EndedError as error:
             lines = Path(logs, error.name).read_text(errors="replace").splitlines()[-15:]
-            text = "\n".join([f"{error.name} {error}. The end of its output:", *(lines or ["(none)"])])
+            text = "\n".join([f"{error.name} {error}. The end of its output:", *lines])
             raise click.ClickException(text) from None
         finally:
             for process in reversed(processes.values()):  # clients before the server

@@ -61,7 +61,9 @@ class _News(NamedTuple):
 
 
 class Variables:
-    """The newest version of a nest of arrays, kept in a table of one item. Thread-safe; a context manager.
+    """The newest version of a nest of arrays, kept in a table of one item. A context manager, and picklable.
+
+    Any threads may call the methods, but only one thread may publish: of two calls at once, the older version may stay.
 
     `TableConfig.variables(name)` makes such a table: `max_size` 1, and items that may be sampled any number of times.
 
@@ -347,6 +349,11 @@ class Variables:
         is_last = mark == [_LAST]
         nest = None if is_last and not leaves else tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
         return _News({}, int(number), nest, is_last)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make an equal object in another process, which has read no version."""
+        replay = self._client.connections.source if self._owns_client else self._client
+        return functools.partial(type(self), replay, self._table, self._timeout_s, interval_s=self._interval_s), ()
 
     def close(self) -> None:
         """Close the client if this object has made it. Idempotent."""

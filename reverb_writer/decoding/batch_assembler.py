@@ -41,7 +41,7 @@ class BatchAssembler:
 
     Attributes:
         num_decoded_chunks: chunks decoded so far; a chunk counts once for each group of columns that has a part of it.
-        num_foreign: samples that were left out because their spec differs from the table's.
+        num_foreign: samples that were left out because their structure differs from the table's.
         num_samples: samples that were added since the last `take`.
         held_back: without a `structure`, samples that the last `add` did not add, from the first one of another form.
     """
@@ -51,7 +51,7 @@ class BatchAssembler:
 
         `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; row ranges of
         items take a quarter more. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
-        needs. `structure` admits the specs of the table, and other samples are left out. With None, the first sample
+        needs. `structure` checks each item, and foreign items are left out. With None, the first sample
         decides the form of each batch.
         """
         self._memory = ArrayMemory()
@@ -106,11 +106,11 @@ class BatchAssembler:
                         break
                     errors.append(FormatError(str(error)))
                     continue
+                except StructureError:
+                    self.num_foreign += 1
+                    continue
                 except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
-                    continue
-                if item is None:
-                    self.num_foreign += 1
                     continue
             self._items.append(item)
             self.num_samples += 1
@@ -175,10 +175,10 @@ class BatchAssembler:
             columns.append(Column(copied, rows.lengths, is_scalar))
         self._parts.append(columns)
 
-    def _find_or_load(self, key: int, entry: Any) -> int | None:
+    def _find_or_load(self, key: int, entry: Any) -> int:
         """Return the number of an item that is not in the current cache, and make the item's cache the current one.
 
-        Return None if the item's spec differs from the table's.
+        Raise StructureError if the item's structure differs from the table's.
         """
         trajectory: bytes | Parsed = entry.info.item.flat_trajectory
         layout, slices_of = trajectory if isinstance(trajectory, tuple) else parse_trajectory(trajectory)
@@ -192,8 +192,8 @@ class BatchAssembler:
             # Keep no reference to the old cache: a larger one, which may replace it, needs the memory.
             known = next((one.spec for one in caches for part in one.partitions if first in part.ring.rows_of), None)
             spec = chunks.spec(first) if known is None else known
-        if self.structure and not self.structure.admits(spec):
-            return None
+        if self.structure:
+            self.structure.check_spec(spec)
         if cache is None or ranges is None:
             ranges = self._load(layout, spec, slices_of, chunks)
             if self.structure:
@@ -205,6 +205,7 @@ class BatchAssembler:
             self._set_aside()
             cache.clear_items()
             item = cache.add_item(key, slices_of, ranges)
+            assert item is not None, "an empty cache has room for any item"  # noqa: S101
         return item
 
     def _load(
@@ -283,4 +284,7 @@ class BatchAssembler:
             ring = ChunkRing(types, self._max_cache_bytes * weight // sum(weights), of_group)
             max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
             partitions.append(Partition(columns, tensors, ring, max_rows))
-        return ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)
+        cache = ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)
+        if self.structure:
+            self.structure.check_form(cache.form)
+        return cache

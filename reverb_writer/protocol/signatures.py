@@ -266,11 +266,13 @@ def check_signature(
     times: Sequence[tuple[int | None, ...]] | None = None,
     *,
     length: int | None = None,
+    is_cut: bool = False,
 ) -> None:
     """Raise StructureError unless the columns match a table's signature.
 
     `signature` is a nest of `ArraySpec` with the time dimension. `times` has, per column, the part of the shape before
-    `shapes`: (T,), or () without time; None for windows of `length` steps, whose length may be None for any.
+    `shapes`: (T,), or () without time; None for windows of `length` steps, whose length may be None for any. `is_cut`
+    says that TRUNCATE also makes shorter windows.
     """
     expected = [(path, spec) for path, spec in zip(*named_leaves(signature, "signature"), strict=True) if spec]
     if len(expected) != len(paths):
@@ -289,11 +291,17 @@ def check_signature(
                 f"leaf `{path}`: {dtype} {got}, but table `{table}` holds {spec.dtype} {wanted} in `{name}` (its "
                 "signature). Cast or reshape the leaf."
             )
-        if length and not of_steps and spec.shape and spec.shape != shape and spec.shape[0] not in (None, length):
-            raise StructureError(
-                f"table `{table}`: windows of {length} steps, but `{name}` has {spec.shape[0]} steps in its signature. "
-                f"Pass `sequence_length={spec.shape[0]}`."
-            )
+        if length and not of_steps and spec.shape and spec.shape != shape and (steps := spec.shape[0]) is not None:
+            text = f"but `{name}` has {steps} steps in its signature."
+            if steps != length:
+                raise StructureError(
+                    f"table `{table}`: windows of {length} steps, {text} Pass `sequence_length={steps}`."
+                )
+            if is_cut and steps > 1:
+                raise StructureError(
+                    f"table `{table}`: TRUNCATE makes windows of fewer than {steps} steps, {text} Pass another "
+                    "`end_of_episode`, or give the table a signature of any number of steps (None)."
+                )
 
 
 def _covers(signature: tuple[int | None, ...] | None, shape: tuple[int | None, ...]) -> bool:

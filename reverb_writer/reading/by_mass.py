@@ -97,7 +97,7 @@ class ByMass(Mixer):
             num_missing -= len(parts[-1])
         while num_missing and not self._is_ending:
             for shard in shards:
-                if shard.due and shard.waiting:
+                if shard.due:
                     parts.append(self._as_one(shard, min(shard.due, num_missing)))
                     shard.due -= len(parts[-1])
                     num_missing -= len(parts[-1])

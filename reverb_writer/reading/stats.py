@@ -21,8 +21,8 @@ class DatasetStats(Scalars):
         received_bytes: size of their messages, bytes.
         decoded_chunks: chunks that were decoded because the cache did not have them.
         skipped_samples: unsafe or damaged samples, and messages that cannot be read, which `skip_unsafe` left out.
-        foreign_items: samples that were left out because their spec differs from the spec of the dataset's first item;
-            the log names both specs once.
+        foreign_items: samples that were left out because they do not fit the table's signature, or because their spec
+            differs from the spec of the dataset's first item; the log names both structures once.
         unasked_samples: samples that a server sent without a request; they are left out.
         dropped_samples: unread samples that a dataset of several servers dropped, because newer samples show how many
             items a server holds, because the connection was lost, or because the server has left the target.

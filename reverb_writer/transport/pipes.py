@@ -12,6 +12,7 @@ import contextlib
 import logging
 import queue
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -106,7 +107,9 @@ class Pipe:
         try:
             wire, self._call = self._channel.open(self._method)
             # If a message is being written at the end, gRPC replaces the server's error by its own.
-            self._call.add_done_callback(lambda call: ends.append(_status_of(call)))
+            # `weakref.proxy` because a callback that refers to its call keeps the call, and so the connection.
+            add_callback = type(self._call).add_done_callback
+            add_callback(weakref.proxy(self._call), lambda call: ends.append(_status_of(call)))
             writer = loop.spawn(self._write(self._call))
             await self._read(self._call)
         except grpc.RpcError as met:

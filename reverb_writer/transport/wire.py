@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pathlib
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -119,7 +120,8 @@ class Wire:
         self.closing: asyncio.Task[None] | None = None  # ends when the channel is closed
         self._address, self._metadata = address, metadata
         self._channel: Any = dial(address, options=[*options.items()])
-        self._calls: set[Any] = set()
+        # Ended calls leave by themselves, because a call's callback keeps the call, and the call keeps the connection.
+        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
         loop.close_at_end(self.close)
 
     async def ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
@@ -128,7 +130,7 @@ class Wire:
         call: Any = self._channel.unary_unary(method)(
             request, timeout=min(timeout_s, _FOR_EVER_S), metadata=self._metadata
         )
-        self._keep(call)
+        self._calls.add(call)
         try:
             reply: bytes = await call
         except asyncio.CancelledError:
@@ -140,7 +142,7 @@ class Wire:
         """Open a bidirectional stream of bytes; return gRPC's call, which `close` cancels."""
         self._check()
         call: Any = self._channel.stream_stream(method)(metadata=self._metadata)
-        self._keep(call)
+        self._calls.add(call)
         return call
 
     async def answers(self, timeout_s: float) -> bool:
@@ -168,7 +170,3 @@ class Wire:
     def _check(self) -> None:
         if self.fault is not None:
             raise WireClosedError(f"the server at {self._address} did not answer ({self.fault}).")
-
-    def _keep(self, call: Any) -> None:
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)

@@ -192,7 +192,7 @@ class Cutter:
         fullest_first = np.argsort(-num_items, kind="stable")
         num_left = np.empty(len(num_items), np.int64)  # before each environment is sealed
         num_left[fullest_first] = np.cumsum(num_items[fullest_first][::-1])[::-1]
-        self._seal_where((num_items > 0) & (num_left > keep))
+        self._seal_where(num_left > keep)
 
     def _num_open_items(self) -> Integers:
         """Return the number of items that the open rows of each environment complete."""

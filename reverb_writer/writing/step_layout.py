@@ -16,6 +16,7 @@ from reverb_writer.errors import StructureError
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
 from reverb_writer.steps import StepStructure
+from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.window_kinds import WindowTarget
 
 
@@ -55,8 +56,10 @@ class StepLayout:
         for target in targets:
             for table in target.tables:
                 if (signature := signatures[table]) is not None:
-                    length = target.spec.sequence_length
-                    check_signature(table, signature, self.paths, self.dtypes, self.shapes, length=length)
+                    length, is_cut = target.spec.sequence_length, target.spec.end_of_episode is EndOfEpisode.TRUNCATE
+                    check_signature(
+                        table, signature, self.paths, self.dtypes, self.shapes, length=length, is_cut=is_cut
+                    )
 
 
 class ItemSizes:

@@ -192,6 +192,25 @@ def test_windows_of_another_length_than_the_signature_s_are_refused(serve: Serve
     assert [item.data["x"].shape for item in client.sample("of_4")] == [(4, 2)]
 
 
+def test_truncate_is_refused_if_the_signature_fixes_the_number_of_steps(serve: Serve) -> None:
+    client = serve(
+        fifo("of_4", signature={"x": spec_of((4,), np.float32)}),
+        fifo("of_1", signature={"x": spec_of((1,), np.float32)}),
+        fifo("of_any", signature={"x": spec_of((None,), np.float32)}),
+    )
+    step = {"x": np.float32(0)}
+    message = "table `of_4`: TRUNCATE makes windows of fewer than 4 steps, but `x` has 4 steps in its signature."
+    with (
+        rw.TrajectoryObserver(client, "of_4", 4, end_of_episode="truncate") as observer,
+        pytest.raises(rw.errors.StructureError, match=f"^{re.escape(message)}"),
+    ):
+        observer(step)
+    for table, length in (("of_1", 1), ("of_any", 4)):
+        with rw.TrajectoryObserver(client, table, length, end_of_episode="truncate") as observer:
+            observer(step, end_of_episode=True)
+        assert [item.data["x"].shape for item in client.sample(table)] == [(1,)]
+
+
 _MAX_CALLS = 6
 
 

@@ -422,12 +422,21 @@ def test_chunks_of_an_ended_episode_are_kept_until_its_last_windows_are_sent() -
         writer.step([0], [False])
         writer.step([0], [False])
         writer.send()
+    assert [chunk.stop for chunk in writer.cutter.episodes[0].chunks] == [3, 4], "step 2 is in no later window"
     writer.message()
     writer.step([0], [True])
     writer.take()  # the window of the steps 3 and 4 is not encoded yet
     writer.message()
     writer.run([])  # the server refuses a chunk that it gets twice
     writer.check()
+
+
+def test_no_more_environments_are_sealed_than_needed() -> None:
+    targets = (WindowTarget(WindowSpec(1), ("a",), 1.0),)
+    writer = Writer(Config(targets, 4, spans_episodes=False, mask=False, chunk_length=9, ring_size=99, max_steps=None))
+    writer.step(range(4), [False] * 4)
+    writer.send_fullest()
+    assert writer.cutter.num_unencoded == 2
 
 
 @pytest.mark.slow

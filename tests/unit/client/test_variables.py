@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -42,6 +44,20 @@ def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer, mo
             assert other.publish(WEIGHTS) == first + 4
 
 
+def test_variables_may_be_sent_to_another_process(server: rw.LocalServer) -> None:
+    with rw.Variables(server, "weights", timeout_s=60) as learner:
+        learner.publish(WEIGHTS)
+        with pickle.loads(pickle.dumps(learner)) as actor:  # noqa: S301  # it is ours
+            assert (actor.version, actor.latest()["w"].tolist()) == (0, [0, 1, 2])
+        with pytest.raises(rw.errors.ClosedError):  # its own client was closed
+            actor.latest()
+    with rw.Client(server, timeout_s=7) as client:
+        given = pickle.loads(pickle.dumps(rw.Variables(client, "weights")))  # noqa: S301
+        client.reset("weights")
+        with pytest.raises(rw.errors.ReplayTimeoutError, match=r"is empty at .* after 0\.1 s"):
+            given.latest(timeout_s=0.1)
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_end_of_a_run_keeps_its_last_weights(server: rw.LocalServer, published: bool) -> None:
     with rw.Variables(server, "weights", timeout_s=60) as learner, rw.Variables(server, "weights") as actor:
@@ -76,3 +92,21 @@ def test_table_that_holds_more_than_one_version_is_refused(server: rw.LocalServe
         pytest.raises(rw.errors.StructureError, match="max_size 1, max_times_sampled 1"),
     ):
         rw.Variables(other, "once")
+
+
+def test_step_that_waits_ends_with_the_run() -> None:
+    ended = threading.Event()
+
+    def act(server: rw.LocalServer, timeout_s: float) -> None:
+        with rw.TrajectoryObserver(
+            server, "queue", 1, max_in_flight_items=1, until=ended.is_set, timeout_s=timeout_s
+        ) as observer:
+            for number in range(9):
+                observer({"n": np.int64(number)})
+
+    with rw.LocalServer([rw.TableConfig.queue("queue", 1)]) as server:
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            act(server, 1.0)
+        threading.Timer(0.5, ended.set).start()  # while a step waits, unless the machine is slow
+        with pytest.raises(rw.errors.FinishedError):
+            act(server, 20.0)

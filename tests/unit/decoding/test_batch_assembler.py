@@ -21,6 +21,7 @@ from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler, Samples
+from reverb_writer.protocol.signatures import ArraySpec
 
 
 def samples_of(message: bytes) -> Samples:
@@ -254,6 +255,27 @@ def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_a
         samples = assembler.held_back
         keys.append(assembler.take()[1].keys.tolist())
     assert keys == [[1], [3], [4], [2]]
+
+
+def test_items_that_do_not_fit_the_signature_are_foreign(caplog: pytest.LogCaptureFixture) -> None:
+    """As dm-reverb's reader, which takes the columns in the order of the signature: `a`, then `b`."""
+    signature = {"b": ArraySpec((2, 3), np.dtype("float32")), "a": ArraySpec((2,), np.dtype("int64"))}
+    rows: list[Any] = [[5, 6], np.ones((2, 3), np.float32)]
+    good, swapped = item(1, [[(1, 0, 2, 0)], [(1, 0, 2, 1)]]), item(2, [[(1, 0, 2, 1)], [(1, 0, 2, 0)]])
+    scalar, fewer = item(3, [[(1, 0, 1, 0)], [(1, 0, 2, 1)]], is_scalar=(0,)), item(4, [[(1, 0, 2, 0)]])
+    entries = [(one, [chunk(1, rows)]) for one in (swapped, good, scalar, fewer, swapped)]
+    wide = (item(5, [[(2, 0, 2, 0)], [(2, 0, 2, 1)]]), [chunk(2, [[5, 6], np.ones((2, 4), np.float32)])])
+    assembler = BatchAssembler(1 << 20, 1 << 20, structure=TableStructure("table", signature))
+    assert assembler.add(samples_of(response(*entries, wide))) == []
+    assert assembler.num_foreign == 5
+    columns, info = assembler.take()
+    assert info.keys.tolist() == [1]
+    assert {name: column.rows.tolist() for name, column in assembler.pack(columns).items()} == {
+        "a": [5, 6],
+        "b": [[1.0] * 3] * 2,
+    }
+    (warning,) = [record.getMessage() for record in caplog.records if "foreign_items" in record.getMessage()]
+    assert "leaf `column 0`: float32 (3,), but table `table` holds int64 () in `a`" in warning
 
 
 GOOD = (together(8, [1], [(0, 2)], 1), [chunk(1, [[5, 6, 7]])])

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import reverb_writer as rw
 from reverb_writer.errors import SpecError
 from reverb_writer.files import RolloutDataset, RolloutWriter, StoredTrajectory, from_minari, list_trajectories
-from reverb_writer.files.importing import Journal
+from reverb_writer.files.importing import Journal, import_trajectories
 
 
 @pytest.mark.filterwarnings("ignore")  # Minari's, of an author that is not named
@@ -117,3 +118,12 @@ def test_file_that_does_not_begin_as_a_journal_is_refused_and_stays(tmp_path: Pa
     with pytest.raises(SpecError, match=r"first line cannot be read.* remove the file.* name another file"):
         Journal(path, PURPOSE, tmp_path)
     assert path.read_bytes() == content
+
+
+def test_no_window_joins_two_trajectories_that_were_cut_off(tmp_path: Path) -> None:
+    for _ in range(2):
+        with RolloutWriter(tmp_path) as writer:
+            writer({"x": np.float32(1)})
+    with rw.LocalServer([rw.TableConfig("replay")]) as server, rw.TrajectoryObserver(server, "replay", 2) as observer:
+        assert len(list(import_trajectories(list_trajectories(tmp_path), observer))) == 2
+        assert (observer.stats().steps, observer.stats().items) == (2, 0)

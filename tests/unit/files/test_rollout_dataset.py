@@ -62,7 +62,7 @@ def test_interrupt_at_any_instruction_leaves_a_cursor_that_delivers_the_rest() -
         batch, rows = TransitionBatch(*[None] * 10), np.zeros((4, 1), np.int64)
         cursor = Cursor(batch._replace(reward=np.arange(1, 5)), 0)
         targets = tree.flatten(batch._replace(reward=rows))
-        num_events = 0
+        num_events, tracer = 0, sys.gettrace()
 
         def trace(frame: Any, event: str, _: Any) -> Any:
             nonlocal num_events
@@ -76,7 +76,7 @@ def test_interrupt_at_any_instruction_leaves_a_cursor_that_delivers_the_rest() -
         sys.settrace(trace)
         with contextlib.suppress(KeyboardInterrupt):
             cursor.fill(targets, 0, 0, 3)
-        sys.settrace(None)
+        sys.settrace(tracer)
         is_interrupted, start = num_events > interrupt_at, 4 - cursor.num_left
         assert cursor.fill(targets, start, 0, 4) == 4 - start
         return is_interrupted, rows[:, 0].tolist()
