@@ -61,7 +61,7 @@ class _News(NamedTuple):
 
 
 class Variables:
-    """The newest version of a nest of arrays, kept in a table of one item. Thread-safe; a context manager.
+    """The newest version of a nest of arrays, kept in a table of one item. Thread-safe and picklable; a context manager.
 
     `TableConfig.variables(name)` makes such a table: `max_size` 1, and items that may be sampled any number of times.
 
@@ -366,6 +366,11 @@ class Variables:
         """Close the client if this object has made it. Idempotent."""
         if self._owns_client:
             self._client.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to find the table in another process, where no version has been read."""
+        made = functools.partial(Variables, interval_s=self._interval_s)
+        return made, (self._client, self._table, self._timeout_s)
 
     def __enter__(self) -> Variables:
         return self

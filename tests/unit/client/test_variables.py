@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,6 +41,14 @@ def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer, mo
             other.latest()
             monkeypatch.setattr("time.time_ns", lambda: 10**18)  # its clock is behind
             assert other.publish(WEIGHTS) == first + 4
+
+
+def test_unpickled_variables_read_the_table_anew(server: rw.LocalServer) -> None:
+    with rw.Variables(server, "weights", timeout_s=60, interval_s=0.5) as learner:
+        learner.publish(WEIGHTS)
+        with pickle.loads(pickle.dumps(learner)) as actor:
+            assert actor.version == 0
+            assert actor.latest()["w"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("published", [False, True])
