@@ -61,7 +61,7 @@ class _News(NamedTuple):
 
 
 class Variables:
-    """The newest version of a nest of arrays, kept in a table of one item. Thread-safe and picklable; a context manager.
+    """The newest version of a nest of arrays, in a table of one item. Thread-safe and picklable; a context manager.
 
     `TableConfig.variables(name)` makes such a table: `max_size` 1, and items that may be sampled any number of times.
 
@@ -168,6 +168,9 @@ class Variables:
         self._publish(() if news.nest is None else news.nest, newest=news.version, is_last=True)
 
     def _publish(self, nest: Any, *, newest: int = 0, is_last: bool = False) -> int:
+        modules = [type(leaf).__name__ for leaf in tree.flatten(nest) if hasattr(leaf, "state_dict")]
+        if modules:
+            raise StructureError(f"a nest with a {modules[0]}, expected arrays. Publish its `state_dict()` instead.")
         leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
         num_bytes = sum(leaf.nbytes for leaf in leaves)
         if num_bytes > _MAX_BYTES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,9 +47,20 @@ def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer, mo
 def test_unpickled_variables_read_the_table_anew(server: rw.LocalServer) -> None:
     with rw.Variables(server, "weights", timeout_s=60, interval_s=0.5) as learner:
         learner.publish(WEIGHTS)
-        with pickle.loads(pickle.dumps(learner)) as actor:
+        with pickle.loads(pickle.dumps(learner)) as actor:  # noqa: S301  # our own bytes
             assert actor.version == 0
             assert actor.latest()["w"].tolist() == [0, 1, 2]
+
+
+def test_module_in_a_nest_is_refused_with_what_to_publish(server: rw.LocalServer) -> None:
+    class Module:
+        def state_dict(self) -> dict[str, Any]:
+            return WEIGHTS
+
+    with rw.Variables(server, "weights", timeout_s=60) as learner:
+        with pytest.raises(rw.errors.StructureError, match=r"a nest with a Module, .* `state_dict\(\)`"):
+            learner.publish({"actor": Module(), "critic": Module()})
+        assert learner.version == 0
 
 
 @pytest.mark.parametrize("published", [False, True])
