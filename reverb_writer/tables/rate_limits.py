@@ -191,7 +191,7 @@ def explain_samples(now: ServerInfo, table: str, before: ServerInfo) -> str:
         num_new = now.tables[table].rate_limiter.num_inserts - before.tables[table].rate_limiter.num_inserts
         trend = f" In the last {now.at - before.at:.0f} s {num_new if num_new > 0 else 'no'} items were inserted."
     if num_new > 0:
-        advice = "The actors write: wait longer, with a larger `timeout_s`."
+        advice = "If actors still write, raise `timeout_s`. A thread that writes and samples in turn must write more."
     return f"{why}.{trend} {advice}"
 
 
