@@ -30,8 +30,12 @@ def array_namespace(*arrays: Any) -> Any:
         compat = importlib.import_module("array_api_compat")
     try:
         return compat.array_namespace(*(array for array in arrays if not isinstance(array, int | float | NoneType)))
-    except TypeError as error:
-        raise StructureError(f"all arrays must be of one library: {error}") from None
+    except TypeError:
+        given = sorted({type(array).__name__ for array in arrays if not isinstance(array, int | float | NoneType)})
+        raise StructureError(
+            f"all arrays must be of one library that array-api-compat supports, got {', '.join(given)}. Convert them "
+            "first; `dataset.as_torch()` gives batches of tensors."
+        ) from None
 
 
 def as_array(xp: Any, x: Any) -> Array:

@@ -98,15 +98,21 @@ def mismatch(
     return StructureError(f"{where}: {got} {got_shape}, expected {expected} {shape} {like}.{action and ' ' + action}")
 
 
+def _read(value: Any, where: str, *, copy: bool = False) -> Array:
+    if isinstance(value, str | bytes):
+        return np.array(value, object)  # NumPy's fixed-width strings drop NUL characters at the end
+    try:
+        return np.array(value) if copy else np.asarray(value)
+    except (TypeError, RuntimeError) as error:  # of PyTorch: a gradient, bfloat16 or another device
+        raise StructureError(f"{where}: {error}") from error
+
+
 def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Array:
     """Convert an array, number or string to an array, strings to `object`; with `copy`, the result has its own memory.
 
     `where` begins the error's message, `action` ends it.
     """
-    # NumPy's fixed-width strings drop NUL characters at the end.
-    array = (
-        np.array(value, object) if isinstance(value, str | bytes) else np.array(value) if copy else np.asarray(value)
-    )
+    array = _read(value, where, copy=copy)
     if array.dtype.kind in "SUT":
         return array.astype(object)
     if array.dtype.kind == "O" and not all(isinstance(item, str | bytes) for item in array.flat):
@@ -143,7 +149,7 @@ def fit(value: Any, dtype: np.dtype[Any], shape: Shape, where: str, like: str, p
     `policy` is the set of accepted conversions; `advice` is a remedy for a number that the dtype cannot hold. `where`
     and `like` are for the message, as in `mismatch`.
     """
-    array = np.array(value, object) if isinstance(value, str | bytes) else np.asarray(value)
+    array = _read(value, where)
     if array.shape == shape:
         found = convert(array, dtype, where, policy, advice)
         if found is None and policy is Fit.EXACT and type(value) in (bool, int, float):

@@ -36,6 +36,7 @@ class ReplayBufferSamples(NamedTuple):
         next_observations: [B, ...].
         dones: [B, 1] float32; 1 where the episode ended, except by a time limit.
         rewards: [B, 1] float32.
+        discounts: None: the algorithms of Stable-Baselines3 2.7 and newer then take their own gamma.
     """
 
     observations: Any
@@ -43,6 +44,7 @@ class ReplayBufferSamples(NamedTuple):
     next_observations: Any
     dones: Any
     rewards: Any
+    discounts: Any = None
 
 
 class ReplayBuffer:

@@ -122,6 +122,7 @@ class Variables:
         self._news = _News({})  # the newest version that is known; without a nest if a call has returned it
         self._publishes_to: str | None = None
         self._last_number = 0  # the largest that `publish` has given out
+        self._loaded = 0  # the version that `load_into` has loaded last
         self.version = 0
         self._lock = threading.Lock()
         try:
@@ -169,6 +170,9 @@ class Variables:
         self._publish(() if news.nest is None else news.nest, newest=news.version, is_last=True)
 
     def _publish(self, nest: Any, *, newest: int = 0, is_last: bool = False) -> int:
+        modules = [type(leaf).__name__ for leaf in tree.flatten(nest) if hasattr(leaf, "state_dict")]
+        if modules:
+            raise StructureError(f"a nest with a {modules[0]}, expected arrays. Publish its `state_dict()` instead.")
         leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
         num_bytes = sum(leaf.nbytes for leaf in leaves)
         if num_bytes > _MAX_BYTES:
@@ -205,10 +209,13 @@ class Variables:
             FinishedError: the run has ended, and nothing was published in it.
             FormatError: the table's item was not written by `publish`.
         """
-        nest = self._await(timeout_s, 0).nest
-        if nest is None:
+        return self._latest(timeout_s).nest
+
+    def _latest(self, timeout_s: float | None) -> _News:
+        news = self._await(timeout_s, 0)
+        if news.nest is None:
             raise FinishedError(f"table `{self._table}`: the run has ended, and nothing was published in it.")
-        return nest
+        return news
 
     def wait(self, *, newer_than: int | None = None, timeout_s: float | None = None) -> Any:
         """Wait for a version with a larger number than `newer_than`, and return it.
@@ -230,26 +237,31 @@ class Variables:
         return None if news.is_last else news.nest
 
     def load_into(self, module: Any) -> bool:
-        """Load the newest version into a module; wait only for the first one.
+        """Load the newest version into a module, unless the last call has loaded it; wait only for the first one.
+
+        No other call is needed. A version that `latest`, `poll` or `wait` has returned is fetched again.
 
         Args:
             module: of PyTorch, or another object with `state_dict()` and `load_state_dict()`, with the structure of
-                the published nest. Arrays become tensors if the module's leaves are tensors.
+                the published nest. Arrays become tensors if the module's leaves are tensors. Pass the same module to
+                every call.
 
         Returns:
-            Whether a version was loaded: False if there is no newer one.
+            Whether a version was loaded: False if there is none newer than the last one that was loaded.
 
         Raises:
             ReplayTimeoutError: nothing was published in time.
             FinishedError: the run has ended, and nothing was published in it.
             StructureError, FormatError: as `poll`. Errors of `load_state_dict` are raised as they are.
         """
-        nest = self.poll() if self.version else self.latest()
+        news = self._newer() if 0 < self.version <= self._loaded else self._latest(None)
+        nest = news.nest
         if nest is None:
             return False
         if any(hasattr(leaf, "detach") for leaf in tree.flatten(module.state_dict())):
             nest = tree.map_structure(sys.modules["torch"].as_tensor, nest)  # the module has loaded it
         module.load_state_dict(nest)
+        self._loaded = news.version
         return True
 
     def _await(self, timeout_s: float | None, newer_than: int) -> _News:
@@ -289,12 +301,17 @@ class Variables:
             StructureError: the table no longer exists.
             FormatError: the table's item was not written by `publish`.
         """
+        nest = self._newer().nest
+        return default if nest is None else nest
+
+    def _newer(self) -> _News:
+        """Return a version that no call has returned, or news without a nest."""
         with self._lock:
             news = self._proceed()
             if news.version <= self.version:
-                return default
+                return _News({})
             self._news, self.version = news._replace(nest=None), news.version
-            return default if news.nest is None else news.nest
+            return news
 
     @property
     def finished(self) -> bool:

@@ -28,11 +28,11 @@ def record(env: Any, observer: Any, *, extras: Callable[[], Any] | None = None) 
         A `gymnasium.Wrapper`, `gymnasium.vector.VectorWrapper` or `dm_env.Environment`, used from one thread at a time.
         `reset` and `close` record unfinished episodes as truncated, with their last observation.
 
-        `step` raises StructureError if an action is not in its space; nothing has changed. It raises SpecError if the
-        observer got steps of another environment in the middle of an episode. Errors of `extras` and of the observer
-        propagate: written steps remain, and the next `reset` ends their episodes. Until then, before the first
-        `reset`, and after an interrupt, `step` raises `gymnasium.error.ResetNeeded`, or in dm_env StructureError,
-        because a step would be missing.
+        `step` raises StructureError if an action does not fit the dtype and shape of its space; nothing has changed.
+        Bounds are not checked. It raises SpecError if the observer got steps of another environment in the middle of an
+        episode. Errors of `extras` and of the observer propagate: written steps remain, and the next `reset` ends their
+        episodes. Until then, before the first `reset`, and after an interrupt, `step` raises
+        `gymnasium.error.ResetNeeded`, or in dm_env StructureError, because a step would be missing.
 
     Raises:
         SpecError: `env` is not an environment; or a space cannot be written (the error has part and reason); or

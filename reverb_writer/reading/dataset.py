@@ -211,7 +211,8 @@ class Dataset(Views):
 
     def _too_late(self, start: float, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
         stats = self.stats()
-        foreign = f"{stats.foreign_items} of another structure were left out. " if stats.foreign_items else ""
+        advice = f"`Client.reset` table `{self.table}`, or open the dataset again"
+        foreign = f"{stats.foreign_items} of another structure were left out: {advice}. " if stats.foreign_items else ""
         unsafe = f"{stats.skipped_samples} were unsafe or damaged, and skipped. " if stats.skipped_samples else ""
         losses = [source.stream.loss for source in self._mixer.sources]
         is_gone = all(loss is not None and not loss.is_silent for loss in losses)

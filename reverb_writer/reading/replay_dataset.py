@@ -90,14 +90,14 @@ class WholeSamples(BatchMaker):
             data: Any = list(map(assembler.pack, zip(*[column.split() for column in columns], strict=True)))
         else:
             pads = self._collate == "pad"
-            data = assembler.pack([_stacked(number, column, pads=pads) for number, column in enumerate(columns)])
+            data = assembler.pack([_stacked(column, pads=pads) for column in columns])
         mask = np.arange(info.lengths.max()) < info.lengths[:, None] if self._collate == "pad" else None
         if server or mask is not None:
             info = dataclasses.replace(info, mask=mask, server=server)
         yield Batch(data, info), True
 
 
-def _stacked(number: int, column: Column, *, pads: bool) -> Any:
+def _stacked(column: Column, *, pads: bool) -> Any:
     """Return rows [B, T, ...]; with `pads`, T is the longest length. Return [B, ...] if the column is scalar."""
     rows, lengths = column.rows, column.lengths
     if column.is_scalar:
@@ -107,8 +107,8 @@ def _stacked(number: int, column: Column, *, pads: bool) -> Any:
         return rows.reshape(len(lengths), longest, *rows.shape[1:])
     if not pads:
         raise StructureError(
-            f"column {number}: samples of {lengths.min()} to {longest} rows in one batch, expected equal lengths. "
-            "Pass `collate='pad'` or 'list'."
+            f"samples of {lengths.min()} to {longest} rows in one batch, expected equal lengths. Write windows "
+            "of one length, or pass `collate='pad'` or 'list'."
         )
     padded = np.full((len(lengths), longest, *rows.shape[1:]), b"" if rows.dtype.kind == "O" else 0, rows.dtype)
     padded[np.arange(longest) < lengths[:, None]] = rows

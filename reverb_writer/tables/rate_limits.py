@@ -184,13 +184,14 @@ def explain_samples(now: ServerInfo, table: str, before: ServerInfo) -> str:
     why = _explain_block(now.tables[table], "samples")
     if why is None:
         size = now.tables[table].current_size
-        return f"Table `{table}` has {size} items, and its rate limiter does not block samples: the server is busy."
+        what = f"Table `{table}` has {size} items, and its rate limiter does not block samples"
+        return f"{what}: the server is busy, or samples are left out."
     num_new, trend, advice = 0, "", "Start the actors or raise `timeout_s`."
     if table in before.tables and now.at - before.at >= _LEAST_S:
         num_new = now.tables[table].rate_limiter.num_inserts - before.tables[table].rate_limiter.num_inserts
         trend = f" In the last {now.at - before.at:.0f} s {num_new if num_new > 0 else 'no'} items were inserted."
     if num_new > 0:
-        advice = "The actors write: wait longer, with a larger `timeout_s`."
+        advice = "If actors still write, raise `timeout_s`. A thread that writes and samples in turn must write more."
     return f"{why}.{trend} {advice}"
 
 

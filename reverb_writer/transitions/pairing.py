@@ -220,7 +220,8 @@ def _fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
             "without a stored spec gives columns without names, and `collate='list'` gives a list of items."
         )
     if "next_observation" in fields:
-        raise StructureError("the steps have a `next_observation`, so they already are transitions.")
+        text = "the steps have a `next_observation`, so they already are transitions. Use `batch.data` as it is."
+        raise StructureError(text)
     missing = [f"`{name}`" for name in needed if name not in fields]
     if missing:
         raise StructureError(

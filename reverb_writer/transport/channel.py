@@ -321,7 +321,9 @@ class ConnectionLoss:
         address, silent_s = self.channel.address, time.monotonic() - self.channel.last_response_at
         heard = f"last heard of {silent_s:.1f} s ago ({str(self.error).rstrip('.')})"
         if self.is_silent:
-            return f"The server at {address} does not answer, {heard}. It may be paused: look at its process."
+            return (
+                f"The server at {address} does not answer, {heard}. It may be starting or paused: look at its process."
+            )
         if is_refusal(self._words):
             return f"The server at {address} is gone, {heard}. Start it again."
         return f"There is no connection to the server at {address}, {heard}. It is tried again and again."

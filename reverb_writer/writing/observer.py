@@ -58,6 +58,7 @@ class Observer(ObserverLife):
         Raises:
             StructureError: a leaf differs from the first step's; names the path. Nothing changed.
             ReplayTimeoutError: no room in flight, and no progress for the time-out; names the cause. Nothing changed.
+            FinishedError: no room in flight, and `until` is true. Nothing changed.
             SpecError: another thread is in the middle of an episode, or `env_mask` without `num_envs`. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
             ReverbWriterError: a server refuses earlier items. Nothing changed.

@@ -122,6 +122,7 @@ class ObserverLife:
         Raises:
             ReplayTimeoutError: not confirmed in time; names the cause with its numbers. Nothing is lost.
             ServerUnavailableError: not confirmed in time because the server cannot be reached.
+            FinishedError: not confirmed, and `until` is true.
         """
         self._check(self._sender)
         seconds = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -139,6 +140,7 @@ class ObserverLife:
         Raises:
             ReplayTimeoutError: items were not delivered; names their number and the cause. The observer is closed.
             ServerUnavailableError: items were not delivered because the server cannot be reached.
+            FinishedError: items were not delivered, and `until` is true. The observer is closed.
         """
         client, sender = self._client, self._sender
         timeout_s = None if timeout_s is None else check_timeout(timeout_s)

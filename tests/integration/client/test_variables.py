@@ -209,6 +209,24 @@ def test_state_of_a_module_is_published_and_loaded(serve: Serve) -> None:
         assert here.state == {"steps": 8}
 
 
+def test_module_gets_a_version_that_another_call_has_returned(serve: Serve) -> None:
+    client, here = serve(WEIGHTS), Module({})
+    with rw.Variables(client, "weights") as learner, rw.Variables(client, "weights", interval_s=0.001) as actor:
+        learner.publish({"steps": 1})
+        assert actor.latest() == {"steps": 1}
+        assert actor.load_into(here)
+        assert here.state == {"steps": 1}
+        learner.publish({"steps": 2})
+        eventually(lambda: actor.poll() is not None)
+        assert actor.load_into(here)
+        assert here.state == {"steps": 2}
+        learner.publish({"steps": 3})
+        assert actor.wait() == {"steps": 3}
+        assert actor.load_into(here)
+        assert here.state == {"steps": 3}
+        assert not actor.load_into(here)
+
+
 def test_weights_of_a_pytorch_module_are_loaded_as_tensors(serve: Serve) -> None:
     torch = pytest.importorskip("torch")
 

@@ -43,6 +43,7 @@ def test_samples_are_the_transitions_that_were_added(server: rw.LocalServer) -> 
     assert data.observations.shape == data.next_observations.shape == (256, 3)
     assert data.actions.shape == data.rewards.shape == data.dones.shape == (256, 1)
     assert (data.actions.dtype, data.rewards.dtype, data.dones.dtype) == (torch.int64, torch.float32, torch.float32)
+    assert data.discounts is None  # algorithms of Stable-Baselines3 then discount by their own gamma
     torch.testing.assert_close(data.next_observations, data.observations + 1)
     torch.testing.assert_close(data.actions[:, 0], torch.where(is_second, 1, numbers.long() % 2))
     torch.testing.assert_close(data.rewards[:, 0], torch.where(is_second, 10 * (numbers - 100), numbers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,17 @@ def test_variables_may_be_sent_to_another_process(server: rw.LocalServer) -> Non
         client.reset("weights")
         with pytest.raises(rw.errors.ReplayTimeoutError, match=r"is empty at .* after 0\.1 s"):
             given.latest(timeout_s=0.1)
+
+
+def test_module_in_a_nest_is_refused_with_what_to_publish(server: rw.LocalServer) -> None:
+    class Module:
+        def state_dict(self) -> dict[str, Any]:
+            return WEIGHTS
+
+    with rw.Variables(server, "weights", timeout_s=60) as learner:
+        with pytest.raises(rw.errors.StructureError, match=r"a nest with a Module, .* `state_dict\(\)`"):
+            learner.publish({"actor": Module(), "critic": Module()})
+        assert learner.version == 0
 
 
 @pytest.mark.parametrize("published", [False, True])

@@ -191,6 +191,20 @@ def test_what_is_no_string_is_refused_where_the_first_step_had_one(leaf: Any, me
         StepStructure({"s": "first"}).flatten({"s": leaf}, 2)
 
 
+class Unreadable:
+    """Stands for a tensor of PyTorch with a gradient."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("Use tensor.detach().numpy() instead.")
+
+
+def test_tensor_that_numpy_cannot_read_is_refused_by_its_path() -> None:
+    with pytest.raises(StructureError, match=r"^first step, leaf `a/b`: Use tensor\.detach"):
+        StepStructure({"a": {"b": Unreadable()}})
+    with pytest.raises(StructureError, match=r"^step 3, leaf `a/b`: Use tensor\.detach"):
+        StepStructure({"a": {"b": 1.0}}).flatten({"a": {"b": Unreadable()}}, 3)
+
+
 # What is converted, because nothing is lost by it.
 
 CONVERTED = [

@@ -193,6 +193,7 @@ def test_numbers_that_unblock_a_side_are_the_least_that_the_rule_allows(ratio: f
 
 EMPTY = "Table `replay` is empty; its rate limiter waits for 100 more (min_size_to_sample 100)."
 START = "Start the actors or raise `timeout_s`."
+WRITE = "If actors still write, raise `timeout_s`. A thread that writes and samples in turn must write more."
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ START = "Start the actors or raise `timeout_s`."
     [
         (at(0, table()), at(9, table()), "Table `replay` has 100 items, and its rate limiter does not block samples: "),
         (at(0, table(0, 0)), at(1, table(0, 0)), f"{EMPTY} In the last 1 s no items were inserted. {START}"),
-        (at(0, table(0, 0)), at(9, table(0, 7)), f"{EMPTY} In the last 9 s 7 items were inserted. The actors write: "),
+        (at(0, table(0, 0)), at(9, table(0, 7)), f"{EMPTY} In the last 9 s 7 items were inserted. {WRITE}"),
         (at(0, table(0, 0)), at(0.9, table(0, 7)), f"{EMPTY} {START}"),  # too soon to tell
         (at(0, limited(0, table().rate_limiter)), at(9, table(0, 7)), f"{EMPTY} {START}"),  # it was not there
         (at(0, table()), at(9, limited(0, table().rate_limiter)), "The server no longer has a table `replay`."),

@@ -128,7 +128,7 @@ STEPS = recorded("terminated")
         ([STEPS], "got a list. .* `collate='list'`"),
         ((1, 2, 3), "got a tuple"),
         (without(STEPS, "action"), "the steps lack `action`; found 'observation', 'reward'"),
-        ({**STEPS, "next_observation": 1}, "already are transitions"),
+        ({**STEPS, "next_observation": 1}, "already are transitions. Use `batch.data` as it is"),
         (
             without(STEPS, "discount", "is_first", "is_last", "terminated", "truncated"),
             "no flags, only 'observation', 'action', 'reward'. They need `discount`, or `is_last`",
