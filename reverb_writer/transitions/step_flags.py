@@ -13,6 +13,7 @@ Steps may have several of these layouts. `discount` is always on the row of the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,8 @@ class StepFlags:
         elif terminal is not None:
             boundary = terminal | truncated
             _check_rows(fields, boundary, terminal, real)
+        if "last" in flags:
+            _warn_of_rewards(fields, boundary & real)
         return cls(xp, shape, like, real, bool(masks), first, boundary, terminal)
 
 
@@ -141,6 +144,17 @@ def _check_rows(fields: Mapping[str, Any], ends: Array, terminal: Array, real: A
             "or the 0 of `discount`. The flag belongs on the boundary step, one row later, which holds the final "
             "observation. Write boundary steps, as `rw.environments.record` does; or pass arrays to `rw.returns`, "
             f"with `discounts` and `continues`. {_ADVICE}"
+        )
+
+
+def _warn_of_rewards(fields: Mapping[str, Any], boundary: Array) -> None:
+    """Warn of rewards on boundary steps, because they are in no transition."""
+    reward = as_rows(fields.get("reward"), boundary)
+    if reward is not None and any_true(boundary & (reward != 0)):
+        warnings.warn(
+            "boundary steps (`is_last`, `step_type`) have a reward, which is in no transition. A reward belongs beside "
+            f"its action; the boundary step is one row later, and holds the final observation. {_ADVICE}",
+            stacklevel=2,
         )
 
 

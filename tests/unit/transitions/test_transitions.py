@@ -161,6 +161,17 @@ def test_what_steps_do_not_say_is_refused(batch: Any, message: str) -> None:
         rw.to_transitions(batch)
 
 
+def test_reward_of_a_boundary_step_is_warned_of_unless_it_is_padding() -> None:
+    steps = {"observation": np.arange(3), "action": np.zeros(3), "reward": np.array([0, 0, 7]), "discount": np.ones(3)}
+    marked = [{"is_last": np.array([False, False, True])}, {"step_type": np.array([FIRST, MID, LAST])}]
+    for marks in marked:
+        with pytest.warns(UserWarning, match="boundary steps .* have a reward, which is in no transition"):
+            found = rw.to_transitions({**steps, **marks})
+        assert found.reward[found.mask].tolist() == [0, 0]
+        rw.to_transitions({**steps, **marks}, mask=np.array([True, True, False]))
+        rw.to_transitions({**steps, **marks, "reward": np.array([0, 7, 0])})
+
+
 def test_masks_and_markers_of_other_shapes_are_refused() -> None:
     with pytest.raises(rw.errors.StructureError, match=r"a mask has shape \(4,\), expected \(1, 4\) as the flags"):
         rw.to_transitions(STEPS, mask=np.ones(4, bool))
