@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import time
@@ -132,7 +133,8 @@ class ObserverLife:
     def close(self, timeout_s: float | None = None) -> None:
         """Deliver all complete windows, and end. Steps that are in no window are counted as dropped. Idempotent.
 
-        If an interrupt ends the wait, the delivery continues, and another call completes it.
+        If an interrupt ends the wait, the delivery continues, and another call completes it. When `until` returns true,
+        undelivered items are dropped and counted.
 
         Args:
             timeout_s: time-out, in seconds; None for the observer's.
@@ -140,7 +142,6 @@ class ObserverLife:
         Raises:
             ReplayTimeoutError: items were not delivered; names their number and the cause. The observer is closed.
             ServerUnavailableError: items were not delivered because the server cannot be reached.
-            FinishedError: items were not delivered, and `until` is true. The observer is closed.
         """
         client, sender = self._client, self._sender
         timeout_s = None if timeout_s is None else check_timeout(timeout_s)
@@ -148,7 +149,8 @@ class ObserverLife:
             return
         try:
             if sender is not None and not process_hooks.is_forked():
-                self._wait(sender, Wait("close", self._timeout_s if timeout_s is None else timeout_s))
+                with contextlib.suppress(FinishedError):  # no one needs the items, and the log has their number
+                    self._wait(sender, Wait("close", self._timeout_s if timeout_s is None else timeout_s))
         except Exception:
             self._leave(client, sender)
             raise

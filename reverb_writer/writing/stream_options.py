@@ -53,8 +53,9 @@ class StreamOptions:
             several servers: it drops and counts the unconfirmed items, and sends the next episodes to other servers.
             Infinity for never.
         until: function without arguments that returns whether the run has ended, such as `lambda: variables.finished`.
-            The observer's thread calls it often while a call waits, so it must be quick. When it returns true, the
-            waiting call raises `FinishedError` within about a second. None to wait for the time-out.
+            The observer's thread calls it often while a call waits, so it must be quick. When it returns true, a
+            waiting step or `flush` raises `FinishedError` within about a second, and `close` returns. None to wait for
+            the time-out.
 
     Raises:
         SpecError: an option is out of range; the message names the option.
