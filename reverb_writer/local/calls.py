@@ -21,14 +21,11 @@ def unary_calls(store: Store) -> dict[str, Callable[[bytes], bytes]]:
         with store.lock:
             table = store.table(request.table)
             table.update({update.key: update.priority for update in request.updates}, request.delete_keys)
-            table.advance()
         return messages.MutatePrioritiesResponse()
 
     def reset(request: Any) -> Any:
         with store.lock:
-            table = store.table(request.table)
-            table.reset()
-            table.advance()
+            store.table(request.table).reset()
         return messages.ResetResponse()
 
     def info(_: Any) -> Any:

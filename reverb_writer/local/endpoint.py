@@ -203,13 +203,12 @@ class SampleStream(_Stream):
     def _carry_out(self) -> None:
         if not self._num_missing:
             self._table, self._num_missing, self.timeout_s = asked_for(self._messages.popleft())
-            self._store.table(self._table)
-        self._waiting = SampleRequest(self._num_missing, self._answer)
-        self._store.request(self._table, self._waiting)
+        table, self._waiting = self._store.table(self._table), SampleRequest(self._num_missing, self._answer)
+        table.request(self._waiting)
 
     def _give_up(self) -> None:
         if self._waiting is not None:
-            self._store.withdraw(self._table, self._waiting)
+            self._store.table(self._table).withdraw(self._waiting)
 
     def _answer(self) -> None:
         request, self._waiting = self._waiting, None

@@ -70,10 +70,8 @@ class Incoming:
             if groups:
                 self._check_kept(request.keep_chunk_keys)
                 items = self._items(groups, len(request.items))
-                self._insert(items)
                 self._keep(request.keep_chunk_keys)
-                for name in dict.fromkeys([group.table for group in groups]):
-                    self._store.tables[name].advance()
+                self._insert(items)
 
     def end(self) -> None:
         """Drop all waiting items and kept chunks. Idempotent."""
@@ -82,7 +80,6 @@ class Incoming:
                 self._ended = True
                 for table in self._store.tables.values():
                     table.withdraw_inserts(self._confirm_inserted)
-                    table.advance()
                 self._store.chunks.release(self._kept.values())
                 self._kept.clear()
 
@@ -130,7 +127,7 @@ class Incoming:
         return SharedChunks(group.table, group.layout, chunks, stop - start, len(group.trajectories[start]), num_slices)
 
     def _insert(self, items: Sequence[Item]) -> None:
-        """Queue the items at their tables; `advance` inserts them when the rate limiters allow it."""
+        """Queue the items at their tables, which insert them when the rate limiters allow it."""
         self.num_waiting += len(items)
         by_table: dict[str, list[Item]] = {}
         for item in items:

@@ -13,7 +13,7 @@ import numpy as np
 
 from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
-from reverb_writer.local.table import SampleRequest, Table
+from reverb_writer.local.table import Table
 from reverb_writer.tables import TableConfig
 from reverb_writer.tables.table_messages import encode_signature
 
@@ -53,24 +53,6 @@ class Store:
             there = ", ".join(f"`{known}`" for known in self.tables)
             raise Refusal(Status.NOT_FOUND, f"Priority table {name} was not found; there are {there}.")
         return self.tables[name]
-
-    def request(self, table: str, request: SampleRequest) -> None:
-        """Request samples; `request.ready` is called when samples are drawn, possibly before this returns.
-
-        Raises:
-            Refusal: no table has this name.
-        """
-        with self.lock:
-            asked = self.table(table)
-            asked.request(request)
-            asked.advance()
-
-    def withdraw(self, table: str, request: SampleRequest) -> None:
-        """Withdraw a request that has no samples yet."""
-        with self.lock:
-            asked = self.tables[table]
-            asked.withdraw(request)
-            asked.advance()
 
     def sizes(self) -> dict[str, int]:
         """Return the number of items in each table."""

@@ -4,8 +4,8 @@
                                                    |
                                    remover, `max_times_sampled`, delete
 
-Both queues are first in, first out. No method waits: after each change, `advance` inserts and samples as far as the
-limiter allows, and calls the functions of finished inserts and requests. Not thread-safe: `Store` has the lock.
+Both queues are first in, first out. No method waits: each change inserts and samples as far as the limiter allows, and
+calls the functions of finished inserts and requests. Not thread-safe: `Store` has the lock.
 
 Source: Reverb 0.14 (behaviour of `table.cc` and `rate_limiter.cc`, measured side by side).
 """
@@ -123,31 +123,34 @@ class Table:
             raise Refusal(Status.INVALID_ARGUMENT, text)
 
     def insert(self, items: Iterable[Item], confirm: Confirm) -> None:
-        """Queue items; call `advance` afterwards.
+        """Queue items.
 
         Args:
             items: new items, whose chunks count a reference for them, with priorities that `check_priority` accepts.
             confirm: gets their keys when they are in the table.
         """
         self._inserts.extend([(item, confirm) for item in items])
+        self._advance()
 
     def request(self, request: SampleRequest) -> None:
-        """Queue a request for samples; call `advance` afterwards."""
+        """Queue a request for samples; `request.ready` may be called before this returns."""
         self._requests.append(request)
+        self._advance()
 
     def withdraw(self, request: SampleRequest) -> None:
-        """Remove a request from the queue, if it waits there."""
-        if request in self._requests:
-            self._requests.remove(request)
+        """Remove a request that waits."""
+        self._requests.remove(request)
+        self._advance()
 
     def withdraw_inserts(self, confirm: Confirm) -> None:
         """Drop the waiting items of `confirm`."""
         given_up = [item for item, whose in self._inserts if whose == confirm]
         self._inserts = collections.deque(pair for pair in self._inserts if pair[1] != confirm)
         self._forget(given_up)
+        self._advance()
 
     def update(self, updates: Mapping[int, float], deletes: Iterable[int]) -> None:
-        """Change priorities, then delete items; unknown keys are ignored. Call `advance` afterwards.
+        """Change priorities, then delete items; unknown keys are ignored.
 
         Raises:
             Refusal: no item can have one of the priorities; nothing has changed.
@@ -158,14 +161,16 @@ class Table:
             if key in self._rows:
                 self._update(self._rows[key], priority)
         self._delete([self._rows[key] for key in dict.fromkeys(deletes) if key in self._rows])
+        self._advance()
 
     def reset(self) -> None:
-        """Delete all items and reset the counts; waiting inserts and requests stay. Call `advance` afterwards."""
+        """Delete all items and reset the counts; waiting inserts and requests stay."""
         items = [*self]
         self._clear()
         self._forget(items)
+        self._advance()
 
-    def advance(self) -> None:
+    def _advance(self) -> None:
         """Insert and sample as far as the rate limiter allows.
 
         The called functions may insert and request more; then the outer of two nested calls continues.
@@ -174,7 +179,7 @@ class Table:
             return
         self._is_advancing = True
         try:
-            while self._advance():
+            while self._move():
                 pass
         finally:
             self._is_advancing = False
@@ -183,7 +188,7 @@ class Table:
                 request.has_waited = True
         self.measure()
 
-    def _advance(self) -> bool:
+    def _move(self) -> bool:
         """Insert and sample once, and call the functions of finished items; return whether anything was done."""
         confirmed: dict[Confirm, list[int]] = {}
         moves = False

@@ -63,10 +63,9 @@ def draw(store: Store, num_samples: int, table: str = "replay") -> list[tuple[in
         request = SampleRequest(num_samples - len(drawn))
         with store.lock:
             store.table(table).request(request)
-            store.table(table).advance()
-            store.table(table).withdraw(request)
-        if not request.samples:
-            break
+            if not request.samples:
+                store.table(table).withdraw(request)
+                break
         for response in encode_responses(request.samples, rate_limited=request.has_waited):
             entries = messages.SampleStreamResponse.FromString(response).entries
             drawn += [(entry.info.item.key, entry.info.probability, entry.info.table_size) for entry in entries]

@@ -84,7 +84,6 @@ def test_each_draw_of_an_item_is_counted_also_of_many_at_once() -> None:
     for _ in range(2):
         request = SampleRequest(50)
         table.request(request)
-        table.advance()
         assert len(request.samples) > 3
         for key, count in zip(request.samples.keys.tolist(), request.samples.times_sampled.tolist(), strict=True):
             times.setdefault(key, []).append(count)
@@ -99,7 +98,7 @@ def test_a_table_that_grows_keeps_the_numbers_of_its_items() -> None:
     table, drawn = store.table("replay"), list[tuple[int, float]]()
     while len(table):
         request = SampleRequest(3000)
-        store.request("replay", request)
+        store.table("replay").request(request)
         drawn += zip(request.samples.keys.tolist(), request.samples.priorities.tolist(), strict=True)
         assert [item.key for item in request.samples] == request.samples.keys.tolist()
     assert drawn == [(number, number) for number in range(3000)]
@@ -110,7 +109,7 @@ def test_large_samples_are_drawn_as_far_as_a_response_holds_them() -> None:
     large = messages.StoredRequest(chunks=[chunk(7, data=bytes(300_000))], items=[item(1, 7)])
     Inserter(store).incoming.feed(large.SerializeToString())
     request = SampleRequest(50)
-    store.request("replay", request)
+    store.table("replay").request(request)
     assert (len(request.samples), request.num_missing) == (4, 46)
 
 
@@ -219,9 +218,9 @@ def test_an_item_that_comes_again_also_waits_for_the_rate_limiter() -> None:
 def test_a_sample_tells_whether_its_request_had_to_wait() -> None:
     store = store_of(TableConfig("replay"))
     late, prompt = SampleRequest(1), SampleRequest(1)
-    store.request("replay", late)
+    store.table("replay").request(late)
     Inserter(store).insert([1])
-    store.request("replay", prompt)
+    store.table("replay").request(prompt)
     for request, waited in ((late, True), (prompt, False)):
         (response,) = encode_responses(request.samples, rate_limited=request.has_waited)
         (entry,) = messages.SampleStreamResponse.FromString(response).entries
