@@ -24,7 +24,7 @@ import numpy.typing as npt
 from reverb_writer.local.chunk_store import Chunk, ChunkStore
 from reverb_writer.local.item_rows import ItemRows
 from reverb_writer.local.refusals import Refusal, Status
-from reverb_writer.local.selectors import make_chooser
+from reverb_writer.local.selectors import Rows, make_chooser
 from reverb_writer.local.stored_items import Item
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.tables import TableConfig
@@ -83,11 +83,10 @@ class Table:
         self._clear()
 
     def _clear(self) -> None:
-        self._sampler = make_chooser(self.config.sampler, self._rng)
-        self._remover = make_chooser(self.config.remover, self._rng)
+        self._rows: Rows = collections.OrderedDict()  # after deletions, a dict finds its first key slowly
+        self._sampler = make_chooser(self.config.sampler, self._rows, self._rng)
+        self._remover = make_chooser(self.config.remover, self._rows, self._rng)
         self._items = ItemRows()
-        self._free: list[int] = []  # free rows below the highest row with an item
-        self._rows: dict[int, int] = {}  # row of each key, in the order of insertion
         self._episodes: collections.Counter[int] = collections.Counter()
         self.num_inserts = self.num_samples = 0
         self.num_unique_samples = self.num_deleted_episodes = 0
@@ -157,10 +156,9 @@ class Table:
         """
         for key, priority in updates.items():
             self.check_priority(key, priority)
-        for key, priority in updates.items():
-            if key in self._rows:
-                self._update(self._rows[key], priority)
-        self._delete([self._rows[key] for key in dict.fromkeys(deletes) if key in self._rows])
+        self._set({self._rows[key]: priority for key, priority in updates.items() if key in self._rows})
+        if rows := [self._rows[key] for key in dict.fromkeys(deletes) if key in self._rows]:
+            self._delete(rows)
         self._advance()
 
     def reset(self) -> None:
@@ -234,14 +232,14 @@ class Table:
 
     def restore(self, item: Item, times_sampled: int) -> None:
         """Take an item of a saved table; the caller sets the counters."""
-        (row,) = self._place([item])
-        self._items.times_sampled[row] = times_sampled
+        self._place([item])
+        self._items.times_sampled[len(self) - 1] = times_sampled
 
     def _insert(self, items: Sequence[Item]) -> None:
         """Insert new items, or a single item with a known key."""
         known = self._rows.get(items[0].key)
         if known is not None:  # the item was sent again: its content stays, and it does not count
-            self._update(known, items[0].priority)
+            self._set({known: items[0].priority})
             self._forget(items)
             return
         # Times are unique, because a real server restores items in the order of their times.
@@ -254,39 +252,41 @@ class Table:
         while rest:
             # A remover may choose the new item, so a full table inserts one at a time, unless it removes the oldest.
             room = max(self.config.max_size - len(self._rows), 1)
-            count = len(rest) if self._remover.is_fifo else room
+            count = len(rest) if self.config.remover == "fifo" else room
             self._place(rest[:count])
             rest = rest[count:]
             if (excess := len(self._rows) - self.config.max_size) > 0:
                 self._delete(self._remover.first(excess))
 
-    def _place(self, items: Sequence[Item]) -> list[int]:
-        """Put new items into rows; return the rows."""
-        count, first = len(items), len(self._rows) + len(self._free)
-        rows = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        rows += range(first, first + count - len(rows))
-        self._items.place(rows, items)
+    def _place(self, items: Sequence[Item]) -> None:
+        """Put new items into the next rows."""
+        rows = range(len(self._rows), len(self._rows) + len(items))
+        self._items.place(slice(rows.start, rows.stop), items)
         self._rows.update(zip([item.key for item in items], rows, strict=True))
-        priorities = [item.priority for item in items]
-        self._sampler.insert(rows, priorities)
-        self._remover.insert(rows, priorities)
+        self._set(dict(zip(rows, [item.priority for item in items], strict=True)))
         for item in items:
             shared = item.shared
             if not shared.num_stored:
                 self._episodes.update([chunk.episode_id for chunk in shared.chunks])
             shared.num_stored += 1
-        return rows
 
-    def _update(self, row: int, priority: float) -> None:
-        self._items.priorities[row] = priority
-        self._sampler.update(row, priority)
-        self._remover.update(row, priority)
+    def _set(self, priorities: Mapping[int, float]) -> None:
+        """Set the priorities of rows."""
+        rows, values = [*priorities], [*priorities.values()]
+        self._items.priorities[rows] = values
+        self._sampler.set(rows, values)
+        self._remover.set(rows, values)
 
     def _delete(self, rows: Sequence[int]) -> None:
-        items = self._items.remove(rows)
-        self._sampler.delete(rows)
-        self._remover.delete(rows)
-        self._free += rows
+        """Remove the items of rows; the items of the last rows take their places."""
+        size = len(self._rows) - len(rows)
+        last = set(range(size, len(self._rows))).difference(rows)
+        moves = dict(zip(last, [row for row in rows if row < size], strict=True))
+        items = self._items.remove(rows, moves)
+        for row in moves.values():
+            self._rows[self._items.items[row].key] = row
+        self._sampler.delete(rows, moves)
+        self._remover.delete(rows, moves)
         for item in items:
             del self._rows[item.key]
             item.shared.num_stored -= 1

@@ -17,7 +17,6 @@ from reverb_writer.background import in_background
 from reverb_writer.local.endpoint import InsertStream, LocalEndpoint, SampleStream
 from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.refusals import Refusal, Status
-from reverb_writer.local.selectors import make_chooser
 from reverb_writer.local.stored_items import SharedChunks, encode_responses
 from reverb_writer.local.sum_tree import SumTree
 from reverb_writer.local.table import SampleRequest
@@ -41,36 +40,38 @@ def chi_square_z(counts: npt.NDArray[np.int64], probabilities: npt.NDArray[np.fl
 @pytest.mark.parametrize("selector", ["uniform", Prioritized(1.0), Prioritized(0.6)], ids=str)
 def test_draws_agree_with_the_closed_form_after_updates_and_deletions(selector: Selector) -> None:
     rng = np.random.default_rng(3)
-    chooser = make_chooser(selector, rng)
+    store = store_of(TableConfig("replay", sampler=selector))
+    inserter, table = Inserter(store), store.table("replay")
     priorities = rng.uniform(0, 10, 3000)
-    for row, priority in enumerate(priorities):
-        chooser.insert([row], [priority])
-    for row in range(0, 3000, 3):
-        priorities[row] = rng.choice([0.0, 0.1, 50.0])
-        chooser.update(row, priorities[row])
+    inserter.insert(range(3000), priorities.tolist())
+    priorities[::3] = rng.choice([0.0, 0.1, 50.0], 1000)
+    table.update(dict(zip(range(0, 3000, 3), priorities[::3].tolist(), strict=True)), [])
     alive = np.ones(3000, bool)
-    for row in range(0, 3000, 2):
-        alive[row] = False
-        chooser.delete([row])
-    for row in range(0, 3000, 10):
-        alive[row], priorities[row] = True, 4.0
-        chooser.insert([row], [4.0])
+    alive[::2] = False
+    for key in range(0, 1500, 2):
+        table.update({}, [key])
+    table.update({}, range(1500, 3000, 2))
+    alive[::10], priorities[::10] = True, 4.0
+    inserter.insert(range(0, 3000, 10), [4.0] * 300)
     weights = alive.astype(float)
     if isinstance(selector, Prioritized):
         weights *= np.where(priorities > 0, priorities, 0) ** selector.exponent * (priorities > 0)
     expected = weights / weights.sum()
-    rows: list[int] = []
-    for _ in range(NUM_DRAWS // 250):
-        drawn, probabilities = chooser.draw(250)
-        rows += drawn.tolist()
-    np.testing.assert_allclose(probabilities, expected[drawn])
-    assert abs(chi_square_z(np.bincount(rows, minlength=3000), expected)) < 5
+    counts = np.zeros(3000, np.int64)
+    while counts.sum() < NUM_DRAWS:
+        request = SampleRequest(250)
+        table.request(request)
+        drawn = request.samples.keys.astype(int)
+        np.testing.assert_allclose(request.samples.probabilities, expected[drawn])
+        np.testing.assert_array_equal(request.samples.priorities, priorities[drawn])
+        assert [item.key for item in request.samples] == drawn.tolist()
+        counts += np.bincount(drawn, minlength=3000)
+    assert abs(chi_square_z(counts, expected)) < 5
 
 
 def test_a_sum_tree_never_finds_a_row_without_weight() -> None:
     tree = SumTree()
-    for row in range(5000):
-        tree.set(row, 0.1 if row % 7 == 3 else 0.0)
+    tree.set(range(5000), [0.1 if row % 7 == 3 else 0.0 for row in range(5000)])
     points = np.append(np.linspace(0, tree.total, 10_000, endpoint=False), np.nextafter(tree.total, 0))
     found = tree.find(points)
     assert set(found % 7) == {3}
