@@ -139,7 +139,7 @@ class LocalServer:
         self._store = store
         threads: Any = _DaemonThreads()  # gRPC takes any executor
         endpoint = LocalEndpoint(store)
-        self._server: Any = grpc.server(threads, handlers=[Service(endpoint)], options=_OPTIONS)
+        self._server: Any = grpc.server(threads, handlers=[Service(store)], options=_OPTIONS)
         self.port = _bind(self._server, port)
         self.address = f"{_HOST}:{self.port}"
         self._closed = Flag()

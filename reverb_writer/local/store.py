@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,8 @@ class Store:
         max_item_bytes: bound on an item of an insert stream, uncompressed, in bytes; None for no bound.
         signatures: the encoded signature of each table by name; None for a table without one.
         state_id: random, 128 bits; clients recognize by it that the server was restarted.
+        streams: the open streams, guarded by `lock`.
+        is_closed: whether the server was closed; then it takes no more streams and calls.
     """
 
     def __init__(self, configs: Sequence[TableConfig], max_bytes: int, max_item_bytes: int | None = None) -> None:
@@ -42,6 +45,8 @@ class Store:
         self.tables = {config.name: Table(config, self.chunks, rng) for config in configs}
         self.signatures = {config.name: encode_signature(config.signature) for config in configs}
         self.state_id = secrets.randbits(128)
+        self.streams: dict[Any, None] = {}
+        self.is_closed = False
 
     def table(self, name: str) -> Table:
         """Return a table.

@@ -17,6 +17,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from reverb_writer.local.item_rows import ItemRows
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import Rows, make_chooser
 from reverb_writer.local.stored_items import Item
-from reverb_writer.protocol.responses import NO_SAMPLES, Samples
+from reverb_writer.protocol.responses import Samples, UnencodedSamples
 from reverb_writer.tables import TableConfig
 
 _DRAW_BYTES = 1 << 20  # size of the samples that are drawn at once: one response
@@ -36,25 +37,15 @@ Confirm = Callable[[list[int]], object]
 """Gets the keys of items that were inserted."""
 
 
+@dataclass(eq=False)
 class SampleRequest:
-    """A request that waits for samples.
+    """A request that waits for samples."""
 
-    Attributes:
-        num_missing: requested samples that are not drawn yet.
-        samples: drawn samples; their entries are the items.
-        num_bytes: approximate size of a response with them.
-        has_waited: whether the rate limiter made it wait.
-        ready: called when samples are drawn, in the thread that draws them and with the lock of the store; must not
-            wait.
-    """
-
-    def __init__(self, num_samples: int, ready: Callable[[], object] = lambda: None) -> None:
-        """Create a request for `num_samples` samples."""
-        self.num_missing = num_samples
-        self.samples = NO_SAMPLES
-        self.num_bytes = 0
-        self.has_waited = False
-        self.ready = ready
+    num_samples: int
+    # Called when samples are drawn, maybe fewer, in the thread that draws them and with the lock of the store. It must
+    # not wait.
+    ready: Callable[[UnencodedSamples], object]
+    has_waited: bool = False  # whether the rate limiter made it wait
 
 
 class Table:
@@ -196,8 +187,8 @@ class Table:
             self._insert([item for item, _ in inserts])
             for item, confirm in inserts:
                 confirmed.setdefault(confirm, []).append(item.key)
-        while self._requests and self._serve(self._requests[0]):
-            self._requests.popleft().ready()
+        while self._requests and (answer := self._serve(self._requests[0])) is not None:
+            self._requests.popleft().ready(answer)
             moves = True
         for confirm, keys in confirmed.items():
             confirm(keys)
@@ -309,27 +300,26 @@ class Table:
                 self._chunks.release(item.shared.chunks)
         self._chunks.give_back(sum([item.shared.item_bytes for item in items]))
 
-    def _serve(self, request: SampleRequest) -> bool:
-        """Draw samples for a request, as many as a response holds and the limiter allows; return whether any."""
+    def _serve(self, request: SampleRequest) -> UnencodedSamples | None:
+        """Draw samples for a request, as many as a response holds and the limiter allows; None if it allows none."""
         parts: list[Samples] = []
-        num_drawn = 0
-        while request.num_missing and request.num_bytes < _DRAW_BYTES and num_drawn < _MAX_DRAWS:
+        num_drawn = num_bytes = 0
+        most = min(request.num_samples, _MAX_DRAWS)
+        while num_drawn < most and num_bytes < _DRAW_BYTES:
             allowed = self._balance.num_samples_allowed(len(self._rows), self.num_inserts, self.num_samples)
             if not allowed:
                 break
-            wanted = min(request.num_missing, _MAX_DRAWS - num_drawn, allowed)
+            wanted = min(most - num_drawn, allowed)
             # The number of samples that probably fit.
-            num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - request.num_bytes) / self._sample_bytes)))
+            num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - num_bytes) / self._sample_bytes)))
             rows, probabilities = self._sampler.draw(1 if self.config.max_times_sampled else num_draws)
             parts.append(self._items.draw(rows, probabilities, len(self._rows)))
-            num_bytes = int(self._items.sample_bytes[rows].sum())
+            part_bytes = int(self._items.sample_bytes[rows].sum())
             self._note(rows, parts[-1].times_sampled)
+            self._sample_bytes = max(part_bytes / len(rows), 1.0)
             num_drawn += len(rows)
-            self._sample_bytes = max(num_bytes / len(rows), 1.0)
-            request.num_missing -= len(rows)
-            request.num_bytes += num_bytes
-        request.samples = Samples.joined(parts)
-        return bool(parts)
+            num_bytes += part_bytes
+        return UnencodedSamples(Samples.joined(parts), num_bytes, request.has_waited) if parts else None
 
     def _note(self, rows: npt.NDArray[np.intp], times_sampled: npt.NDArray[np.int32]) -> None:
         """Count the samples of rows; if the table samples an item for the last time, delete the item."""
