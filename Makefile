@@ -175,6 +175,7 @@ $(1)/.made: $(PROJECTS) constraints/$(3).txt
 	@touch $$@
 
 lock-$(3):
+	rm -rf .venv-lock-$(3)
 	scripts/make-venv .venv-lock-$(3) '$$(or $$($(2)),$$(error $$(NO_PYTHON)))' /dev/null $(4)
 	.venv-lock-$(3)/bin/pip freeze --all --exclude-editable > constraints/$(3).txt
 	rm -rf .venv-lock-$(3)
