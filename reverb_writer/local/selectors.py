@@ -84,7 +84,10 @@ class _Prioritized(_Uniform):
         self._weights = SumTree()
 
     def set(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
-        self._weights.set(rows, [self._weight(priority) for priority in priorities])
+        values = np.asarray(priorities, float)
+        with np.errstate(over="ignore"):
+            weights = np.minimum(values**self._exponent, _MAX_WEIGHT)
+        self._weights.set(rows, np.where(values, weights, 0.0))
 
     def delete(self, rows: Sequence[int], moves: Mapping[int, int]) -> None:
         moved = self._weights.get([*moves])
@@ -100,12 +103,6 @@ class _Prioritized(_Uniform):
 
     def refuses(self, priority: float) -> str | None:
         return None if 0 <= priority < math.inf else "must be finite and >= 0 in a prioritized table"
-
-    def _weight(self, priority: float) -> float:
-        try:
-            return min(priority**self._exponent, _MAX_WEIGHT) if priority else 0.0
-        except OverflowError:
-            return _MAX_WEIGHT
 
 
 class _Heap(Chooser):

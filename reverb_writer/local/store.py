@@ -58,7 +58,3 @@ class Store:
             there = ", ".join(f"`{known}`" for known in self.tables)
             raise Refusal(Status.NOT_FOUND, f"Priority table {name} was not found; there are {there}.")
         return self.tables[name]
-
-    def sizes(self) -> dict[str, int]:
-        """Return the number of items in each table."""
-        return {name: len(table) for name, table in self.tables.items()}
