@@ -34,8 +34,8 @@ CLOSED = "the server was closed"
 _MAX_WAITING = 1_000  # if more items of a stream wait for a rate limiter, its next requests wait
 
 
-class Stream(abc.ABC):
-    """One stream, with the messages that wait for their turn. Thread-safe."""
+class LocalStream(abc.ABC):
+    """One stream, with the messages that wait for their turn; see `transport.endpoints.Stream`. Thread-safe."""
 
     def __init__(self, store: Store, deliver: Callable[[Answer], object]) -> None:
         """Prepare; `deliver` gets the answers, in the thread that causes them, with the lock of the store."""
@@ -108,7 +108,7 @@ class Stream(abc.ABC):
         """Drop what waits for a rate limiter."""
 
 
-class InsertStream(Stream):
+class InsertStream(LocalStream):
     """Chunks, items that refer to them, and chunks that are kept for later items, in; keys of stored items out.
 
     A request is read completely before it changes a table: a damaged request, or one with a wrong reference, inserts
@@ -187,7 +187,8 @@ class InsertStream(Stream):
                 items[number] = item
         self._store.chunks.take(sum([shared.num_items * shared.item_bytes for shared in made]))
         for shared in made:
-            self._store.chunks.acquire(shared.chunks)
+            for chunk in shared.chunks:
+                self._store.chunks.add(chunk)
         return items
 
     def _check(self, group: ItemGroup) -> None:
@@ -242,7 +243,7 @@ class InsertStream(Stream):
             self._finished()
 
 
-class SampleStream(Stream):
+class SampleStream(LocalStream):
     """Requests in, samples out; one request at a time waits at a table.
 
     Attributes:
