@@ -17,7 +17,6 @@ SHELL := /bin/bash
 PYTHON311 ?= $(shell scripts/find-python 3.11)
 PYTHON310 ?= $(shell scripts/find-python 3.10)
 PYTHON_DOCS ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
-PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
 
 CLIENT_EXTRAS := arrays,gymnasium
 PEERS := tests/peers/pyproject.toml
@@ -150,23 +149,9 @@ ifneq ($(HAS_SERVER),)
 endif
 	rm -rf .venv-dist
 
-lock:  ## write constraints/ anew from what the registry has today
-	@test -n '$(PYTHON311)' || { echo "$$NO_PYTHON" >&2; exit 1; }
-	$(call lock-environment,$(PYTHON311),$(DEV),dev)
-	$(call lock-environment,$(PYTHON311),$(TF_AGENTS),tf-agents)
-	$(call lock-environment,$(PYTHON311),$(RAY),ray-tests)
-	$(call lock-environment,$(PYTHON311),$(RLLIB),rllib)
-	$(call lock-environment,$(PYTHON_DOCS),$(DOCS),docs)
-	$(call lock-environment,$(PYTHON_NEWEST),$(CLIENT),newest)
+lock: lock-dev lock-tf-agents lock-ray-tests lock-rllib lock-docs lock-newest  ## write constraints/ anew from what the registry has today
 	sed -i 's/$$/ ; python_version >= "3.12"/' constraints/newest.txt  # older ones have other NumPys
-	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
-
-define lock-environment
-	rm -rf .venv-lock
-	scripts/make-venv .venv-lock '$(1)' /dev/null $(2)
-	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/$(3).txt
-	rm -rf .venv-lock
-endef
+	scripts/lock-images '$(PYTHON311)' '$(PYTHON_ANY)'
 
 pin:  ## write the digests of the base images, as the registry has them today, into Dockerfiles and docker-compose.yml
 	scripts/pin-bases docker/*.Dockerfile docker-compose.yml
@@ -186,9 +171,14 @@ pictures: .venv-docs/.made  ## draw the pictures of the documentation anew
 
 define environment
 $(1)/.made: $(PROJECTS) constraints/$(3).txt
-	@test -n '$$($(2))' || { echo "$$$$NO_PYTHON" >&2; exit 1; }
-	scripts/make-venv $(1) '$$($(2))' constraints/$(3).txt $(4)
+	scripts/make-venv $(1) '$$(or $$($(2)),$$(error $$(NO_PYTHON)))' constraints/$(3).txt $(4)
 	@touch $$@
+
+lock-$(3):
+	rm -rf .venv-lock-$(3)
+	scripts/make-venv .venv-lock-$(3) '$$(or $$($(2)),$$(error $$(NO_PYTHON)))' /dev/null $(4)
+	.venv-lock-$(3)/bin/pip freeze --all --exclude-editable > constraints/$(3).txt
+	rm -rf .venv-lock-$(3)
 endef
 $(eval $(call environment,.venv,PYTHON311,dev,$(DEV)))
 $(eval $(call environment,.venv-tf-agents,PYTHON311,tf-agents,$(TF_AGENTS)))
@@ -208,4 +198,3 @@ The server needs 3.11 on x86-64 Linux: dm-reverb 0.14.0 has no wheels for anythi
   one elsewhere: make PYTHON311=/path/to/python3.11; the other names are PYTHON310, PYTHON_DOCS and PYTHON_ANY
 `docker compose up` needs no Python at all. The client alone runs on CPython 3.10 to 3.14: pip install reverb-writer
 endef
-export NO_PYTHON

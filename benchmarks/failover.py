@@ -136,7 +136,7 @@ class _Shard:
         configuration = f'[checkpoints]\ndirectory = "{self._folder}"\nevery_s = 0\n{tables}'
         return ServerChild(sys.executable, configuration, ["--port", str(port)], self._ended)
 
-    def _ended(self, end: ChildEnd) -> None:
+    def _ended(self, _: ServerChild, end: ChildEnd) -> None:
         if end.state != "stopped":
             self.child = self._start(self.port)
 

@@ -11,5 +11,4 @@ RUN apt-get update \
 COPY docker/gateway /etc/gateway
 ENV CERTIFICATES=/certificates
 USER nobody
-STOPSIGNAL SIGTERM
 ENTRYPOINT ["/etc/gateway/run"]

@@ -46,7 +46,6 @@ USER 10001
 WORKDIR /
 VOLUME /data
 EXPOSE 8000 8080
-STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=10m --retries=3 CMD ["/usr/local/bin/healthcheck"]
 ENTRYPOINT ["reverb-writer-server"]
 CMD ["serve"]

@@ -79,11 +79,6 @@ class ChunkStore:
         known.num_references += 1
         return known
 
-    def acquire(self, chunks: Iterable[Chunk]) -> None:
-        """Count a new reference to each of these chunks."""
-        for chunk in chunks:
-            chunk.num_references += 1
-
     def release(self, chunks: Iterable[Chunk]) -> None:
         """Count one reference less to each of these chunks; forget chunks without references."""
         for chunk in chunks:

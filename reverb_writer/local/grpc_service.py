@@ -15,8 +15,10 @@ from typing import Any
 
 import grpc
 
-from reverb_writer.local.endpoint import InsertStream, LocalEndpoint, SampleStream
+from reverb_writer.local.endpoint import CALLS, LocalEndpoint
+from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import encode_responses
+from reverb_writer.local.streams import InsertStream, SampleStream
 from reverb_writer.protocol import messages
 
 _MAX_TIMEOUT_S = threading.TIMEOUT_MAX / 2
@@ -28,15 +30,15 @@ _TIMED_OUT = "Rate Limiter: Timeout exceeded before the right to insert was acqu
 class Service(grpc.GenericRpcHandler):
     """Handles all methods of Reverb's service. Thread-safe."""
 
-    def __init__(self, endpoint: LocalEndpoint) -> None:
-        """Serve `endpoint` to other processes."""
-        self._endpoint = endpoint
+    def __init__(self, store: Store) -> None:
+        """Serve the tables of `store` to other processes."""
+        self._store, self._endpoint = store, LocalEndpoint(store)
         stream, unary = grpc.stream_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
         self._methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             messages.INSERT_STREAM: stream(self._insert),
             messages.SAMPLE_STREAM: stream(self._sample),
             messages.INITIALIZE_CONNECTION: stream(_initialize_connection),
-            **{method: unary(self._unary(method)) for method in endpoint.calls},
+            **{method: unary(self._unary(method)) for method in CALLS},
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
@@ -71,7 +73,7 @@ class Service(grpc.GenericRpcHandler):
                     stream.feed(message)
             stream.finish(lambda: deliver(None))
 
-        stream = InsertStream(self._endpoint, deliver)
+        stream = InsertStream(self._store, deliver)
         with _opened(stream, context, lambda: deliver(None)) as is_open:
             if is_open:
                 threading.Thread(target=read, name="reverb-writer-local-insert", daemon=True).start()
@@ -87,7 +89,7 @@ class Service(grpc.GenericRpcHandler):
             stream.pause()
             answers.put(answer)
 
-        stream = SampleStream(self._endpoint, deliver)
+        stream = SampleStream(self._store, deliver)
         with _opened(stream, context, lambda: answers.put(None)) as is_open:
             for message in requests if is_open else ():
                 stream.feed(message)

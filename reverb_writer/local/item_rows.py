@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from reverb_writer.protocol.responses import Samples
 
 
 class ItemRows:
-    """Items by row.
+    """Items by row, from row 0 without gaps.
 
     Attributes:
         items: [capacity] the items; None in rows without an item.
@@ -29,24 +29,27 @@ class ItemRows:
         self.times_sampled = np.zeros(1024, np.int32)
         self.sample_bytes = np.zeros(1024, np.int64)
 
-    def place(self, rows: Sequence[int], items: Sequence[Item]) -> None:
-        """Put items that were never sampled into free rows; new rows follow the last row without a gap."""
-        size, needed = len(self.items), max(rows) + 1
-        if needed > size:
+    def place(self, rows: slice, items: Sequence[Item]) -> None:
+        """Put items that were never sampled into the next rows."""
+        size = len(self.items)
+        if rows.stop > size:
             for name, array in vars(self).items():
-                longer = np.zeros(max(2 * size, needed), array.dtype)
+                longer = np.zeros(max(2 * size, rows.stop), array.dtype)
                 longer[:size] = array
                 setattr(self, name, longer)
         self.items[rows] = np.fromiter(items, object, len(items))  # an assignment would examine each item for arrays
         self.keys[rows] = [item.key for item in items]
-        self.priorities[rows] = [item.priority for item in items]
         self.sample_bytes[rows] = [item.shared.sample_bytes for item in items]
         self.times_sampled[rows] = 0
 
-    def remove(self, rows: Sequence[int]) -> list[Item]:
-        """Remove the items of some rows."""
-        items: list[Item] = self.items[rows].tolist()
-        self.items[rows] = None
+    def remove(self, rows: Sequence[int], moves: Mapping[int, int]) -> list[Item]:
+        """Remove and return the items of some rows; afterwards, move others: `moves` has the new row of each."""
+        removed, sources, targets = (np.array([*some], np.intp) for some in (rows, moves, moves.values()))
+        items: list[Item] = self.items[removed].tolist()
+        self.items[removed] = None
+        for array in vars(self).values():
+            array[targets] = array[sources]
+        self.items[sources] = None
         return items
 
     def draw(self, rows: npt.NDArray[np.intp], probabilities: npt.ArrayLike, table_size: int) -> Samples:

@@ -28,11 +28,11 @@ from reverb_writer.files.saved_replay import (
     sequence_of,
 )
 from reverb_writer.files.tfrecord import CHUNKS, DONE, ITEMS, TABLES, write_records
-from reverb_writer.local.incoming import read_chunk
 from reverb_writer.local.read_items import tensors_named
 from reverb_writer.local.refusals import Refusal
 from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import Item, SharedChunks
+from reverb_writer.local.streams import read_chunk
 from reverb_writer.local.table import Table
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
@@ -94,7 +94,7 @@ def load(folder: str | os.PathLike[str], max_bytes: int, max_item_bytes: int | N
         store = Store([read_table(table) for table in tables], max_bytes, max_item_bytes)
         _fill(store, saved)
     except Refusal as error:
-        raise FormatError(f"{saved.path}: cannot be restored: {error.text}") from None
+        raise FormatError(f"{saved.path}: cannot be restored: {error.details()}") from None
     except (SpecError, StructureError) as error:
         raise FormatError(f"{saved.path}: cannot be restored: {error}") from error
     for table in tables:

@@ -1,6 +1,6 @@
 """Choose the next item to sample or to remove: one class per selector of a `TableConfig`.
 
-Items are identified by their row in the table. No class is thread-safe.
+Items are identified by their row in the table. The rows of a table have no gaps. No class is thread-safe.
 
 Source: Reverb 0.14 (behaviour of its selectors, measured side by side).
 """
@@ -11,15 +11,17 @@ import heapq
 import itertools
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.local.sum_tree import SumTree
 from reverb_writer.tables import Prioritized, Selector
+
+Rows = OrderedDict[int, int]
+"""The row of each key in a table, in the order of insertion."""
 
 Draws = tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]
 """Rows, and the probability of each."""
@@ -28,33 +30,21 @@ _MAX_WEIGHT = sys.float_info.max / 2**32  # the sum of the weights of 2**31 item
 _HEAP_SLACK = 64
 
 
-class Chooser(ABC):
-    """Chooses among rows.
+class Chooser:
+    """Chooses among rows. A subclass has `first` or `draw`, and the other one follows."""
 
-    Attributes:
-        is_fifo: whether it chooses the rows in the order of their insertion.
-    """
+    def set(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
+        """Take the priorities of new or known rows."""
 
-    is_fifo = False
+    def delete(self, rows: Sequence[int], moves: Mapping[int, int]) -> None:
+        """Forget rows; afterwards, the items of other rows have the rows that `moves` gives."""
 
-    @abstractmethod
-    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
-        """Take new rows."""
-
-    @abstractmethod
-    def update(self, row: int, priority: float) -> None:
-        """Change the priority of a row."""
-
-    @abstractmethod
-    def delete(self, rows: Sequence[int]) -> None:
-        """Forget rows."""
-
-    @abstractmethod
     def draw(self, num_draws: int) -> Draws:
         """Choose `num_draws` times among all rows, at least one."""
+        return np.full(num_draws, self.first(1)[0]), np.ones(num_draws)
 
     def first(self, num_rows: int) -> list[int]:
-        """Choose `num_rows` different rows; more than one only if `is_fifo`."""
+        """Choose `num_rows` different rows; more than one only of fifo and lifo."""
         rows: list[int] = self.draw(num_rows)[0].tolist()
         return rows
 
@@ -63,108 +53,59 @@ class Chooser(ABC):
         return "must not be NaN" if math.isnan(priority) else None
 
 
-class _Deterministic(Chooser):
-    """Chooses the same row until a change."""
+class _Ordered(Chooser):
+    """Oldest or newest first."""
 
-    @abstractmethod
-    def first(self, num_rows: int) -> list[int]:
-        """Return the row."""
-
-    def draw(self, num_draws: int) -> Draws:
-        return np.full(num_draws, self.first(1)[0]), np.ones(num_draws)
-
-
-class _Ordered(_Deterministic):
-    """Oldest or newest first; priorities are ignored."""
-
-    def __init__(self, *, newest: bool) -> None:
-        self._rows: OrderedDict[int, None] = OrderedDict()  # after deletions, a dict finds its first key slowly
-        self.is_fifo = not newest
-
-    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:  # noqa: ARG002
-        self._rows.update(dict.fromkeys(rows))
-
-    def update(self, row: int, priority: float) -> None:
-        """Do nothing: priorities have no effect."""
-
-    def delete(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            del self._rows[row]
+    def __init__(self, rows: Rows, *, newest: bool) -> None:
+        self._rows, self._newest = rows, newest
 
     def first(self, num_rows: int) -> list[int]:
-        return list(itertools.islice(self._rows if self.is_fifo else reversed(self._rows), num_rows))
+        rows = self._rows.values()
+        return list(itertools.islice(reversed(rows) if self._newest else rows, num_rows))
 
 
 class _Uniform(Chooser):
-    """All rows are equally likely. The last row takes the place of a removed row, so there are no gaps."""
+    """All rows are equally likely."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._rows = np.zeros(1024, np.intp)  # only the first ones are valid
-        self._places: dict[int, int] = {}
-
-    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:  # noqa: ARG002
-        start = len(self._places)
-        self._places.update(zip(rows, range(start, start + len(rows)), strict=True))
-        if len(self._places) > len(self._rows):
-            self._rows = np.concatenate([self._rows, np.zeros(len(self._places), np.intp)])
-        self._rows[start : start + len(rows)] = rows
-
-    def update(self, row: int, priority: float) -> None:
-        """Do nothing."""
-
-    def delete(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            place = self._places.pop(row)
-            last = int(self._rows[len(self._places)])
-            if last != row:
-                self._rows[place] = last
-                self._places[last] = place
+    def __init__(self, rows: Rows, rng: np.random.Generator) -> None:
+        self._rows, self._rng = rows, rng
 
     def draw(self, num_draws: int) -> Draws:
-        size = len(self._places)
-        return self._rows[self._rng.integers(size, size=num_draws)], np.full(num_draws, 1 / size)
+        size = len(self._rows)
+        return self._rng.integers(size, size=num_draws), np.full(num_draws, 1 / size)
 
 
-class _Prioritized(Chooser):
+class _Prioritized(_Uniform):
     """In proportion to `priority ** exponent`; all rows are equally likely if this is 0 for all."""
 
-    def __init__(self, exponent: float, rng: np.random.Generator) -> None:
-        self._exponent, self._rng = exponent, rng
+    def __init__(self, exponent: float, rows: Rows, rng: np.random.Generator) -> None:
+        super().__init__(rows, rng)
+        self._exponent = exponent
         self._weights = SumTree()
-        self._all = _Uniform(rng)
 
-    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
-        self._all.insert(rows, priorities)
-        for row, priority in zip(rows, priorities, strict=True):
-            self.update(row, priority)
+    def set(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
+        values = np.asarray(priorities, float)
+        with np.errstate(over="ignore"):
+            weights = np.minimum(values**self._exponent, _MAX_WEIGHT)
+        self._weights.set(rows, np.where(values, weights, 0.0))
 
-    def update(self, row: int, priority: float) -> None:
-        self._weights.set(row, self._weight(priority))
-
-    def delete(self, rows: Sequence[int]) -> None:
-        self._all.delete(rows)
-        for row in rows:
-            self._weights.set(row, 0.0)
+    def delete(self, rows: Sequence[int], moves: Mapping[int, int]) -> None:
+        moved = self._weights.get([*moves])
+        self._weights.set([*rows, *moves], 0.0)
+        self._weights.set([*moves.values()], moved)
 
     def draw(self, num_draws: int) -> Draws:
         total = self._weights.total
         if not total:
-            return self._all.draw(num_draws)
+            return super().draw(num_draws)
         rows = self._weights.find(self._rng.random(num_draws) * total)
         return rows, self._weights.get(rows) / total
 
     def refuses(self, priority: float) -> str | None:
         return None if 0 <= priority < math.inf else "must be finite and >= 0 in a prioritized table"
 
-    def _weight(self, priority: float) -> float:
-        try:
-            return min(priority**self._exponent, _MAX_WEIGHT) if priority else 0.0
-        except OverflowError:
-            return _MAX_WEIGHT
 
-
-class _Heap(_Deterministic):
+class _Heap(Chooser):
     """The highest or the lowest priority first; among equal priorities, the row that was inserted or updated first."""
 
     def __init__(self, *, lowest: bool) -> None:
@@ -173,34 +114,36 @@ class _Heap(_Deterministic):
         self._valid: dict[int, tuple[float, int, int]] = {}
         self._count = 0
 
-    def insert(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
+    def set(self, rows: Sequence[int], priorities: Sequence[float]) -> None:
         for row, priority in zip(rows, priorities, strict=True):
-            self.update(row, priority)
+            self._count += 1
+            self._push((self._sign * priority, self._count, row))
 
-    def update(self, row: int, priority: float) -> None:
-        self._count += 1
-        entry = self._valid[row] = (self._sign * priority, self._count, row)
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._valid) + _HEAP_SLACK:
-            self._heap = list(self._valid.values())
-            heapq.heapify(self._heap)
-
-    def delete(self, rows: Sequence[int]) -> None:
+    def delete(self, rows: Sequence[int], moves: Mapping[int, int]) -> None:
         for row in rows:
             del self._valid[row]
+        for row, new in moves.items():
+            self._push((*self._valid.pop(row)[:2], new))
 
     def first(self, num_rows: int) -> list[int]:  # noqa: ARG002  # one
         while self._valid.get(self._heap[0][2]) is not self._heap[0]:
             heapq.heappop(self._heap)
         return [self._heap[0][2]]
 
+    def _push(self, entry: tuple[float, int, int]) -> None:
+        self._valid[entry[2]] = entry
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._valid) + _HEAP_SLACK:
+            self._heap = list(self._valid.values())
+            heapq.heapify(self._heap)
 
-def make_chooser(selector: Selector, rng: np.random.Generator) -> Chooser:
-    """Return the chooser of a selector."""
+
+def make_chooser(selector: Selector, rows: Rows, rng: np.random.Generator) -> Chooser:
+    """Return the chooser of a selector, for a table with these rows."""
     if isinstance(selector, Prioritized):
-        return _Prioritized(selector.exponent, rng)
+        return _Prioritized(selector.exponent, rows, rng)
     if selector == "uniform":
-        return _Uniform(rng)
+        return _Uniform(rows, rng)
     if selector in ("fifo", "lifo"):
-        return _Ordered(newest=selector == "lifo")
+        return _Ordered(rows, newest=selector == "lifo")
     return _Heap(lowest=selector == "min_heap")

@@ -139,7 +139,7 @@ class LocalServer:
         self._store = store
         threads: Any = _DaemonThreads()  # gRPC takes any executor
         endpoint = LocalEndpoint(store)
-        self._server: Any = grpc.server(threads, handlers=[Service(endpoint)], options=_OPTIONS)
+        self._server: Any = grpc.server(threads, handlers=[Service(store)], options=_OPTIONS)
         self.port = _bind(self._server, port)
         self.address = f"{_HOST}:{self.port}"
         self._closed = Flag()
@@ -156,7 +156,7 @@ class LocalServer:
 
     def __repr__(self) -> str:
         """Return the address, and the number of items in each table."""
-        tables = (f"{table}: {size} items" for table, size in self._store.sizes().items())
+        tables = (f"{name}: {len(table)} items" for name, table in self._store.tables.items())
         return f"<LocalServer at {self.address}: {', '.join(tables)}>"
 
     def wait(self, timeout_s: float | None) -> bool:

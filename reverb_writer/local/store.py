@@ -8,12 +8,13 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
-from reverb_writer.local.table import SampleRequest, Table
+from reverb_writer.local.table import Table
 from reverb_writer.tables import TableConfig
 from reverb_writer.tables.table_messages import encode_signature
 
@@ -28,6 +29,8 @@ class Store:
         max_item_bytes: bound on an item of an insert stream, uncompressed, in bytes; None for no bound.
         signatures: the encoded signature of each table by name; None for a table without one.
         state_id: random, 128 bits; clients recognize by it that the server was restarted.
+        streams: the open streams, guarded by `lock`.
+        is_closed: whether the server was closed; then it takes no more streams and calls.
     """
 
     def __init__(self, configs: Sequence[TableConfig], max_bytes: int, max_item_bytes: int | None = None) -> None:
@@ -42,6 +45,8 @@ class Store:
         self.tables = {config.name: Table(config, self.chunks, rng) for config in configs}
         self.signatures = {config.name: encode_signature(config.signature) for config in configs}
         self.state_id = secrets.randbits(128)
+        self.streams: dict[Any, None] = {}
+        self.is_closed = False
 
     def table(self, name: str) -> Table:
         """Return a table.
@@ -53,25 +58,3 @@ class Store:
             there = ", ".join(f"`{known}`" for known in self.tables)
             raise Refusal(Status.NOT_FOUND, f"Priority table {name} was not found; there are {there}.")
         return self.tables[name]
-
-    def request(self, table: str, request: SampleRequest) -> None:
-        """Request samples; `request.ready` is called when samples are drawn, possibly before this returns.
-
-        Raises:
-            Refusal: no table has this name.
-        """
-        with self.lock:
-            asked = self.table(table)
-            asked.request(request)
-            asked.advance()
-
-    def withdraw(self, table: str, request: SampleRequest) -> None:
-        """Withdraw a request that has no samples yet."""
-        with self.lock:
-            asked = self.tables[table]
-            asked.withdraw(request)
-            asked.advance()
-
-    def sizes(self) -> dict[str, int]:
-        """Return the number of items in each table."""
-        return {name: len(table) for name, table in self.tables.items()}

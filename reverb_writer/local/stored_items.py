@@ -177,18 +177,15 @@ def encode_responses(samples: Samples, *, rate_limited: bool) -> Iterator[bytes]
     parts: list[bytes] = []
     num_bytes = 0
     for item, tail in zip(samples, _tails(samples, rate_limited), strict=True):
-        if item.shared.sample_bytes > _MAX_ENTRY_BYTES:
-            if parts:
-                yield b"".join(parts)
-                parts, num_bytes = [], 0
-            yield from _split(item, tail)
-            continue
-        parts += item.parts()
-        parts.append(tail)
-        num_bytes += item.shared.sample_bytes
-        if num_bytes >= _RESPONSE_BYTES:
+        is_large = item.shared.sample_bytes > _MAX_ENTRY_BYTES
+        if parts and (is_large or num_bytes >= _RESPONSE_BYTES):
             yield b"".join(parts)
             parts, num_bytes = [], 0
+        if is_large:
+            yield from _split(item, tail)
+        else:
+            parts += [*item.parts(), tail]
+            num_bytes += item.shared.sample_bytes
     if parts:
         yield b"".join(parts)
 

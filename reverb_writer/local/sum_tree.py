@@ -12,6 +12,8 @@ sum is always the sum of its two children, so rounding errors do not accumulate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -25,17 +27,17 @@ class SumTree:
         self._nodes = np.zeros(2 * self._capacity)
         self._changed: set[int] = set()
 
-    def set(self, row: int, weight: float) -> None:
-        """Set the weight of a row, finite and >= 0; a row of weight 0 is never drawn."""
-        if row >= self._capacity:
-            self._grow(row + 1)
-        leaf = self._capacity + row
-        self._nodes[leaf] = weight
-        self._changed.add(leaf)
+    def set(self, rows: Sequence[int], weights: npt.ArrayLike) -> None:
+        """Set the weights of rows, finite and >= 0; a row of weight 0 is never drawn."""
+        if max(rows, default=0) >= self._capacity:
+            self._grow(max(rows) + 1)
+        leaves = [self._capacity + row for row in rows]
+        self._nodes[leaves] = weights
+        self._changed.update(leaves)
 
-    def get(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return the weights of rows that `find` has returned."""
-        weights: npt.NDArray[np.float64] = self._nodes[self._capacity + rows]
+    def get(self, rows: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return the weights of rows that were set."""
+        weights: npt.NDArray[np.float64] = self._nodes[self._capacity + np.asarray(rows, np.int64)]
         return weights
 
     @property

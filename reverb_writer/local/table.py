@@ -4,8 +4,8 @@
                                                    |
                                    remover, `max_times_sampled`, delete
 
-Both queues are first in, first out. No method waits: after each change, `advance` inserts and samples as far as the
-limiter allows, and calls the functions of finished inserts and requests. Not thread-safe: `Store` has the lock.
+Both queues are first in, first out. No method waits: each change inserts and samples as far as the limiter allows, and
+calls the functions of finished inserts and requests. Not thread-safe: `Store` has the lock.
 
 Source: Reverb 0.14 (behaviour of `table.cc` and `rate_limiter.cc`, measured side by side).
 """
@@ -17,6 +17,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,9 @@ import numpy.typing as npt
 from reverb_writer.local.chunk_store import Chunk, ChunkStore
 from reverb_writer.local.item_rows import ItemRows
 from reverb_writer.local.refusals import Refusal, Status
-from reverb_writer.local.selectors import make_chooser
+from reverb_writer.local.selectors import Rows, make_chooser
 from reverb_writer.local.stored_items import Item
-from reverb_writer.protocol.responses import NO_SAMPLES, Samples
+from reverb_writer.protocol.responses import Samples, UnencodedSamples
 from reverb_writer.tables import TableConfig
 
 _DRAW_BYTES = 1 << 20  # size of the samples that are drawn at once: one response
@@ -36,25 +37,15 @@ Confirm = Callable[[list[int]], object]
 """Gets the keys of items that were inserted."""
 
 
+@dataclass(eq=False)
 class SampleRequest:
-    """A request that waits for samples.
+    """A request that waits for samples."""
 
-    Attributes:
-        num_missing: requested samples that are not drawn yet.
-        samples: drawn samples; their entries are the items.
-        num_bytes: approximate size of a response with them.
-        has_waited: whether the rate limiter made it wait.
-        ready: called when samples are drawn, in the thread that draws them and with the lock of the store; must not
-            wait.
-    """
-
-    def __init__(self, num_samples: int, ready: Callable[[], object] = lambda: None) -> None:
-        """Create a request for `num_samples` samples."""
-        self.num_missing = num_samples
-        self.samples = NO_SAMPLES
-        self.num_bytes = 0
-        self.has_waited = False
-        self.ready = ready
+    num_samples: int
+    # Called when samples are drawn, maybe fewer, in the thread that draws them and with the lock of the store. It must
+    # not wait.
+    ready: Callable[[UnencodedSamples], object]
+    has_waited: bool = False  # whether the rate limiter made it wait
 
 
 class Table:
@@ -83,11 +74,10 @@ class Table:
         self._clear()
 
     def _clear(self) -> None:
-        self._sampler = make_chooser(self.config.sampler, self._rng)
-        self._remover = make_chooser(self.config.remover, self._rng)
+        self._rows: Rows = collections.OrderedDict()  # after deletions, a dict finds its first key slowly
+        self._sampler = make_chooser(self.config.sampler, self._rows, self._rng)
+        self._remover = make_chooser(self.config.remover, self._rows, self._rng)
         self._items = ItemRows()
-        self._free: list[int] = []  # free rows below the highest row with an item
-        self._rows: dict[int, int] = {}  # row of each key, in the order of insertion
         self._episodes: collections.Counter[int] = collections.Counter()
         self.num_inserts = self.num_samples = 0
         self.num_unique_samples = self.num_deleted_episodes = 0
@@ -123,49 +113,53 @@ class Table:
             raise Refusal(Status.INVALID_ARGUMENT, text)
 
     def insert(self, items: Iterable[Item], confirm: Confirm) -> None:
-        """Queue items; call `advance` afterwards.
+        """Queue items.
 
         Args:
             items: new items, whose chunks count a reference for them, with priorities that `check_priority` accepts.
             confirm: gets their keys when they are in the table.
         """
         self._inserts.extend([(item, confirm) for item in items])
+        self._advance()
 
     def request(self, request: SampleRequest) -> None:
-        """Queue a request for samples; call `advance` afterwards."""
+        """Queue a request for samples; `request.ready` may be called before this returns."""
         self._requests.append(request)
+        self._advance()
 
     def withdraw(self, request: SampleRequest) -> None:
-        """Remove a request from the queue, if it waits there."""
-        if request in self._requests:
-            self._requests.remove(request)
+        """Remove a request that waits."""
+        self._requests.remove(request)
+        self._advance()
 
     def withdraw_inserts(self, confirm: Confirm) -> None:
         """Drop the waiting items of `confirm`."""
         given_up = [item for item, whose in self._inserts if whose == confirm]
         self._inserts = collections.deque(pair for pair in self._inserts if pair[1] != confirm)
         self._forget(given_up)
+        self._advance()
 
     def update(self, updates: Mapping[int, float], deletes: Iterable[int]) -> None:
-        """Change priorities, then delete items; unknown keys are ignored. Call `advance` afterwards.
+        """Change priorities, then delete items; unknown keys are ignored.
 
         Raises:
             Refusal: no item can have one of the priorities; nothing has changed.
         """
         for key, priority in updates.items():
             self.check_priority(key, priority)
-        for key, priority in updates.items():
-            if key in self._rows:
-                self._update(self._rows[key], priority)
-        self._delete([self._rows[key] for key in dict.fromkeys(deletes) if key in self._rows])
+        self._set({self._rows[key]: priority for key, priority in updates.items() if key in self._rows})
+        if rows := [self._rows[key] for key in dict.fromkeys(deletes) if key in self._rows]:
+            self._delete(rows)
+        self._advance()
 
     def reset(self) -> None:
-        """Delete all items and reset the counts; waiting inserts and requests stay. Call `advance` afterwards."""
+        """Delete all items and reset the counts; waiting inserts and requests stay."""
         items = [*self]
         self._clear()
         self._forget(items)
+        self._advance()
 
-    def advance(self) -> None:
+    def _advance(self) -> None:
         """Insert and sample as far as the rate limiter allows.
 
         The called functions may insert and request more; then the outer of two nested calls continues.
@@ -174,7 +168,7 @@ class Table:
             return
         self._is_advancing = True
         try:
-            while self._advance():
+            while self._move():
                 pass
         finally:
             self._is_advancing = False
@@ -183,7 +177,7 @@ class Table:
                 request.has_waited = True
         self.measure()
 
-    def _advance(self) -> bool:
+    def _move(self) -> bool:
         """Insert and sample once, and call the functions of finished items; return whether anything was done."""
         confirmed: dict[Confirm, list[int]] = {}
         moves = False
@@ -193,8 +187,8 @@ class Table:
             self._insert([item for item, _ in inserts])
             for item, confirm in inserts:
                 confirmed.setdefault(confirm, []).append(item.key)
-        while self._requests and self._serve(self._requests[0]):
-            self._requests.popleft().ready()
+        while self._requests and (answer := self._serve(self._requests[0])) is not None:
+            self._requests.popleft().ready(answer)
             moves = True
         for confirm, keys in confirmed.items():
             confirm(keys)
@@ -229,14 +223,14 @@ class Table:
 
     def restore(self, item: Item, times_sampled: int) -> None:
         """Take an item of a saved table; the caller sets the counters."""
-        (row,) = self._place([item])
-        self._items.times_sampled[row] = times_sampled
+        self._place([item])
+        self._items.times_sampled[len(self) - 1] = times_sampled
 
     def _insert(self, items: Sequence[Item]) -> None:
         """Insert new items, or a single item with a known key."""
         known = self._rows.get(items[0].key)
         if known is not None:  # the item was sent again: its content stays, and it does not count
-            self._update(known, items[0].priority)
+            self._set({known: items[0].priority})
             self._forget(items)
             return
         # Times are unique, because a real server restores items in the order of their times.
@@ -249,39 +243,41 @@ class Table:
         while rest:
             # A remover may choose the new item, so a full table inserts one at a time, unless it removes the oldest.
             room = max(self.config.max_size - len(self._rows), 1)
-            count = len(rest) if self._remover.is_fifo else room
+            count = len(rest) if self.config.remover == "fifo" else room
             self._place(rest[:count])
             rest = rest[count:]
             if (excess := len(self._rows) - self.config.max_size) > 0:
                 self._delete(self._remover.first(excess))
 
-    def _place(self, items: Sequence[Item]) -> list[int]:
-        """Put new items into rows; return the rows."""
-        count, first = len(items), len(self._rows) + len(self._free)
-        rows = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        rows += range(first, first + count - len(rows))
-        self._items.place(rows, items)
+    def _place(self, items: Sequence[Item]) -> None:
+        """Put new items into the next rows."""
+        rows = range(len(self._rows), len(self._rows) + len(items))
+        self._items.place(slice(rows.start, rows.stop), items)
         self._rows.update(zip([item.key for item in items], rows, strict=True))
-        priorities = [item.priority for item in items]
-        self._sampler.insert(rows, priorities)
-        self._remover.insert(rows, priorities)
+        self._set(dict(zip(rows, [item.priority for item in items], strict=True)))
         for item in items:
             shared = item.shared
             if not shared.num_stored:
                 self._episodes.update([chunk.episode_id for chunk in shared.chunks])
             shared.num_stored += 1
-        return rows
 
-    def _update(self, row: int, priority: float) -> None:
-        self._items.priorities[row] = priority
-        self._sampler.update(row, priority)
-        self._remover.update(row, priority)
+    def _set(self, priorities: Mapping[int, float]) -> None:
+        """Set the priorities of rows."""
+        rows, values = [*priorities], [*priorities.values()]
+        self._items.priorities[rows] = values
+        self._sampler.set(rows, values)
+        self._remover.set(rows, values)
 
     def _delete(self, rows: Sequence[int]) -> None:
-        items = self._items.remove(rows)
-        self._sampler.delete(rows)
-        self._remover.delete(rows)
-        self._free += rows
+        """Remove the items of rows; the items of the last rows take their places."""
+        size = len(self._rows) - len(rows)
+        last = set(range(size, len(self._rows))).difference(rows)
+        moves = dict(zip(last, [row for row in rows if row < size], strict=True))
+        items = self._items.remove(rows, moves)
+        for row in moves.values():
+            self._rows[self._items.items[row].key] = row
+        self._sampler.delete(rows, moves)
+        self._remover.delete(rows, moves)
         for item in items:
             del self._rows[item.key]
             item.shared.num_stored -= 1
@@ -304,27 +300,26 @@ class Table:
                 self._chunks.release(item.shared.chunks)
         self._chunks.give_back(sum([item.shared.item_bytes for item in items]))
 
-    def _serve(self, request: SampleRequest) -> bool:
-        """Draw samples for a request, as many as a response holds and the limiter allows; return whether any."""
+    def _serve(self, request: SampleRequest) -> UnencodedSamples | None:
+        """Draw samples for a request, as many as a response holds and the limiter allows; None if it allows none."""
         parts: list[Samples] = []
-        num_drawn = 0
-        while request.num_missing and request.num_bytes < _DRAW_BYTES and num_drawn < _MAX_DRAWS:
+        num_drawn = num_bytes = 0
+        most = min(request.num_samples, _MAX_DRAWS)
+        while num_drawn < most and num_bytes < _DRAW_BYTES:
             allowed = self._balance.num_samples_allowed(len(self._rows), self.num_inserts, self.num_samples)
             if not allowed:
                 break
-            wanted = min(request.num_missing, _MAX_DRAWS - num_drawn, allowed)
+            wanted = min(most - num_drawn, allowed)
             # The number of samples that probably fit.
-            num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - request.num_bytes) / self._sample_bytes)))
+            num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - num_bytes) / self._sample_bytes)))
             rows, probabilities = self._sampler.draw(1 if self.config.max_times_sampled else num_draws)
             parts.append(self._items.draw(rows, probabilities, len(self._rows)))
-            num_bytes = int(self._items.sample_bytes[rows].sum())
+            part_bytes = int(self._items.sample_bytes[rows].sum())
             self._note(rows, parts[-1].times_sampled)
+            self._sample_bytes = max(part_bytes / len(rows), 1.0)
             num_drawn += len(rows)
-            self._sample_bytes = max(num_bytes / len(rows), 1.0)
-            request.num_missing -= len(rows)
-            request.num_bytes += num_bytes
-        request.samples = Samples.joined(parts)
-        return bool(parts)
+            num_bytes += part_bytes
+        return UnencodedSamples(Samples.joined(parts), num_bytes, request.has_waited) if parts else None
 
     def _note(self, rows: npt.NDArray[np.intp], times_sampled: npt.NDArray[np.int32]) -> None:
         """Count the samples of rows; if the table samples an item for the last time, delete the item."""

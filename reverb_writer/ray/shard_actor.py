@@ -85,13 +85,13 @@ class ReplayShard:
         # Both are necessary: clients read the file, and the server writes its line when clients can connect.
         return "starting" if phase == "serving" and not self._child.port else phase
 
-    def _server_has_ended(self, end: ChildEnd) -> None:
-        """End the actor, for ever if `stop` was called; called in the thread that started the server."""
+    def _server_has_ended(self, child: ServerChild, end: ChildEnd) -> None:
+        """End the actor, for ever if `stop` was called; called in the server's thread, maybe before `_child` is set."""
         import ray  # noqa: PLC0415  # of the extra
 
-        if end.state == "stopped" or not self._child.port:
+        if end.state == "stopped" or not child.port:
             time.sleep(_OUTLIVES_S)
-        if not self._child.is_asked:  # `stop` may have been called meanwhile
+        if not child.is_asked:  # `stop` may have been called meanwhile
             os._exit(1)  # so that Ray restarts it, here or elsewhere
         ray.kill(self._itself, no_restart=True)
 
@@ -113,7 +113,7 @@ class ServerChild:
     """
 
     def __init__(
-        self, python: str, configuration: str, options: Sequence[str], ended: Callable[[ChildEnd], object]
+        self, python: str, configuration: str, options: Sequence[str], ended: Callable[[ServerChild, ChildEnd], object]
     ) -> None:
         """Start the thread.
 
@@ -121,7 +121,7 @@ class ServerChild:
             python: path of the interpreter.
             configuration: TOML or JSON.
             options: options of the command line, which override the environment.
-            ended: called from the thread when the server has ended.
+            ended: called from the thread when the server has ended, maybe before this returns.
         """
         self._python, self._configuration, self._options, self._ended = python, configuration, options, ended
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
@@ -155,7 +155,7 @@ class ServerChild:
         except OSError as error:
             end = ChildEnd("failed", f"{self._python} cannot be run on node {os.uname().nodename}: {error}")
         self.end = end
-        self._ended(end)
+        self._ended(self, end)
 
     def _serve(self) -> int:
         """Run a server to its end; return its exit code."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import encode_responses
+from reverb_writer.local.streams import InsertStream
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.responses import UnencodedSamples
 from reverb_writer.tables import TableConfig
 
 
@@ -37,8 +39,9 @@ class Inserter:
     """An insert stream whose items all are of one chunk that it keeps."""
 
     def __init__(self, store: Store) -> None:
+        self._store = store
         self._confirmed: list[int] = []
-        self.incoming = Incoming(store, self._confirmed.extend)
+        self.stream = InsertStream(store, self._deliver)
         self._has_chunk = False
 
     def insert(self, keys: Iterable[int], priorities: Iterable[float] = (), table: str = "replay") -> None:
@@ -47,7 +50,11 @@ class Inserter:
         if not self._has_chunk:
             self._has_chunk = True
             request.chunks.append(chunk(7))
-        self.incoming.feed(request.SerializeToString())
+        with self._store.lock:
+            self.stream.take(request.SerializeToString())
+
+    def _deliver(self, answer: Any) -> None:
+        self._confirmed += messages.InsertStreamResponse.FromString(answer).keys
 
     def confirmed(self) -> list[int]:
         """Return the keys confirmed since the last call."""
@@ -56,18 +63,24 @@ class Inserter:
         return keys
 
 
+def ask(store: Store, num_samples: int) -> list[UnencodedSamples]:
+    """Request samples; return the list that gets them."""
+    answers: list[UnencodedSamples] = []
+    store.table("replay").request(SampleRequest(num_samples, answers.append))
+    return answers
+
+
 def draw(store: Store, num_samples: int, table: str = "replay") -> list[tuple[int, float, int]]:
     """Return key, probability and size of the table of as many samples as come at once."""
     drawn: list[tuple[int, float, int]] = []
     while len(drawn) < num_samples:
-        request = SampleRequest(num_samples - len(drawn))
-        with store.lock:
-            store.table(table).request(request)
-            store.table(table).advance()
+        answers: list[UnencodedSamples] = []
+        request = SampleRequest(num_samples - len(drawn), answers.append)
+        store.table(table).request(request)
+        if not answers:
             store.table(table).withdraw(request)
-        if not request.samples:
             break
-        for response in encode_responses(request.samples, rate_limited=request.has_waited):
+        for response in encode_responses(answers[0].samples, rate_limited=answers[0].has_waited):
             entries = messages.SampleStreamResponse.FromString(response).entries
             drawn += [(entry.info.item.key, entry.info.probability, entry.info.table_size) for entry in entries]
     return drawn

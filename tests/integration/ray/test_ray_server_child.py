@@ -28,7 +28,7 @@ pytestmark = [
 def child(folder: Path, python: str = SERVER_PYTHON, port: int = 0) -> Iterator[ServerChild]:
     ends: queue.Queue[ChildEnd] = queue.Queue()
     configuration = f'[checkpoints]\ndirectory = "{folder}"\nevery_s = 0\n[tables.replay]\nmax_size = 10\n'
-    made = ServerChild(python, configuration, ["--port", str(port)], ends.put)
+    made = ServerChild(python, configuration, ["--port", str(port)], lambda _, end: ends.put(end))
     try:
         yield made
     finally:

@@ -13,8 +13,8 @@ from damage import damaged
 from store_messages import Inserter, chunk, item, store_of
 
 import reverb_writer as rw
-from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.refusals import Refusal
+from reverb_writer.local.streams import InsertStream
 from reverb_writer.protocol import messages
 
 NUM_REQUESTS = int(os.environ.get("REVERB_WRITER_FUZZ", "10000"))
@@ -42,12 +42,12 @@ def test_damaged_insert_requests_are_refused_and_the_next_is_answered() -> None:
     store = store_of(rw.TableConfig("replay", 100, rw.Prioritized(1.0), "min_heap"), max_bytes=MAX_BYTES)
     num_refused = 0
     for _ in range(NUM_REQUESTS):
-        incoming = Incoming(store, lambda _: None)
+        stream = InsertStream(store, lambda _: None)
         try:
-            incoming.feed(damaged(INSERT, rng))
+            stream.take(damaged(INSERT, rng))
         except Refusal:
             num_refused += 1
-        incoming.end()
+        stream.end()
     assert NUM_REQUESTS / 2 < num_refused < NUM_REQUESTS
     assert store.chunks.num_bytes <= MAX_BYTES
     store.table("replay").reset()

@@ -66,10 +66,12 @@ def test_only_the_gateway_reaches_the_server_beside_it(complete: dict[str, Any])
 
 
 def test_every_manifest_belongs_to_a_kustomization() -> None:
-    for file in FOLDER.rglob("kustomization.yaml"):
+    named = {*FOLDER.rglob("kustomization.yaml")}
+    for file in [*named]:
         document = yaml.safe_load(file.read_text())
-        named = {*document["resources"], *(patch["path"] for patch in document.get("patches", ()))} - {"server"}
-        assert {*named, "kustomization.yaml"} == {path.name for path in file.parent.glob("*.yaml")}
+        paths = [*document["resources"], *(patch["path"] for patch in document.get("patches", ()))]
+        named |= {file.parent / path for path in paths}
+    assert named == {*FOLDER.rglob("*.yaml")}
 
 
 def test_every_image_has_a_place_and_a_tag_that_does_not_move() -> None:

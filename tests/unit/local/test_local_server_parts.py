@@ -11,16 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import sampled
-from store_messages import Inserter, chunk, draw, item, store_of
+from store_messages import Inserter, ask, chunk, draw, item, store_of
 
 from reverb_writer.background import in_background
-from reverb_writer.local.endpoint import InsertStream, LocalEndpoint, SampleStream
 from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.refusals import Refusal, Status
-from reverb_writer.local.selectors import make_chooser
+from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import SharedChunks, encode_responses
+from reverb_writer.local.streams import InsertStream, SampleStream
 from reverb_writer.local.sum_tree import SumTree
-from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
 from reverb_writer.tables import Prioritized, SampleToInsertRatio, Selector, TableConfig
@@ -41,36 +40,37 @@ def chi_square_z(counts: npt.NDArray[np.int64], probabilities: npt.NDArray[np.fl
 @pytest.mark.parametrize("selector", ["uniform", Prioritized(1.0), Prioritized(0.6)], ids=str)
 def test_draws_agree_with_the_closed_form_after_updates_and_deletions(selector: Selector) -> None:
     rng = np.random.default_rng(3)
-    chooser = make_chooser(selector, rng)
+    store = store_of(TableConfig("replay", sampler=selector))
+    inserter, table = Inserter(store), store.table("replay")
     priorities = rng.uniform(0, 10, 3000)
-    for row, priority in enumerate(priorities):
-        chooser.insert([row], [priority])
-    for row in range(0, 3000, 3):
-        priorities[row] = rng.choice([0.0, 0.1, 50.0])
-        chooser.update(row, priorities[row])
+    inserter.insert(range(3000), priorities.tolist())
+    priorities[::3] = rng.choice([0.0, 0.1, 50.0], 1000)
+    table.update(dict(zip(range(0, 3000, 3), priorities[::3].tolist(), strict=True)), [])
     alive = np.ones(3000, bool)
-    for row in range(0, 3000, 2):
-        alive[row] = False
-        chooser.delete([row])
-    for row in range(0, 3000, 10):
-        alive[row], priorities[row] = True, 4.0
-        chooser.insert([row], [4.0])
+    alive[::2] = False
+    for key in range(0, 1500, 2):
+        table.update({}, [key])
+    table.update({}, range(1500, 3000, 2))
+    alive[::10], priorities[::10] = True, 4.0
+    inserter.insert(range(0, 3000, 10), [4.0] * 300)
     weights = alive.astype(float)
     if isinstance(selector, Prioritized):
         weights *= np.where(priorities > 0, priorities, 0) ** selector.exponent * (priorities > 0)
     expected = weights / weights.sum()
-    rows: list[int] = []
-    for _ in range(NUM_DRAWS // 250):
-        drawn, probabilities = chooser.draw(250)
-        rows += drawn.tolist()
-    np.testing.assert_allclose(probabilities, expected[drawn])
-    assert abs(chi_square_z(np.bincount(rows, minlength=3000), expected)) < 5
+    counts = np.zeros(3000, np.int64)
+    while counts.sum() < NUM_DRAWS:
+        (answer,) = ask(store, 250)
+        drawn = answer.samples.keys.astype(int)
+        np.testing.assert_allclose(answer.samples.probabilities, expected[drawn])
+        np.testing.assert_array_equal(answer.samples.priorities, priorities[drawn])
+        assert [item.key for item in answer.samples] == drawn.tolist()
+        counts += np.bincount(drawn, minlength=3000)
+    assert abs(chi_square_z(counts, expected)) < 5
 
 
 def test_a_sum_tree_never_finds_a_row_without_weight() -> None:
     tree = SumTree()
-    for row in range(5000):
-        tree.set(row, 0.1 if row % 7 == 3 else 0.0)
+    tree.set(range(5000), [0.1 if row % 7 == 3 else 0.0 for row in range(5000)])
     points = np.append(np.linspace(0, tree.total, 10_000, endpoint=False), np.nextafter(tree.total, 0))
     found = tree.find(points)
     assert set(found % 7) == {3}
@@ -82,11 +82,9 @@ def test_each_draw_of_an_item_is_counted_also_of_many_at_once() -> None:
     Inserter(store).insert([1, 2, 3])
     table, times = store.table("replay"), dict[int, list[int]]()
     for _ in range(2):
-        request = SampleRequest(50)
-        table.request(request)
-        table.advance()
-        assert len(request.samples) > 3
-        for key, count in zip(request.samples.keys.tolist(), request.samples.times_sampled.tolist(), strict=True):
+        (answer,) = ask(store, 50)
+        assert len(answer.samples) > 3
+        for key, count in zip(answer.samples.keys.tolist(), answer.samples.times_sampled.tolist(), strict=True):
             times.setdefault(key, []).append(count)
     assert times == {key: [*range(1, len(counts) + 1)] for key, counts in times.items()}
     assert table.num_samples == sum(map(len, times.values()))
@@ -98,20 +96,18 @@ def test_a_table_that_grows_keeps_the_numbers_of_its_items() -> None:
     Inserter(store).insert(range(3000), range(3000))
     table, drawn = store.table("replay"), list[tuple[int, float]]()
     while len(table):
-        request = SampleRequest(3000)
-        store.request("replay", request)
-        drawn += zip(request.samples.keys.tolist(), request.samples.priorities.tolist(), strict=True)
-        assert [item.key for item in request.samples] == request.samples.keys.tolist()
+        (answer,) = ask(store, 3000)
+        drawn += zip(answer.samples.keys.tolist(), answer.samples.priorities.tolist(), strict=True)
+        assert [item.key for item in answer.samples] == answer.samples.keys.tolist()
     assert drawn == [(number, number) for number in range(3000)]
 
 
 def test_large_samples_are_drawn_as_far_as_a_response_holds_them() -> None:
     store = store_of(TableConfig("replay"))
     large = messages.StoredRequest(chunks=[chunk(7, data=bytes(300_000))], items=[item(1, 7)])
-    Inserter(store).incoming.feed(large.SerializeToString())
-    request = SampleRequest(50)
-    store.request("replay", request)
-    assert (len(request.samples), request.num_missing) == (4, 46)
+    Inserter(store).stream.take(large.SerializeToString())
+    (answer,) = ask(store, 50)
+    assert len(answer.samples) == 4
 
 
 def test_a_table_whose_priorities_are_all_zero_is_sampled_uniformly() -> None:
@@ -152,7 +148,7 @@ def test_memory_is_free_when_nothing_refers_to_it() -> None:
     assert len(store.chunks) == 1
     store.table("replay").reset()
     assert len(store.chunks) == 1  # the stream keeps it
-    inserter.incoming.end()
+    inserter.stream.end()
     assert len(store.chunks) == store.chunks.num_bytes == 0
 
 
@@ -162,8 +158,8 @@ def test_the_memory_bound_is_told_and_nothing_is_lost() -> None:
     inserter.insert([1, 2])
     request = messages.StoredRequest(chunks=[chunk(9, data=bytes(20_000))])
     with pytest.raises(Refusal, match="`max_bytes` 10000 bytes") as refusal:
-        inserter.incoming.feed(request.SerializeToString())
-    assert refusal.value.status is Status.RESOURCE_EXHAUSTED
+        inserter.stream.take(request.SerializeToString())
+    assert refusal.value.code() is Status.RESOURCE_EXHAUSTED
     with pytest.raises(Refusal, match="max_bytes"):
         inserter.insert(range(3, 1000))
     assert {key for key, _, _ in draw(store, 50)} == {1, 2}
@@ -187,7 +183,7 @@ def test_a_chunk_is_shared_by_streams() -> None:
     first.insert([1])
     second.insert([2])
     assert len(store.chunks) == 1
-    first.incoming.end()
+    first.stream.end()
     second.insert([3])
     assert len(draw(store, 3)) == 3
 
@@ -200,7 +196,7 @@ def test_inserts_wait_for_the_rate_limiter_in_turn() -> None:
     assert store.table("replay").num_inserts == 3
     assert len(draw(store, 2)) == 2
     assert inserter.confirmed() == [3, 4]
-    inserter.incoming.end()
+    inserter.stream.end()
     assert len(draw(store, 100)) == 4  # down to min_diff -1, with nothing new
     assert inserter.confirmed() == []
 
@@ -218,14 +214,13 @@ def test_an_item_that_comes_again_also_waits_for_the_rate_limiter() -> None:
 
 def test_a_sample_tells_whether_its_request_had_to_wait() -> None:
     store = store_of(TableConfig("replay"))
-    late, prompt = SampleRequest(1), SampleRequest(1)
-    store.request("replay", late)
+    late = ask(store, 1)
     Inserter(store).insert([1])
-    store.request("replay", prompt)
-    for request, waited in ((late, True), (prompt, False)):
-        (response,) = encode_responses(request.samples, rate_limited=request.has_waited)
+    prompt = ask(store, 1)
+    for (answer,), waited in ((late, True), (prompt, False)):
+        (response,) = encode_responses(answer.samples, rate_limited=answer.has_waited)
         (entry,) = messages.SampleStreamResponse.FromString(response).entries
-        assert (entry.info.rate_limited, request.has_waited) == (waited, waited)
+        assert (entry.info.rate_limited, answer.has_waited) == (waited, waited)
 
 
 def test_counters_are_those_of_the_draws() -> None:
@@ -270,8 +265,8 @@ def test_an_impossible_request_inserts_nothing(request_: Any, text: str) -> None
     store = store_of(TableConfig("replay"))
     inserter = Inserter(store)
     with pytest.raises(Refusal, match=text):
-        inserter.incoming.feed(request_.SerializeToString())
-    inserter.incoming.end()
+        inserter.stream.take(request_.SerializeToString())
+    inserter.stream.end()
     assert not len(store.table("replay"))
     assert not len(store.chunks)
 
@@ -285,11 +280,11 @@ class ClientThatGoes:
 
 
 @pytest.fixture
-def endpoint() -> LocalEndpoint:
-    return LocalEndpoint(store_of(TableConfig("replay")))
+def store() -> Store:
+    return store_of(TableConfig("replay"))
 
 
-def test_samples_of_a_request_are_missing_until_they_are_delivered(endpoint: LocalEndpoint) -> None:
+def test_samples_of_a_request_are_missing_until_they_are_delivered(store: Store) -> None:
     """A handler of gRPC that finds none missing, and none delivered, waits for the next request."""
     answers, early = [], []
 
@@ -298,25 +293,25 @@ def test_samples_of_a_request_are_missing_until_they_are_delivered(endpoint: Loc
         early.append(is_asked.wait(0.2) and not is_asked.result())
         answers.append(answer)
 
-    stream = SampleStream(endpoint, deliver)
+    stream = SampleStream(store, deliver)
     stream.open()
     stream.feed(messages.SampleStreamRequest(table="replay", num_samples=1).SerializeToString())
     assert stream.is_asked
-    Inserter(endpoint.store).insert([1])
+    Inserter(store).insert([1])
     assert (len(answers), early) == (1, [False])
     assert not stream.is_asked
 
 
 @pytest.mark.parametrize("method", ["_insert", "_sample"])
-def test_a_stream_whose_client_goes_while_it_is_opened_is_forgotten(endpoint: LocalEndpoint, method: str) -> None:
-    assert not [*getattr(Service(endpoint), method)(iter([]), ClientThatGoes())]
-    assert not endpoint.streams
+def test_a_stream_whose_client_goes_while_it_is_opened_is_forgotten(store: Store, method: str) -> None:
+    assert not [*getattr(Service(store), method)(iter([]), ClientThatGoes())]
+    assert not store.streams
 
 
-def test_a_stream_that_has_ended_keeps_no_messages(endpoint: LocalEndpoint) -> None:
+def test_a_stream_that_has_ended_keeps_no_messages(store: Store) -> None:
     """The writer may go on sending until it hears of the refusal."""
     answers: list[Any] = []
-    stream = InsertStream(endpoint, answers.append)
+    stream = InsertStream(store, answers.append)
     stream.open()
     for _ in range(3):
         stream.feed(b"\x01")
