@@ -18,7 +18,7 @@ class Interrupts:
 
     It does so where a function begins, and where one of C returns: `threading.Condition.__enter__` has taken the lock
     by then and is left by an exception, so no one gives it back. `logging` is left out: its handlers would keep their
-    locks, and no thread of any later test could log.
+    locks, and no thread of any later test could log. So is `__del__`: CPython drops an exception there.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,12 @@ class Interrupts:
             sys.setprofile(None)
 
     def _profile(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename not in (__file__, logging.__file__):
+        code = frame.f_code
+        if (
+            event in ("call", "c_return")
+            and code.co_filename not in (__file__, logging.__file__)
+            and code.co_name != "__del__"
+        ):
             self.left -= 1
             if not self.left:
                 sys.setprofile(None)
