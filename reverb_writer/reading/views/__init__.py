@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,9 @@ class Views:
     def transitions(self, n: int = 1, gamma: float = 0.99) -> Any:
         """Return this dataset as an iterator over transitions over n steps, `NStepTransitions` with leaves [B, ...].
 
-        Each window gives its first transition, so write windows of n + 1 steps. Slices give a transition from each row,
-        with a mask. The target of values is `reward + gamma * discount * value(next_observation)` for every n.
+        Each window gives its first transition, so write windows of n + 1 steps; a warning says if they have fewer.
+        Slices give a transition from each row, with a mask. The target of values is `reward + gamma * discount *
+        value(next_observation)` for every n.
 
         Args:
             n: steps of a transition, >= 1; fewer at the end of an episode.
@@ -155,6 +157,9 @@ def _transitions_of(batch: Batch, *, n: int, gamma: float) -> NStepTransitions:
     """Return transitions over n steps: the first one of each window, or one from each row of slices."""
     found = n_step(to_transitions(batch), n, gamma)
     if found.mask.ndim > 1:
+        if (most := found.mask.shape[1]) < n:
+            text = f"windows of {most + 1} rows give transitions over at most {most} steps, not {n}. Write windows"
+            warnings.warn(f"{text} of n + 1 rows.", stacklevel=2)
         found = found.first()
     found.batch = batch
     return found

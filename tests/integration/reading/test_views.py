@@ -337,6 +337,8 @@ def test_windows_give_their_first_transitions(played: rw.Client, n: int, gamma: 
             rw.returns.gae(found, np.ones((64, 4)), gamma=0.5, lambda_=0.5)
         with pytest.raises(rw.errors.StructureError, match="`first` is for"):
             found.first()
+        with pytest.warns(UserWarning, match="windows of 4 rows give transitions over at most 3 steps, not 4"):
+            next(dataset.transitions(n=4))
         with pytest.raises(rw.errors.SpecError, match="`n` must be >= 1"):
             dataset.transitions(n=0)
         with pytest.raises(rw.errors.SpecError, match="`gamma`"):
