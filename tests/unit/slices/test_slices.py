@@ -46,6 +46,8 @@ IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
         # An end that nobody marked is known by the next start; ids of two writers that are alike, by the end.
         (Markers(done=flags(6, 1, 5), is_init=flags(6, 0, 2, 4)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
         (Markers(traj_ids=np.zeros(6, int), done=flags(6, 1)), {}, ([0, 2], [1, 5], [2, 4])),
+        # Rows of padding separate trajectories, and belong to none.
+        (Markers(mask=~flags(6, 2, 3)), {}, ([0, 4], [1, 5], [2, 2])),
         # Of two environments, the second has no end, and gets one at its last row.
         (Markers(done=np.array([[0, 0], [1, 0], [0, 0]])), {"is_full": True}, ([2, 0], [1, 2], [3, 3])),
     ],

@@ -53,6 +53,16 @@ def test_step_that_is_counted_again_replaces_itself_and_an_episode_begins_anew()
     check(counted, "aaaaaaaa")  # step 1 of another episode
 
 
+def test_steps_of_a_block_are_counted_too() -> None:
+    with (
+        rw.LocalServer([rw.TableConfig("a")]) as server,
+        rw.EpisodeObserver(server, "a", 9, max_item_bytes=16) as observer,
+    ):
+        observer.extend({"n": np.arange(2)})
+        with pytest.raises(rw.errors.StructureError, match="an item of 3 steps takes 24 bytes"):
+            observer.extend({"n": np.arange(1)})
+
+
 def test_interrupt_at_any_moment_of_a_count_leaves_each_step_counted_once() -> None:
     interrupt = EachMoment()
     for _ in interrupt:
