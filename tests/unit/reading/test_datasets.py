@@ -34,17 +34,6 @@ def test_no_more_samples_are_held_than_there_is_room_for() -> None:
             assert dataset.stats().batches == 2
 
 
-def test_batch_that_is_padded_has_the_mask_of_its_rows() -> None:
-    with rw.LocalServer([QUEUE]) as server, rw.Client(server) as client:
-        for rows in ([1, 2], [3]):
-            client.insert([np.array(rows)], {"queue": 1.0})
-        with rw.ReplayDataset(client, "queue", 2, collate="pad", timeout_s=60) as dataset:
-            batch = next(dataset)
-    assert batch.data[0].tolist() == [[1, 2], [3, 0]]
-    assert batch.info.mask is not None
-    assert batch.info.mask.tolist() == [[True, True], [True, False]]
-
-
 def test_part_of_a_batch_is_taken_without_a_wait() -> None:
     with rw.LocalServer([QUEUE]) as server:
         insert_numbers(server.address, "queue", [0, 1])
@@ -135,6 +124,17 @@ def test_servers_are_sampled_as_one_that_has_all_items() -> None:
         assert set(batch.info.table_sizes.tolist()) == {5}
     deviation = np.sqrt(2560 * expected * (1 - expected))
     assert np.all(np.abs(np.bincount(found) - 2560 * expected) < 6 * deviation)
+
+
+def test_padded_batch_of_several_servers_has_the_mask_of_its_rows() -> None:
+    with rw.LocalServer([PRIORITIZED]) as one, rw.LocalServer([PRIORITIZED]) as other:
+        servers = [one.address, other.address]
+        with rw.Client(servers) as client:
+            for rows in ([1, 2], [3]):
+                client.insert([np.array(rows)], {"replay": 1.0})
+        with rw.ReplayDataset(servers, "replay", 8, collate="pad", timeout_s=60) as dataset:
+            batch = next(dataset)
+    np.testing.assert_array_equal(batch.info.mask, batch.data[0] != 0)
 
 
 def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
