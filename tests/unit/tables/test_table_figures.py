@@ -119,7 +119,7 @@ def at(moment: float, one: TableInfo, state_id: int = 1, **waited_ms: int) -> Se
         (table(), 25, 200),  # diff 800: (1000 - 800) / 8 inserts, 800 - 600 samples
         (table(inserts=125), 0, 400),  # diff 1000
         (table(samples=200), 50, 0),  # diff 600
-        (table(size=40, inserts=200), 60, 0),  # diff 1600, but below min_size it lets in
+        (table(size=99, inserts=200), 1, 0),  # diff 1600, but below min_size it lets in
         (unbounded(100), math.inf, math.inf),
         (unbounded(99), math.inf, 0),
         # As dm-reverb computes: 0.6 - 1 - 1 = -1.4, although -0.4 + 1.4 < 1; 6 x 0.1 > 0.6, although 0.5 + 0.1 = 0.6.
@@ -145,6 +145,7 @@ def test_rates_are_counts_over_seconds_and_not_negative_after_a_reset() -> None:
 def test_figures_are_json() -> None:
     shown = json.loads(json.dumps(figures(unbounded(100)), allow_nan=False))
     assert (shown["fill"], shown["ratio_wanted"], shown["insert_room"], shown["max_diff"]) == (0.1, None, None, None)
+    assert figures(table(low=-INF))["ratio_wanted"] == figures(table(high=INF))["ratio_wanted"] == 8
 
 
 # Why, and what ends it.
@@ -170,6 +171,12 @@ def test_figures_are_json() -> None:
             "samples",
             "Table `replay` has 97 items; its rate limiter waits for 3 more (min_size_to_sample 100).",
             "3 inserts unblock sampling; so does a lower `min_size`.",
+        ),
+        (
+            limited(0, RateLimiterInfo(1.0, -INF, INF, 1, 0, 0)),
+            "samples",
+            "Table `t` is empty; its rate limiter waits for 1 more (min_size_to_sample 1).",
+            "1 insert unblocks sampling.",
         ),
     ],
 )
@@ -288,7 +295,7 @@ def test_blocked_inserts_come_nearer_when_each_table_that_blocks_lets_some_in(
 
 
 def test_limiter_that_lets_inserts_in_is_not_blamed_for_a_learner_that_does_not_run() -> None:
-    why = explain_inserts(look(a=(10, 0)), look(at=4.0, a=(22, 12)), {"a"})
+    why = explain_inserts(look(at=1.0, a=(10, 0)), look(at=5.0, a=(22, 12)), {"a"})
     assert why == (
         "The rate limiter of table `a` blocks inserts: inserts x 1 - samples = 10, max_diff 10; it let 12 in during "
         "the last 4.0 s, in the order of their arrival. The learner is slower than the actors: wait longer, make it "
