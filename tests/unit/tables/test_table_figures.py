@@ -207,8 +207,8 @@ START = "Start the actors or raise `timeout_s`."
     [
         (at(0, table()), at(9, table()), "Table `replay` has 100 items, and its rate limiter does not block samples: "),
         (at(0, table(0, 0)), at(1, table(0, 0)), f"{EMPTY} In the last 1 s no items were inserted. {START}"),
-        (at(0, table(0, 0)), at(9, table(0, 7)), f"{EMPTY} In the last 9 s 7 items were inserted. The actors write: "),
-        (at(0, table(0, 0)), at(0.9, table(0, 7)), f"{EMPTY} {START}"),  # too soon to tell
+        (at(1, table(0, 0)), at(10, table(0, 7)), f"{EMPTY} In the last 9 s 7 items were inserted. The actors write: "),
+        (at(1, table(0, 0)), at(1.9, table(0, 7)), f"{EMPTY} {START}"),  # too soon to tell
         (at(0, limited(0, table().rate_limiter)), at(9, table(0, 7)), f"{EMPTY} {START}"),  # it was not there
         (at(0, table()), at(9, limited(0, table().rate_limiter)), "The server no longer has a table `replay`."),
     ],
@@ -245,6 +245,7 @@ def test_side_that_waits_and_does_not_move_stands_still_and_since_when_is_kept()
     ("before", "now"),
     [
         (at(10, table(samples=100)), at(12, table(inserts=101, samples=108), waiting_for_inserts=1900)),  # it moves
+        (at(10, table(inserts=124)), at(12, table(inserts=125), waiting_for_sampling=1900)),  # inserts move
         (at(10, table(inserts=125)), at(12, table(inserts=125))),  # nobody uses it
         (at(10, table(inserts=125)), at(12, table(inserts=125), state_id=2, waiting_for_sampling=2000)),  # a restart
     ],
@@ -253,6 +254,13 @@ def test_side_that_moves_or_is_not_used_does_not_stand_still(before: ServerInfo,
     watch = StandstillDetector()
     assert watch.update(before) == []
     assert watch.update(now) == []
+
+
+def test_both_sides_stand_still_although_the_worker_reports_one() -> None:
+    watch, blocked = StandstillDetector(), table(inserts=75, high=604)  # diff 600 may neither fall nor rise by 8
+    watch.update(at(10, blocked))
+    found = watch.update(at(12, blocked, waiting_for_inserts=2000))
+    assert [each.side for each in found] == ["inserts", "samples"]
 
 
 def test_standstill_that_has_ended_begins_anew() -> None:
@@ -300,4 +308,12 @@ def test_limiter_that_lets_inserts_in_is_not_blamed_for_a_learner_that_does_not_
         "The rate limiter of table `a` blocks inserts: inserts x 1 - samples = 10, max_diff 10; it let 12 in during "
         "the last 4.0 s, in the order of their arrival. The learner is slower than the actors: wait longer, make it "
         "faster, or lower `max_in_flight_items`."
+    )
+
+
+def test_limiter_that_lets_no_insert_in_waits_for_a_learner() -> None:
+    why = explain_inserts(look(at=1.0, a=(10, 0)), look(at=5.0, a=(10, 0)), {"a"})
+    assert why == (
+        "The rate limiter of table `a` blocks inserts: inserts x 1 - samples = 10, max_diff 10, and nothing has "
+        "sampled for 4 s. Start the learner or raise `timeout_s`."
     )
