@@ -137,7 +137,10 @@ STEPS = recorded("terminated")
             without(STEPS, "discount", "terminated", "truncated"),
             "lack `discount`, `terminated` or `is_terminal`, which",
         ),
-        (without(STEPS, "discount", "is_last", "truncated"), "lack `is_last`, `step_type` or `truncated`, which"),
+        (
+            without(STEPS, "discount", "is_last", "truncated"),
+            r"lack `is_last`, `step_type` or `truncated`, which .*\. Flags: `is_first`, `terminated`\. ",
+        ),
         (without(STEPS, "terminated", terminated=STEPS["is_first"]), "set on 1 rows that are no boundary steps"),
         (
             # CleanRL's way: flags beside the action. The reward of 4 gives it away; without it the discount does.
