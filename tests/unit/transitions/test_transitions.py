@@ -164,6 +164,11 @@ def test_what_steps_do_not_say_is_refused(batch: Any, message: str) -> None:
         rw.to_transitions(batch)
 
 
+def test_some_flags_may_have_a_last_axis_of_size_one() -> None:
+    found = rw.to_transitions({**STEPS, "is_last": STEPS["is_last"][..., None]})
+    assert found.mask.tolist() == [[True] * 3]
+
+
 def test_masks_and_markers_of_other_shapes_are_refused() -> None:
     with pytest.raises(rw.errors.StructureError, match=r"a mask has shape \(4,\), expected \(1, 4\) as the flags"):
         rw.to_transitions(STEPS, mask=np.ones(4, bool))
