@@ -87,6 +87,8 @@ class Trajectories:
 
         >>> Trajectories.from_lengths([3, 6]).rows(np.array([1]), np.array([2]), np.array([3])).tolist()
         [5, 6, 7]
+        >>> Trajectories.from_lengths([3, 6]).rows(begin=np.array([1, 4])).tolist()
+        [1, 2, 7, 8]
         """
         which = np.arange(len(self)) if which is None else which
         begin = np.zeros_like(which) if begin is None else begin

@@ -98,6 +98,9 @@ def split_mask(data: Any) -> tuple[Any, Any]:
     >>> import numpy as np
     >>> split_mask(({"reward": [1.0, 0.0]}, np.array([True, False])))
     ({'reward': [1.0, 0.0]}, array([ True, False]))
+    >>> pairs = [({"a": 1}, {"b": True}), ({"a": 1}, np.zeros(1)), (np.ones(1), np.array([True]))]
+    >>> [split_mask(pair)[1] for pair in pairs]  # pairs of other things
+    [None, None, None]
     """
     if type(data) is tuple and len(data) == 2:  # noqa: PLR2004  # a pair
         steps, mask = data

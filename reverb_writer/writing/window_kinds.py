@@ -97,8 +97,8 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     and ends; if a window touches more than four of these chunks, the length is the shortest window's. Tiny chunks are
     doubled, and have 16 steps if steps are small. `docs/decisions.md#chunk-length` has reasons and figures.
 
-    >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
-    [20, 10, 20]
+    >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (4, 5, 10, 20)]
+    [20, 5, 10, 20]
     >>> [chunk_length_for([WindowSpec(20, stride)], step_bytes=52) for stride in (1, 10, 20)]
     [40, 20, 20]
     >>> [chunk_length_for([WindowSpec(2)], step_bytes) for step_bytes in (0, 52)]

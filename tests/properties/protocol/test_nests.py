@@ -142,6 +142,8 @@ def test_damaged_tensor_is_no_spec_or_another_one(nest: Any, data: st.DataObject
     encoded = read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), bytes(content))
     assert not encoded or decode_spec(encoded) is not None
     assert read_spec(1, tensor.tensor_shape.SerializeToString(), tensor.tensor_content) == b""
+    tensor.tensor_shape.dim.add(size=1)  # a spec is [1, bytes]
+    assert read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), tensor.tensor_content) == b""
 
 
 def test_what_cannot_be_described_has_no_spec(caplog: pytest.LogCaptureFixture) -> None:

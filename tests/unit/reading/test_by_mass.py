@@ -146,6 +146,27 @@ def test_old_sample_makes_room_for_one_that_tells_the_mass(
         assert (one.num_dropped, other.num_dropped, len(one.waiting)) == (num_dropped, 0, 3 - num_dropped)
 
 
+@pytest.mark.parametrize(
+    ("config", "sizes", "num_dropped"),
+    [(UNIFORM, (2, 2), 4), (UNIFORM, (2,), 0), (READ_ONCE, (4, 4), 0)],  # no one else gets the last ones
+)
+def test_samples_of_a_server_that_returns_are_dropped_if_others_were_sampled_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, config: rw.TableConfig, sizes: Sequence[int], num_dropped: int
+) -> None:
+    num_waiting = 8 // len(sizes)
+    with mixed(monkeypatch, config, *sizes, num_waiting=num_waiting) as (mixer, (one, *_), _):
+        mixer._note_connection(one, was_lost=True)
+        assert (one.num_dropped, len(one.waiting)) == (num_dropped, num_waiting - num_dropped)
+
+
+def test_mean_of_a_server_that_has_started_again_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mixed(monkeypatch, PRIORITIZED, 2, 2) as (mixer, (one, other), _):
+        other.state_id = None
+        for source, mean in ((one, 1.0), (other, None)):
+            mixer._note_connection(source, was_lost=True)
+            assert source.mean == mean
+
+
 def test_samples_that_no_one_else_gets_are_taken_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with mixed(monkeypatch, READ_ONCE, 3, 2) as (mixer, _, draws):
         mixer.stop_requests()

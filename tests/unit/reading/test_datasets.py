@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -125,6 +126,17 @@ def test_servers_are_sampled_as_one_that_has_all_items() -> None:
     assert np.all(np.abs(np.bincount(found) - 2560 * expected) < 6 * deviation)
 
 
+def test_padded_batch_of_several_servers_has_the_mask_of_its_rows() -> None:
+    with rw.LocalServer([PRIORITIZED]) as one, rw.LocalServer([PRIORITIZED]) as other:
+        servers = [one.address, other.address]
+        with rw.Client(servers) as client:
+            for rows in ([1, 2], [3]):
+                client.insert([np.array(rows)], {"replay": 1.0})
+        with rw.ReplayDataset(servers, "replay", 8, collate="pad", timeout_s=60) as dataset:
+            batch = next(dataset)
+    np.testing.assert_array_equal(batch.info.mask, batch.data[0] != 0)
+
+
 def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
     def refuse_two(batch: rw.Batch) -> Any:
         if first_numbers(batch) == [2, 3]:
@@ -184,6 +196,33 @@ def test_oldest_priorities_are_dropped_and_counted_when_too_many_wait(monkeypatc
             updates.put([1], [1.0])
         expected = set(zip(keys, [1.0, 6.0, 7.0], strict=True))
         assert {(sample.info.key, sample.info.priority) for sample in client.sample("replay", 99)} <= expected
+
+
+def test_priorities_of_lost_servers_are_counted_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        rw.LocalServer([PRIORITIZED]) as one,
+        rw.LocalServer([PRIORITIZED]) as other,
+        rw.Client([one.address, other.address]) as client,
+    ):
+        updates = priority_updates.PriorityUpdates(client, client.server_info()["replay"])
+        insert_numbers(other.address, "replay", [0])
+        unknown = next(client.sample("replay", 1)).info.key  # its server is not remembered
+        first, second = client.shards
+        updates.remember_owner([1, 2], first)
+        updates.remember_owner([3], second)
+        for lost, keys, counts in (  # the counts after it: gone and sent
+            ([], [1, 2, 3], (0, 3)),
+            ([first], [1, 3, unknown], (1, 5)),
+            ([first], [2], (2, 5)),
+            ([first, second], [1, unknown], (4, 5)),
+        ):
+            updates.lost_servers = functools.partial(set, [server.name for server in lost])
+            updates.put(np.array(keys, np.uint64), np.full(len(keys), 2.0))
+            updates.flush(60)
+            assert (updates.num_gone, updates.num_sent) == counts
+        assert next(client.sample("replay", 1)).info.priority == 2
+        assert len([text for text in caplog.messages if "`replay` are not sent to unreachable servers" in text]) == 1
+        updates.close(60)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,12 @@ def test_the_newest_row_needs_its_next_observation() -> None:
     with pytest.raises(IncompleteError, match="the newest transition needs `next_observations`"):
         storage.mini_batch_generator(1)
     add(storage, observations=COUNT[2:], next_observations=COUNT[2:] + 1)
-    assert plain(storage.next_observations[:, 0, 0]) == [1, 2, 3]
+    (batch,) = storage.mini_batch_generator(1, 1)
+    assert sorted(plain(batch.next_obs[:, 0])) == [1, 2, 3]
+    storage = SarsaRolloutStorage(1, 1, (1,), (1,), (1,))
+    add(storage, observations=COUNT[:1], critic_observations=COUNT[:1], next_observations=COUNT[:1] + 1)
+    with pytest.raises(IncompleteError, match="the newest transition needs `next_observations`"):  # the critic's
+        storage.mini_batch_generator(1)
 
 
 def test_a_newest_row_needs_no_next_observation_only_where_all_episodes_end(device: Any, make: Any) -> None:

@@ -46,6 +46,8 @@ IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
         # An end that nobody marked is known by the next start; ids of two writers that are alike, by the end.
         (Markers(done=flags(6, 1, 5), is_init=flags(6, 0, 2, 4)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
         (Markers(traj_ids=np.zeros(6, int), done=flags(6, 1)), {}, ([0, 2], [1, 5], [2, 4])),
+        # Rows of padding separate trajectories, and belong to none: row 2 of one environment, row 1 of the other.
+        (Markers(mask=np.array([[1, 1], [1, 0], [0, 1]], bool)), {}, ([0, 0, 2], [1, 0, 2], [2, 1, 1])),
         # Of two environments, the second has no end, and gets one at its last row.
         (Markers(done=np.array([[0, 0], [1, 0], [0, 0]])), {"is_full": True}, ([2, 0], [1, 2], [3, 3])),
     ],
@@ -63,6 +65,7 @@ def test_boundaries_are_recovered(
         (Markers(), {}, StructureError, "the steps do not show the ends of trajectories"),
         (Markers(done=flags(0)), {}, IncompleteError, "no rows yet"),
         (Markers(done=np.True_), {}, IncompleteError, "no rows yet"),  # type: ignore[arg-type]
+        (Markers(mask=flags(3)), {}, IncompleteError, "all 3 rows are padding"),
         (Markers(done=flags(3)), {"cursor": 1}, SpecError, "`cursor` needs a ring that is full, got 1"),
         (Markers(done=flags(3)), {"is_full": True, "cursor": 3}, SpecError, "`cursor` must be <= 2, got 3"),
     ],

@@ -119,7 +119,7 @@ def at(moment: float, one: TableInfo, state_id: int = 1, **waited_ms: int) -> Se
         (table(), 25, 200),  # diff 800: (1000 - 800) / 8 inserts, 800 - 600 samples
         (table(inserts=125), 0, 400),  # diff 1000
         (table(samples=200), 50, 0),  # diff 600
-        (table(size=40, inserts=200), 60, 0),  # diff 1600, but below min_size it lets in
+        (table(size=99, inserts=200), 1, 0),  # diff 1600, but below min_size it lets in
         (unbounded(100), math.inf, math.inf),
         (unbounded(99), math.inf, 0),
         # As dm-reverb computes: 0.6 - 1 - 1 = -1.4, although -0.4 + 1.4 < 1; 6 x 0.1 > 0.6, although 0.5 + 0.1 = 0.6.
@@ -145,6 +145,7 @@ def test_rates_are_counts_over_seconds_and_not_negative_after_a_reset() -> None:
 def test_figures_are_json() -> None:
     shown = json.loads(json.dumps(figures(unbounded(100)), allow_nan=False))
     assert (shown["fill"], shown["ratio_wanted"], shown["insert_room"], shown["max_diff"]) == (0.1, None, None, None)
+    assert figures(table(low=-INF))["ratio_wanted"] == figures(table(high=INF))["ratio_wanted"] == 8
 
 
 # Why, and what ends it.
@@ -170,6 +171,12 @@ def test_figures_are_json() -> None:
             "samples",
             "Table `replay` has 97 items; its rate limiter waits for 3 more (min_size_to_sample 100).",
             "3 inserts unblock sampling; so does a lower `min_size`.",
+        ),
+        (
+            limited(0, RateLimiterInfo(1.0, -INF, INF, 1, 0, 0)),
+            "samples",
+            "Table `t` is empty; its rate limiter waits for 1 more (min_size_to_sample 1).",
+            "1 insert unblocks sampling.",
         ),
     ],
 )
@@ -201,8 +208,8 @@ WRITE = "If actors still write, raise `timeout_s`. A thread that writes and samp
     [
         (at(0, table()), at(9, table()), "Table `replay` has 100 items, and its rate limiter does not block samples: "),
         (at(0, table(0, 0)), at(1, table(0, 0)), f"{EMPTY} In the last 1 s no items were inserted. {START}"),
-        (at(0, table(0, 0)), at(9, table(0, 7)), f"{EMPTY} In the last 9 s 7 items were inserted. {WRITE}"),
-        (at(0, table(0, 0)), at(0.9, table(0, 7)), f"{EMPTY} {START}"),  # too soon to tell
+        (at(1, table(0, 0)), at(10, table(0, 7)), f"{EMPTY} In the last 9 s 7 items were inserted. {WRITE}"),
+        (at(1, table(0, 0)), at(1.9, table(0, 7)), f"{EMPTY} {START}"),  # too soon to tell
         (at(0, limited(0, table().rate_limiter)), at(9, table(0, 7)), f"{EMPTY} {START}"),  # it was not there
         (at(0, table()), at(9, limited(0, table().rate_limiter)), "The server no longer has a table `replay`."),
     ],
@@ -239,6 +246,7 @@ def test_side_that_waits_and_does_not_move_stands_still_and_since_when_is_kept()
     ("before", "now"),
     [
         (at(10, table(samples=100)), at(12, table(inserts=101, samples=108), waiting_for_inserts=1900)),  # it moves
+        (at(10, table(inserts=124)), at(12, table(inserts=125), waiting_for_sampling=1900)),  # inserts move
         (at(10, table(inserts=125)), at(12, table(inserts=125))),  # nobody uses it
         (at(10, table(inserts=125)), at(12, table(inserts=125), state_id=2, waiting_for_sampling=2000)),  # a restart
     ],
@@ -247,6 +255,13 @@ def test_side_that_moves_or_is_not_used_does_not_stand_still(before: ServerInfo,
     watch = StandstillDetector()
     assert watch.update(before) == []
     assert watch.update(now) == []
+
+
+def test_both_sides_stand_still_although_the_worker_reports_one() -> None:
+    watch, blocked = StandstillDetector(), table(inserts=75, high=604)  # diff 600 may neither fall nor rise by 8
+    watch.update(at(10, blocked))
+    found = watch.update(at(12, blocked, waiting_for_inserts=2000))
+    assert [each.side for each in found] == ["inserts", "samples"]
 
 
 def test_standstill_that_has_ended_begins_anew() -> None:
@@ -289,9 +304,17 @@ def test_blocked_inserts_come_nearer_when_each_table_that_blocks_lets_some_in(
 
 
 def test_limiter_that_lets_inserts_in_is_not_blamed_for_a_learner_that_does_not_run() -> None:
-    why = explain_inserts(look(a=(10, 0)), look(at=4.0, a=(22, 12)), {"a"})
+    why = explain_inserts(look(at=1.0, a=(10, 0)), look(at=5.0, a=(22, 12)), {"a"})
     assert why == (
         "The rate limiter of table `a` blocks inserts: inserts x 1 - samples = 10, max_diff 10; it let 12 in during "
         "the last 4.0 s, in the order of their arrival. The learner is slower than the actors: wait longer, make it "
         "faster, or lower `max_in_flight_items`."
+    )
+
+
+def test_limiter_that_lets_no_insert_in_waits_for_a_learner() -> None:
+    why = explain_inserts(look(at=1.0, a=(10, 0)), look(at=5.0, a=(10, 0)), {"a"})
+    assert why == (
+        "The rate limiter of table `a` blocks inserts: inserts x 1 - samples = 10, max_diff 10, and nothing has "
+        "sampled for 4 s. Start the learner or raise `timeout_s`."
     )

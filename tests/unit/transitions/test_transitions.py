@@ -137,7 +137,10 @@ STEPS = recorded("terminated")
             without(STEPS, "discount", "terminated", "truncated"),
             "lack `discount`, `terminated` or `is_terminal`, which",
         ),
-        (without(STEPS, "discount", "is_last", "truncated"), "lack `is_last`, `step_type` or `truncated`, which"),
+        (
+            without(STEPS, "discount", "is_last", "truncated"),
+            r"lack `is_last`, `step_type` or `truncated`, which .*\. Flags: `is_first`, `terminated`\. ",
+        ),
         (without(STEPS, "terminated", terminated=STEPS["is_first"]), "set on 1 rows that are no boundary steps"),
         (
             # CleanRL's way: flags beside the action. The reward of 4 gives it away; without it the discount does.
@@ -170,6 +173,11 @@ def test_reward_of_a_boundary_step_is_warned_of_unless_it_is_padding() -> None:
         assert found.reward[found.mask].tolist() == [0, 0]
         rw.to_transitions({**steps, **marks}, mask=np.array([True, True, False]))
         rw.to_transitions({**steps, **marks, "reward": np.array([0, 7, 0])})
+
+
+def test_some_flags_may_have_a_last_axis_of_size_one() -> None:
+    found = rw.to_transitions({**STEPS, "is_last": STEPS["is_last"][..., None]})
+    assert found.mask.tolist() == [[True] * 3]
 
 
 def test_masks_and_markers_of_other_shapes_are_refused() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import itertools
 import queue
+import re
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,12 +151,18 @@ def test_stream_that_has_ended_is_freed_without_the_collector(misbehaving: Misbe
 def test_error_that_ends_a_stream_keeps_no_frames(misbehaving: MisbehavingServer) -> None:
     """They have gRPC's call, which keeps the connection as long as someone keeps the error."""
     met: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with Channel(misbehaving.address) as channel:
+    channel = Channel(misbehaving.address)
+    for end, kind, text in (
+        (partial(channel.redirect, misbehaving.address), rw.errors.ServerUnavailableError, "the server has moved to "),
+        (channel.close, rw.errors.ClosedError, "is closed"),
+    ):
         pipe = Pipe(channel, messages.SAMPLE_STREAM, met.put)
-        eventually(lambda: pipe._call is not None)
-    error = met.get(timeout=30)
-    assert isinstance(error, rw.errors.ClosedError)
-    assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
+        eventually(lambda pipe=pipe: pipe._call is not None)  # type: ignore[misc]  # a default
+        end()
+        error = met.get(timeout=30)
+        assert type(error) is kind
+        assert re.search(text, str(error))
+        assert (error.__traceback__, error.__context__, error.__cause__) == (None, None, None)
 
 
 def test_sample_that_has_no_end_is_refused_however_little_it_brings(

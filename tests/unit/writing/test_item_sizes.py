@@ -1,4 +1,4 @@
-"""The bytes of windows whose leaves are strings, which are counted step by step."""
+"""The bytes of windows that are counted step by step, because their leaves are strings or their lengths unknown."""
 
 from __future__ import annotations
 
@@ -51,6 +51,18 @@ def test_step_that_is_counted_again_replaces_itself_and_an_episode_begins_anew()
     counted.check(["a"], 2)
     counted.check(["aaaaaaa"], 3)
     check(counted, "aaaaaaaa")  # step 1 of another episode
+
+
+def test_steps_of_a_block_are_checked_too() -> None:
+    with rw.LocalServer([rw.TableConfig("a")]) as server:
+        with rw.EpisodeObserver(server, "a", 9, max_item_bytes=16) as observer:
+            observer.extend({"n": np.arange(2)})
+            with pytest.raises(rw.errors.StructureError, match="an item of 3 steps takes 24 bytes"):
+                observer.extend({"n": np.arange(1)})
+        with rw.EpisodeObserver(server, "a", 9) as observer:
+            observer.extend({"text": np.array(["a", "b"], object)})
+            with pytest.raises(rw.errors.StructureError, match="step 2, leaf `text`: NoneType is not a string"):
+                observer.extend({"text": np.array([None], object)})
 
 
 def test_interrupt_at_any_moment_of_a_count_leaves_each_step_counted_once() -> None:

@@ -119,7 +119,7 @@ def test_episodes_that_resets_end_are_stopped_at_the_limit(
         *(({"priority": one}, "must be a finite number >= 0") for one in (math.nan, math.inf, -0.1, "1", None)),
         ({"priority": "Max"}, "`priority` must be a finite number >= 0, a function or 'max', got 'Max'"),
         ({"table": []}, "`table` must be a name or several different ones, got none"),
-        ({"table": ["a", "a"]}, "`table` must be a name or several different ones"),
+        *(({"table": ["a", one]}, "`table` must be a name or several different ones") for one in ("a", "")),
         *(({"table": one}, f"`table` must be .* ones, got {one!r}") for one in (8, 2.5)),
         ({"max_sequence_length": 0}, "`max_sequence_length` must be >= 1, got 0"),
         ({"max_sequence_length": 2.0}, "`max_sequence_length` must be an integer"),
