@@ -294,28 +294,20 @@ def test_save_without_room_fails_loudly_and_the_former_checkpoint_stays(small_di
         assert sizes(server.address)["replay"] >= 1
 
 
-def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path) -> None:
+@pytest.mark.parametrize(("before_mib", "num_saves", "more_mib"), [(5, 2, 1), (2, 3, 5)], ids=["full", "grown"])
+def test_older_checkpoints_make_room_for_the_last_one(
+    small_disk: Path, before_mib: int, num_saves: int, more_mib: int
+) -> None:
+    """The second time, the disk of 12 MiB has room for two more as large as the newest one, but 7 MiB need more."""
     text = configuration(small_disk, keep=3)
     with service(small_disk, text) as server:
-        fill(server.address, 5)
-        save(server, small_disk)
-        save(server, small_disk)
-        insert(server.address, 1)
+        fill(server.address, before_mib)
+        for _ in range(num_saves):
+            save(server, small_disk)
+        fill(server.address, more_mib)
         assert server.end() == 0
         assert "the disk has no room for another checkpoint" in server.log()
-    assert restored(small_disk, text) == 6
-
-
-def test_older_checkpoints_make_room_for_one_that_has_grown(small_disk: Path) -> None:
-    """The disk of 12 MiB has room for one more of the size of the newest one, even for two, but 7 MiB need more."""
-    text = configuration(small_disk, keep=3)
-    with service(small_disk, text) as server:
-        fill(server.address, 2)
-        for _ in range(3):
-            save(server, small_disk)
-        fill(server.address, 5)
-        assert server.end() == 0
-    assert restored(small_disk, text) == 7
+    assert restored(small_disk, text) == before_mib + more_mib
 
 
 def test_want_of_descriptors_ends_nothing(tmp_path: Path) -> None:
