@@ -14,8 +14,8 @@ from reverb_writer.writing.step_layout import ItemSizes, StepLayout
 from reverb_writer.writing.window_kinds import WindowTarget
 
 
-def sizes(limit: int, *lengths: int) -> ItemSizes:
-    layout = StepLayout(StepStructure({"text": "ab"}), mask=False)
+def sizes(limit: int, *lengths: int, mask: bool = False) -> ItemSizes:
+    layout = StepLayout(StepStructure({"text": "ab"}), mask=mask)
     return ItemSizes(layout, [WindowTarget(rw.WindowSpec(length)) for length in lengths], limit)
 
 
@@ -26,8 +26,14 @@ def check(counted: ItemSizes, *texts: Any) -> None:
 
 def test_window_of_two_steps_has_the_bytes_of_the_last_two() -> None:
     check(sizes(8, 2), *["aaaa"] * 5)  # 20 bytes in all, 8 in each window
-    with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 9 bytes uncompressed"):
+    with pytest.raises(rw.errors.StructureError, match=r"an item of 2 steps takes 9 bytes .* `text` with 5 bytes"):
         check(sizes(8, 2), "aaaa", "aaaa", "aaaaa")
+
+
+def test_mask_has_a_byte_for_each_step() -> None:
+    check(sizes(10, 2, mask=True), "aaaa", "aaaa")
+    with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 10 bytes"):
+        check(sizes(9, 2, mask=True), "aaaa", "aaaa")
 
 
 @pytest.mark.parametrize("text", ["ab\u00fc", b"abcd", np.array("ab\u00fc"), np.array(["ab", b"cd"], object)], ids=repr)
