@@ -1,12 +1,15 @@
-"""The bytes of windows whose leaves are strings, which are counted step by step."""
+"""The bytes of windows whose leaves are strings, counted step by step; and their lengths, beside a signature's."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from interrupting import EachMoment
+from reading import spec
 
 import reverb_writer as rw
 from reverb_writer.steps import StepStructure
@@ -71,3 +74,23 @@ def test_interrupt_at_any_moment_of_a_count_leaves_each_step_counted_once() -> N
         with pytest.raises(rw.errors.StructureError, match="an item of 3 steps takes 13 bytes"):
             counted.check(["aaaaa"], 5)
     assert interrupt.moment > 5
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "length", "mode", "message"),
+    [
+        (4, 4, "drop", ""),
+        (4, 3, "drop", "windows of 3 steps, but `x` has 4 steps in its signature. Pass `sequence_length=4`."),
+        (4, 4, "truncate", "TRUNCATE makes windows of fewer than 4 steps, but `x` has 4 steps in its signature."),
+        (1, 1, "truncate", ""),
+        (None, 4, "truncate", ""),
+    ],
+)
+def test_windows_have_the_number_of_steps_that_a_signature_fixes(
+    num_steps: int | None, length: int, mode: Any, message: str
+) -> None:
+    layout = StepLayout(StepStructure({"x": np.zeros(2, np.float32)}), mask=False)
+    target = WindowTarget(rw.WindowSpec(length, end_of_episode=mode), ("a",))
+    refused = pytest.raises(rw.errors.StructureError, match=f"^table `a`: {re.escape(message)}")
+    with refused if message else contextlib.nullcontext():
+        layout.check([target], {"a": {"x": spec((num_steps, 2), np.float32)}})
