@@ -129,6 +129,11 @@ def test_insert_closes_only_a_client_of_its_own_and_single_items_have_no_dimensi
                 accumulator.add(name, 1.0)
             accumulator.add("pair", pair)
             accumulator.insert(target, "replay")
+        accumulator.add("row", 1.0)
+        with pytest.raises(rw.errors.IncompleteError, match="'steps' has 0 of 3"):
+            accumulator.insert(client, "replay")
+        accumulator.insert(client, "replay", partial=True)
+        assert client.server_info()["replay"].current_size == 3
         assert [one is client for one in closed] == [False]
         bare = {name: timescale.without_time() for name, timescale in accumulator._timescales.items()}
         assert bare == {"row": False, "steps": False, "pair": {"value": True, "nothing": ()}}
