@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import ray
 from threads import at_once
-from waiting import eventually
+from waiting import eventually, process_state
 
 import reverb_writer as rw
 import reverb_writer.ray as rwr
@@ -73,10 +73,7 @@ def serving(cluster: rwr.ReplayCluster) -> rwr.ClusterStatus:
 
 
 def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    except OSError:
-        return True
+    return process_state(pid) in "ZX"
 
 
 def processes_of(pid: int) -> list[int]:

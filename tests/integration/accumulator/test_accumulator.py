@@ -62,17 +62,6 @@ def test_a_rollout_comes_back_as_the_nest_of_the_tables_signature_or_as_the_same
     assert_equal(sample.data, {**ITEM, "episode": {**ITEM["episode"], "nothing": ()}})
 
 
-def test_rollouts_follow_each_other_without_a_trace(place: Place) -> None:
-    accumulator = filled()
-    accumulator.insert(place.client, "a")
-    accumulator.add("step", {"observation": np.ones(2, np.float32), "action": 1})
-    with pytest.raises(rw.errors.IncompleteError, match="'step' has 1 of 3"):
-        accumulator.insert(place.client, "a")
-    accumulator.insert(place.client, "a", partial=True)
-    action, *_ = (sample.data[-2].tolist() for sample in read(place.client, "a")[1:])
-    assert action == [1, 0, 0]
-
-
 def test_a_refused_insert_keeps_the_rollout(place: Place) -> None:
     accumulator = filled()
     with pytest.raises(rw.errors.StructureError, match="zz"):

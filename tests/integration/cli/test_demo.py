@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from waiting import eventually
+from waiting import eventually, process_state
 
 END_WITHIN_S = 100.0
 
@@ -49,11 +49,7 @@ def processes_of(demo: subprocess.Popen[str]) -> dict[int, str]:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and that nobody has asked about does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return process_state(pid) not in "ZX"
 
 
 def test_demo_plays_writes_samples_and_passes_a_modest_goal(start: StartDemo) -> None:

@@ -288,26 +288,6 @@ def test_earlier_run_on_another_server_is_not_taken(
         assert not actor.finished
 
 
-def test_wait_returns_a_newer_version_or_the_end(serve: Serve) -> None:
-    client = serve(WEIGHTS)
-    wrong: Any
-    for wrong in (-1, float("nan"), "often"):
-        with pytest.raises(rw.errors.SpecError, match="`interval_s` must be"):
-            rw.Variables(client, "weights", interval_s=wrong)
-    with rw.Variables(client, "weights") as learner, rw.Variables(client, "weights") as actor:
-        with pytest.raises(rw.errors.SpecError, match="`newer_than` must be an integer"):
-            actor.wait(newer_than=wrong)
-        first = learner.publish([1])
-        assert actor.wait() == [1]
-        assert actor.wait(newer_than=first - 1) == [1]
-        with pytest.raises(rw.errors.ReplayTimeoutError):
-            actor.wait(timeout_s=0.2)
-        with soon(lambda: learner.publish([2])):
-            assert actor.wait(newer_than=first) == [2]
-        with soon(learner.finish):
-            assert actor.wait() is None
-
-
 @pytest.mark.parametrize("blocks_in", ["step", "flush", "close"])
 def test_actor_that_a_rate_limiter_blocks_ends_with_the_run(
     replay_server: StartServer, caplog: pytest.LogCaptureFixture, blocks_in: str

@@ -339,17 +339,6 @@ def test_gateway_finds_a_server_whose_name_is_unknown_or_moves_at_first(
             assert "replay" in client.server_info(timeout_s=30.0)
 
 
-@pytest.mark.slow
-@by_gateway
-def test_many_streams_of_one_process_share_a_connection_without_waiting(gateway: Gateway) -> None:
-    with rw.Client(gateway.address, gateway.tls()) as client, contextlib.ExitStack() as stack:
-        for _ in range(150):  # 100 at a time is what HTTP/2 servers allow that are not told otherwise
-            observer = stack.enter_context(rw.TrajectoryObserver(client, "replay", sequence_length=1))
-            observer(STEP)
-            observer.flush()
-        assert client.server_info()["replay"].current_size == 150
-
-
 @by_gateway
 def test_connection_has_limits_of_http_2_and_the_gateway_few_processes(gateway: Gateway) -> None:
     host, port = gateway.address.split(":")

@@ -112,36 +112,12 @@ def test_each_recorded_transition_of_a_vector_has_happened(place: Place, mode: A
 
 @client_alone
 def test_each_recorded_transition_of_dm_env_has_happened(place: Place) -> None:
-    dm_env = pytest.importorskip("dm_env")
+    pytest.importorskip("dm_env")
+    from dm_worlds import OfTimeSteps
+
     happened: set[Transition] = set()
-
-    class World(dm_env.Environment):  # type: ignore[misc,name-defined]  # dm_env has no types
-        """A `Logged` with dm_env's calls."""
-
-        def __init__(self) -> None:
-            self._env, self._over = Logged(happened), True
-
-        def reset(self) -> Any:
-            self._over = False
-            return dm_env.restart(self._env.reset()[0])
-
-        def step(self, action: Any) -> Any:
-            if self._over:
-                return self.reset()
-            observation, reward, terminated, truncated, _ = self._env.step(action)
-            self._over = terminated or truncated
-            if not self._over:
-                return dm_env.transition(reward, observation, 1.0)
-            return (dm_env.termination if terminated else dm_env.truncation)(reward, observation)
-
-        def observation_spec(self) -> Any:
-            return dm_env.specs.Array((2,), np.float32)
-
-        def action_spec(self) -> Any:
-            return dm_env.specs.DiscreteArray(1000)
-
     with rw.TrajectoryObserver(place.client, "a", 2) as observer:
-        env = rw.environments.record(World(), observer)
+        env = rw.environments.record(OfTimeSteps(Logged(happened)), observer)
         assert play(env) > 20
         env.close()
         observer.flush()

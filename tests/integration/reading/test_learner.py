@@ -93,18 +93,6 @@ def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: P
         signal.signal(signal.SIGVTALRM, former)
 
 
-def test_windows_are_split(place: Place) -> None:
-    write(place.client, "a", range(2), length=5)
-    split = rw.split_windows(2)
-    with rw.ReplayDataset(place.client, "a", 2, transform=split, single_pass=True) as dataset:
-        (batch,) = dataset
-    assert batch.data["n"].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
-    assert batch.info.lengths.tolist() == [2] * 4
-    assert batch.info.keys.tolist() == np.repeat(batch.info.keys[::2], 2).tolist()
-    with pytest.raises(rw.errors.SpecError, match=r"`n` must be .* The windows have 2 steps"):
-        rw.split_windows(3)(batch)
-
-
 def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place: Place) -> None:
     def transform(batch: rw.Batch) -> rw.Batch:
         gc.collect()

@@ -208,21 +208,6 @@ def test_slices_begin_where_priorities_of_rows_are_computed_in_the_thread_that_f
         rw.SliceDataset(client, "episodes", 4, 3, row_priority_fn=priorities)
 
 
-def test_each_item_gives_one_slice_in_each_round(serve: Serve) -> None:
-    client = serve(QUEUE)
-    write_episodes(client.address, "queue", [7, 3, 9, 5])
-    options: dict[str, Any] = {"slices_per_item": 5, "single_pass": True, "with_next": True, "seed": 3}
-    with rw.SliceDataset(client, "queue", 4, 3, **options) as dataset:
-        batches = list(dataset)
-    assert [[rows[0] // 100 for rows in slices_of(batch)] for batch in batches] == [[0, 1, 2, 3]] * 5
-    for batch in batches:
-        assert_is_well_marked(batch)
-        ids = batch.markers.traj_ids[batch.markers.slices.first_rows]
-        assert ids.tolist() == [0, 1, 2, 3]
-        assert len(set(batch.info.keys.tolist())) == 4
-    assert len({rows[0] for batch in batches for rows in slices_of(batch)}) > 8  # not the same slices five times
-
-
 @pytest.mark.parametrize("cache_bytes", [1, 2_000, 1 << 28])
 def test_slices_do_not_depend_on_the_size_of_the_cache(serve: Serve, cache_bytes: int) -> None:
     client = serve(EPISODES)
@@ -244,7 +229,7 @@ def assert_next_follows(batch: rw.Batch) -> None:
     assert batch.next["terminated"].shape == (len(batch.info),)
 
 
-def test_slices_larger_than_what_is_copied_at_a_time(serve: Serve) -> None:
+def test_each_item_gives_one_slice_in_each_round_also_if_they_are_copied_in_parts(serve: Serve) -> None:
     client = serve(QUEUE)
     with rw.EpisodeObserver(client, "queue", 100) as observer:
         for row in range(90):
@@ -254,6 +239,7 @@ def test_slices_larger_than_what_is_copied_at_a_time(serve: Serve) -> None:
         dataset.close()
         batches += list(dataset)
     assert len(batches) == 12  # of 5 MB each: in parts, the last of which are copied after `close`
+    assert len({rows[0] for batch in batches for rows in slices_of(batch)}) > 12  # not the same slices in each round
     for batch in batches:
         assert [rows[0] // 30 for rows in slices_of(batch)] == [0, 1, 2]
         assert (batch.data["frame"][:, 299, 299] == batch.data["row"]).all()

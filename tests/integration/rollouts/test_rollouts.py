@@ -12,21 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 from reading import Place, Serve, fifo
-from rollouts import DEVICES, add, arrays_of, plain
+from rollouts import DEVICES, arrays_of, plain
 from server_process import StartServer
 
 import reverb_writer as rw
-from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.rollouts import ActionLabelRollout, QueueRolloutStorage, RolloutStorage, SarsaRolloutStorage
+from reverb_writer.rollouts import RolloutStorage
 
 PPO = Path(__file__).parents[3] / "examples" / "ppo.py"
 NUM_STEPS = 4  # T
 
 
-def write(place: Place, num_windows: int, *, with_next: bool = True, first: int = 0) -> None:
-    """Write windows of T steps and, mostly, the one after; rewards are numbers, every fifth step ends an episode."""
-    with rw.SequenceObserver(place.address, "a", NUM_STEPS + with_next, NUM_STEPS) as observer:
-        for number in range(first, first + num_windows * NUM_STEPS + with_next):
+def write(place: Place, num_windows: int) -> None:
+    """Write windows of T steps and the one after; rewards are numbers, every fifth step ends an episode."""
+    with rw.SequenceObserver(place.address, "a", NUM_STEPS + 1, NUM_STEPS) as observer:
+        for number in range(num_windows * NUM_STEPS + 1):
             observer(
                 {
                     "observations": np.array([number, -number], np.float32),
@@ -85,57 +84,6 @@ def test_each_step_is_used_once(place: Place, dataset: Callable[[int], Any]) -> 
         seen += plain(storage.rewards.ravel())
     assert sorted(seen) == [float(number) for number in range(8 * NUM_STEPS)]
     assert place.client.server_info()["a"].current_size == 0
-
-
-def test_windows_of_t_steps_leave_nothing_to_return(place: Place, dataset: Callable[[int], Any]) -> None:
-    write(place, 2, with_next=False)
-    storage = QueueRolloutStorage(2, NUM_STEPS, (2,), None, np.zeros((), np.int64), buffer_dilation_ratio=2)
-    assert storage.fill_from(dataset(1)) is None
-    assert storage.num_rows == NUM_STEPS
-
-
-def test_next_observations_come_from_the_windows(place: Place, dataset: Callable[[int], Any]) -> None:
-    write(place, 2)
-    storage = SarsaRolloutStorage(2, NUM_STEPS, (2,), None, np.zeros((), np.int64))
-    storage.fill_from(dataset(2))
-    # Row 4 is the end of an episode: what followed it is not the next row.
-    assert plain(storage.next_observations[..., 0].T) == [[1, 2, 3, 4], [4, 6, 7, 8]]
-
-
-def test_other_names_are_translated(place: Place, dataset: Callable[[int], Any]) -> None:
-    write(place, 2)
-    storage = ActionLabelRollout(2, NUM_STEPS, (2,), None, np.zeros((), np.int64))
-    storage.fill_from(dataset(2), lambda data: {**data, "action_labels": 1 - data["actions"]})
-    assert plain(storage.action_labels + storage.actions) == [[1, 1]] * NUM_STEPS
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "num_envs", "fields_fn", "error", "message"),
-    [
-        (7, 2, None, StructureError, "windows must have 7 steps, or 8 with the one after the last"),
-        (4, 1, None, StructureError, "got a batch of 2 windows, expected at most 1"),
-        (4, 4, None, IncompleteError, "the dataset has ended: got 2 windows, expected 4"),
-        (4, 2, lambda data: {"reward": data["rewards"]}, StructureError, "fields of `Transition`, .*; got reward"),
-    ],
-)
-def test_windows_that_do_not_fit_are_refused_and_change_nothing(
-    place: Place, num_rows: int, num_envs: int, fields_fn: Any, error: type[Exception], message: str
-) -> None:
-    write(place, 2)
-    storage = RolloutStorage(num_envs, num_rows, (2,), None, np.zeros((), np.int64))
-    options: Any = {"max_in_flight_batches": 1, "single_pass": True, "timeout_s": 3}
-    with rw.ReplayDataset(place.address, "a", 2, **options) as source, pytest.raises(error, match=message):
-        storage.fill_from(source, fields_fn)
-    assert storage.num_rows == 0
-
-
-def test_a_full_storage_takes_no_batch() -> None:
-    storage = RolloutStorage(1, 1, (1,), None, (1,))
-    add(storage, rewards=np.ones((1, 1)))
-    taken = iter([None])
-    with pytest.raises(SpecError, match="the storage is full: 1 rows of 1, expected room for 1 more"):
-        storage.fill_from(taken)
-    assert next(taken, "gone") is None
 
 
 @pytest.mark.timeout(600)

@@ -187,10 +187,6 @@ def test_command_serves_until_it_is_signalled(number: signal.Signals) -> None:
     ("arguments", "message"),
     [
         (["--max-size", "0"], "command line: `tables.replay.max_size`: got 0 (integer), allowed:"),
-        (
-            ["--sampler-exponent", "0.6"],
-            "command line: `tables.replay.sampler_exponent`: got 0.6, allowed: nothing here;",
-        ),
         (["--table", "a", "--table", "a"], "`tables` must have unique names, got a more than once.\n"),
     ],
 )

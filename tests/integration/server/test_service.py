@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from server_process import SERVER_PYTHON
 from service_process import ServiceProcess, configuration, flip, insert, kept, run_command, service, sizes
-from waiting import eventually
+from waiting import eventually, process_state
 
 import reverb_writer as rw
 from reverb_writer.ray.addresses import newest_claim
@@ -294,12 +294,12 @@ def test_server_stands_still_while_its_folder_is_away_and_ends_if_its_reverb_die
     with service(tmp_path, configuration(folder), "--claim", "localhost") as server:
         child = server.child()
         folder.rename(away)
-        eventually(lambda: _state(child) == "T", "Reverb stands still")
+        eventually(lambda: process_state(child) == "T", "Reverb stands still")
         away.rename(folder)
-        eventually(lambda: _state(child) != "T", "Reverb goes on")
+        eventually(lambda: process_state(child) != "T", "Reverb goes on")
         assert sizes(server.address) == {"replay": 0}
         folder.rename(away)
-        eventually(lambda: _state(child) == "T", "Reverb stands still")
+        eventually(lambda: process_state(child) == "T", "Reverb stands still")
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.status()["phase"] == "draining", "it waits for the folder")
         os.kill(child, signal.SIGKILL)
@@ -330,11 +330,6 @@ def test_end_of_the_parent_and_signals_after_it_leave_time_for_the_last_checkpoi
 def test_server_whose_input_ends_before_it_serves_stops_at_once() -> None:
     line = [SERVER_PYTHON, "-m", "reverb_writer_server", "serve", "--port", "0", "--end-with-input"]
     assert subprocess.run(line, stdin=subprocess.DEVNULL, timeout=60, check=False).returncode == 128 + signal.SIGHUP
-
-
-def _state(process: int) -> str:
-    """Return the letter of a process's state; T if it is stopped."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _is_free(port: int) -> bool:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from service_process import ServiceProcess, configuration, flip, insert, kept, run_command, service, sizes
-from waiting import eventually
+from waiting import eventually, process_state
 
 import reverb_writer as rw
 
@@ -294,28 +294,20 @@ def test_save_without_room_fails_loudly_and_the_former_checkpoint_stays(small_di
         assert sizes(server.address)["replay"] >= 1
 
 
-def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path) -> None:
+@pytest.mark.parametrize(("before_mib", "num_saves", "more_mib"), [(5, 2, 1), (2, 3, 5)], ids=["full", "grown"])
+def test_older_checkpoints_make_room_for_the_last_one(
+    small_disk: Path, before_mib: int, num_saves: int, more_mib: int
+) -> None:
+    """The second time, the disk of 12 MiB has room for two more as large as the newest one, but 7 MiB need more."""
     text = configuration(small_disk, keep=3)
     with service(small_disk, text) as server:
-        fill(server.address, 5)
-        save(server, small_disk)
-        save(server, small_disk)
-        insert(server.address, 1)
+        fill(server.address, before_mib)
+        for _ in range(num_saves):
+            save(server, small_disk)
+        fill(server.address, more_mib)
         assert server.end() == 0
         assert "the disk has no room for another checkpoint" in server.log()
-    assert restored(small_disk, text) == 6
-
-
-def test_older_checkpoints_make_room_for_one_that_has_grown(small_disk: Path) -> None:
-    """The disk of 12 MiB has room for one more of the size of the newest one, even for two, but 7 MiB need more."""
-    text = configuration(small_disk, keep=3)
-    with service(small_disk, text) as server:
-        fill(server.address, 2)
-        for _ in range(3):
-            save(server, small_disk)
-        fill(server.address, 5)
-        assert server.end() == 0
-    assert restored(small_disk, text) == 7
+    assert restored(small_disk, text) == before_mib + more_mib
 
 
 def test_want_of_descriptors_ends_nothing(tmp_path: Path) -> None:
@@ -465,9 +457,7 @@ def test_first_answer_of_a_restored_server_may_be_late(tmp_path: Path) -> None:
 
 def _waits_for_its_service(child: int) -> bool:
     """Return whether the main thread of the Reverb process sleeps, as it does until the next request."""
-    return all(
-        Path(f"/proc/{child}/task/{child}/stat").read_text().rpartition(")")[2].split()[0] == "S" for _ in range(20)
-    )
+    return all(process_state(child) == "S" for _ in range(20))
 
 
 def test_server_is_alive_while_a_save_moves_and_not_when_it_has_stopped_to(tmp_path: Path) -> None:
@@ -583,7 +573,7 @@ def test_kill_in_any_phase_leaves_the_newest_complete_checkpoint(
         os.kill(server.process.pid if victim == "service" else child, signal.SIGKILL)
         code = server.process.wait(60)
         assert code == (-signal.SIGKILL if victim == "service" else 4), server.log()
-        eventually(lambda: not _runs(child), "Reverb's process ends, too")
+        eventually(lambda: process_state(child) in "ZX", "Reverb's process ends, too")
     assert restored(tmp_path) == 60
 
 
@@ -591,13 +581,6 @@ def _has_reverb(server: ServiceProcess) -> bool:
     with contextlib.suppress(AssertionError, OSError):  # no child yet, or one that looks for a library
         return b"reverb_writer_server.reverb.child" in Path(f"/proc/{server.child()}/cmdline").read_bytes()
     return False
-
-
-def _runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_next_server_tells_how_the_one_before_has_ended(tmp_path: Path) -> None:

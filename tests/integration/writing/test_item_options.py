@@ -207,27 +207,14 @@ def test_episode_that_becomes_too_large_is_refused_unless_it_is_too_long_for_any
     assert size(place) == 2
 
 
-def test_strings_count_by_their_length_and_a_mask_by_one_byte_per_step(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 2, chunk_length=3, max_item_bytes=LIMIT) as observer:
-        for length in (60, 32, 60, 32, 60):  # with a number of 4 bytes each: 100 for any two that follow each other
-            observer({"text": "x" * length, "number": np.int32(0)})
-        told = r"an item of 2 steps takes 101 bytes .*leaf is `text` with 33 bytes"
-        with pytest.raises(rw.errors.StructureError, match=told):
-            observer({"text": "x" * 33, "number": np.int32(0)})
-        observer({"text": "é" * 16, "number": np.int32(0)})
-    assert size(place) == 5
-    with rw.TrajectoryObserver(place.client, "a", 2, mask=True, max_item_bytes=LIMIT) as observer:
-        observer({"text": "x" * 49})
-        observer({"text": "x" * 49})
-        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
-            observer({"text": "x" * 50})
-    assert size(place) == 6
-    with rw.SequenceObserver(place.client, "a", 2, max_item_bytes=LIMIT) as observer:  # windows over episodes
+def test_strings_of_windows_over_episodes_are_counted(place: Place) -> None:
+    with rw.SequenceObserver(place.client, "a", 2, max_item_bytes=LIMIT) as observer:
         for number in range(30):
             observer({"text": "x" * 50}, end_of_episode=number % 7 == 6)
         with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
             observer({"text": "x" * 51})
-    assert size(place) == 6 + 29
+        observer({"text": "é" * 25})
+    assert size(place) == 30
 
 
 def test_refused_step_of_one_environment_is_a_step_of_none(place: Place) -> None:

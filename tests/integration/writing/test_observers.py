@@ -131,20 +131,17 @@ def test_leaves_are_copied(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "missing"),
+    ("arguments", "missing"),
     [
-        (rw.TrajectoryObserver, {"table": "c", "sequence_length": 2}, "`c`"),
-        (rw.TrajectoryObserver, {"table": ["a", "d", "c"], "sequence_length": 2}, "`c`, `d`"),
-        (rw.TrajectoryObserver, {"windows": {"a": rw.WindowSpec(1), "c": rw.WindowSpec(2)}}, "`c`"),
-        (rw.SequenceObserver, {"table": "c", "sequence_length": 2}, "`c`"),
-        (rw.EpisodeObserver, {"table": "c", "max_sequence_length": 2}, "`c`"),
+        ({"table": ["a", "d", "c"], "sequence_length": 2}, "`c`, `d`"),
+        ({"windows": {"a": rw.WindowSpec(1), "c": rw.WindowSpec(2)}}, "`c`"),
     ],
 )
 def test_unknown_table_is_found_at_once_with_the_tables_that_there_are(
-    place: Place, kind: Any, arguments: dict[str, Any], missing: str
+    place: Place, arguments: dict[str, Any], missing: str
 ) -> None:
     with pytest.raises(rw.errors.StructureError) as refusal:
-        kind(place.client, **arguments)
+        rw.TrajectoryObserver(place.client, **arguments)
     assert str(refusal.value) == f"table {missing} is not on the server at {place.address}; it has `a`, `b`."
 
 
@@ -176,39 +173,6 @@ def test_step_that_is_not_the_table_s_is_refused_by_leaf_path_and_the_mask_is_a_
         observer((np.int64(1),), end_of_episode=True)
     (item,) = read(client, "masked")
     assert [column.tolist() for column in item.data] == [[1, 0], [True, False]]
-
-
-def test_windows_of_another_length_than_the_signature_s_are_refused(serve: Serve) -> None:
-    client = serve(fifo("of_4", signature={"x": spec_of((4, 2), np.float32)}))
-    message = "table `of_4`: windows of 3 steps, but `x` has 4 steps in its signature. Pass `sequence_length=4`."
-    with (
-        rw.TrajectoryObserver(client, "of_4", 3) as observer,
-        pytest.raises(rw.errors.StructureError, match=f"^{re.escape(message)}"),
-    ):
-        observer({"x": np.zeros(2, np.float32)})
-    with rw.TrajectoryObserver(client, "of_4", 4) as observer:
-        for _ in range(4):
-            observer({"x": np.zeros(2, np.float32)})
-    assert [item.data["x"].shape for item in client.sample("of_4")] == [(4, 2)]
-
-
-def test_truncate_is_refused_if_the_signature_fixes_the_number_of_steps(serve: Serve) -> None:
-    client = serve(
-        fifo("of_4", signature={"x": spec_of((4,), np.float32)}),
-        fifo("of_1", signature={"x": spec_of((1,), np.float32)}),
-        fifo("of_any", signature={"x": spec_of((None,), np.float32)}),
-    )
-    step = {"x": np.float32(0)}
-    message = "table `of_4`: TRUNCATE makes windows of fewer than 4 steps, but `x` has 4 steps in its signature."
-    with (
-        rw.TrajectoryObserver(client, "of_4", 4, end_of_episode="truncate") as observer,
-        pytest.raises(rw.errors.StructureError, match=f"^{re.escape(message)}"),
-    ):
-        observer(step)
-    for table, length in (("of_1", 1), ("of_any", 4)):
-        with rw.TrajectoryObserver(client, table, length, end_of_episode="truncate") as observer:
-            observer(step, end_of_episode=True)
-        assert [item.data["x"].shape for item in client.sample(table)] == [(1,)]
 
 
 _MAX_CALLS = 6

@@ -45,6 +45,7 @@ INDICES = st.builds(slice, BOUNDS, BOUNDS, STEPS) | NUMBER | NUMBER.map(np.int64
 
 
 @example(3, 0, slice(5, -9, -1), False, False)  # fill on both sides, backwards
+@example(3, 0, slice(5, 3), False, False)  # its bounds are swapped
 @given(st.integers(0, 6), st.integers(0, 6), INDICES, st.booleans(), st.booleans())
 def test_getter_with_fill_reads_an_endless_line(
     size: int, lookback: int, indices: Any, neg: bool, finalized: bool

@@ -93,22 +93,28 @@ def test_queues_are_read_once_each_in_its_order(
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 9), st.integers(1, 5))
-def test_uniform_tables_are_read_as_one(counts: list[int], batch_size: int, num_batches: int) -> None:
-    first = itertools.count()
-    numbers = [[next(first) for _ in range(count)] for count in counts]
-    with places(len(counts), rw.TableConfig("a")) as (place, alone):
-        for one, own in zip(alone, numbers, strict=True):
-            for number in own:
-                one.client.insert([np.array([number])], {"a": 1.0})
+@given(
+    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=5), min_size=1, max_size=3),
+    st.booleans(),
+    st.integers(1, 9),
+    st.integers(1, 5),
+)
+def test_tables_are_read_as_one(
+    priorities: list[list[int]], is_prioritized: bool, batch_size: int, num_batches: int
+) -> None:
+    numbers, weights = itertools.count(), np.array([*itertools.chain(*priorities)]) ** is_prioritized
+    sampler: Any = rw.Prioritized(1.0) if is_prioritized else "uniform"
+    with places(len(priorities), rw.TableConfig("a", sampler=sampler)) as (place, alone):
+        for one, own in zip(alone, priorities, strict=True):
+            for priority in own:
+                one.client.insert([np.array([next(numbers)])], {"a": priority})
         with rw.ReplayDataset(place.client, "a", batch_size, timeout_s=20) as dataset:
             batches = [next(dataset) for _ in range(num_batches)]
             stats = dataset.stats()
-    assert {int(number) for batch in batches for number in batch.data[0][:, 0]} <= set(range(sum(counts)))
     assert [len(batch.info.keys) for batch in batches] == [batch_size] * num_batches
     for batch in batches:
-        np.testing.assert_allclose(batch.info.probabilities, 1 / sum(counts))
-        assert (batch.info.table_sizes == sum(counts)).all()
+        np.testing.assert_allclose(batch.info.probabilities, weights[batch.data[0][:, 0]] / weights.sum())
+        assert (batch.info.table_sizes == len(weights)).all()
     assert stats.received_samples - stats.dropped_samples >= batch_size * num_batches
     assert (stats.batches, stats.lost_samples, stats.left_out_servers) == (num_batches, 0, 0)
 

@@ -129,6 +129,11 @@ def test_insert_closes_only_a_client_of_its_own_and_single_items_have_no_dimensi
                 accumulator.add(name, 1.0)
             accumulator.add("pair", pair)
             accumulator.insert(target, "replay")
+        accumulator.add("row", 1.0)
+        with pytest.raises(rw.errors.IncompleteError, match="'steps' has 0 of 3"):
+            accumulator.insert(client, "replay")
+        accumulator.insert(client, "replay", partial=True)
+        assert client.server_info()["replay"].current_size == 3
         assert [one is client for one in closed] == [False]
         bare = {name: timescale.without_time() for name, timescale in accumulator._timescales.items()}
         assert bare == {"row": False, "steps": False, "pair": {"value": True, "nothing": ()}}
@@ -147,11 +152,9 @@ GOOD = {"o": np.zeros(2, np.float32), "r": np.int32(0)}
         (3.0, "Missing: `o`, `r`"),
         ({**GOOD, "o": [1.0, 2.0]}, r"leaf `o`: list, expected an array of float32 \(2,\)"),
         ({**GOOD, "o": np.zeros(3, np.float32)}, r"leaf `o`: float32 \(3,\), expected float32 \(2,\)"),
-        ({**GOOD, "o": np.array([1e300, 0])}, "leaf `o`: .*1e.?300.* does not fit into float32"),
         ({**GOOD, "o": np.array([1j, 0])}, r"leaf `o`: complex128 \(2,\), expected float32 \(2,\)"),
         ({**GOOD, "r": 1.9}, "leaf `r`: .*1.9.* does not fit into int32"),
         ({**GOOD, "r": 10**30}, r"leaf `r`: object \(\), expected int32 \(\)"),
-        ({**GOOD, "r": np.float64("nan")}, "leaf `r`: .*nan.* does not fit into int32"),
     ],
 )
 def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(data: Any, message: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threads import soon
 
 import reverb_writer as rw
 
@@ -22,6 +23,10 @@ def server() -> Iterator[rw.LocalServer]:
 
 
 def test_newest_version_is_the_one_that_is_read(server: rw.LocalServer) -> None:
+    wrong: Any
+    for wrong in (-1, float("nan"), "often"):
+        with pytest.raises(rw.errors.SpecError, match="`interval_s` must be"):
+            rw.Variables(server, "weights", interval_s=wrong)
     with rw.Variables(server, "weights", timeout_s=60) as learner, rw.Variables(server, "weights") as actor:
         assert (learner.version, actor.version) == (0, 0)
         first = learner.publish(WEIGHTS)
@@ -32,6 +37,10 @@ def test_newest_version_is_the_one_that_is_read(server: rw.LocalServer) -> None:
         with pytest.raises(rw.errors.ReplayTimeoutError, match="has no newer version"):
             actor.wait(timeout_s=0.1)
         assert actor.wait(newer_than=first)["w"].tolist() == [1, 1, 1]
+        with pytest.raises(rw.errors.SpecError, match="`newer_than` must be an integer"):
+            actor.wait(newer_than=wrong)
+        with soon(lambda: learner.publish(WEIGHTS)):
+            assert actor.wait()["w"].tolist() == [0, 1, 2]
 
 
 def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,58 +13,22 @@ import reverb_writer as rw
 dm_env = pytest.importorskip("dm_env")
 pytest.importorskip("gymnasium", reason="worlds needs it")
 
-import worlds  # noqa: E402  # as the next one: only where gymnasium is
+import worlds  # noqa: E402  # as the next two: only where gymnasium is
+from dm_worlds import OfTimeSteps  # noqa: E402
 from worlds import refusing, told  # noqa: E402
 
 
-class Counting(dm_env.Environment):  # type: ignore[misc,name-defined]  # dm_env has no types
-    """The environment of `worlds`, with a discount of 0.5 between steps."""
-
-    def __init__(self, episodes: list[tuple[int, str]]) -> None:
-        self._env = worlds.Counting(episodes)
-        self._over = True
-        self.closed = False
-
-    def reset(self) -> Any:
-        self._over = False
-        return dm_env.restart(self._env.reset()[0])
-
-    def step(self, action: Any) -> Any:
-        if self._over:
-            return self.reset()
-        observation, reward, terminated, self._over, _ = self._env.step(action)
-        self._over |= terminated
-        kind = dm_env.StepType.LAST if self._over else dm_env.StepType.MID
-        return dm_env.TimeStep(kind, reward, 0.0 if terminated else 1.0 if self._over else 0.5, observation)
-
-    def observation_spec(self) -> Any:
-        return dm_env.specs.Array((2,), np.float32)
-
-    def action_spec(self) -> Any:
-        return dm_env.specs.DiscreteArray(100)
-
-    def close(self) -> None:
-        self.closed = True
+def counting(episodes: list[tuple[int, str]]) -> OfTimeSteps:
+    return OfTimeSteps(worlds.Counting(episodes))
 
 
 EPISODES = [(2, "terminated"), (1, "truncated")]
 RECORDED = ["0 10 1 0.5 F", "1 11 2 0", "2 0 0 0 Lt", "100 13 1 1 F", "101 0 0 0 Lr"]
 
 
-def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() -> None:
-    steps: list[Any] = []
-    env = Counting(EPISODES)
-    recorder = rw.environments.TimeStepRecorder(steps.append)
-    for actions in ([10, 11], [13]):
-        recorder.observe_first(env.reset())
-        for action in actions:
-            recorder.observe(action, env.step(action))
-    assert [told(step) for step in steps] == RECORDED
-
-
 def test_a_recorded_environment_resets_itself_as_dm_env_says() -> None:
     steps: list[Any] = []
-    env = rw.environments.record(Counting(EPISODES), steps.append)
+    env = rw.environments.record(counting(EPISODES), steps.append)
     assert isinstance(env, dm_env.Environment)
     for action in (9, 10, 11, 12, 13):  # the actions of steps that reset mean nothing
         env.step(action)
@@ -72,7 +36,7 @@ def test_a_recorded_environment_resets_itself_as_dm_env_says() -> None:
 
 
 def test_the_environment_is_otherwise_the_same() -> None:
-    bare = Counting(EPISODES)
+    bare = counting(EPISODES)
     env = rw.environments.record(bare, print)
     assert env.observation_spec() == bare.observation_spec()
     assert env.action_spec() == bare.action_spec()
@@ -89,7 +53,7 @@ def test_the_environment_is_otherwise_the_same() -> None:
 @pytest.mark.parametrize("leave", ["reset", "close"])
 def test_an_episode_that_the_actor_leaves_is_truncated(leave: str) -> None:
     steps: list[Any] = []
-    env = rw.environments.record(Counting([(9, "terminated")]), steps.append)
+    env = rw.environments.record(counting([(9, "terminated")]), steps.append)
     env.reset()
     env.reset()
     env.step(1)
@@ -123,7 +87,7 @@ def test_nests_of_any_kind_and_extras_are_zero_in_the_last_step() -> None:
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_extras_stand_beside_their_action_and_a_policy_may_reuse_its_arrays(wrapped: bool) -> None:
     steps: list[Any] = []
-    bare = Counting([(4, "terminated")])
+    bare = counting([(4, "terminated")])
     action, extras = np.zeros(1, np.int64), {"log_prob": np.zeros(1)}
     env = rw.environments.record(bare, steps.append, extras=lambda: extras) if wrapped else bare
     recorder = rw.environments.TimeStepRecorder(steps.append)
@@ -155,7 +119,7 @@ def test_rewards_may_be_any_numbers_that_an_observer_takes() -> None:
 
 def test_time_steps_out_of_order_are_refused_and_change_nothing() -> None:
     steps: list[Any] = []
-    env = Counting([(2, "terminated")])
+    env = counting([(2, "terminated")])
     recorder = rw.environments.TimeStepRecorder(steps.append)
     first = env.reset()
     middle = env.step(0)
@@ -175,7 +139,7 @@ def test_time_steps_out_of_order_are_refused_and_change_nothing() -> None:
 
 def test_a_step_that_the_observer_refused_ends_the_episode_before_it() -> None:
     steps: list[Any] = []
-    env = rw.environments.record(Counting([(9, "terminated")]), refusing(steps.append, 2))
+    env = rw.environments.record(counting([(9, "terminated")]), refusing(steps.append, 2))
     env.reset()
     env.step(1)
     with pytest.raises(rw.errors.ReplayTimeoutError):

@@ -1,4 +1,4 @@
-"""`EpisodeBatch` beside real vector environments: no terminal observation is lost in any autoreset mode."""
+"""`EpisodeBatch` beside real vector environments; tests/unit/environments has what it gets in each autoreset mode."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ import gymnasium
 from worlds import counting  # only where gymnasium is
 
 vector = gymnasium.vector
-MODES = list(vector.AutoresetMode)
 
 
 def run(envs: Any, num_calls: int, extras: Any = None) -> list[Episode]:
-    """Drive a vector environment as its mode asks for, with actions 1, 2, ..."""
+    """Drive a vector environment that resets itself, with actions 1, 2, ..."""
     batch = EpisodeBatch(envs.num_envs)
     recorded = record(envs, batch, extras=extras)
     finished: list[Episode] = []
     recorded.reset(seed=0)
     for call in range(1, num_calls + 1):
-        _, _, terminated, truncated, _ = recorded.step(np.full(batch.num_envs, call))
-        over = terminated | truncated
-        if envs.metadata["autoreset_mode"] is vector.AutoresetMode.DISABLED and over.any():
-            recorded.reset(options={"reset_mask": over})
+        recorded.step(np.full(batch.num_envs, call))
         num_steps = batch.num_steps
         finished += batch.take_finished()
         assert batch.num_steps == num_steps
@@ -37,22 +33,20 @@ def run(envs: Any, num_calls: int, extras: Any = None) -> list[Episode]:
     return finished
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_episodes_hold_what_each_environment_did(mode: Any) -> None:
+def test_episodes_hold_what_each_environment_did() -> None:
     lengths, ends = (3, 5), ("terminated", "truncated")
     envs = [counting([(length, end)], 1000 * length) for length, end in zip(lengths, ends, strict=True)]
-    finished = run(vector.SyncVectorEnv(envs, autoreset_mode=mode), 13)
+    finished = run(vector.SyncVectorEnv(envs, autoreset_mode=vector.AutoresetMode.SAME_STEP), 13)
     for length, end in zip(lengths, ends, strict=True):
         own = [episode for episode in finished if len(episode) == length]
-        period = length + (mode.name == "NEXT_STEP")  # the call that resets is no step
-        assert len(own) == 13 // period
+        assert len(own) == 13 // length
         for number, episode in enumerate(own):
             first = 1000 * length + 100 * number
             assert episode.get_observations()[:, 1].tolist() == [*range(first, first + length + 1)]
-            assert episode.get_actions().tolist() == [number * period + n for n in range(1, length + 1)]
+            assert episode.get_actions().tolist() == [number * length + n for n in range(1, length + 1)]
             assert episode.get_rewards().tolist() == [*range(1, length + 1)]
             assert (episode.is_terminated, episode.is_truncated) == (end == "terminated", end == "truncated")
-    assert len(finished) == sum(13 // (length + (mode.name == "NEXT_STEP")) for length in lengths)
+    assert len(finished) == sum(13 // length for length in lengths)
     assert len({episode.id_ for episode in finished}) == len(finished)
 
 

@@ -52,11 +52,6 @@ def test_cut_counts_from_the_end_of_columns_whose_look_backs_differ() -> None:
     assert (chunk.get_actions([-2, -1]), chunk.get_extra_model_outputs("logp", -1)) == ([5, 6], 60)
 
 
-def test_slice_with_a_step_ends_with_the_observation_that_its_last_step_leads_to() -> None:
-    part = five_steps()[0:3:2]  # `tests/properties/episodes` has all slices
-    assert (part.get_observations(), part.get_actions()) == ([0, 2, 3], [1, 3])  # RLlib's has an observation too few
-
-
 def test_slice_of_a_finalized_episode_is_its_own() -> None:
     episode = five_steps().finalize()
     part = episode[1:3]

@@ -255,24 +255,14 @@ def test_hostile_trajectory_is_skipped_by_name(tmp_path: Path) -> None:
     assert "system" in dataset.skipped["trajectory_0"]
 
 
-def test_trajectories_come_in_the_order_of_modification_and_whether_there_are_enough_is_a_boolean(
-    tmp_path: Path,
-) -> None:
-    dataset = RolloutDataset(tmp_path, 1, keep_latest_n_trajs=2, wait_timeout_s=0)
-    for number, start, seconds in ((0, 30, 300), (1, 10, 100), (2, 20, 200)):
-        assert dataset.read_dataset_directory() is (number == 2)
-        write(tmp_path / f"trajectory_{number}", (start, start + 1, frames(start, start + 1)))
-        os.utime(tmp_path / f"trajectory_{number}", (seconds, seconds))
+def test_newest_trajectories_of_all_directories_come_in_the_order_of_modification(tmp_path: Path) -> None:
+    dataset = RolloutDataset([tmp_path / "a", tmp_path / "b"], 1, keep_latest_n_trajs=2, wait_timeout_s=0)
+    for number, (name, start) in enumerate((("a", 30), ("a", 10), ("b", 20))):
+        assert dataset.read_dataset_directory() is (number == 2)  # whether there are enough
+        path = tmp_path / name / f"trajectory_{number}"
+        write(path, (start, start + 1, frames(start, start + 1)))
+        os.utime(path, (start, start))
     assert [batch.observation.item() for batch in dataset] == [20, 30]
-
-
-def test_the_newest_trajectory_of_several_directories_is_the_newest_of_all(tmp_path: Path) -> None:
-    directories = [tmp_path / "new", tmp_path / "old"]
-    for directory, seconds in zip(directories, (200, 100), strict=True):
-        write(directory / "trajectory_0", (seconds, seconds + 1, frames(seconds, seconds + 1)))
-        os.utime(directory / "trajectory_0", (seconds, seconds))
-    dataset = RolloutDataset(directories, 1, keep_latest_n_trajs=1)
-    assert [batch.observation.item() for batch in dataset] == [200]
 
 
 def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:

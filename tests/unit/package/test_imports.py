@@ -126,11 +126,6 @@ def test_no_files_import_each_other_in_a_circle(package: str) -> None:
     graphlib.TopologicalSorter(imported).prepare()  # a CycleError names the files
 
 
-def test_no_two_modules_have_one_name() -> None:
-    stems = [path.stem for path in CLIENT_FILES if not path.stem.startswith("__") and path.stem != path.parent.name]
-    assert sorted(stems) == sorted({*stems})
-
-
 CHEAP = {"numpy", "grpc", "google.protobuf", "cramjam", "tree"}  # packages that cheap imports leave out
 HEAVY = {"dm_env", "gymnasium", "jax", "reverb", "reverb_writer_server", "tensorflow", "tf_agents", "torch"}
 

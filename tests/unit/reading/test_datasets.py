@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import time
 from typing import Any
@@ -105,25 +104,6 @@ def test_time_out_counts_the_samples_of_the_server_with_the_most() -> None:
             pytest.raises(rw.errors.ReplayTimeoutError, match=r"within 3\.\d s, 3 of 4 samples have arrived"),
         ):
             next(dataset)
-
-
-def test_servers_are_sampled_as_one_that_has_all_items() -> None:
-    priorities = [[3.0, 1.0], [1.0, 1.0, 2.0]]  # of the items 0, 1 and 2, 3, 4: eighths
-    with rw.LocalServer([PRIORITIZED]) as one, rw.LocalServer([PRIORITIZED]) as other:
-        numbers = itertools.count()
-        for server, of_server in zip((one, other), priorities, strict=True):
-            with rw.Client(server) as client:
-                for priority in of_server:
-                    client.insert([np.array([next(numbers)])], {"replay": priority})
-        with rw.ReplayDataset([one.address, other.address], "replay", 64, timeout_s=60) as dataset:
-            batches = [next(dataset) for _ in range(40)]
-    found = np.concatenate([first_numbers(batch) for batch in batches])
-    expected = np.concatenate(priorities) / 8
-    for batch in batches:
-        assert batch.info.probabilities == pytest.approx(expected[first_numbers(batch)])
-        assert set(batch.info.table_sizes.tolist()) == {5}
-    deviation = np.sqrt(2560 * expected * (1 - expected))
-    assert np.all(np.abs(np.bincount(found) - 2560 * expected) < 6 * deviation)
 
 
 def test_padded_batch_of_several_servers_has_the_mask_of_its_rows() -> None:

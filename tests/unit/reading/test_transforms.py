@@ -131,3 +131,14 @@ def test_burn_in_splits_windows_masks_and_lengths() -> None:
     assert everything.data["observation"]["rgb"].shape == (2, 5)
     with pytest.raises(rw.errors.SpecError, match=r"`n` must be <= 4, got 5\. The windows have 5 steps"):
         rw.burn_in(batch, 5)
+
+
+def test_windows_are_split_into_shorter_ones_of_the_same_items() -> None:
+    batch = windows([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
+    batch.info.keys[:] = 70, 80
+    batch.info.lengths[:] = 5, 3  # the rest is padding
+    split = rw.split_windows(2)(batch)
+    assert split.data["observation"]["rgb"].tolist() == [[0, 1], [2, 3], [5, 6], [7, 8]]
+    assert (split.info.lengths.tolist(), split.info.keys.tolist()) == ([2, 2, 2, 1], [70, 70, 80, 80])
+    with pytest.raises(rw.errors.SpecError, match=r"`n` must be .* The windows have 2 steps"):
+        rw.split_windows(3)(split)

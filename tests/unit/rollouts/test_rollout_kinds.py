@@ -39,12 +39,18 @@ def test_labels_go_with_their_rows_and_are_the_last_field(device: Any, make: Any
         add(storage, make, observations=COUNT)
 
 
-def test_a_label_that_finds_no_room_is_not_written() -> None:
+def test_what_finds_no_room_is_not_written_and_no_batch_is_taken_for_it() -> None:
+    with pytest.raises(SpecError, match=r"`buffer_dilation_ratio` must be >= 1, got 0.5"):
+        ActionLabelRollout(1, 2, (1,), None, (1,), buffer_dilation_ratio=0.5)
     storage = ActionLabelRollout(1, 2, (1,), None, (1,), buffer_dilation_ratio=2.0)
     add(storage, action_labels=COUNT[:2] + 1)
     with pytest.raises(SpecError, match="the storage is full: 2 rows of 2"):
-        add(storage, action_labels=COUNT[:1] + 9)
+        add(storage, action_labels=COUNT[:1] + 9)  # a queue grows at its `clear`
     assert plain(storage.action_labels[:, 0, 0]) == [1, 2]
+    taken = iter([None])
+    with pytest.raises(SpecError, match="the storage is full: 2 rows of 2, expected room for 2 more"):
+        storage.fill_from(taken)
+    assert next(taken, "gone") is None
 
 
 @pytest.mark.parametrize(("final", "expected"), [(None, [1, 1, 3]), (COUNT * 0 + 9, [1, 9, 3])])
@@ -256,15 +262,6 @@ def test_trajectories_are_cut_where_they_end_and_not_where_the_queue_wraps(devic
     assert sorted(plain(mixed.obs[:, 0])) == [float(x) for x in range(4, 16)]
 
 
-def test_a_queue_that_has_not_grown_needs_its_clear() -> None:
-    storage = QueueRolloutStorage(1, 2, (1,), None, (1,), buffer_dilation_ratio=2.0)
-    add(storage, rewards=np.ones((2, 1)))
-    with pytest.raises(SpecError, match="the storage is full: 2 rows of 2"):
-        add(storage, rewards=np.ones((1, 1)))
-    with pytest.raises(SpecError, match=r"`buffer_dilation_ratio` must be >= 1, got 0.5"):
-        QueueRolloutStorage(1, 2, (1,), None, (1,), buffer_dilation_ratio=0.5)
-
-
 def window(number: float, length: int, **columns: Any) -> Any:
     """Return what a dataset yields: a batch of one window, rewards 0 and all else the number, but for some columns."""
     values = np.full((1, length), number, np.float32)
@@ -301,7 +298,7 @@ def test_an_older_window_of_t_steps_goes_on_with_the_last_values_that_it_was_giv
     storage = QueueRolloutStorage(1, 2, (1,), None, (1,), device=device, buffer_dilation_ratio=2)
     for number, last_value in ((8, 16), (100, 100)):
         storage.clear()
-        storage.fill_from([window(number, 2)])
+        assert storage.fill_from([window(number, 2)]) is None
         storage.compute_returns(np.full((1, 1), last_value, np.float32), 0.5, 1.0)
     assert plain(storage.returns[:, 0, 0]) == [4, 8, 25, 50]
 
@@ -347,6 +344,38 @@ def test_cuts_wrap_with_their_rows() -> None:
     add(storage, rewards=np.zeros((2, 1)), values=np.zeros((2, 1)))
     storage.compute_returns([[64.0]], 0.5, 1.0)
     assert plain(storage.returns[:, 0, 0]) == [4, 8, 16, 32]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_envs", "fields_fn", "error", "message"),
+    [
+        (7, 2, None, StructureError, "windows must have 7 steps, or 8 with the one after the last"),
+        (2, 1, None, StructureError, "got a batch of 2 windows, expected at most 1"),
+        (2, 4, None, IncompleteError, "the dataset has ended: got 2 windows, expected 4"),
+        (2, 2, lambda data: {"reward": data["rewards"]}, StructureError, "fields of `Transition`, .*; got reward"),
+    ],
+)
+def test_windows_that_do_not_fit_are_refused_and_change_nothing(
+    num_rows: int, num_envs: int, fields_fn: Any, error: type[Exception], message: str
+) -> None:
+    storage = RolloutStorage(num_envs, num_rows, (1,), None, (1,))
+    two = SimpleNamespace(data={name: np.repeat(column, 2, axis=0) for name, column in window(8, 3).data.items()})
+    with pytest.raises(error, match=message):
+        storage.fill_from([two], fields_fn)
+    assert storage.num_rows == 0
+
+
+def test_next_observations_come_from_the_windows_and_other_names_are_translated() -> None:
+    sarsa, labelled = SarsaRolloutStorage(1, 3, (1,), None, (1,)), ActionLabelRollout(1, 3, (1,), None, (1,))
+    numbers = np.arange(4.0)[None, :, None]
+    sarsa.fill_from([window(0, 4, observations=numbers, dones=np.array([[0, 1, 0, 0]]))])
+    assert plain(sarsa.next_observations[:, 0, 0]) == [
+        1,
+        1,
+        3,
+    ]  # what follows the end of an episode is not the next row
+    labelled.fill_from([window(7, 4)], lambda data: {**data, "action_labels": data["observations"] + 1})
+    assert plain(labelled.action_labels[:, 0, 0]) == [8, 8, 8]
 
 
 @pytest.mark.parametrize("flag", ["dones", "truncated"])

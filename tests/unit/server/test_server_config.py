@@ -41,32 +41,25 @@ def test_without_anything_there_is_one_table_and_the_defaults() -> None:
 
 
 def test_samplers_removers_and_rate_limiters_have_plain_names(tmp_path: Path) -> None:
+    """`tests/properties/tables` has all tables; these keys are as a person writes them."""
     text = """
-        [tables.heap]
-        sampler = "max_heap"
-        remover = "min_heap"
-        min_size = 7
-        max_times_sampled = 2
         [tables.weighted]
         sampler = "prioritized"
         sampler_exponent = 0.6
-        remover = "lifo"
+        remover = "min_heap"
         rate_limiter = "ratio"
         samples_per_insert = 8
         min_size = 100
         error_buffer = 200
-        [tables.bounded]
-        rate_limiter = "ratio"
-        samples_per_insert = 2.5
-        error_buffer = [-10, 40]
+        max_times_sampled = 2
         [tables.queue]
         rate_limiter = "queue"
         max_size = 9
     """
     assert tables(tmp_path, text) == {
-        "heap": TableConfig("heap", 1_000_000, "max_heap", "min_heap", MinSize(7), 2),
-        "weighted": TableConfig("weighted", 1_000_000, Prioritized(0.6), "lifo", SampleToInsertRatio(8, 100, 200)),
-        "bounded": TableConfig("bounded", rate_limiter=SampleToInsertRatio(2.5, 1, (-10, 40))),
+        "weighted": TableConfig(
+            "weighted", 1_000_000, Prioritized(0.6), "min_heap", SampleToInsertRatio(8, 100, 200), 2
+        ),
         "queue": TableConfig("queue", 9, "fifo", "fifo", Queue(9), 1),
     }
 
