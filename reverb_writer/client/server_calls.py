@@ -17,7 +17,7 @@ from reverb_writer.client.same_process import forget_priorities, note_priority
 from reverb_writer.client.targets import Shard
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
-from reverb_writer.decoding.samples import SampleInfo, split_samples
+from reverb_writer.decoding.samples import SampleInfo
 from reverb_writer.errors import (
     ReplayTimeoutError,
     ServerUnavailableError,
@@ -29,7 +29,7 @@ from reverb_writer.nests import fields_of, named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.responses import Samples, parse
-from reverb_writer.protocol.signatures import ArraySpec, check_signature, packer, packer_of, spec_tensor
+from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import insert_items
@@ -139,25 +139,26 @@ class Server:
         info = self.request_info(left_s())
         check_tables_exist([table], info, self.address)
         signature = info.tables[table].signature
-        pack = None if signature is None else packer(signature)
         removes_items = info.tables[table].max_times_sampled > 0
         changed, limits = Flag(), [Limit(num_samples)]
         stream = SampleStream(
             self.channel, table, info, changed=changed.set, removes_items=removes_items, limits=limits
         )
         assembler = self._assemblers.pop(table, None) or BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
-        is_whole = False  # an interrupt may leave the assembler half changed
+        is_whole = True  # an interrupt may leave the assembler half changed
         try:
             while num_used < num_samples:
                 began_at = time.monotonic()
                 samples = _read(stream, left_s, changed, began_at)
                 num_read += len(samples)
-                for columns, sample_info, spec in _decoded(assembler, samples):
+                is_whole = False
+                if errors := assembler.add(samples):
+                    raise errors[0]
+                found = assembler.take_each(signature)
+                is_whole = True
+                for data, sample_info in found:
                     num_used += 1
-                    is_whole = True
-                    yield Sample((pack or packer_of(spec))(columns), sample_info)
-                    is_whole = False
-            is_whole = True
+                    yield Sample(data, sample_info)
         except ReplayTimeoutError as error:
             raise ReplayTimeoutError(f"{error} {stream.explain(began_at)}") from None
         except ServerUnavailableError as error:
@@ -269,15 +270,3 @@ def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, bega
             return samples
         if not (stream.has_unread or changed.wait(min(next_at - now, left_s(), pause_s))):
             stream.look(time.monotonic(), began_at)
-
-
-def _decoded(assembler: BatchAssembler, samples: Samples) -> Iterator[tuple[list[Any], SampleInfo, bytes]]:
-    """Yield the columns, the info and the encoded spec of each sample; an item without a spec gives an empty one."""
-    while samples:
-        if errors := assembler.add(samples):
-            raise errors[0]
-        samples = assembler.held_back
-        if assembler.num_samples:
-            spec = assembler.spec
-            for columns, sample_info in split_samples(*assembler.take()):
-                yield columns, sample_info, spec
