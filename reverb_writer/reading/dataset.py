@@ -163,8 +163,6 @@ class Dataset(Views):
             if has_ended or now >= deadline:
                 self._stats.wait_s += now - start
                 too_short, self._prefetcher.too_short = self._prefetcher.too_short, None
-                if has_ended and self._prefetcher.failure is not None:
-                    raise self._prefetcher.failure  # again: an iteration that ends without an error looks complete
                 if has_ended and too_short is None:
                     return None
                 raise too_short or self._too_late(start, deadline - start)
