@@ -121,7 +121,7 @@ def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[_St
     while True:
         states: _States = {}
         shards = client.shards  # read once, because the client's target may change
-        answers, failed = on_each(shards, lambda shard: shard.request_info())
+        answers, failed = on_each(shards, lambda shard: shard.channel.server_info(client.timeout_s))
         for shard in shards:
             if shard in failed:
                 states[shard.address] = NoAnswer(str(failed[shard]))

@@ -81,7 +81,7 @@ def export_items(client: Client, table: str, writer: RolloutWriter) -> Generator
         StructureError: the server has no such table.
         ReplayTimeoutError: some items did not arrive; the error has their number.
     """
-    info = only_server(client).request_info()
+    info = only_server(client).channel.server_info(client.timeout_s)
     check_tables_exist([table], info, client.address)
     found = info.tables[table]
     if found.sampler not in _RANDOM or found.max_times_sampled:

@@ -124,7 +124,7 @@ class Monitor:
             self._saved_at = time.monotonic()
         if accepts_connections(self._address, _ACCEPT_TIMEOUT_S):
             self._accepted_at = time.monotonic()
-        info = self._client.shards[0].request_info()
+        info = self._client.shards[0].channel.server_info(_ANSWER_TIMEOUT_S)
         tables = {name: info.tables[name] for name in self._order}
         self._latest = ServerSnapshot(tables, tuple(self._watch.update(info)), info.at)
         self._answered.set()
