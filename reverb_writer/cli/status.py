@@ -24,7 +24,7 @@ from reverb_writer.cli.server_options import (
 )
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_set import on_each
-from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, explain_side, figures, rates
+from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, explain_side, json_figures, rates
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 
 HEALTHY, BLOCKED, UNREACHABLE, CANNOT_ASK = 0, 1, 2, 3
@@ -121,7 +121,7 @@ def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[_St
     while True:
         states: _States = {}
         shards = client.shards  # read once, because the client's target may change
-        answers, failed = on_each(shards, lambda shard: shard.request_info())
+        answers, failed = on_each(shards, lambda shard: shard.channel.server_info(client.timeout_s))
         for shard in shards:
             if shard in failed:
                 states[shard.address] = NoAnswer(str(failed[shard]))
@@ -145,7 +145,7 @@ def _print_json(states: _States) -> None:
         tables = {}
         for name, table in state.now.tables.items():
             inserts, samples = state.rates(name)
-            tables[name] = {**figures(table), "inserts_per_s": inserts, "samples_per_s": samples}
+            tables[name] = {**json_figures(table), "inserts_per_s": inserts, "samples_per_s": samples}
         health = {
             "address": address,
             "health": "blocked" if state.standstills else "healthy",
@@ -203,7 +203,7 @@ def _page(address: str, state: ServerState | NoAnswer, *, why: bool) -> Renderab
 
 def _figures(table: TableInfo, inserts: float, samples: float) -> Table:
     """Return the figures of a table, one per line, so that they fit into any terminal."""
-    shown = figures(table)
+    shown = json_figures(table)
     grid = Table(box=None, pad_edge=False, show_header=False)
     grid.add_column(style="dim")
     grid.add_column(justify="right", no_wrap=True)
@@ -220,7 +220,7 @@ def _figures(table: TableInfo, inserts: float, samples: float) -> Table:
 
 def _rooms(table: TableInfo) -> str:
     """Describe how many inserts and samples the table allows."""
-    inserts, samples = figures(table)["insert_room"], figures(table)["sample_room"]
+    inserts, samples = json_figures(table)["insert_room"], json_figures(table)["sample_room"]
     sentences = []
     for side, room, other in (("inserts", inserts, "sampled"), ("samples", samples, "inserted")):
         if room == 0:

@@ -150,7 +150,7 @@ def _number(priority: str) -> float:
 
 
 def _journal(client: Client, directory: Path, purpose: dict[str, Any]) -> Journal:
-    purpose = {**purpose, "server": f"{only_server(client).request_info().state_id:032x}"}
+    purpose = {**purpose, "server": f"{only_server(client).channel.server_info(client.timeout_s).state_id:032x}"}
     digest = hashlib.sha256(json.dumps(purpose, sort_keys=True).encode()).hexdigest()[:16]
     return Journal(directory / f".import_{digest}.jsonl", purpose, directory)
 

@@ -88,7 +88,7 @@ class Client:
 
         def connect(shard: Shard) -> Server:
             channel = Channel(shard.address, tls=tls, token=token, use_proxy=use_proxy)
-            return Server(shard, channel, timeout_s)
+            return Server(shard, channel)
 
         self.connections = ServerSet(source, target, connect)
         self.timeout_s = timeout_s
@@ -124,7 +124,7 @@ class Client:
             ServerUnavailableError: nothing answers at the address within the time-out.
             ReplayTimeoutError: the server is connected but does not answer.
         """
-        infos = self._all(lambda shard, deadline: shard.request_info(deadline.timeout_s), timeout_s)
+        infos = self._all(lambda shard, deadline: shard.channel.server_info(deadline.timeout_s), timeout_s)
         return merge_tables([info.tables for info in infos])
 
     def __repr__(self) -> str:

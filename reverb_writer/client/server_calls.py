@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from reverb_writer.arguments import check_priority, check_timeout
+from reverb_writer.arguments import check_priority
 from reverb_writer.background import Flag
 from reverb_writer.client.same_process import forget_priorities, note_priority
 from reverb_writer.client.targets import Shard
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
-from reverb_writer.decoding.samples import SampleInfo, split_samples
+from reverb_writer.decoding.samples import SampleInfo
 from reverb_writer.errors import (
     ReplayTimeoutError,
     ServerUnavailableError,
@@ -29,8 +29,8 @@ from reverb_writer.nests import fields_of, named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.responses import Samples, parse
-from reverb_writer.protocol.signatures import ArraySpec, check_signature, packer, packer_of, spec_tensor
-from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
+from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
+from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import insert_items
 from reverb_writer.transport.in_flight import InsertRequest
@@ -58,11 +58,10 @@ class Sample(NamedTuple):
 class Server:
     """A server of a `Client`, which documents the verbs. Thread-safe."""
 
-    def __init__(self, shard: Shard, channel: Channel, timeout_s: float) -> None:
+    def __init__(self, shard: Shard, channel: Channel) -> None:
         """Take the ownership of a connection."""
         self.shard = shard  # the server's entry in the client's target
         self.channel = channel  # the connection; another address does not replace it
-        self.timeout_s = timeout_s  # default time-out of calls, in seconds
         self._assemblers: dict[str, BatchAssembler] = {}  # unused ones by table, with decoded chunks of the table
 
     @property
@@ -80,10 +79,6 @@ class Server:
         if shard.address != self.shard.address:
             self.channel.redirect(shard.address)
         self.shard = shard
-
-    def request_info(self, timeout_s: float | None = None) -> ServerInfo:
-        """Return the tables and the identity of the server's process."""
-        return self.channel.server_info(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
     def insert(
         self,
@@ -109,7 +104,7 @@ class Server:
         ]
         if not columns:
             raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
-        info = self.request_info(deadline.left_s())
+        info = self.channel.server_info(deadline.left_s())
         check_tables_exist(checked, info, self.address)
         dtypes = [stored_dtype(column.dtype) for column in columns]
         shapes = [column.shape[1:] for column in columns]
@@ -136,28 +131,29 @@ class Server:
         def left_s() -> float:
             return deadline.left_s(missing())
 
-        info = self.request_info(left_s())
+        info = self.channel.server_info(left_s())
         check_tables_exist([table], info, self.address)
         signature = info.tables[table].signature
-        pack = None if signature is None else packer(signature)
         removes_items = info.tables[table].max_times_sampled > 0
         changed, limits = Flag(), [Limit(num_samples)]
         stream = SampleStream(
             self.channel, table, info, changed=changed.set, removes_items=removes_items, limits=limits
         )
         assembler = self._assemblers.pop(table, None) or BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
-        is_whole = False  # an interrupt may leave the assembler half changed
+        is_whole = True  # an interrupt may leave the assembler half changed
         try:
             while num_used < num_samples:
                 began_at = time.monotonic()
                 samples = _read(stream, left_s, changed, began_at)
                 num_read += len(samples)
-                for columns, sample_info, spec in _decoded(assembler, samples):
+                is_whole = False
+                if errors := assembler.add(samples):
+                    raise errors[0]
+                found = assembler.take_each(signature)
+                is_whole = True
+                for data, sample_info in found:
                     num_used += 1
-                    is_whole = True
-                    yield Sample((pack or packer_of(spec))(columns), sample_info)
-                    is_whole = False
-            is_whole = True
+                    yield Sample(data, sample_info)
         except ReplayTimeoutError as error:
             raise ReplayTimeoutError(f"{error} {stream.explain(began_at)}") from None
         except ServerUnavailableError as error:
@@ -191,7 +187,7 @@ class Server:
     def checkpoint(self, deadline: Deadline) -> str:
         """Wait until the server answers, have it write one checkpoint, and return the path on its machine."""
         try:
-            self.request_info(deadline.left_s())
+            self.channel.server_info(deadline.left_s())
             reply = self.channel.start(messages.CHECKPOINT, b"", deadline.left_s()).result()
         except ServerUnavailableError as error:
             raise ServerUnavailableError(
@@ -208,7 +204,7 @@ class Server:
         try:
             return self.channel.call(method, request.SerializeToString(), deadline.left_s())
         except StructureError:  # the table does not exist: the next error names the existing tables
-            check_tables_exist([request.table], self.request_info(deadline.left_s()), self.address)
+            check_tables_exist([request.table], self.channel.server_info(deadline.left_s()), self.address)
             raise
 
 
@@ -269,15 +265,3 @@ def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, bega
             return samples
         if not (stream.has_unread or changed.wait(min(next_at - now, left_s(), pause_s))):
             stream.look(time.monotonic(), began_at)
-
-
-def _decoded(assembler: BatchAssembler, samples: Samples) -> Iterator[tuple[list[Any], SampleInfo, bytes]]:
-    """Yield the columns, the info and the encoded spec of each sample; an item without a spec gives an empty one."""
-    while samples:
-        if errors := assembler.add(samples):
-            raise errors[0]
-        samples = assembler.held_back
-        if assembler.num_samples:
-            spec = assembler.spec
-            for columns, sample_info in split_samples(*assembler.take()):
-                yield columns, sample_info, spec

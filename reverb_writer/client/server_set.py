@@ -214,13 +214,21 @@ def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
     return [done[shard] for shard in shards]
 
 
-def answering(shards: Sequence[Server], timeout_s: float, tables: Iterable[str]) -> dict[Server, ServerInfo]:
+def answering(
+    shards: Sequence[Server], timeout_s: float, tables: Iterable[str], *, needs_all: bool = False
+) -> dict[Server, ServerInfo]:
     """Return the tables of the shards that answer. Several shards have two seconds, and are asked until one answers.
+
+    With `needs_all`, each shard has `timeout_s` seconds, and the first error of a shard is raised.
 
     Raises ServerUnavailableError if no shard answers within `timeout_s` seconds, ReplayTimeoutError if the only shard
     is connected but does not answer, or StructureError if a shard lacks one of the `tables`.
     """
-    infos = {shards[0]: shards[0].request_info(timeout_s)} if len(shards) == 1 else _first_answers(shards, timeout_s)
+    if needs_all or len(shards) == 1:
+        answers = on_all(shards, lambda shard: shard.channel.server_info(timeout_s))
+        infos = dict(zip(shards, answers, strict=True))
+    else:
+        infos = _first_answers(shards, timeout_s)
     for shard, info in infos.items():
         check_tables_exist(tables, info, shard.address)
     return infos

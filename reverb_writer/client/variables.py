@@ -30,7 +30,7 @@ from reverb_writer.client.client import as_client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.server_set import answering, first_that_answers, logged, on_each
 from reverb_writer.client.targets import rank_shards
-from reverb_writer.deadline import Deadline
+from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import (
     FinishedError,
     FormatError,
@@ -279,7 +279,8 @@ class Variables:
                 why = f"nothing {'newer ' if seen else ''}was published yet, waiting for it"
                 left_s = deadline.timeout_s - deadline.spent_s
                 time.sleep(max(min(left_s, _PAUSE_S), 0.0))
-                if left_s <= _PAUSE_S:  # no further look, which would have no time
+                # No further look, which would have no time; a pause may take longer than asked for.
+                if left_s <= _PAUSE_S or deadline.spent_s + LEAST_S >= deadline.timeout_s:
                     raise ReplayTimeoutError(
                         f"table `{self._table}` {'has no newer version' if seen else 'is empty'} at "
                         f"{self._client.address} after {deadline.timeout_s:.1f} s. "

@@ -2,6 +2,7 @@
 
     add(samples)   trajectory -> slices -> chunks that are not cached are decoded -> row ranges of the item
     take()         all samples added so far: one array per column, with the rows of all samples
+    take_each()    all samples added so far, one by one; they may have any forms
 
 Row ranges are cached together with the chunks, so an item that is sampled again needs one look-up. A damaged or unsafe
 sample is left out, and changes nothing.
@@ -19,10 +20,11 @@ import numpy.typing as npt
 
 from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk, EncodedChunks, row_bytes
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, SampleRows, joined
+from reverb_writer.decoding.samples import ArrayMemory, BatchInfo, Column, SampleInfo, SampleRows, joined
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
+from reverb_writer.protocol.signatures import packer, packer_of
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Parsed, Slice, parse_trajectory
 
 MAX_SAMPLE_BYTES = 1 << 30
@@ -32,10 +34,6 @@ _MAX_ITEM_CACHES = 4
 _ITEMS_SHARE = 4  # the memory limit of row ranges is the limit of decoded chunks divided by this
 
 
-class _OtherFormError(Exception):
-    """The columns of an item differ from the columns of the batch."""
-
-
 class BatchAssembler:
     """Assembles samples to batches. Not thread-safe, except for the counters and `cache_bytes`.
 
@@ -43,7 +41,6 @@ class BatchAssembler:
         num_decoded_chunks: chunks decoded so far; a chunk counts once for each group of columns that has a part of it.
         num_foreign: samples that were left out because their structure differs from the table's.
         num_samples: samples that were added since the last `take`.
-        held_back: without a `structure`, samples that the last `add` did not add, from the first one of another form.
     """
 
     def __init__(self, max_cache_bytes: int, max_sample_bytes: int, *, structure: TableStructure | None = None) -> None:
@@ -51,12 +48,11 @@ class BatchAssembler:
 
         `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; row ranges of
         items take a quarter more. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
-        needs. `structure` checks each item, and foreign items are left out. With None, the first sample
-        decides the form of each batch.
+        needs. `structure` checks each item, and foreign items are left out. With None, items may have any
+        forms: use `take_each`.
         """
         self._memory = ArrayMemory()
         self.num_decoded_chunks = self.num_foreign = 0
-        self.held_back = NO_SAMPLES
         self.structure = structure
         self._received_at = 0.0  # arrival of the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
@@ -64,11 +60,6 @@ class BatchAssembler:
         self._current: ItemCache | None = None  # the cache of the last sample
         self._known: Mapping[int, int] = {}  # items of the current cache
         self.begin_next()
-
-    @property
-    def spec(self) -> bytes:
-        """The encoded spec of the last sample; empty if the sample has no spec."""
-        return self._current.spec if self._current else b""
 
     @property
     def cache_bytes(self) -> int:
@@ -79,7 +70,6 @@ class BatchAssembler:
         """Add whole samples, and return an error for each that is left out: an UnsafeDataError or a FormatError."""
         if not self.num_samples:
             self._received_at = time.monotonic()
-        self.held_back = NO_SAMPLES
         errors: list[ReverbWriterError] = []
         items = [item for item in map(self._known.get, samples.keys.tolist()) if item is not None]
         if len(items) == len(samples):
@@ -100,12 +90,6 @@ class BatchAssembler:
             if item is None:
                 try:
                     item = self._find_or_load(key, entry)
-                except _OtherFormError as error:
-                    if self.structure is None:
-                        self.held_back = samples[number:]
-                        break
-                    errors.append(FormatError(str(error)))
-                    continue
                 except StructureError:
                     self.num_foreign += 1
                     continue
@@ -120,12 +104,26 @@ class BatchAssembler:
     def take(self) -> tuple[list[Column], BatchInfo]:
         """Return the columns of all samples added since the last call, and their info; begin the next batch."""
         self._set_aside()
-        parts = self._parts
+        parts = [columns for _, columns in self._parts]
         columns = parts[0] if len(parts) == 1 else [joined(of, self._memory) for of in zip(*parts, strict=True)]
         all_lengths = [*{id(column.lengths): column.lengths for column in columns}.values()]  # mostly one array
         info = self._info(functools.reduce(np.maximum, all_lengths or [np.zeros(0, np.int64)]))
         self.begin_next()
         return columns, info
+
+    def take_each(self, signature: Any) -> list[tuple[Any, SampleInfo]]:
+        """Return the nest and the info of each sample added since the last call; begin the next batch.
+
+        The nests are those of the table's `signature`; if it is None, of each sample's own spec.
+        """
+        self._set_aside()
+        parts, infos = self._parts, map(SampleInfo, *(numbers.tolist() for numbers in self._all_numbers()))
+        self.begin_next()
+        nests: list[Any] = []
+        for spec, columns in parts:
+            pack = packer_of(spec) if signature is None else packer(signature)
+            nests += map(pack, zip(*[column.split() for column in columns], strict=True))
+        return list(zip(nests, infos, strict=True))
 
     def rows(self) -> SampleRows:
         """Return the rows of all samples added since the last `take`, without a copy where possible.
@@ -146,11 +144,13 @@ class BatchAssembler:
         return SampleRows(sources, info)
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
-        numbers = self._numbers or [NO_SAMPLES.numbers]
-        keys, priorities, probabilities, table_sizes, times_sampled = (
-            numbers[0] if len(numbers) == 1 else map(np.concatenate, zip(*numbers, strict=True))
-        )
+        keys, priorities, probabilities, table_sizes, times_sampled = self._all_numbers()
         return BatchInfo(keys, priorities, probabilities, table_sizes, times_sampled, lengths, self._received_at)
+
+    def _all_numbers(self) -> Sequence[npt.NDArray[Any]]:
+        """Return the numbers of all samples, see `Samples.numbers`."""
+        numbers = self._numbers or [NO_SAMPLES.numbers]
+        return numbers[0] if len(numbers) == 1 else list(map(np.concatenate, zip(*numbers, strict=True)))
 
     def pack(self, columns: Sequence[Any]) -> Any:
         """Return the nest of some columns; a tuple of columns if the table's structure is unknown."""
@@ -159,7 +159,7 @@ class BatchAssembler:
     def begin_next(self) -> None:
         """Begin the next batch, without samples."""
         self._items: list[int] = []  # numbers of items in the current cache whose rows are not copied yet
-        self._parts: list[list[Column]] = []  # copies of the rows of earlier samples
+        self._parts: list[tuple[bytes, list[Column]]] = []  # specs of earlier samples, and copies of their rows
         self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # numbers of the samples, see `Samples.numbers`
         self.num_samples = 0
 
@@ -173,7 +173,7 @@ class BatchAssembler:
             copied = self._memory.rows_like(source, len(rows.all_rows))
             source.take(rows.all_rows, axis=0, mode="clip", out=copied)
             columns.append(Column(copied, rows.lengths, is_scalar))
-        self._parts.append(columns)
+        self._parts.append((cache.spec, columns))
 
     def _find_or_load(self, key: int, entry: Any) -> int:
         """Return the number of an item that is not in the current cache, and make the item's cache the current one.
@@ -246,15 +246,11 @@ class BatchAssembler:
         current = self._current
         if cache is current:
             return
-        if (
-            current
-            and self.num_samples
-            and (cache.form != current.form or (not self.structure and cache.spec != current.spec))
-        ):
+        if self.structure and current and self.num_samples and cache.form != current.form:
             got, expected = (
                 ", ".join(f"{dtype} {list(shape)}" for dtype, shape, _ in one.form)[:500] for one in (cache, current)
             )
-            raise _OtherFormError(
+            raise FormatError(
                 f"an item whose columns differ from the first item of its batch: {got}, expected {expected}. Make "
                 "the actors of the table agree."
             )

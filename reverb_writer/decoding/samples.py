@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -129,17 +129,6 @@ class BatchInfo(Record):
         servers = {info.server for info in infos}
         server = servers.pop() if len(servers) == 1 else ""
         return axes.joined(infos, received_at=min(info.received_at for info in infos), server=server)
-
-    def split(self) -> Iterator[SampleInfo]:
-        """Yield the information about each sample."""
-        arrays = (self.keys, self.priorities, self.probabilities, self.table_sizes, self.times_sampled)
-        yield from map(SampleInfo, *(array.tolist() for array in arrays))
-
-
-def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[list[Array], SampleInfo]]:
-    """Yield each sample's columns, [T, ...] or [...] if the column is scalar, and its information."""
-    leaves = map(list, zip(*[column.split() for column in columns], strict=True))
-    yield from zip(leaves, info.split(), strict=True)
 
 
 class ArrayMemory:

@@ -18,7 +18,6 @@ import tree
 from reverb_writer.client.client import Client, only_server
 from reverb_writer.client.server_calls import Sample
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
-from reverb_writer.decoding.samples import split_samples
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
 from reverb_writer.files.importing import Transferred
 from reverb_writer.files.rollout_writer import RolloutWriter
@@ -26,7 +25,6 @@ from reverb_writer.files.saved_replay import open_saved
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import Samples
-from reverb_writer.protocol.signatures import packer, packer_of
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
 from reverb_writer.tables.table_info import check_tables_exist
 
@@ -83,7 +81,7 @@ def export_items(client: Client, table: str, writer: RolloutWriter) -> Generator
         StructureError: the server has no such table.
         ReplayTimeoutError: some items did not arrive; the error has their number.
     """
-    info = only_server(client).request_info()
+    info = only_server(client).channel.server_info(client.timeout_s)
     check_tables_exist([table], info, client.address)
     found = info.tables[table]
     if found.sampler not in _RANDOM or found.max_times_sampled:
@@ -153,6 +151,5 @@ def _decoded(
         setattr(entry.info.item, field, getattr(item, field))
     if errors := assembler.add(Samples.of([entry])):
         raise errors[0]
-    pack = packer_of(assembler.spec) if signature is None else packer(signature)
-    ((columns, info),) = split_samples(*assembler.take())
-    return Sample(pack(columns), info)
+    ((data, info),) = assembler.take_each(signature)
+    return Sample(data, info)

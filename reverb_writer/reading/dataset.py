@@ -28,7 +28,7 @@ from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
 from reverb_writer.slices.batch import Batch
 from reverb_writer.tables.rate_limits import inserts_until_sample
-from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -163,8 +163,6 @@ class Dataset(Views):
             if has_ended or now >= deadline:
                 self._stats.wait_s += now - start
                 too_short, self._prefetcher.too_short = self._prefetcher.too_short, None
-                if has_ended and self._prefetcher.failure is not None:
-                    raise self._prefetcher.failure  # again: an iteration that ends without an error looks complete
                 if has_ended and too_short is None:
                     return None
                 raise too_short or self._too_late(start, deadline - start)
@@ -348,17 +346,10 @@ def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: b
     addresses = ", ".join(shard.address for shard in present)
     with server_set.logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
         try:
-            if needs_all:
-                infos = dict(
-                    zip(present, server_set.on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True)
-                )
-            else:
-                infos = server_set.answering(present, timeout_s, [table])
+            infos = server_set.answering(present, timeout_s, [table], needs_all=needs_all)
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             raise error from None  # without gRPC's error: the message names the cause
     for shard in present:
-        if shard in infos:
-            check_tables_exist([table], infos[shard], shard.address)
-        else:
+        if shard not in infos:
             _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
     return {shard.name: info for shard, info in infos.items()}

@@ -70,7 +70,6 @@ class Mixer:
 
     Attributes:
         removes_items: whether sampling removes items from the table.
-        server: address of the server that the samples of the batch come from; "" if they may come from several.
         heard_at: `time.monotonic()` at the last arrival of samples.
         changed: set when `proceed` has something to do.
     """
@@ -92,7 +91,6 @@ class Mixer:
         `remember` gets the keys of samples, and their server.
         """
         self.removes_items = table.max_times_sampled > 0
-        self.server = ""
         self.heard_at = time.monotonic()
         self._client, self._infos, self._table, self._options = client, infos, table, options
         self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
@@ -193,7 +191,7 @@ class Mixer:
         source = self._source_of_batch or self._next_source(now, any_server=any_server)
         if source is None:
             return NO_SAMPLES
-        self._source_of_batch, self.server = source, source.server.address
+        self._source_of_batch = source
         return self._taken(source, num_samples)
 
     @property
@@ -204,9 +202,10 @@ class Mixer:
             return False
         return source.stream.is_done or (source.is_lost and len(self._sources) > 1)
 
-    def begin_batch(self) -> None:
-        """Begin the next batch, from the server whose turn it then is."""
-        self._source_of_batch = None
+    def end_batch(self) -> str:
+        """End the present batch; return the address of its server, "" if its samples may come from several."""
+        source, self._source_of_batch = self._source_of_batch, None
+        return "" if source is None else source.server.address
 
     def stop_requests(self) -> None:
         """Request no more samples; those in flight can still be read."""

@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
@@ -49,13 +49,11 @@ class BatchMaker:
         return None
 
 
-@dataclass(eq=False)
-class _Entry:
-    """A batch, or an error in its place, and the number of samples that are delivered with it."""
+class _Entry(NamedTuple):
+    """A batch, or an error in its place, and the number of samples that are delivered with it; 0 for a message."""
 
+    item: Batch | Exception
     num_samples: int
-    item: Batch | Exception | None = None
-    is_of_stream: bool = False  # whether it is an error that has ended a stream
 
 
 class Prefetcher:
@@ -64,7 +62,6 @@ class Prefetcher:
     Attributes:
         woken: set whenever a batch or an error is ready, and at the end.
         too_short: the reason why the last samples gave no batch; None if they gave one.
-        failure: the error that has ended the thread; None without one.
     """
 
     def __init__(
@@ -79,10 +76,10 @@ class Prefetcher:
         self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
         self._changed, self.woken = mixer.changed, Flag()
         self.too_short: IncompleteError | None = None
-        self.failure: Exception | None = None
+        self._failure: Exception | None = None  # has ended the thread
         self._says_too_short = True
         self._ready: collections.deque[_Entry] = collections.deque()
-        self._making: _Entry | None = None  # samples whose batches are being made
+        self._num_making: int | None = None  # samples whose batches are being made; None if no batch is being made
         self._batches: Iterator[tuple[Batch | None, bool]] = iter(())
         self._num_skipped = 0
         self._num_too_short = 0  # samples that were left out since the reader's last call: they keep their room
@@ -113,7 +110,7 @@ class Prefetcher:
         try:
             return self._ready.popleft().item
         except IndexError:
-            return None
+            return self._failure  # each time: an iteration that ends without an error looks complete
         finally:
             self._changed.set()  # also without a batch, because an interrupt may have skipped this in an earlier call
 
@@ -147,7 +144,7 @@ class Prefetcher:
     @property
     def is_making(self) -> bool:
         """Whether a batch is being made of its samples."""
-        return self._making is not None
+        return self._num_making is not None
 
     def count(self, stats: DatasetStats) -> None:
         """Add the counters so far."""
@@ -190,8 +187,7 @@ class Prefetcher:
         except Exception as error:  # noqa: BLE001  # the reader raises it: a dataset that ends without an error looks complete
             if not isinstance(error, ReverbWriterError):
                 _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
-            self.failure = error
-            self._ready.append(_Entry(0, error))
+            self._failure = error
         finally:
             self._mixer.close()
             self._ended.set()  # before the reader wakes: the thread lives a moment longer
@@ -207,10 +203,11 @@ class Prefetcher:
                 self._mixer.stop_requests()
                 began_to_end_at = min(began_to_end_at, now)
             next_at = math.inf
-            if end is not None or not any(entry.is_of_stream for entry in self._ready.copy()):
+            # Nothing is read until the error of a message is taken, so that damage costs little.
+            if end is not None or all(num or isinstance(item, Batch) for item, num in self._ready.copy()):
                 next_at, errors = self._mixer.proceed(now, self._num_held() + self._num_too_short)
-                for error in errors:  # nothing is read until it is taken, so that damage costs little
-                    self._refuse(error, is_of_stream=True)
+                for error in errors:
+                    self._refuse(error, 0)
             request = self._request
             rest, bounded = request is not None or self._mixer.is_done, request is None and end is None
             if self._advance(now, rest=rest, bounded=bounded):
@@ -220,7 +217,7 @@ class Prefetcher:
                 next_at = min(until, max(self._mixer.heard_at, began_to_end_at) + max_silence_s)
                 if next_at <= now or not (self._mixer.removes_items and self._mixer.num_in_flight):
                     return
-            elif self._mixer.is_done and self._making is None:
+            elif self._mixer.is_done and not self.is_making:
                 return
             if request is not None:
                 self._put_rest()
@@ -240,28 +237,28 @@ class Prefetcher:
 
         With `rest`, make a batch that the samples do not fill. Without `bounded`, work even if enough are ready.
         """
-        if self._making is not None:
+        if self._num_making is not None:
             if bounded and len(self._ready) >= self._max_ready:
                 return False
-            self._make(self._making)
+            self._make(self._num_making)
             return True
         assembler = self._assembler
         samples = self._mixer.take(self._batch_size - assembler.num_samples, now, any_server=rest)
         for error in assembler.add(samples) if samples else ():
-            self._refuse(error)
+            self._refuse(error, 1)
         num_samples = assembler.num_samples
         if num_samples >= self._batch_size or (num_samples and not samples and (rest or self._mixer.is_starved)):
-            self._making = _Entry(num_samples)
-            self._batches = self._maker.make(assembler, self._mixer.server)
-            self._mixer.begin_batch()
+            self._num_making = num_samples
+            self._batches = self._maker.make(assembler, self._mixer.end_batch())
             return True
         return bool(samples)
 
-    def _make(self, making: _Entry) -> None:
-        """Make the next batch of the samples that were assembled."""
+    def _make(self, num_samples: int) -> None:
+        """Make the next batch of the samples that were assembled and are in no batch yet."""
         if self._calls_user and self._request is None:
             self._is_busy = True
-        num_done = 0
+        item: Batch | Exception | None = None
+        num_left = 0
         try:
             batch, is_last = next(self._batches)
         except Exception as error:  # noqa: BLE001  # may come from a user's function; the reader raises it
@@ -270,41 +267,37 @@ class Prefetcher:
                 if self._says_too_short:
                     _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
                 self.too_short, self._says_too_short = error, False
-                self._num_too_short += making.num_samples
+                self._num_too_short += num_samples
                 if (request := self._request) is not None:  # the next samples may be too short, too, without an end
                     self._put_rest()
                     request.set()
             else:
-                making.item = error
+                item = error
             if self._assembler.num_samples:
                 self._assembler.begin_next()
         else:
             if batch is not None:
-                num_done, self.too_short = len(batch.info), None
-                making.item = self._transformed(batch)
+                num_left, self.too_short = 0 if is_last else max(num_samples - len(batch.info), 0), None
+                item = self._transformed(batch)
         self._is_busy = False
-        num_left = 0 if is_last else max(making.num_samples - num_done, 0)
-        if making.item is not None:
-            self._ready.append(making)
-        self._making = None if is_last else _Entry(num_left)
-        making.num_samples -= num_left
+        self._num_making = None if is_last else num_left
+        if item is not None:
+            self._ready.append(_Entry(item, num_samples - num_left))
         self.woken.set()
 
-    def _refuse(self, error: ReverbWriterError, *, is_of_stream: bool = False) -> None:
+    def _refuse(self, error: ReverbWriterError, num_samples: int) -> None:
         """Skip and count a sample or a message, or have the reader raise its error."""
         if self._skip_unsafe and isinstance(error, UnsafeDataError | FormatError):
             self._num_skipped += 1
         else:
-            self._put(_Entry(0, error, is_of_stream))
-
-    def _put(self, entry: _Entry) -> None:
-        self._ready.append(entry)
-        self.woken.set()
+            self._ready.append(_Entry(error, num_samples))
+            self.woken.set()
 
     def _put_rest(self) -> None:
         batch = self._maker.rest()
         if batch is not None:
-            self._put(_Entry(len(batch.info), self._transformed(batch)))
+            self._ready.append(_Entry(self._transformed(batch), len(batch.info)))
+            self.woken.set()
 
     def _transformed(self, batch: Batch) -> Batch | Exception:
         """Return the result of the learner's `transform` of a batch, or the error that it raises."""
@@ -325,7 +318,5 @@ class Prefetcher:
 
     def _num_held(self) -> int:
         """Return the number of samples that were taken from the mixer and not popped, errors included."""
-        making = self._making
-        entries = {id(entry): entry for entry in (*self._ready.copy(), *([making] if making else []))}
-        num_held = sum(entry.num_samples or isinstance(entry.item, Exception) for entry in entries.values())
-        return num_held + (self._assembler.num_samples if making is None else 0)
+        num_making = self._assembler.num_samples if self._num_making is None else self._num_making
+        return num_making + sum(entry.num_samples for entry in self._ready.copy())

@@ -29,29 +29,6 @@ _QUEUED: dict[Side, str] = {
 _LEAST_S = 1.0  # least time between two answers of a server whose differences are reported
 
 
-def insert_room(table: TableInfo) -> float:
-    """Return how many inserts the rate limiter allows before the next sample; infinity without a bound."""
-    limiter = table.rate_limiter
-    return limiter.balance.num_inserts_allowed(table.current_size, limiter.num_inserts, limiter.num_samples)
-
-
-def sample_room(table: TableInfo) -> float:
-    """Return how many samples the rate limiter allows before the next insert; infinity without a bound."""
-    limiter = table.rate_limiter
-    return limiter.balance.num_samples_allowed(table.current_size, limiter.num_inserts, limiter.num_samples)
-
-
-def keeps_ratio(table: TableInfo) -> bool:
-    """Return whether the rate limiter keeps a ratio of samples to inserts, that is, has a bound."""
-    return math.isfinite(table.rate_limiter.min_diff) or math.isfinite(table.rate_limiter.max_diff)
-
-
-def reached_ratio(table: TableInfo) -> float | None:
-    """Return samples per insert so far; None before the first insert."""
-    limiter = table.rate_limiter
-    return limiter.num_samples / limiter.num_inserts if limiter.num_inserts else None
-
-
 def rates(before: TableInfo, now: TableInfo, seconds: float) -> tuple[float, float]:
     """Return inserts and samples per second between two answers, >= 0.
 
@@ -79,8 +56,14 @@ def inserts_progress(before: ServerInfo, now: ServerInfo, tables: set[str]) -> b
 
 
 def figures(table: TableInfo) -> dict[str, Any]:
-    """Return a table's figures as JSON scalars; None for an infinite bound or a division by 0."""
-    limiter = table.rate_limiter
+    """Return a table's figures; bounds may be infinite, and None is a ratio that does not exist.
+
+    `insert_room` is how many inserts the rate limiter allows before the next sample, and `sample_room` how many samples
+    before the next insert.
+    """
+    limiter, balance = table.rate_limiter, table.rate_limiter.balance
+    state = table.current_size, limiter.num_inserts, limiter.num_samples
+    keeps_ratio = math.isfinite(limiter.min_diff) or math.isfinite(limiter.max_diff)
     return {
         "name": table.name,
         "size": table.current_size,
@@ -91,14 +74,14 @@ def figures(table: TableInfo) -> dict[str, Any]:
         "unique_samples": table.num_unique_samples,
         "episodes": table.num_episodes,
         "deleted_episodes": table.num_deleted_episodes,
-        "ratio_wanted": limiter.samples_per_insert if keeps_ratio(table) else None,
-        "ratio_reached": reached_ratio(table),
+        "ratio_wanted": limiter.samples_per_insert if keeps_ratio else None,
+        "ratio_reached": limiter.num_samples / limiter.num_inserts if limiter.num_inserts else None,
         "diff": limiter.diff,
-        "min_diff": _finite(limiter.min_diff),
-        "max_diff": _finite(limiter.max_diff),
+        "min_diff": limiter.min_diff,
+        "max_diff": limiter.max_diff,
         "min_size_to_sample": limiter.min_size_to_sample,
-        "insert_room": _finite(insert_room(table)),
-        "sample_room": _finite(sample_room(table)),
+        "insert_room": balance.num_inserts_allowed(*state),
+        "sample_room": balance.num_samples_allowed(*state),
         "sampler": table.sampler,
         "remover": table.remover,
         "max_times_sampled": table.max_times_sampled,
@@ -106,8 +89,9 @@ def figures(table: TableInfo) -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def json_figures(table: TableInfo) -> dict[str, Any]:
+    """Return a table's figures as JSON scalars, with None for an infinite bound."""
+    return {name: None if value in (math.inf, -math.inf) else value for name, value in figures(table).items()}
 
 
 def _missing(table: TableInfo) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeAlias, get_args
+from collections.abc import Iterator
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from reverb_writer.tables.rate_limits import insert_room, keeps_ratio, reached_ratio, sample_room
+from reverb_writer.tables.rate_limits import figures
 from reverb_writer.tables.table_info import TableInfo
 from reverb_writer_server.machine import available_bytes, used_bytes
 from reverb_writer_server.observability.banner import versions
@@ -20,35 +20,25 @@ from reverb_writer_server.observability.state import Job, ServiceState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_TableValue: TypeAlias = Callable[[TableInfo], float | None]  # None for a missing value
-
-_GAUGES: dict[str, tuple[str, _TableValue]] = {
-    "size": ("items in the table", lambda table: table.current_size),
-    "max_size": ("maximum number of items", lambda table: table.max_size),
-    "fill_ratio": ("size / max_size", lambda table: table.current_size / table.max_size),
-    "ratio_reached": ("samples per insert so far", lambda table: reached_ratio(table) or 0.0),
-    "min_diff": ("the lowest diff after a sample", lambda table: table.rate_limiter.min_diff),
-    "max_diff": ("the highest diff after an insert", lambda table: table.rate_limiter.max_diff),
-    "insert_room": ("inserts that are possible before the next sample", insert_room),
-    "sample_room": ("samples that are possible before the next insert", sample_room),
-    "episodes": ("episodes of its items", lambda table: table.num_episodes),
-    "ratio_wanted": (
-        "samples per insert that the rate limiter aims at",
-        lambda table: table.rate_limiter.samples_per_insert if keeps_ratio(table) else None,
-    ),
-    "diff": (
-        "inserts x ratio_wanted - samples",
-        lambda table: table.rate_limiter.diff if keeps_ratio(table) else None,
-    ),
+# Meaning of each metric of a table, by name; the values are in `_values`.
+_GAUGES = {
+    "size": "items in the table",
+    "max_size": "maximum number of items",
+    "fill_ratio": "size / max_size",
+    "ratio_reached": "samples per insert so far",
+    "min_diff": "the lowest diff after a sample",
+    "max_diff": "the highest diff after an insert",
+    "insert_room": "inserts that are possible before the next sample",
+    "sample_room": "samples that are possible before the next insert",
+    "episodes": "episodes of its items",
+    "ratio_wanted": "samples per insert that the rate limiter aims at",
+    "diff": "inserts x ratio_wanted - samples",
 }
-_COUNTERS: dict[str, tuple[str, _TableValue]] = {
-    "inserts": ("items inserted", lambda table: table.rate_limiter.num_inserts),
-    "samples": (
-        "items sampled, including those that learners fetched ahead",
-        lambda table: table.rate_limiter.num_samples,
-    ),
-    "unique_samples": ("items sampled at least once", lambda table: table.num_unique_samples),
-    "deleted_episodes": ("episodes whose items were all removed", lambda table: table.num_deleted_episodes),
+_COUNTERS = {
+    "inserts": "items inserted",
+    "samples": "items sampled, including those that learners fetched ahead",
+    "unique_samples": "items sampled at least once",
+    "deleted_episodes": "episodes whose items were all removed",
 }
 
 
@@ -117,13 +107,21 @@ def _of_service(state: ServiceState) -> dict[str, tuple[str, float | None]]:
     }
 
 
+def _values(table: TableInfo) -> dict[str, Any]:
+    """Return the values of a table's metrics by name; None for a missing value."""
+    found = figures(table)
+    diff = None if found["ratio_wanted"] is None else found["diff"]
+    return {**found, "fill_ratio": found["fill"], "ratio_reached": found["ratio_reached"] or 0.0, "diff": diff}
+
+
 def _of_tables(tables: list[TableInfo]) -> Iterator[Metric]:
+    values = [_values(table) for table in tables]
     for kind, metrics in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-        for name, (meaning, value_of) in metrics.items():
+        for name, meaning in metrics.items():
             metric = kind(f"reverb_table_{name}", meaning, labels=["table"])
-            for table in tables:
-                if (value := value_of(table)) is not None:
-                    metric.add_metric([table.name], float(value))
+            for of_table in values:
+                if of_table[name] is not None:
+                    metric.add_metric([of_table["name"]], float(of_table[name]))
             yield metric
     worker = CounterMetricFamily(
         "reverb_table_worker_seconds", "time of the table's worker by state", labels=["table", "state"]

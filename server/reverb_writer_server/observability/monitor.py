@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import reverb_writer as rw
-from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, figures
+from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, json_figures
 from reverb_writer.tables.table_info import TableInfo
 from reverb_writer_server.reverb.sockets import accepts_connections
 
@@ -92,8 +92,9 @@ class Monitor:
     def snapshot(self) -> list[dict[str, Any]]:
         """Return each table's figures and standstills as JSON values."""
         now = self.latest()
+        blocked = [dataclasses.asdict(one) for one in now.standstills]
         return [
-            {**figures(table), "blocked": [dataclasses.asdict(one) for one in now.standstills if one.table == name]}
+            {**json_figures(table), "blocked": [one for one in blocked if one["table"] == name]}
             for name, table in now.tables.items()
         ]
 
@@ -124,7 +125,7 @@ class Monitor:
             self._saved_at = time.monotonic()
         if accepts_connections(self._address, _ACCEPT_TIMEOUT_S):
             self._accepted_at = time.monotonic()
-        info = self._client.shards[0].request_info()
+        info = self._client.shards[0].channel.server_info(_ANSWER_TIMEOUT_S)
         tables = {name: info.tables[name] for name in self._order}
         self._latest = ServerSnapshot(tables, tuple(self._watch.update(info)), info.at)
         self._answered.set()

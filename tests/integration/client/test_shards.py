@@ -47,7 +47,7 @@ def start() -> Iterator[Callable[[], rw.LocalServer]]:
 
 
 def sizes(client: rw.Client) -> list[int]:
-    return [shard.request_info(10.0).tables["replay"].current_size for shard in client.shards]
+    return [shard.channel.server_info(10.0).tables["replay"].current_size for shard in client.shards]
 
 
 def test_a_shard_that_moves_keeps_its_name_and_its_connection(
@@ -180,7 +180,7 @@ def test_shards_that_are_lost_are_not_asked_and_those_that_drain_get_no_items(
         for _ in range(4):
             client.insert(np.zeros(1), {"replay": 1.0})
         assert client.server_info()["replay"].current_size == 4
-        assert [shard.request_info().tables["replay"].current_size for shard in client.shards[:2]] == [4, 0]
+        assert [shard.channel.server_info(10.0).tables["replay"].current_size for shard in client.shards[:2]] == [4, 0]
 
 
 def test_samples_come_from_the_servers_that_have_some() -> None:

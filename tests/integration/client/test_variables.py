@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import time
 import traceback
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,7 +23,7 @@ from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.client import server_set
+from reverb_writer.client import server_set, variables
 from reverb_writer.client.targets import rank_shards
 
 WEIGHTS = rw.TableConfig.variables("weights")
@@ -162,6 +164,17 @@ def test_weights_that_no_server_has_yet_are_waited_for_as_is_logged(
         assert all(address in waits[0] for address in addresses)
         with soon(lambda: learner.publish([np.arange(3)])):
             assert actor.latest()[0].tolist() == [0, 1, 2]
+
+
+def test_a_pause_that_takes_longer_than_it_should_leaves_the_error_right(
+    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: the time is up when the pause between two questions ends."""
+    with rw.Variables(replay_server(WEIGHTS).address, "weights") as actor:
+        late = types.SimpleNamespace(sleep=lambda _: time.sleep(5.1), monotonic=time.monotonic, time_ns=time.time_ns)
+        monkeypatch.setattr(variables, "time", late)
+        with pytest.raises(rw.errors.ReplayTimeoutError, match="table `weights` is empty at"):
+            actor.latest(timeout_s=5.0)
 
 
 def test_weights_after_a_time_out_have_another_number(replay_server: StartServer) -> None:

@@ -108,17 +108,12 @@ def test_chunks_that_are_sent_again_with_other_contents_are_refused_or_decoded_w
     assembler = BatchAssembler(cache_bytes, SAMPLE_BYTES)
     samples = SampleReassembler().feed(response(*entries))
     while samples:
-        some = samples[:batch_size]
+        some, samples = samples[:batch_size], samples[batch_size:]
         errors = assembler.add(some)
         assert all(isinstance(error, (FormatError, UnsafeDataError)) for error in errors)
-        num_read = len(some) - len(assembler.held_back)
-        assert assembler.num_samples == num_read - len(errors)
-        samples = samples[num_read:]
-        if assembler.num_samples:
-            columns, infos = assembler.take()
-            for column in columns:
-                assert column.lengths.tolist() == [num_rows[key] for key in infos.keys.tolist()]
-                assert sum(map(len, column.split())) == column.lengths.sum()
+        assert assembler.num_samples == len(some) - len(errors)
+        for columns, info in assembler.take_each(None):
+            assert list(map(len, columns)) == [num_rows[info.key]] * 2
 
 
 def test_chunk_that_has_changed_when_it_is_decoded_again_is_refused() -> None:

@@ -16,7 +16,7 @@ from sampled import chunk, item, response, together
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.chunks import ChunkRing, EncodedChunk
-from reverb_writer.decoding.samples import Column, split_samples
+from reverb_writer.decoding.samples import Column
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
@@ -52,8 +52,9 @@ def test_delta_encoded_scalar_and_string_columns() -> None:
         chunk(3, [np.array([b"a", b"", b"ccc"], object)]),
     ]
     one = item(1, [[(1, 0, 3, 0)], [(2, 2, 1, 0)], [(3, 1, 2, 0)]], is_scalar=(1,))
-    columns, infos = assembled(response((one, chunks), (one, chunks)))
-    for leaves, info in split_samples(columns, infos):
+    assembler = BatchAssembler(1 << 20, 1 << 20)
+    assert assembler.add(samples_of(response((one, chunks), (one, chunks)))) == []
+    for leaves, info in assembler.take_each(None):
         assert leaves[0].tolist() == [[1], [2], [3]]
         assert leaves[1] == 4.0
         assert leaves[2].tolist() == [b"", b"ccc"]
@@ -240,7 +241,7 @@ def test_a_cache_that_is_too_small_is_gone_before_chunks_are_decoded_into_a_larg
     assert num_rings == [1, 1, 1]
 
 
-def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_are_for_the_next_batch() -> None:
+def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_are_taken_one_by_one() -> None:
     content = {1: np.ones((2, 1)), 2: np.ones((2, 1)), 3: np.ones((2, 3)), 4: np.ones((2, 1), np.int8)}
     samples = samples_of(response(*[(together(n, [n], [(0, 2)], 1), [chunk(n, [content[n]])]) for n in (1, 3, 4, 2)]))
     assembler = BatchAssembler(1 << 20, 1 << 20, structure=TableStructure("table", None))
@@ -249,12 +250,10 @@ def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_a
     assert re.search(r"int8 \[1\], expected float64 \[1\]", str(errors[1]))
     assert list(map(type, errors)) == [FormatError] * 2  # a class that users can name
     assert [rows.tolist() for rows in assembler.take()[0][0].split()] == [[[1.0], [1.0]]] * 2
-    assembler, keys = BatchAssembler(1 << 20, 1 << 20), []
-    while samples:
-        assert assembler.add(samples) == []
-        samples = assembler.held_back
-        keys.append(assembler.take()[1].keys.tolist())
-    assert keys == [[1], [3], [4], [2]]
+    assembler = BatchAssembler(1 << 20, 1 << 20)
+    assert assembler.add(samples) == []
+    found = [(info.key, leaf.tolist()) for (leaf,), info in assembler.take_each(None)]
+    assert found == [(1, [[1.0], [1.0]]), (3, [[1.0] * 3] * 2), (4, [[1], [1]]), (2, [[1.0], [1.0]])]
 
 
 def test_items_that_do_not_fit_the_signature_are_foreign(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,7 +46,7 @@ def mixed(
             with rw.Client(shard.address) as one:
                 for number in range(size):
                     one.insert([np.array([number])], {"replay": 1.0})
-        infos = {shard.name: shard.request_info(60.0) for shard in client.shards}
+        infos = {shard.name: shard.channel.server_info(60.0) for shard in client.shards}
         table, draws = infos[client.shards[0].name].tables["replay"], Draws()
         with monkeypatch.context() as patch:
             patch.setattr(np.random, "default_rng", lambda: draws)

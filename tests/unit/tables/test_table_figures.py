@@ -18,11 +18,9 @@ from reverb_writer.tables.rate_limits import (
     explain_samples,
     explain_side,
     figures,
-    insert_room,
     inserts_progress,
+    json_figures,
     rates,
-    reached_ratio,
-    sample_room,
 )
 from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo, check_tables_exist, merge_tables
 
@@ -129,21 +127,22 @@ def at(moment: float, one: TableInfo, state_id: int = 1, **waited_ms: int) -> Se
     ],
 )
 def test_room_is_what_the_limiter_leaves(one: TableInfo, inserts: float, samples: float) -> None:
-    assert (insert_room(one), sample_room(one)) == (inserts, samples)
+    found = figures(one)
+    assert (found["insert_room"], found["sample_room"]) == (inserts, samples)
     assert one.blocks_inserts() == (inserts == 0)
     assert one.blocks_samples() == (samples == 0)
 
 
 def test_rates_are_counts_over_seconds_and_not_negative_after_a_reset() -> None:
-    assert reached_ratio(table(inserts=50, samples=20)) == 0.4
-    assert reached_ratio(table(inserts=0)) is None
+    assert figures(table(inserts=50, samples=20))["ratio_reached"] == 0.4
+    assert figures(table(inserts=0))["ratio_reached"] is None
     assert rates(table(inserts=100, samples=10), table(inserts=150, samples=20), 5.0) == (10.0, 2.0)
     assert rates(table(inserts=100, samples=10), table(inserts=5, samples=20), 5.0) == (0.0, 2.0)
     assert rates(table(), table(inserts=200), 0.0) == (0.0, 0.0)
 
 
 def test_figures_are_json() -> None:
-    shown = json.loads(json.dumps(figures(unbounded(100)), allow_nan=False))
+    shown = json.loads(json.dumps(json_figures(unbounded(100)), allow_nan=False))
     assert (shown["fill"], shown["ratio_wanted"], shown["insert_room"], shown["max_diff"]) == (0.1, None, None, None)
     assert figures(table(low=-INF))["ratio_wanted"] == figures(table(high=INF))["ratio_wanted"] == 8
 
