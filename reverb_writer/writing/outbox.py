@@ -141,7 +141,6 @@ class Outbox:
             request = self._cutter.encoder.request(group[start:stop])
             if request is not None:
                 flight.add(request)
-            self._cutter.num_unencoded -= num_items
             start = stop
         while self._drops_oldest and self._room_of(destination) == 0 and flight.drop_oldest():
             if not self._dropping:
@@ -313,17 +312,17 @@ class Outbox:
 
     def close(self) -> int:
         """Give up all pending items; return their number."""
-        num_left = self._cutter.num_unencoded + sum(destination.delivery.close() for destination in self._all)
-        self._cutter.num_unencoded = 0
-        return num_left
+        num_left, self._cutter.num_unencoded = self._cutter.num_unencoded, 0
+        self._books.counts["items"] += num_left
+        return num_left + sum(destination.delivery.close() for destination in self._all)
 
     def stats(self) -> ObserverStats:
         """Return the counters now, without the counters that the observer keeps."""
-        counts, num_pending = self._books.counts, self.num_pending
+        counts, num_written = self._books.counts, self.num_written
         return ObserverStats(
-            **counts,
-            pending_items=num_pending,
+            **{**counts, "items": counts["items"] + self._cutter.num_unencoded},
+            pending_items=self.num_pending,
             pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self._all),
-            dropped_items=counts["items"] - counts["acknowledged_items"] - num_pending,
+            dropped_items=counts["items"] - counts["acknowledged_items"] - num_written,
             dropped_steps=dict(self._books.dropped_steps),
         )

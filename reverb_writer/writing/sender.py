@@ -335,7 +335,7 @@ class Sender:
         self.ring.granted = -1
         self._cutter.take()
         for env in range(self.ring.num_envs):
-            self._cutter.end(env, discard=True)
+            self._cutter.end(env, "reset")
         self._send_now()
         self._outbox.proceed()
 
