@@ -13,7 +13,7 @@ import logging
 import queue
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -207,7 +207,7 @@ class LocalPipe:
 
 
 class ByteStream:
-    """A stream that one thread at a time reads; others may call `send` and `cancel`."""
+    """A stream whose messages wait for one thread that reads them."""
 
     def __init__(self, channel: Channel, method: str, changed: Callable[[], object] = lambda: None) -> None:
         """Open the stream. Any thread calls `changed` after each message and the end; it must not wait."""
@@ -215,13 +215,8 @@ class ByteStream:
         self._changed = changed
         self._num_put = self._num_got = 0  # bytes; one thread changes each
         self._is_paused = False
-        self._error: ReverbWriterError | None = None  # the error of the end, set by `read` or `cancel`
-        self._address = channel.address
         self._pipe = open_pipe(channel, method, self._put)
-
-    def send(self, message: bytes) -> None:
-        """Send a message; never waits."""
-        self._pipe.send(message)
+        self.send, self.close = self._pipe.send, self._pipe.close
 
     @property
     def has_unread(self) -> bool:
@@ -229,27 +224,14 @@ class ByteStream:
         return not self._events.empty()
 
     def read(self) -> bytes | UnencodedSamples:
-        """Wait for the next message, or raise the error that has ended the stream."""
-        event = self._error or self._events.get()
-        if self._error is not None:  # cancelled; unread messages are dropped
-            raise self._error
+        """Wait for the next message; raise the error that has ended the stream, once."""
+        event = self._events.get()
         if isinstance(event, ReverbWriterError):
-            self._error = event
             raise event
         self._num_got += len(event)
         if self._is_paused:
             self._resume_if_read()
         return event
-
-    def __iter__(self) -> Iterator[bytes | UnencodedSamples]:
-        while True:
-            yield self.read()
-
-    def cancel(self) -> None:
-        """End the stream: a waiting `read` and all later ones raise. Idempotent; never waits."""
-        self._pipe.close()
-        self._error = ServerUnavailableError(f"the stream to the server at {self._address} was cancelled.")
-        self._events.put(self._error)  # wakes a waiting `read`
 
     def _put(self, event: Event) -> None:
         self._events.put(event)

@@ -274,7 +274,7 @@ class SampleStream:
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
-            stream.cancel()
+            stream.close()
         self.num_lost += self.num_in_flight
         if not self._is_ending:
             for limit in self._limits:
