@@ -279,16 +279,14 @@ class Wait:
         self._restart()
         self._began_at = self._logged_at = self._since
         self._look_at = math.inf
-        self._acknowledged = -1  # items confirmed at the last progress
 
-    def proceed(self, delivery: Delivery, acknowledged: int, num_pending: int) -> Exception | None:
+    def proceed(self, delivery: Delivery, progress_at: float, num_pending: int) -> Exception | None:
         """Ask the server if it is time, log every ten seconds, and return the error at the time-out.
 
-        `acknowledged` is the number of items confirmed so far: an increase may start the time-out again.
+        Progress at `progress_at`, a `time.monotonic()`, may start the time-out again.
         """
-        if self.extends and self._acknowledged not in (-1, acknowledged):
+        if self.extends and progress_at > self._since:
             self._restart()
-        self._acknowledged = acknowledged
         now = time.monotonic()
         if now - self._since >= self.timeout_s:
             may_extend = self.extends and now - self._began_at < _LONGEST * self.timeout_s
@@ -344,7 +342,7 @@ def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, inf
         delivery.flight.add(request)
         wait = Wait("flush", timeout_s)
         while num_pending := delivery.flight.pending:
-            if late := wait.proceed(delivery, delivery.flight.acknowledged, num_pending):
+            if late := wait.proceed(delivery, delivery.flight.progress_at, num_pending):
                 raise late
             pause_s = min(delivery.proceed(), wait.left_s(), threading.TIMEOUT_MAX)
             with contextlib.suppress(queue.Empty):
