@@ -100,11 +100,6 @@ class Channel:
             raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
 
     @property
-    def is_forked(self) -> bool:
-        """Whether this process is a forked child of the channel's process."""
-        return process_hooks.is_forked()
-
-    @property
     def endpoint(self) -> endpoints.Endpoint | None:
         """The server of the address if it is in this process and the channel uses neither TLS nor a proxy."""
         return endpoints.BY_ADDRESS.get(self.address) if self._is_direct else None
@@ -126,7 +121,7 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection; open calls end with an error. Idempotent; does nothing in a forked child."""
-        if not self.is_forked:
+        if not process_hooks.is_forked():
             self._closed = True
             if loop.has_begun() or self.local_pipes:
                 done = Flag()  # no `PendingCall`, whose task an interrupted main thread would drop
@@ -297,7 +292,7 @@ class Channel:
 
     def __del__(self) -> None:
         """Close the wire."""
-        if not getattr(self, "_closed", True) and not self.is_forked:
+        if not getattr(self, "_closed", True) and not process_hooks.is_forked():
             self._closed = True
             if self._wire is not None:
                 with contextlib.suppress(ClosedError):
