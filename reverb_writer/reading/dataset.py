@@ -214,8 +214,8 @@ class Dataset(Views):
         advice = f"`Client.reset` table `{self.table}`, or open the dataset again"
         foreign = f"{stats.foreign_items} of another structure were left out: {advice}. " if stats.foreign_items else ""
         unsafe = f"{stats.skipped_samples} were unsafe or damaged, and skipped. " if stats.skipped_samples else ""
-        losses = [source.stream.loss for source in self._mixer.sources]
-        is_gone = all(loss is not None and not loss.is_silent for loss in losses)
+        losses = [(source.server.channel, source.stream.loss) for source in self._mixer.sources]
+        is_gone = all(loss is not None and not channel.is_silent(loss) for channel, loss in losses)
         num_come = self._prefetcher.num_for_batch
         what = (
             f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{self._why(start)}"
