@@ -46,6 +46,7 @@ class Cutter:
         self.has_new = False
         self._max_steps = max_steps
         self._num_marks = 0  # marks taken so far
+        self._num_encoded = 0  # encoded items of open episodes
         self._ended: list[Ready] = []
         count = self.ring.num_envs
         self.episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
@@ -109,8 +110,8 @@ class Cutter:
 
     def _tally(self) -> None:
         """Count the items that are complete and not encoded."""
-        num_open = self.kinds.num_items(self._steps) - self.kinds.num_items(self._encoded)
-        self.num_unencoded = int(num_open.sum()) + sum(ready.num_items for ready in self._ended)
+        num_open = int(self.kinds.num_items(self._steps).sum()) - self._num_encoded
+        self.num_unencoded = num_open + sum(ready.num_items for ready in self._ended)
 
     def _open_rows(self, env_ids: Integers) -> list[tuple[int, Integers]]:
         """Return each given environment with its rows that are in no chunk, in the order of steps."""
@@ -221,7 +222,9 @@ class Cutter:
             rows = rows[num_real:]
             num_sealed += size
         encoded = int(self._encoded[env])
-        num_items = end.num_items - self.kinds.num_items(encoded)
+        num_encoded = self.kinds.num_items(encoded)
+        self._num_encoded -= num_encoded
+        num_items = end.num_items - num_encoded
         if num_items:
             self._ended.append(Ready(self.kinds, episode, encoded, num_steps, end, num_items))
         self.books.counts["episodes"] += int(num_steps > self._boundary[env])
@@ -266,8 +269,10 @@ class Cutter:
         for env, after, num_steps, count in zip(env_ids.tolist(), *columns, strict=True):
             ready.append(Ready(self.kinds, self.episodes[env], after, num_steps, None, count))
         self._encoded[env_ids] = sealed[env_ids]
-        self.books.counts["items"] += sum(each.num_items for each in ready)
-        self._tally()
+        self._num_encoded += int(num_items.sum())
+        num_taken = sum(each.num_items for each in ready)
+        self.num_unencoded -= num_taken
+        self.books.counts["items"] += num_taken
         return ready
 
     def needed_chunks(self) -> list[int]:
