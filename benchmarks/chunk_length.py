@@ -93,14 +93,13 @@ def _sample(server: Server, effort: Effort) -> tuple[float, float, float, float]
         cpu_s, start = time.process_time() + server.cpu_s(), time.perf_counter()
         stream = ByteStream(channel, messages.SAMPLE_STREAM)
         stream.send(request)
-        for reply in stream:
+        while time.perf_counter() - start <= effort.seconds / 4:
+            reply = stream.read()
             num_bytes += len(reply)
             for entry in messages.SampleStreamResponse.FromString(reply).entries:
                 samples += entry.end_of_sequence
                 num_steps += sum(1 + chunk.sequence_range.end - chunk.sequence_range.start for chunk in entry.data)
-            if time.perf_counter() - start > effort.seconds / 4:
-                break
         wall_s = time.perf_counter() - start
         cpu_s = time.process_time() + server.cpu_s() - cpu_s
-        stream.cancel()
+        stream.close()
     return samples / wall_s, 1e6 * cpu_s / samples, num_bytes / samples, num_steps / samples

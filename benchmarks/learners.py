@@ -138,7 +138,7 @@ def raw(address: str, batch_size: int) -> Learner:
 
     def counts() -> Iterator[int]:
         missing = 0
-        for message in stream:
+        for message in iter(stream.read, None):
             entries = messages.SampledResponse.FromString(message).entries
             num_samples = sum(entry.end_of_sequence for entry in entries)
             missing += num_samples
@@ -148,7 +148,7 @@ def raw(address: str, batch_size: int) -> Learner:
             yield num_samples
 
     def close() -> None:
-        stream.cancel()
+        stream.close()
         channel.close()
 
     return Learner(counts(), close)

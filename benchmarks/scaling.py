@@ -41,7 +41,7 @@ class Replay:
         self._sent = self._confirmed = 0
         self._channel = Channel(address)
         self._stream = ByteStream(self._channel, messages.INSERT_STREAM)
-        threading.Thread(target=self._count, args=(self._stream,), daemon=True).start()
+        threading.Thread(target=self._count, args=(iter(self._stream.read, None),), daemon=True).start()
 
     def write(self, seconds: float) -> Run:
         """Send for `seconds`, or all that is left, and wait for the confirmations."""

@@ -260,7 +260,7 @@ def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, bega
         next_at = stream.proceed(now, 0, _MAX_IN_FLIGHT)
         samples = stream.read()
         if stream.loss is not None:
-            raise stream.loss.error
+            raise stream.loss
         if samples:
             return samples
         if not (stream.has_unread or changed.wait(min(next_at - now, left_s(), pause_s))):

@@ -29,6 +29,7 @@ from reverb_writer.reading.views import Views
 from reverb_writer.slices.batch import Batch
 from reverb_writer.tables.rate_limits import inserts_until_sample
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
+from reverb_writer.transport import process_hooks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -137,8 +138,7 @@ class Dataset(Views):
         return self._counted(self._prefetcher.pop() or self._prefetcher.pop_rest(), start)
 
     def _begin(self) -> None:
-        if self._updates.is_forked:
-            self._client.shards[0].channel.check_usable()
+        process_hooks.claim()
         self._prefetcher.start()
 
     def _next_batch(self, start: float, timeout_s: float, *, extends: bool = False) -> Batch | None:
@@ -212,8 +212,8 @@ class Dataset(Views):
         advice = f"`Client.reset` table `{self.table}`, or open the dataset again"
         foreign = f"{stats.foreign_items} of another structure were left out: {advice}. " if stats.foreign_items else ""
         unsafe = f"{stats.skipped_samples} were unsafe or damaged, and skipped. " if stats.skipped_samples else ""
-        losses = [source.stream.loss for source in self._mixer.sources]
-        is_gone = all(loss is not None and not loss.is_silent for loss in losses)
+        losses = [(source.server.channel, source.stream.loss) for source in self._mixer.sources]
+        is_gone = all(loss is not None and not channel.is_silent(loss) for channel, loss in losses)
         num_come = self._prefetcher.num_for_batch
         what = (
             f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{self._why(start)}"
@@ -269,7 +269,7 @@ class Dataset(Views):
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
         # The finalizer stays alive until the end of this method, which may be interrupted.
-        if not self._finalizer.alive or self._updates.is_forked:
+        if not self._finalizer.alive or process_hooks.is_forked():
             return
         began_at = time.monotonic()
         deadline = began_at + timeout_s
@@ -303,7 +303,7 @@ def _shut_down(parts: list[Any], client: Client | None) -> None:
     The garbage collector may call this in any thread, even in a thread that must end here or that holds a needed lock.
     So another thread does the work. Only the main thread waits for it, because it may be about to end the process.
     """
-    if parts and parts[0].is_forked:
+    if process_hooks.is_forked():
         return
     ended = in_background(functools.partial(_end, parts, client))
     if may_be_interrupted() and ended.wait(_END_S):

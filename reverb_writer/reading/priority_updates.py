@@ -26,6 +26,7 @@ from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterEr
 from reverb_writer.leaves import host_array
 from reverb_writer.slices.batch import Batch
 from reverb_writer.tables.table_info import TableInfo
+from reverb_writer.transport import process_hooks
 
 _LOG = logging.getLogger(__package__)
 
@@ -70,7 +71,7 @@ class PriorityUpdates:
 
     def put(self, batch_or_keys: Any, priorities: Any) -> None:
         """Set priorities soon; if a key has several, the last one counts."""
-        self._check_not_forked()
+        process_hooks.claim()  # in a forked child, a thread of the parent may hold the lock for ever
         keys, priorities = checked_updates(batch_or_keys, priorities)
         with self._lock:
             if self._is_closed:
@@ -84,7 +85,7 @@ class PriorityUpdates:
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all are set."""
-        self._check_not_forked()
+        process_hooks.claim()  # in a forked child, a thread of the parent may hold the lock for ever
         deadline = time.monotonic() + timeout_s
         self._wake()  # `put` may have been interrupted before
         while self._pending or self._is_sending:
@@ -99,7 +100,7 @@ class PriorityUpdates:
 
     def close(self, timeout_s: float) -> None:
         """Send pending updates for at most `timeout_s` seconds, and end. Idempotent; no effect in a forked child."""
-        if self.is_forked:
+        if process_hooks.is_forked():
             return
         self._is_closed = True
         with contextlib.suppress(ReplayTimeoutError):
@@ -108,15 +109,6 @@ class PriorityUpdates:
         with self._lock:
             self.num_failed += len(self._pending)
             self._pending.clear()
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is a forked child, where a thread of the parent may hold the lock for ever."""
-        return self._client.shards[0].channel.is_forked
-
-    def _check_not_forked(self) -> None:
-        if self.is_forked:
-            self._client.shards[0].channel.check_usable()
 
     def _wake(self) -> None:
         if self._pending:

@@ -15,7 +15,6 @@ import re
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -100,11 +99,6 @@ class Channel:
             raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
 
     @property
-    def is_forked(self) -> bool:
-        """Whether this process is a forked child of the channel's process."""
-        return process_hooks.is_forked()
-
-    @property
     def endpoint(self) -> endpoints.Endpoint | None:
         """The server of the address if it is in this process and the channel uses neither TLS nor a proxy."""
         return endpoints.BY_ADDRESS.get(self.address) if self._is_direct else None
@@ -117,6 +111,28 @@ class Channel:
             return error
         return ServerUnavailableError(f"there is no connection to the server at {self.address} ({reason}).")
 
+    def is_silent(self, error: Exception) -> bool:
+        """Whether the server exists but does not answer, judged by the error of the last attempt to connect."""
+        return isinstance(error, ReplayTimeoutError) or is_silent([self._words(error)], self.address)
+
+    def explain_loss(self, error: Exception) -> str:
+        """Return cause and advice while there is no connection; `error` is of the last attempt to connect.
+
+        Only a refusal advises a start, because a paused server would lose its tables.
+        """
+        heard = f"last heard of {time.monotonic() - self.last_response_at:.1f} s ago ({str(error).rstrip('.')})"
+        if self.is_silent(error):
+            return (
+                f"The server at {self.address} does not answer, {heard}. It may be starting or paused: look at its "
+                "process."
+            )
+        if is_refusal(self._words(error)):
+            return f"The server at {self.address} is gone, {heard}. Start it again."
+        return f"There is no connection to the server at {self.address}, {heard}. It is tried again and again."
+
+    def _words(self, error: Exception) -> str:
+        return str(error).replace(self.address, "")  # an address may have `dns` or `timeout` in it
+
     def redirect(self, address: str) -> None:
         """Use the server's new address: streams end as after a loss of the connection, calls are repeated."""
         self.check_usable()
@@ -126,7 +142,7 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection; open calls end with an error. Idempotent; does nothing in a forked child."""
-        if not self.is_forked:
+        if not process_hooks.is_forked():
             self._closed = True
             if loop.has_begun() or self.local_pipes:
                 done = Flag()  # no `PendingCall`, whose task an interrupted main thread would drop
@@ -297,37 +313,8 @@ class Channel:
 
     def __del__(self) -> None:
         """Close the wire."""
-        if not getattr(self, "_closed", True) and not self.is_forked:
+        if not getattr(self, "_closed", True) and not process_hooks.is_forked():
             self._closed = True
             if self._wire is not None:
                 with contextlib.suppress(ClosedError):
                     loop.submit(self._wire.close, "the client was forgotten")
-
-
-@dataclass(frozen=True)
-class ConnectionLoss:
-    """A connection was lost, and there is no new one yet."""
-
-    channel: Channel
-    error: Exception  # cause of the loss, or of the last failed attempt to connect
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the server exists but does not answer, judged by the last attempt to connect."""
-        return isinstance(self.error, ReplayTimeoutError) or is_silent([self._words], self.channel.address)
-
-    def explain(self) -> str:
-        """Return cause and advice. Only a refusal advises a start, because a paused server would lose its tables."""
-        address, silent_s = self.channel.address, time.monotonic() - self.channel.last_response_at
-        heard = f"last heard of {silent_s:.1f} s ago ({str(self.error).rstrip('.')})"
-        if self.is_silent:
-            return (
-                f"The server at {address} does not answer, {heard}. It may be starting or paused: look at its process."
-            )
-        if is_refusal(self._words):
-            return f"The server at {address} is gone, {heard}. Start it again."
-        return f"There is no connection to the server at {address}, {heard}. It is tried again and again."
-
-    @property
-    def _words(self) -> str:
-        return str(self.error).replace(self.channel.address, "")  # an address may have `dns` or `timeout` in it

@@ -37,7 +37,7 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import parse
 from reverb_writer.tables.rate_limits import explain_inserts, explain_limiter, inserts_progress
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
-from reverb_writer.transport.channel import Channel, ConnectionLoss
+from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.transport.pipes import Event, LocalPipe, Pipe, open_pipe
 
@@ -62,7 +62,7 @@ class Delivery:
     Attributes:
         flight: unconfirmed items, and counters.
         fault: kind and text of the error with which the server refuses items; None without a refusal.
-        loss: loss of the connection; None while there is one, or before one is needed.
+        loss: error of the last attempt to connect; None while there is a connection, or before one is needed.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Delivery:
         self.channel = channel
         self.flight = InFlight(needed)
         self.fault: tuple[type[Exception], str] | None = None
-        self.loss: ConnectionLoss | None = None
+        self.loss: Exception | None = None
         self._post, self._counts, self._max_sent_items, self._info = post, counts, max_sent_items, info
         self._pipe: Pipe | LocalPipe | None = None
         self._attempt = 0  # number of the pipe; events of an earlier one are ignored
@@ -201,7 +201,7 @@ class Delivery:
         if self.loss is None:
             self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
-        self.loss = ConnectionLoss(self.channel, error)
+        self.loss = error
         self._counts["resent_items"] += self.flight.requeue()
         # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.
         longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
@@ -240,7 +240,7 @@ class Delivery:
         """Return the cause of missing confirmations, as far as it is known."""
         address, silence_s = self.channel.address, time.monotonic() - self.channel.last_response_at
         if self.loss is not None:
-            return self.loss.explain()
+            return self.channel.explain_loss(self.loss)
         if not self._has_asked:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
         if not self._answers and self._refusal:
@@ -279,16 +279,14 @@ class Wait:
         self._restart()
         self._began_at = self._logged_at = self._since
         self._look_at = math.inf
-        self._acknowledged = -1  # items confirmed at the last progress
 
-    def proceed(self, delivery: Delivery, acknowledged: int, num_pending: int) -> Exception | None:
+    def proceed(self, delivery: Delivery, progress_at: float, num_pending: int) -> Exception | None:
         """Ask the server if it is time, log every ten seconds, and return the error at the time-out.
 
-        `acknowledged` is the number of items confirmed so far: an increase may start the time-out again.
+        Progress at `progress_at`, a `time.monotonic()`, may start the time-out again.
         """
-        if self.extends and self._acknowledged not in (-1, acknowledged):
+        if self.extends and progress_at > self._since:
             self._restart()
-        self._acknowledged = acknowledged
         now = time.monotonic()
         if now - self._since >= self.timeout_s:
             may_extend = self.extends and now - self._began_at < _LONGEST * self.timeout_s
@@ -296,7 +294,7 @@ class Wait:
                 tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
                 spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
                 text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {delivery.explain()}"
-                is_there = delivery.loss is None or delivery.loss.is_silent
+                is_there = delivery.loss is None or delivery.channel.is_silent(delivery.loss)
                 return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
             self._restart()
         if self._ask_at and now >= self._ask_at[0]:
@@ -344,7 +342,7 @@ def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, inf
         delivery.flight.add(request)
         wait = Wait("flush", timeout_s)
         while num_pending := delivery.flight.pending:
-            if late := wait.proceed(delivery, delivery.flight.acknowledged, num_pending):
+            if late := wait.proceed(delivery, delivery.flight.progress_at, num_pending):
                 raise late
             pause_s = min(delivery.proceed(), wait.left_s(), threading.TIMEOUT_MAX)
             with contextlib.suppress(queue.Empty):

@@ -13,7 +13,7 @@ import logging
 import queue
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -51,8 +51,7 @@ class Pipe:
     def __init__(self, channel: Channel, method: str, deliver: Callable[[Event], object]) -> None:
         """Open the stream; see `open_pipe`. The loop's thread calls `deliver`."""
         self._channel, self._method = channel, method
-        self._deliver: Callable[[Event], object] = deliver
-        self._has_ended = False
+        self._deliver: Callable[[Event], object] | None = deliver  # None after the end: it refers to the owner
         # Only the loop's thread uses the rest.
         self._call: Any = None
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
@@ -62,13 +61,13 @@ class Pipe:
 
     def send(self, message: bytes) -> None:
         """Send a message, in the order of calls; never waits, and is ignored after the end."""
-        if not self._has_ended:
+        if self._deliver is not None:
             _submit(lambda: self._outgoing.put_nowait(message))
 
     def close(self) -> None:
         """End the stream; nothing more is delivered, and unsent messages are dropped. Idempotent; never waits."""
-        if not self._has_ended:
-            self._has_ended = True
+        if self._deliver is not None:
+            self._deliver = None
             _submit(self._cancel)
 
     def pause(self) -> None:
@@ -80,9 +79,7 @@ class Pipe:
         _submit(self._may_read.set)
 
     def _open(self) -> None:
-        if self._has_ended:  # closed before it was opened
-            self._deliver = _ignore
-        else:
+        if self._deliver is not None:  # not closed before it was opened
             loop.spawn(self._run())
 
     def _cancel(self) -> None:
@@ -94,9 +91,8 @@ class Pipe:
         self._cancel()
         # gRPC keeps the connection while a call of it exists, and the frames of the traceback refer to the call.
         self._call = error.__traceback__ = error.__context__ = None
-        deliver, self._deliver = self._deliver, _ignore  # otherwise the owner and its connection would be kept
-        if not self._has_ended:
-            self._has_ended = True
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None:
             deliver(error)
 
     async def _carry(self) -> ReverbWriterError:
@@ -130,9 +126,11 @@ class Pipe:
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:
             self._channel.last_response_at = time.monotonic()
-            if self._has_ended:
+            deliver = self._deliver
+            if deliver is None:
                 return
-            self._deliver(message)
+            deliver(message)
+            del deliver  # while it waits, an owner that has closed the stream is not kept
             await self._may_read.wait()
 
     async def _write(self, call: Any) -> None:
@@ -150,22 +148,21 @@ class LocalPipe:
 
     def __init__(self, channel: Channel, endpoint: Endpoint, method: str, deliver: Callable[[Event], object]) -> None:
         """Open the stream; see `open_pipe`."""
-        self._channel, self._deliver = channel, deliver
-        self._has_ended = False
+        self._channel = channel
+        self._deliver: Callable[[Event], object] | None = deliver  # None after the end: it refers to the owner
         self._stream = endpoint.stream(method, self._put)
         channel.local_pipes.add(self)
         self._run(self._stream.open)
 
     def send(self, message: bytes) -> None:
         """Send a message, in the order of calls; ignored after the end."""
-        if not self._has_ended:
+        if self._deliver is not None:
             self._run(lambda: self._stream.feed(message))
 
     def close(self) -> None:
         """End the stream; nothing more is delivered. Idempotent; never waits."""
-        if not self._has_ended:
-            self._has_ended = True
-            self._deliver = _ignore
+        if self._deliver is not None:
+            self._deliver = None
             self._channel.local_pipes.discard(self)
             _submit(self._stream.end)  # not here: the garbage collector may call `close` within a server's function
 
@@ -190,24 +187,24 @@ class LocalPipe:
             work()
 
     def _put(self, answer: Answer) -> None:
-        if self._has_ended:
+        deliver = self._deliver
+        if deliver is None:
             return
         if isinstance(answer, grpc.RpcError):
             self._end(translate_error(answer, self._channel.address, is_stream=True))
         else:
             self._channel.last_response_at = time.monotonic()
-            self._deliver(answer)
+            deliver(answer)
 
     def _end(self, error: ReverbWriterError) -> None:
         self._channel.local_pipes.discard(self)
-        if not self._has_ended:
-            self._has_ended = True
-            deliver, self._deliver = self._deliver, _ignore  # otherwise the owner would be kept
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None:
             deliver(error)
 
 
 class ByteStream:
-    """A stream that one thread at a time reads; others may call `send` and `cancel`."""
+    """A stream whose messages wait for one thread that reads them."""
 
     def __init__(self, channel: Channel, method: str, changed: Callable[[], object] = lambda: None) -> None:
         """Open the stream. Any thread calls `changed` after each message and the end; it must not wait."""
@@ -215,13 +212,8 @@ class ByteStream:
         self._changed = changed
         self._num_put = self._num_got = 0  # bytes; one thread changes each
         self._is_paused = False
-        self._error: ReverbWriterError | None = None  # the error of the end, set by `read` or `cancel`
-        self._address = channel.address
         self._pipe = open_pipe(channel, method, self._put)
-
-    def send(self, message: bytes) -> None:
-        """Send a message; never waits."""
-        self._pipe.send(message)
+        self.send, self.close = self._pipe.send, self._pipe.close
 
     @property
     def has_unread(self) -> bool:
@@ -229,27 +221,14 @@ class ByteStream:
         return not self._events.empty()
 
     def read(self) -> bytes | UnencodedSamples:
-        """Wait for the next message, or raise the error that has ended the stream."""
-        event = self._error or self._events.get()
-        if self._error is not None:  # cancelled; unread messages are dropped
-            raise self._error
+        """Wait for the next message; raise the error that has ended the stream, once."""
+        event = self._events.get()
         if isinstance(event, ReverbWriterError):
-            self._error = event
             raise event
         self._num_got += len(event)
         if self._is_paused:
             self._resume_if_read()
         return event
-
-    def __iter__(self) -> Iterator[bytes | UnencodedSamples]:
-        while True:
-            yield self.read()
-
-    def cancel(self) -> None:
-        """End the stream: a waiting `read` and all later ones raise. Idempotent; never waits."""
-        self._pipe.close()
-        self._error = ServerUnavailableError(f"the stream to the server at {self._address} was cancelled.")
-        self._events.put(self._error)  # wakes a waiting `read`
 
     def _put(self, event: Event) -> None:
         self._events.put(event)
@@ -270,10 +249,6 @@ class ByteStream:
 def _submit(call: Callable[[], object]) -> None:
     with contextlib.suppress(ClosedError):  # the interpreter ends, or this is a forked child
         loop.submit(call)
-
-
-def _ignore(_: Event) -> None:
-    """Ignore an event after the end."""
 
 
 def _status_of(call: Any) -> grpc.aio.AioRpcError:

@@ -35,7 +35,7 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import NO_SAMPLES, SampleReassembler, Samples
 from reverb_writer.tables.rate_limits import explain_samples
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
-from reverb_writer.transport.channel import Channel, ConnectionLoss
+from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.loop import PendingCall
 from reverb_writer.transport.pipes import ByteStream
 
@@ -67,7 +67,7 @@ class SampleStream:
     Attributes:
         info: the server's tables at the last connection; None if it has not answered yet.
         answer: the server's tables in its last answer; None before the first.
-        loss: loss of the connection; None while there is one.
+        loss: error of the last attempt to connect; None while there is a connection.
         unanswered_since: start of the time without an answer and without a sample; None without an open question.
         num_in_flight: samples that were requested and that `read` has not returned.
         num_bytes, num_lost, num_unasked: bytes of all messages; samples lost in flight; samples not requested.
@@ -94,9 +94,7 @@ class SampleStream:
         in flight. A server without the table counts as lost if `needs_table`; otherwise this is an error.
         """
         self.info = self.answer = info
-        self.loss: ConnectionLoss | None = None
-        if info is None:
-            self.loss = ConnectionLoss(channel, ServerUnavailableError("no answer yet"))
+        self.loss: ReverbWriterError | None = ServerUnavailableError("no answer yet") if info is None else None
         self.unanswered_since: float | None = None
         self.num_in_flight = self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = (
             self.server_restarts
@@ -224,7 +222,7 @@ class SampleStream:
         if answer is None:
             return f"{server} has not answered yet."
         if loss is not None:
-            return loss.explain()
+            return self._channel.explain_loss(loss)
         unanswered_s = 0.0 if asked_at is None else now - asked_at
         if answer.at >= since and unanswered_s < _OLD_S:
             return explain_samples(answer, self._name, self._earlier[0])
@@ -239,7 +237,7 @@ class SampleStream:
         if self.info is not None and self.loss is None:
             _LOG.warning("Samples of `%s`: %s Looking for it.", self._name, error)
         self._end_stream()
-        self.loss = ConnectionLoss(self._channel, error)
+        self.loss = error
         self._ask_at = time.monotonic() + _RETRY_S
 
     def stop_requests(self) -> None:
@@ -274,7 +272,7 @@ class SampleStream:
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
-            stream.cancel()
+            stream.close()
         self.num_lost += self.num_in_flight
         if not self._is_ending:
             for limit in self._limits:

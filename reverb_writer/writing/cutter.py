@@ -32,7 +32,6 @@ class Cutter:
     Attributes:
         encoder, ring, kinds, books: the encoder, its rows, the present kinds of windows, and the counters.
         taken: rows taken so far.
-        num_items: items completed so far.
         num_unencoded: complete items that are not encoded yet.
         unsent_bytes: bytes of chunks that are in no request yet.
         has_new: set when rows or marks are taken; the sender clears it.
@@ -43,18 +42,17 @@ class Cutter:
         """Begin an episode in each environment; an episode longer than `max_steps` is not written."""
         self.encoder, self.ring, self.kinds, self.books = encoder, encoder.ring, kinds, encoder.books
         self._chunk_length = chunk_length
-        self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = 0
+        self.taken = self.num_unencoded = self.unsent_bytes = 0
         self.has_new = False
         self._max_steps = max_steps
         self._num_marks = 0  # marks taken so far
-        self._num_ended_items = 0  # of ended episodes
+        self._num_encoded = 0  # encoded items of open episodes
         self._ended: list[Ready] = []
         count = self.ring.num_envs
         self.episodes = [OpenEpisode(encoder.new_key()) for _ in range(count)]
-        # Per environment: steps of its episode, open steps (in no chunk), the first open row, and the step count up to
-        # which its windows are encoded.
-        self._steps, self._open, self._first, self._encoded = (np.zeros(count, np.int64) for _ in range(4))
-        self._has_boundary = np.zeros(count, bool)  # whether an episode has ended in the open rows of a longer stream
+        # Per environment: steps of its episode, open steps (in no chunk), and the first open row; the step count up to
+        # which its windows are encoded, and at the last end of an episode in a longer stream.
+        self._steps, self._open, self._first, self._encoded, self._boundary = np.zeros((5, count), np.int64)
 
     @property
     def first_needed(self) -> int:
@@ -76,7 +74,7 @@ class Cutter:
             self._take_steps(row)
             if isinstance(mark, Reset):
                 for env in mark.env_ids:
-                    self.end(env, discard=mark.discard)
+                    self.end(env, "reset" if mark.discard else None)
             else:
                 targets = [replace(target, priority=mark) for target in self.kinds.targets]
                 self.kinds = WindowKinds(targets, spans_episodes=self.kinds.spans_episodes)
@@ -111,11 +109,9 @@ class Cutter:
         self._open[env] += num_new
 
     def _tally(self) -> None:
-        """Count the complete items."""
-        num_items = self._num_ended_items + int(self.kinds.num_items(self._steps).sum())
-        self.num_unencoded += num_items - self.num_items
-        self.books.counts["items"] += num_items - self.num_items
-        self.num_items = num_items
+        """Count the items that are complete and not encoded."""
+        num_open = int(self.kinds.num_items(self._steps).sum()) - self._num_encoded
+        self.num_unencoded = num_open + sum(ready.num_items for ready in self._ended)
 
     def _open_rows(self, env_ids: Integers) -> list[tuple[int, Integers]]:
         """Return each given environment with its rows that are in no chunk, in the order of steps."""
@@ -144,9 +140,8 @@ class Cutter:
             self._count(env, stop - known)
             sealed = self._seal_full(env, rows[:stop], sealed)
             if self.kinds.spans_episodes:
-                self.episodes[env].boundary = int(self._steps[env])
+                self._boundary[env] = self._steps[env]
                 self.books.counts["episodes"] += 1
-                self._has_boundary[env] = True
             else:
                 self._end(env, rows[sealed:stop])
                 sealed = stop
@@ -170,21 +165,21 @@ class Cutter:
             is_run = rows[-1] - rows[0] == len(rows) - 1
             index = self.ring.rows(int(rows[0]), int(rows[-1]) + 1) if is_run else rows % self.ring.size
         if self._steps[env] > self._max_steps:
-            episode.chunks, episode.num_sealed = [], episode.num_sealed + len(rows)
+            episode.chunks = []
         else:
-            chunk = self.encoder.chunk(episode.key, episode.num_sealed, index, num_padding)
+            start = episode.chunks[-1].stop if episode.chunks else 0
+            chunk = self.encoder.chunk(episode.key, start, index, num_padding)
             episode.chunks.append(chunk)
-            episode.num_sealed = chunk.stop
             self.unsent_bytes += len(chunk.data)
         self._open[env] -= len(rows)
-        self._has_boundary[env] = False
 
     def seal_open(self, before: int = NEVER) -> None:
         """Seal the open rows of each environment if they complete an item.
 
         Leave out environments whose open rows begin at row `before` or later, unless an episode has ended in them.
         """
-        self._seal_where((self._num_open_items() > 0) & ((self._first < before) | self._has_boundary))
+        has_boundary = self._boundary > self._steps - self._open
+        self._seal_where((self._num_open_items() > 0) & ((self._first < before) | has_boundary))
 
     def seal_fullest(self, keep: int) -> None:
         """Seal as `seal_open`, fullest environments first, until at most `keep` complete items are in open rows."""
@@ -205,44 +200,37 @@ class Cutter:
 
     # ---------------------------------------------------------------------------------------------- ends of episodes
 
-    def end(self, env: int, *, discard: bool) -> None:
-        """End the open episode of an environment, if it has steps."""
+    def end(self, env: int, discard: str | None) -> None:
+        """End the open episode of an environment, if it has steps.
+
+        If `discard` is a reason, write only windows that are complete now, and count the other steps under this reason.
+        """
         if self._steps[env]:
             rows = self._open_rows(np.array([env]))[0][1] if self._open[env] else np.zeros(0, np.int64)
-            self._end(env, rows, align=not discard, discard=discard)
+            self._end(env, rows, align=discard is None, discard=discard)
             self._tally()
 
-    def _end(self, env: int, rows: Integers, *, align: bool = False, discard: bool = False) -> None:
+    def _end(self, env: int, rows: Integers, *, align: bool = False, discard: str | None = None) -> None:
         episode, num_steps = self.episodes[env], int(self._steps[env])
-        reason = "overflow" if num_steps > self._max_steps else "reset" if discard else None
+        reason = "overflow" if num_steps > self._max_steps else discard
         end = self.kinds.episode_end(num_steps, align=align, discard=reason)
-        while episode.num_sealed < end.last:
-            size = min(self._chunk_length, max(end.limits) - episode.num_sealed)
+        num_sealed = num_steps - len(rows)
+        while num_sealed < end.last:
+            size = min(self._chunk_length, max(end.limits) - num_sealed)
             num_real = min(size, len(rows))
             self._seal(env, rows[:num_real], size - num_real)
             rows = rows[num_real:]
-        self._num_ended_items += end.num_items
+            num_sealed += size
         encoded = int(self._encoded[env])
-        num_items = end.num_items - self.kinds.num_items(encoded)
+        num_encoded = self.kinds.num_items(encoded)
+        self._num_encoded -= num_encoded
+        num_items = end.num_items - num_encoded
         if num_items:
             self._ended.append(Ready(self.kinds, episode, encoded, num_steps, end, num_items))
-        self.books.counts["episodes"] += num_steps > episode.boundary
+        self.books.counts["episodes"] += int(num_steps > self._boundary[env])
         self._note_dropped(end.dropped)
-        self._begin(env)
-
-    def _begin(self, env: int) -> None:
         self.episodes[env] = OpenEpisode(self.encoder.new_key())
-        self._steps[env] = self._open[env] = self._encoded[env] = 0
-
-    def _drop(self, env: int, reason: str) -> None:
-        encoded, num_steps = int(self._encoded[env]), int(self._steps[env])
-        num_items = self.kinds.num_items(num_steps)
-        self._num_ended_items += num_items
-        self.num_unencoded -= num_items - self.kinds.num_items(encoded)
-        num_dropped = self.kinds.episode_end(encoded, discard=reason).dropped.get(reason, 0)
-        num_dropped += (num_steps - encoded) * len(self.kinds.targets)
-        self._note_dropped({reason: num_dropped} if num_dropped else {})
-        self._begin(env)
+        self._steps[env] = self._open[env] = self._encoded[env] = self._boundary[env] = 0
 
     def _note_dropped(self, dropped: Mapping[str, int]) -> None:
         """Count steps that are in no window, by reason; log each reason once."""
@@ -261,16 +249,13 @@ class Cutter:
         self.books.dropped_steps.update(dropped)
 
     def leave(self, destinations: Sequence[Destination], reason: str) -> None:
-        """Give up the open episodes of these destinations, with all windows that are not encoded.
-
-        Windows of ended episodes that are not encoded are sent to other destinations.
-        """
+        """End the open episodes of these destinations; windows that are not encoded are sent to other destinations."""
+        for env, episode in enumerate(self.episodes):
+            if episode.destination in destinations:
+                self.end(env, reason)
         for ready in self._ended:
             if ready.episode.destination in destinations:
                 ready.episode.destination = None
-        for env, episode in enumerate(self.episodes):
-            if episode.destination in destinations:
-                self._drop(env, reason)
 
     # --------------------------------------------------------------------------------------------- chunks to windows
 
@@ -284,6 +269,10 @@ class Cutter:
         for env, after, num_steps, count in zip(env_ids.tolist(), *columns, strict=True):
             ready.append(Ready(self.kinds, self.episodes[env], after, num_steps, None, count))
         self._encoded[env_ids] = sealed[env_ids]
+        self._num_encoded += int(num_items.sum())
+        num_taken = sum(each.num_items for each in ready)
+        self.num_unencoded -= num_taken
+        self.books.counts["items"] += num_taken
         return ready
 
     def needed_chunks(self) -> list[int]:
@@ -294,4 +283,4 @@ class Cutter:
     def cut_long_streams(self, max_items: int) -> None:
         """End each stream of at least `max_items` items, so that another shard gets the next windows."""
         for env in (self.kinds.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
-            self.end(env, discard=True)
+            self.end(env, "reset")

@@ -55,9 +55,8 @@ class OpenEpisode:
 
     key: int
     destination: Destination | None = None  # its shard; None until its first windows are encoded
-    chunks: list[Chunk] = field(default_factory=list)  # chunks that later windows need, in order, without gaps
-    num_sealed: int = 0  # steps in chunks, including padding
-    boundary: int = 0  # step count at the last boundary step, if windows span episodes
+    # chunks that later windows need, in order, without gaps; of an open episode, at least the last one
+    chunks: list[Chunk] = field(default_factory=list)
 
 
 class Ready(NamedTuple):
@@ -163,7 +162,7 @@ class Encoder:
             chunk.counted = True
         for ready in group:
             # Chunks that end before are in no later window. A closing window may end with the last regular window.
-            needed_from = NEVER if ready.end is not None else ready.episode.num_sealed - kinds.longest
+            needed_from = NEVER if ready.end is not None else ready.num_steps - kinds.longest
             ready.episode.chunks = [chunk for chunk in ready.episode.chunks if chunk.stop > needed_from]
         return InsertRequest(kinds.tables, first_key, rows, needed, num_bytes) if rows else None
 

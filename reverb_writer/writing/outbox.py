@@ -32,7 +32,7 @@ _REQUEST_ITEMS, _REQUEST_BYTES = 1024, 1 << 20  # complete windows are encoded a
 _SPANNING_ITEMS = 1000  # items at one of several shards before a stream of windows that cross episodes is cut
 _LEAST_ITEMS, _LEAST_CALLS, _MOST_ITEMS = 400, 32, 16_384  # bounds of the unconfirmed items at a server
 _AHEAD_S, _EPOCH_S = 0.1, 0.05
-_LONGEST_PAUSE_S = 1.0  # between two checks while items are in flight, because the target may change
+_CHECK_S = 1.0  # at most, between two checks of shards while items are in flight, because the target may change
 
 
 class ItemLimit:
@@ -95,7 +95,6 @@ class Outbox:
         self._ring, self._kinds = cutter.ring, cutter.kinds
         self._drops_oldest, self._dropping = options.on_block == "drop_oldest", False
         self._num_episodes = 0
-        self._check_at = 0.0
         self._shards: Sequence[Server] = ()
         self._destinations: dict[str, Destination] = {}  # by the shard's name
         self._follow_target()
@@ -141,7 +140,6 @@ class Outbox:
             request = self._cutter.encoder.request(group[start:stop])
             if request is not None:
                 flight.add(request)
-            self._cutter.num_unencoded -= num_items
             start = stop
         while self._drops_oldest and self._room_of(destination) == 0 and flight.drop_oldest():
             if not self._dropping:
@@ -232,10 +230,9 @@ class Outbox:
 
     def check_shards(self) -> None:
         """Ask silent servers if it is time; give up lost servers and cut their open episodes."""
-        now, patience_s = time.monotonic(), self._options.patience_s
-        if not self._has_choice or (now < self._check_at and self._client.shards is self._shards):
+        if not self._has_choice:
             return
-        lost, again_s = self._follow_target(), min(patience_s, _LONGEST_PAUSE_S)
+        now, patience_s, lost = time.monotonic(), self._options.patience_s, self._follow_target()
         for name, destination in [*self._destinations.items()]:
             flight, is_told = destination.delivery.flight, destination.server.shard.state == "lost"
             # Silence begins with the server's last message, or when a message became due.
@@ -258,8 +255,6 @@ class Outbox:
             elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
                 destination.asked_at = now
                 destination.delivery.ask()
-            again_s = min(again_s, max(patience_s / 2 - silent_s, patience_s / 8))
-        self._check_at = time.monotonic() + again_s
         if lost:
             self._cutter.leave(lost, LOST_SHARD)
 
@@ -275,7 +270,7 @@ class Outbox:
         """Do all due work of the destinations; return the seconds until more is due."""
         times = [destination.delivery.proceed() for destination in self._all]
         if self._has_choice and (self.num_written or any(destination.is_lost for destination in self._all)):
-            times.append(self._check_at - time.monotonic())  # the next check of silent servers
+            times.append(min(self._options.patience_s / 8, _CHECK_S))
         return min(times)
 
     @property
@@ -293,6 +288,11 @@ class Outbox:
     def slowest(self) -> Delivery:
         """The delivery with the most unconfirmed items."""
         return max(self._all, key=lambda destination: destination.delivery.flight.pending).delivery
+
+    @property
+    def progress_at(self) -> float:
+        """`time.monotonic()` of the last confirmation; if nothing was in flight after it, of the next items."""
+        return max(destination.delivery.flight.progress_at for destination in self._all)
 
     @property
     def addresses(self) -> str:
@@ -313,17 +313,17 @@ class Outbox:
 
     def close(self) -> int:
         """Give up all pending items; return their number."""
-        num_left = self._cutter.num_unencoded + sum(destination.delivery.close() for destination in self._all)
-        self._cutter.num_unencoded = 0
-        return num_left
+        num_left, self._cutter.num_unencoded = self._cutter.num_unencoded, 0
+        self._books.counts["items"] += num_left
+        return num_left + sum(destination.delivery.close() for destination in self._all)
 
     def stats(self) -> ObserverStats:
         """Return the counters now, without the counters that the observer keeps."""
-        counts, num_pending = self._books.counts, self.num_pending
+        counts, num_written = self._books.counts, self.num_written
         return ObserverStats(
-            **counts,
-            pending_items=num_pending,
+            **{**counts, "items": counts["items"] + self._cutter.num_unencoded},
+            pending_items=self.num_pending,
             pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self._all),
-            dropped_items=counts["items"] - counts["acknowledged_items"] - num_pending,
+            dropped_items=counts["items"] - counts["acknowledged_items"] - num_written,
             dropped_steps=dict(self._books.dropped_steps),
         )

@@ -65,7 +65,7 @@ class Sender:
     ) -> None:
         """Make the ring, the cutter, the outbox and a thread, which starts with the first work; count in `books`."""
         self.is_ended = False
-        self._options, self._books = options, books
+        self._options = options
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waits: list[Wait] = []
         self._look_at = math.inf  # time of the next look at rows that do not wake the thread
@@ -243,15 +243,10 @@ class Sender:
 
     def _grant(self) -> None:
         """Set the bound of rows that may be written; it never falls, because a call may have read it."""
-        if self._is_closing or self._fault is not None or self.is_ended:
+        if self._is_closing or self._outbox.fault is not None or self.is_ended:
             self.ring.granted = -1
         else:
             self.ring.granted = max(self.ring.granted, self._outbox.num_rows_granted())
-
-    @property
-    def _fault(self) -> tuple[type[Exception], str] | None:
-        """Kind and text of the error that each call raises: a server refuses items, or the sender has failed."""
-        return self._failure or self._outbox.fault
 
     # ------------------------------------------------------------------------------------------------ waiting calls
 
@@ -259,7 +254,7 @@ class Sender:
         """Answer all calls whose wait has ended."""
         if not self._waits:
             return
-        delivery, acknowledged = self._outbox.slowest, self._books.counts["acknowledged_items"]
+        delivery, progress_at = self._outbox.slowest, self._outbox.progress_at
         closes = [wait for wait in self._waits if wait.kind == "close"]
         for wait in list(self._waits):
             if self.is_ended:
@@ -271,7 +266,7 @@ class Sender:
             try:
                 if self._is_done(wait):
                     self._answer(wait, None)
-                elif late := wait.proceed(delivery, acknowledged, self._outbox.num_pending):
+                elif late := wait.proceed(delivery, progress_at, self._outbox.num_pending):
                     self._answer(wait, late)
             except Exception as error:  # noqa: BLE001  # raised by the waiting call
                 self._answer(wait, error)
@@ -283,9 +278,9 @@ class Sender:
             raise self._end_error()
         if wait.kind == "close" and not self._is_closing:
             self._begin_close()
-        num_pending, until = self._outbox.num_pending, self._options.until
-        if self._fault is not None and (wait.kind != "close" or num_pending):
-            kind, text = self._fault
+        num_pending, until, fault = self._outbox.num_pending, self._options.until, self._outbox.fault
+        if fault is not None and (wait.kind != "close" or num_pending):
+            kind, text = fault
             raise kind(text)
         if self._has_room(wait) if wait.kind == "room" else not num_pending:
             return True
@@ -335,7 +330,7 @@ class Sender:
         self.ring.granted = -1
         self._cutter.take()
         for env in range(self.ring.num_envs):
-            self._cutter.end(env, discard=True)
+            self._cutter.end(env, "reset")
         self._send_now()
         self._outbox.proceed()
 

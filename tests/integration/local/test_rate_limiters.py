@@ -51,7 +51,7 @@ class Ends:
 
     def close(self) -> None:
         for stream in self._streams:
-            stream.cancel()
+            stream.close()
         self._channel.close()
 
 

@@ -151,7 +151,7 @@ def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(
         eventually(lambda: stream.has_unread)
         assert not stream.read()
         assert stream.loss is not None
-        assert "DEADLINE_EXCEEDED" in str(stream.loss.error)
+        assert "DEADLINE_EXCEEDED" in str(stream.loss)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         Pipe(channel, messages.INSERT_STREAM, events.put)
         assert isinstance(events.get(timeout=60.0), rw.errors.ServerUnavailableError)

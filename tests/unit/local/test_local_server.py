@@ -119,7 +119,7 @@ def test_a_learner_that_goes_takes_nothing(scheme: str) -> None:
         stream.send(request)
         requests = server._store.tables["queue"]._requests
         eventually(lambda: len(requests) == 1)
-        stream.cancel()
+        stream.close()
         eventually(lambda: not requests)
         with rw.Client(server.address) as client:
             client.insert([np.arange(3)], {"queue": 1.0})
@@ -357,4 +357,4 @@ def test_a_reader_that_does_not_read_bounds_what_is_drawn_for_it(server: rw.Loca
             assert not isinstance(message, bytes)
             come += len(message.samples)
         assert come == num_samples
-        stream.cancel()
+        stream.close()

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from reverb_writer.errors import ReverbWriterError, ServerUnavailableError, StructureError
-from reverb_writer.transport.channel import Channel, ConnectionLoss
+from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.grpc_errors import is_refusal, translate_error
 
 
@@ -44,9 +44,8 @@ def test_server_that_refuses_a_call_is_neither_gone_nor_silent() -> None:
     assert is_refusal("failed to connect to all addresses; last error: UNKNOWN: connect: Connection refused (111)")
     refused = translate_error(Ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many"), "localhost:1", is_stream=True)
     with Channel("localhost:1") as channel:
-        loss = ConnectionLoss(channel, refused)
-        assert not loss.is_silent
-        assert loss.explain() == (
+        assert not channel.is_silent(refused)
+        assert channel.explain_loss(refused) == (
             "There is no connection to the server at localhost:1, last heard of 0.0 s ago (the server at localhost:1 "
             "refused: RESOURCE_EXHAUSTED: too many). It is tried again and again."
         )
@@ -57,5 +56,5 @@ def test_words_of_an_address_do_not_say_why_the_connection_is_lost() -> None:
     refused = Ended(grpc.StatusCode.UNAVAILABLE, "connect: Connection refused (111)")
     for ended, address, kind in ((late, "dns:localhost:1", "does not answer"), (refused, "timeout:1", "is gone")):
         with Channel(address) as channel:
-            loss = ConnectionLoss(channel, translate_error(ended, address, is_stream=True))
-            assert loss.explain().startswith(f"The server at {address} {kind}, last heard of ")
+            text = channel.explain_loss(translate_error(ended, address, is_stream=True))
+            assert text.startswith(f"The server at {address} {kind}, last heard of ")

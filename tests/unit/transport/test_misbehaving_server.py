@@ -140,7 +140,7 @@ def test_stream_that_has_ended_is_freed_without_the_collector(misbehaving: Misbe
                 pipe = stream._pipe
                 assert isinstance(pipe, Pipe)
                 eventually(lambda: pipe._call is not None)
-            stream.cancel()
+            stream.close()
             del stream
             loop_may_go_on.set()
             eventually(lambda: alive() is None)

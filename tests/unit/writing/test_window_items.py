@@ -25,7 +25,7 @@ KINDS = WindowKinds([rw.WindowTarget(rw.WindowSpec(3), ("a",))], spans_episodes=
 
 def ready(after: int, num_steps: int, *chunks: Chunk, end: EpisodeEnd | None = None) -> Ready:
     """Return the windows of an episode that end at step counts above `after` and up to `num_steps`."""
-    episode = OpenEpisode(0, chunks=[*chunks], num_sealed=chunks[-1].stop)
+    episode = OpenEpisode(0, chunks=[*chunks])
     return Ready(KINDS, episode, after, num_steps, end, 0)
 
 
@@ -40,18 +40,18 @@ def encode(group: Sequence[Ready]) -> InsertRequest | None:
 
 def test_each_episode_keeps_the_chunks_of_later_windows() -> None:
     group = [
-        ready(2, 5, chunk(10, 0, 2), chunk(11, 2, 4), chunk(12, 4, 8)),
-        ready(2, 2, chunk(31, 0, 4)),
+        ready(2, 8, chunk(10, 0, 2), chunk(11, 2, 4), chunk(12, 4, 8)),
+        ready(2, 2, chunk(31, 0, 2)),
         ready(4, 5, chunk(21, 0, 4), chunk(22, 4, 5), end=end_at(5)),
     ]
     encode(group)
     # A window of 3 steps that ends later than step 8 begins in the last chunk of the first episode.
     assert group[0].episode.chunks == [chunk(12, 4, 8, counted=True)]
-    assert group[1].episode.chunks == [chunk(31, 0, 4)]
+    assert group[1].episode.chunks == [chunk(31, 0, 2)]
     assert group[2].episode.chunks == []
 
 
 def test_without_windows_there_is_no_request() -> None:
-    group = [ready(2, 2, chunk(31, 0, 4)), ready(4, 4, chunk(21, 0, 4), end=end_at(4))]
+    group = [ready(2, 2, chunk(31, 0, 2)), ready(4, 4, chunk(21, 0, 4), end=end_at(4))]
     assert encode(group) is None
-    assert [each.episode.chunks for each in group] == [[chunk(31, 0, 4)], []]
+    assert [each.episode.chunks for each in group] == [[chunk(31, 0, 2)], []]
