@@ -32,7 +32,7 @@ _REQUEST_ITEMS, _REQUEST_BYTES = 1024, 1 << 20  # complete windows are encoded a
 _SPANNING_ITEMS = 1000  # items at one of several shards before a stream of windows that cross episodes is cut
 _LEAST_ITEMS, _LEAST_CALLS, _MOST_ITEMS = 400, 32, 16_384  # bounds of the unconfirmed items at a server
 _AHEAD_S, _EPOCH_S = 0.1, 0.05
-_CHECK_S = 1.0  # at most, between two checks of shards while items are in flight, because the target may change
+_CHECK_S = 1.0  # the longest time between two checks of shards while items are in flight, because the target may change
 
 
 class ItemLimit:
