@@ -48,8 +48,8 @@ class BatchAssembler:
 
         `max_cache_bytes` is the memory limit of decoded chunks, for each of up to four layouts of items; row ranges of
         items take a quarter more. `max_sample_bytes` limits the decoded size of a sample and of the chunks that it
-        needs. `structure` checks each item, and foreign items are left out. With None, items may have any
-        forms: use `take_each`.
+        needs. `structure` checks each item, and foreign items are left out. With None, items may have any forms, and
+        `take_each` returns them.
         """
         self._memory = ArrayMemory()
         self.num_decoded_chunks = self.num_foreign = 0
