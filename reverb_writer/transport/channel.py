@@ -9,6 +9,7 @@ connection. So a connection is given up, and its calls end, only after these obs
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import re
@@ -36,6 +37,7 @@ _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
 _ANSWER_WITHIN_S, _AGAIN_WITHIN_S = 2.0, 3.0
 _CLOSE_S = 1.0  # time that `close` waits for the end of the connection
+_num_given_up: collections.Counter[str] = collections.Counter()  # connections, by address: gRPC may still hold them
 _NOT_BEFORE_S = 10.0  # least time between the starts of two examinations, unless the connection proves alive
 
 
@@ -89,7 +91,6 @@ class Channel:
         self._closed = False
         # Only the loop's thread uses the rest.
         self._wire: Wire | None = None
-        self._num_given_up = 0
         self._next_examination_at = 0.0
 
     def check_usable(self) -> None:
@@ -214,7 +215,7 @@ class Channel:
         self.check_usable()
         if self._wire is None:
             # With the same options, the new channel would share the connection that was given up.
-            self._wire = self._make_wire({"reverb_writer.num_given_up": self._num_given_up})
+            self._wire = self._make_wire({"reverb_writer.num_given_up": _num_given_up[self.address]})
         return self._wire
 
     def _make_wire(self, options: dict[str, Any]) -> Wire:
@@ -223,8 +224,8 @@ class Channel:
     def _give_up(self, fault: str) -> Wire | None:
         """End all calls over the connection, and return it; the next call makes a new one."""
         wire, self._wire = self._wire, None
-        self._num_given_up += 1
         if wire is not None:
+            _num_given_up[self.address] += 1
             wire.close(fault)
         for pipe in [*self.local_pipes]:
             pipe.lose(fault)

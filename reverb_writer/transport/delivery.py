@@ -171,6 +171,8 @@ class Delivery:
             deliver = self._posting(functools.partial(self._on_event, self._attempt))
             self._pipe = open_pipe(self.channel, messages.INSERT_STREAM, deliver)
         except Exception as error:  # noqa: BLE001  # the callers must get any error
+            if isinstance(error, ReplayTimeoutError):
+                self.channel.examine()
             self._lost(error)
             return
         self.loss = self.fault = None
@@ -195,7 +197,8 @@ class Delivery:
         self._counts["acknowledged_items"] += self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
 
     def _lost(self, error: Exception, *, is_gone: bool = False) -> None:
-        if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):
+        is_refusal = not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError))
+        if is_refusal and self.flight.pending:  # with nothing to send, no later attempt would clear it
             self.fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
         self._is_closed = self._is_closed or isinstance(error, ClosedError)
         if self.loss is None:

@@ -82,8 +82,8 @@ class Observer(ObserverLife):
         if written >= ring.granted:
             self._wait_for_room(sender, written)
         ring.write(leaves, last=bool(end_of_episode))
-        if written >= ring.wake_at != self._woken_for:
-            self._wake(sender)
+        if written >= (wake_at := ring.wake_at) != self._woken_for:
+            self._wake(sender, wake_at)
         if num_steps == self._max_steps:
             self._on_overflow()
 
@@ -109,14 +109,13 @@ class Observer(ObserverLife):
         if written >= ring.granted:
             self._wait_for_room(sender, written)
         ring.write_envs(leaves, last, env_ids)
-        if written + len(env_ids) > ring.wake_at != self._woken_for:
-            self._wake(sender)
+        if written + len(env_ids) > (wake_at := ring.wake_at) != self._woken_for:
+            self._wake(sender, wake_at)
         if self._max_steps is not None and self._max_steps in num_steps[env_ids]:
             self._on_overflow()
 
-    def _wake(self, sender: Sender) -> None:
+    def _wake(self, sender: Sender, wake_at: int) -> None:
         """Wake the sender, once per value of `wake_at`; warn once if no end of an episode was ever marked."""
-        wake_at = sender.ring.wake_at
         sender.post()
         self._woken_for = wake_at  # after the post, because an interrupt may come between
         if self._is_marked or (num_steps := int(np.max(sender.ring.head[1]))) < _UNMARKED_STEPS:
@@ -180,8 +179,8 @@ class Observer(ObserverLife):
                     continue
                 ring.write_block([leaf[at:] for leaf in leaves], count)
                 at += count
-                if written + count > ring.wake_at != self._woken_for:
-                    self._wake(sender)
+                if written + count > (wake_at := ring.wake_at) != self._woken_for:
+                    self._wake(sender, wake_at)
         for step in rows(steps, [leaf[at:] for leaf in leaves]):
             self(step, end_of_episode=False)
 

@@ -126,7 +126,7 @@ class Outbox:
             destination.num_reserved = 0
             self._write(destination, group)
         self._cutter.unsent_bytes = 0
-        if self._kinds.spans_episodes and self._has_choice:
+        if self._kinds.spans_episodes and len(self._destinations) > 1:
             self._cutter.cut_long_streams(_SPANNING_ITEMS)
 
     def _write(self, destination: Destination, group: list[Ready]) -> None:
