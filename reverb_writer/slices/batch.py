@@ -1,15 +1,17 @@
 """The container of a batch and its markers: samples, or slices laid end to end.
 
-field      axis of windows    axis of slices
-data       B                  N rows
-info       B                  S slices
-markers    -                  N rows, and their `slices` S
-next       -                  S slices
+field        axis of windows    axis of slices
+data         B                  N rows
+row_kinds    B                  N rows
+info         B                  S slices
+markers      -                  N rows, and their `slices` S
+next         -                  S slices, as `next_kinds`
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer import rows
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
 from reverb_writer.slices.axes import ROWS, SAMPLES, converted, joined
@@ -76,17 +79,48 @@ class Batch:
         markers: `SliceMarkers` [N] of slices; otherwise None.
         next: from a `SliceDataset` with `with_next`, leaves [S, ...]: the row that follows each slice in its
             trajectory. Where `markers.slices.cut_by_sampler` is False, no row follows, and it is the slice's last row.
+        row_kinds: uint8, the kinds that the writer of the rows stored (`reverb_writer.rows`), [B, T] or [N]; None for
+            items of other writers.
+        next_kinds: uint8 [S], the kinds of `next`; None without `next`, or if `row_kinds` is None.
+        last_row: as given to the dataset: whose row the flags of an end stand on.
     """
 
     data: Any = field(metadata=ROWS)  # the axis of slices; windows have the axis of samples
     info: Any  # a `BatchInfo`, which a package above defines
     markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
     next: Any = field(default=None, metadata=SAMPLES)
+    row_kinds: Any = field(default=None, metadata=ROWS)
+    next_kinds: Any = field(default=None, metadata=SAMPLES)
+    last_row: rows.LastRow | None = None
+
+    @functools.cached_property
+    def kinds(self) -> Any:
+        """The kind of each row, uint8 [B, T] or [N]: the stored kinds, or else those that the leaves show.
+
+        Raises:
+            StructureError: no kinds are stored, and the leaves do not show them, or contradict themselves.
+        """
+        return rows.kinds_of(self.data, last_row=self.last_row) if self.row_kinds is None else self.row_kinds
+
+    @property
+    def is_first(self) -> Any:
+        """Whether each row is the first of its episode, [B, T] or [N]; errors as in `kinds`."""
+        return rows.has(self.kinds, rows.FIRST)
+
+    @property
+    def is_last(self) -> Any:
+        """Whether each row is the last of its episode, [B, T] or [N]; errors as in `kinds`."""
+        return rows.has(self.kinds, rows.LAST)
+
+    @property
+    def is_terminal(self) -> Any:
+        """Whether each row is the last of an episode that the environment ended; errors as in `kinds`."""
+        return rows.has(self.kinds, rows.TERMINAL)
 
     @property
     def mask(self) -> Any:
-        """The mask of padding: [B, T] with `collate="pad"`, [N] with `short="pad"`, otherwise None."""
-        return getattr(self.info, "mask", None) if self.markers is None else self.markers.mask
+        """Whether each row is real, [B, T] or [N]: False for padding; errors as in `kinds`."""
+        return ~rows.has(self.kinds, rows.PADDING)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""
