@@ -28,7 +28,7 @@ from reverb_writer.nests import fields_of, join_paths, named_leaves
 from reverb_writer.transitions.records import Transitions, has_rows
 
 _NEEDED = ("observation", "action", "reward")
-_NO_EXTRAS = {*_NEEDED, "discount", *rows.FLAG_NAMES} - rows.ID_NAMES
+_NO_EXTRAS = {*_NEEDED, "discount", *rows.FLAG_NAMES}
 
 
 def to_transitions(
