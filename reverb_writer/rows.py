@@ -131,7 +131,7 @@ def pairs(
     terminal = mask & ((following & (ACTION | TERMINAL)) == TERMINAL)
     if last_row == "action":
         ends = (kinds & (ACTION | TERMINAL)) == ACTION | TERMINAL
-        mask, terminal = mask | ends, terminal | ends
+        mask, terminal, breaks = mask | ends, terminal | ends, breaks | ends
     if not are_all:
         mask, terminal, no, breaks = (flags[..., :-1] for flags in (mask, terminal, no, breaks))
     continues = concatenated(xp, [mask[..., :-1] & mask[..., 1:], no[..., :1]], -1)
