@@ -65,6 +65,7 @@ FLAG_NAMES: Final = frozenset(
 )
 """All names of leaves that only say what a row is; `discount` also has a value."""
 
+_ID_NAMES: Final = ("collector/traj_ids", "traj_ids", "episode")
 _STEP_FIRST, _STEP_LAST = 0, 2  # values of `step_type`, as in dm_env
 _ADVICE = f"{DOCS}/explanation/steps.html has the table of layouts."
 
@@ -114,7 +115,7 @@ def first_rows(kinds: Array, starts: Array | None = None) -> Array:
     >>> first_rows(np.array([ACTION, LAST, FIRST | ACTION, ACTION, PADDING], np.uint8)).tolist()
     [True, False, True, False, False]
     """
-    begins = has(kinds, FIRST) | _follows(kinds, has(kinds, LAST | PADDING), first=True)
+    begins = has(kinds, FIRST) | _after_start(kinds, has(kinds, LAST | PADDING))
     begins = begins if starts is None else begins | starts
     return begins & ~has(kinds, PADDING)
 
@@ -131,11 +132,10 @@ def last_rows(kinds: Array, starts: Array | None = None) -> Array:
     return (ends | has(kinds, LAST)) & ~has(kinds, PADDING)
 
 
-def _follows(like: Array, flags: Array, *, first: bool = False) -> Array:
-    """Return, for each row, the flag of the row before; `first` for the first row."""
+def _after_start(like: Array, flags: Array) -> Array:
+    """Return, for each row, the flag of the row before; True for the first row."""
     xp = array_namespace(like)
-    head = xp.ones_like(flags[..., :1]) if first else xp.zeros_like(flags[..., :1])
-    return concatenated(xp, [head, flags[..., :-1]], -1)
+    return concatenated(xp, [xp.ones_like(flags[..., :1]), flags[..., :-1]], -1)
 
 
 # ------------------------------------------------------------------------------------------------ the rule of layouts
@@ -159,14 +159,20 @@ class Layout(NamedTuple):
         return bool(self.terminal or self.truncated or self.discount)
 
 
+def check_last_row(last_row: LastRow | None) -> LastRow | None:
+    """Return `last_row`, or raise SpecError if it is not one of its values."""
+    if last_row not in (None, "boundary", "action"):
+        raise SpecError(f"`last_row` must be 'boundary' or 'action', got {last_row!r}.")
+    return last_row
+
+
 def layout_of(paths: Collection[str], last_row: LastRow | None = None) -> Layout | None:
     """Return the layout of steps with these leaves; None if no leaf says what a row is.
 
     >>> layout_of(["observation", "is_first", "is_last", "is_terminal"]).last
     ('is_last',)
     """
-    if last_row not in (None, "boundary", "action"):
-        raise SpecError(f"`last_row` must be 'boundary' or 'action', got {last_row!r}.")
+    check_last_row(last_row)
 
     def present(*names: str) -> tuple[str, ...]:
         return tuple(name for name in names if name in paths)
@@ -175,7 +181,7 @@ def layout_of(paths: Collection[str], last_row: LastRow | None = None) -> Layout
         return next(iter(present(*names)), None)
 
     first = one_of("is_init", "is_first", "start_of_episode", "step_type")
-    ids = one_of("collector/traj_ids", "traj_ids", "episode")
+    ids = one_of(*_ID_NAMES)
     terminal, truncated = one_of("terminated", "is_terminal"), one_of("truncated")
     has_action: bool | None = False
     if last := present("next/done", "next/terminated", "next/truncated"):
@@ -216,6 +222,7 @@ def kinds_of(
     mask: Any = None,
     last_row: LastRow | None = None,
     starts: Any = None,
+    is_ring: bool = False,
     outcome: bool = True,
 ) -> Array:
     """Return the kinds of rows that have none yet, from the leaves in the table above. Pure.
@@ -228,6 +235,7 @@ def kinds_of(
         last_row: whose row the flags of an end stand on, where the names do not show it or show the wrong one.
         starts: flags: rows that do not follow the row before, because another item begins; None for [B, T] and for
             rows of one item.
+        is_ring: whether the first row follows the last row, as in a full ring of rows [T].
         outcome: whether rows must show if the environment ended an episode. False is enough to find trajectories.
 
     Returns:
@@ -258,15 +266,41 @@ def kinds_of(
         )
     if outcome and layout.has_action is None:
         raise ambiguous(layout)
-    return _Rows(layout, found, [one for one in (mask, column) if one is not None], starts).kinds(
-        checks=outcome and last_row is None
-    )
+    masks = [one for one in (mask, column) if one is not None]
+    return _Rows(layout, found, masks, starts, is_ring=is_ring).kinds(checks=outcome and last_row is None)
+
+
+def leaves_of_kinds(steps: Any) -> list[Any]:
+    """Return the leaves that `kinds_of` looks at if `outcome` is False; none if no leaf says what a row is.
+
+    The leaves need not have any rows.
+    """
+    steps, mask = steps_and_mask(steps)
+    found = dict(zip(*named_leaves(steps, "steps"), strict=True))
+    layout = layout_of([path for path, leaf in found.items() if leaf is not None])
+    if layout is None:
+        return []
+    named = {*layout.last, layout.first, layout.ids, layout.terminal, layout.truncated, layout.discount}
+    named |= {"next_step_type"} if layout.needs_next_type else set()
+    return [leaf for path, leaf in found.items() if path in named] + ([] if mask is None else [mask])
+
+
+def ids_of(steps: Any) -> Any:
+    """Return the leaf that has the id of each row's trajectory; None if the steps have no such leaf.
+
+    >>> ids_of({"observation": np.zeros(2), "traj_ids": np.array([7, 7])}).tolist()
+    [7, 7]
+    """
+    found = dict(zip(*named_leaves(steps_and_mask(steps)[0], "steps"), strict=True))
+    return next((found[name] for name in _ID_NAMES if name in found), None)
 
 
 class _Rows:
     """The flags of rows in one layout."""
 
-    def __init__(self, layout: Layout, found: Mapping[str, Any], masks: Sequence[Any], starts: Any) -> None:
+    def __init__(
+        self, layout: Layout, found: Mapping[str, Any], masks: Sequence[Any], starts: Any, *, is_ring: bool
+    ) -> None:
         named = [*layout.last, layout.first, layout.ids, layout.terminal, layout.truncated]
         told = {path: found[path] for path in named if path is not None}
         if not layout.last and layout.discount:
@@ -280,9 +314,9 @@ class _Rows:
         self.real = xp.ones_like(self._like)
         for mask in masks:
             self.real = self.real & self._flags_like(mask, "the mask")
-        self.is_masked = bool(masks)
+        self.is_masked, self.is_of_items = bool(masks), starts is not None or len(self.shape) > 1
         begins = np.zeros(self.shape, bool)
-        begins[..., 0] = True
+        begins[..., 0] = not is_ring
         self.starts = array_like(xp, begins, self._like)
         if starts is not None:
             self.starts = self.starts | self._flags_like(starts, "`starts`")
@@ -302,7 +336,7 @@ class _Rows:
             self._check_rewards(last)
         if first is None:
             first = self._previous(last)
-        elif self.layout.ids is not None:
+        if self.layout.ids is not None:
             first = first | self._changes(self._told[self.layout.ids])
         action = real if self.layout.has_action or self.layout.has_action is None else real & ~last
         kinds = self._byte(PADDING) * ~real
@@ -336,10 +370,10 @@ class _Rows:
             return padding
         if not self.layout.last:  # `discount` alone: the item holds one episode
             return self._after(last, None)
-        if not self.is_masked and not self.layout.has_action and len(self.shape) > 1:
+        if not self.is_masked and not self.layout.has_action and self.is_of_items:
             if any_true(self._after(last, None)):
                 raise StructureError(
-                    "windows have rows after a last row, and no leaf shows whether these rows are padding or another "
+                    "items have rows after a last row, and no leaf shows whether these rows are padding or another "
                     f"episode. The steps lack `is_first` or `step_type`; or pass `mask`. {_ADVICE}"
                 )
         return last & ~last
@@ -403,11 +437,14 @@ class _Rows:
             )
 
     def _changes(self, ids: Array) -> Array:
-        same = ids[..., 1:] == ids[..., :-1]
-        return concatenated(self.xp, [self._like[..., :1] & ~self._like[..., :1], ~same], -1) & ~self.starts
+        return (ids != self._before(ids)) & ~self.starts
 
     def _previous(self, flags: Array) -> Array:
-        return _follows(flags, flags) & ~self.starts
+        return self._before(flags) & ~self.starts
+
+    def _before(self, rows: Array) -> Array:
+        """Return the row before each row; before the first row, the last row, as in a ring."""
+        return concatenated(self.xp, [rows[..., -1:], rows[..., :-1]], -1)
 
     def _flags_like(self, flags: Any, what: str) -> Array:
         shaped = as_bool(self.xp, array_like(self.xp, flags, self._like))

@@ -19,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
+from reverb_writer import rows
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import shapes_text
-from reverb_writer.slices import read_markers
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
-from reverb_writer.slices.boundaries import first_rows
 from reverb_writer.transitions.pairing import leaf_at
 from reverb_writer.transitions.step_flags import split_mask
 
@@ -52,16 +51,16 @@ def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Cal
 
 
 def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
-    markers, (steps, mask) = batch.markers, split_mask(batch.data)
-    if markers is None:
+    slices, (steps, mask) = batch.slices, split_mask(batch.data)
+    if slices is None:
         shape = _windows_shape(batch, "`frame_stack`")
         starts = np.tile(np.arange(shape[1]) == 0, shape[0])
     else:
-        shape, starts = markers.done.shape, markers.slices.starts
+        shape, starts = slices.rows.shape, slices.starts
     flat = tree.map_structure(lambda leaf: leaf.reshape(-1, *leaf.shape[len(shape) :]), batch.data)
     numbers = np.arange(len(starts))
-    first = np.maximum.accumulate(np.where(starts | first_rows(read_markers(flat), len(starts)), numbers, 0))
-    rows = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # rows of the frames of each stack
+    first = np.maximum.accumulate(np.where(_begins(flat, starts), numbers, 0))
+    places = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # rows of the frames of each stack
     leaf_at(steps, leaf)  # raises an error that names the leaves
     wanted = leaf.split("/") if mask is None else ["0", *leaf.split("/")]
 
@@ -69,14 +68,14 @@ def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
         return list(map(str, path[: len(wanted)])) == wanted
 
     def stack(path: tuple[Any, ...], frames: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Any:
-        return frames[rows].reshape(*shape, k, *frames.shape[1:]) if is_wanted(path) else stored
+        return frames[places].reshape(*shape, k, *frames.shape[1:]) if is_wanted(path) else stored
 
     def stack_after(path: tuple[Any, ...], frames: npt.NDArray[Any], after: npt.NDArray[Any]) -> Any:
         """Return the stacks of the rows after slices, which continue the stacks of the slices' last rows."""
         if not is_wanted(path):
             return after
-        of_last = frames[rows[markers.slices.first_rows + markers.slices.lengths - 1]]
-        cut = markers.slices.cut_by_sampler
+        of_last = frames[places[slices.first_rows + slices.lengths - 1]]
+        cut = slices.cut_by_sampler
         of_last[cut] = np.concatenate([of_last, after[:, None]], axis=1)[cut, 1:]
         return of_last
 
@@ -84,6 +83,14 @@ def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
     if batch.next is not None:
         stacked = dataclasses.replace(stacked, next=tree.map_structure_with_path(stack_after, flat, batch.next))
     return burn_in(stacked, k - 1)[1] if drop else stacked
+
+
+def _begins(flat: Any, starts: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return the rows [N] at which a window, a slice or an episode begins."""
+    if not rows.leaves_of_kinds(flat):
+        return starts
+    begins: npt.NDArray[np.bool_] = rows.first_rows(rows.kinds_of(flat, starts=starts, outcome=False), starts)
+    return begins
 
 
 def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
@@ -151,7 +158,7 @@ def _split(batch: Batch, *, n: int) -> Batch:
 def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:
     """Return B and T of windows."""
     sizes = {tuple(np.shape(leaf)[:2]) for leaf in tree.flatten(batch.data)}
-    if len(sizes) != 1 or len(shape := sizes.pop()) < 2 or batch.markers is not None or shape[0] != len(batch.info):  # noqa: PLR2004  # B and T
+    if len(sizes) != 1 or len(shape := sizes.pop()) < 2 or batch.slices is not None or shape[0] != len(batch.info):  # noqa: PLR2004  # B and T
         raise StructureError(
             f"{what} needs leaves [B, T, ...] with equal T, got {shapes_text(batch.data)}. Use `collate='pad'` "
             "if lengths differ."

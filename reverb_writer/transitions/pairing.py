@@ -14,7 +14,6 @@ from reverb_writer.arrays import (
     array_like,
     array_namespace,
     as_array,
-    as_bool,
     as_float,
     concatenated,
     take_rows,
@@ -112,18 +111,18 @@ def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
 
 def _transitions(batch: Any, mask: Any, read: Callable[[Any], Mapping[str, Any]]) -> Transitions:
     """Return the transitions of a batch; `read` returns the fields of its data."""
-    data, info, markers, after = batch, None, None, None
-    if hasattr(batch, "data") and (hasattr(batch, "info") or hasattr(batch, "markers")):  # not the data of a tensor
-        data, info, markers = batch.data, getattr(batch, "info", None), getattr(batch, "markers", None)
+    data, info, slices, after = batch, None, None, None
+    if hasattr(batch, "data") and (hasattr(batch, "info") or hasattr(batch, "slices")):  # not the data of a tensor
+        data, info, slices = batch.data, getattr(batch, "info", None), getattr(batch, "slices", None)
         after = split_mask(getattr(batch, "next", None))[0]
     data, column = split_mask(data)
-    given = (mask, getattr(info, "mask", None), getattr(markers, "mask", None), column)
+    given = (mask, getattr(info, "mask", None), getattr(slices, "mask", None), column)
     masks = [one for one in given if one is not None]
-    if markers is not None and after is not None:
-        return _with_next_rows(read(data), read(after), masks, markers.slices)
+    if slices is not None and after is not None:
+        return _with_next_rows(read(data), read(after), masks, slices)
     fields = read(data)
     flags = StepFlags.read(fields, masks)
-    return _paired(flags, fields, None if markers is None else _breaks(flags, markers))
+    return _paired(flags, fields, None if slices is None else _breaks(flags, slices))
 
 
 def _paired(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> Transitions:
@@ -173,13 +172,14 @@ def _with_next_rows(
     rows in order      a0 a1 a2   a3   b0 b1   then the last row again, for its own pair
     from each row      a0 a1 a2   -    b0 b1   the transition from b1 is masked: no row follows
     """
-    num_rows, cut = len(slices.rows), np.flatnonzero(slices.cut_by_sampler)
-    following = (slices.first_rows + slices.lengths)[cut]  # the row before which each next row is inserted
+    num_rows, cut = len(slices.rows), np.flatnonzero(host_array(slices.cut_by_sampler))
+    first_rows = host_array(slices.first_rows)
+    following = (first_rows + host_array(slices.lengths))[cut]  # the row before which each next row is inserted
     # Numbers of rows in order; row N + s is the row after slice s.
     order = np.append(np.insert(np.arange(num_rows), following, num_rows + cut), num_rows - 1)
     at = np.arange(num_rows) + np.searchsorted(following, np.arange(num_rows), "right")  # new place of each row
     starts = np.zeros(len(order), bool)
-    starts[at[slices.first_rows]] = starts[-1] = True
+    starts[at[first_rows]] = starts[-1] = True
     told = [name for name in fields if name in _FLAGS or name in _NEEDED[1:]]
     xp = array_namespace(*tree.flatten([fields[name] for name in told]))
 
@@ -240,12 +240,12 @@ def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...]) -> None:
         raise StructureError(f"{join_paths(wrong[:3])}: expected leaves that begin with the flags' shape, {shape}.")
 
 
-def _breaks(flags: StepFlags, markers: Any) -> Array:
+def _breaks(flags: StepFlags, slices: Any) -> Array:
     """Return the rows of slices that do not follow the row before them, [N]."""
-    xp, starts = flags.xp, markers.slices.starts
+    xp, starts = flags.xp, slices.starts
     if starts.shape != flags.shape:
-        raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {starts.shape}.")
-    return array_like(xp, starts, flags.like) | as_bool(xp, markers.is_init)
+        raise StructureError(f"slices must be [N] as the flags of the steps, {flags.shape}, got {starts.shape}.")
+    return array_like(xp, starts, flags.like)
 
 
 def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> tuple[Array, Array]:

@@ -69,7 +69,7 @@ class Transitions(NamedTuple):
         if self.mask.ndim != 2:  # noqa: PLR2004  # B and T
             raise StructureError(
                 f"`first` is for transitions [B, T - 1], got {tuple(self.mask.shape)}. For slices, choose "
-                "the rows `batch.markers.slices.first_rows`."
+                "the rows `batch.slices.first_rows`."
             )
         shape = tuple(self.mask.shape)
 
