@@ -277,18 +277,14 @@ def kinds_of(
 
 
 def leaves_of_kinds(steps: Any) -> list[Any]:
-    """Return the leaves that `kinds_of` looks at if `outcome` is False; none if no leaf says what a row is.
-
-    The leaves need not have any rows.
-    """
-    steps, mask = steps_and_mask(steps)
+    """Return the leaves that `kinds_of` looks at if `outcome` is False; none if no leaf says what a row is."""
     found = dict(zip(*named_leaves(steps, "steps"), strict=True))
     layout = layout_of([path for path, leaf in found.items() if leaf is not None])
     if layout is None:
         return []
     named = {*layout.last, layout.first, layout.ids, layout.terminal, layout.truncated, layout.discount}
     named |= {"next_step_type"} if layout.needs_next_type else set()
-    return [leaf for path, leaf in found.items() if path in named] + ([] if mask is None else [mask])
+    return [leaf for path, leaf in found.items() if path in named]
 
 
 def ids_of(steps: Any) -> Any:

@@ -64,10 +64,8 @@ class Batch:
         """
         if self.row_kinds is not None:
             return self.row_kinds
-        if self.slices is None:
-            return rows.kinds_of(self.data, last_row=self.last_row)
-        of_slices = {"mask": self.slices.mask, "starts": self.slices.starts}
-        return rows.kinds_of(self.data, last_row=self.last_row, **of_slices)
+        mask, starts = (None, None) if self.slices is None else (self.slices.mask, self.slices.starts)
+        return rows.kinds_of(self.data, mask=mask, starts=starts, last_row=self.last_row)
 
     @property
     def is_first(self) -> Any:

@@ -101,8 +101,8 @@ def find_trajectories(kinds: Kinds, *, is_full: bool = False, cursor: int | None
 
     Args:
         kinds: uint8 [N] or [T, ...], the kinds of all written rows, in the order of the storage. Time is the first
-            axis. `reverb_writer.rows.kinds_of(steps, outcome=False)` makes them from flags or ids; for a full ring, with
-            `is_ring=True`.
+            axis. `reverb_writer.rows.kinds_of(steps, outcome=False)` makes kinds [N] from flags or ids; add
+            `is_ring=True` for a full ring.
         is_full: whether the storage is a full ring: then a trajectory may continue from the last row to the first row.
         cursor: the row that was written last, if the ring is full: no trajectory continues across it. None if unknown.
 

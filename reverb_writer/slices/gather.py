@@ -18,7 +18,7 @@ from reverb_writer.nests import common_length, named_leaves
 from reverb_writer.slices.axes import Flags, Kinds
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import Trajectories, check_kinds, find_trajectories
-from reverb_writer.slices.sampler import Slices, SliceSampler
+from reverb_writer.slices.sampler import Slices
 
 
 def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Any:
@@ -116,6 +116,7 @@ def gather(nest: Any, slices: Slices, kinds: Kinds | None = None) -> Batch:
     Raises:
         StructureError: a leaf or the kinds have another shape than the storage.
 
+    >>> from reverb_writer.slices import SliceSampler
     >>> slices = SliceSampler(2, 4).each(Trajectories.from_lengths([2, 3]), np.random.default_rng(0))
     >>> batch = gather({"reward": np.array([1.0, 2.0, 3.0, 4.0, 5.0])}, slices)
     >>> batch.data["reward"].tolist(), batch.slices.starts.tolist()

@@ -142,8 +142,8 @@ class SliceSampler:
         >>> slices.trajectories.tolist(), slices.rows.tolist()
         ([1, 1], [3, 4, 5, 6, 7, 3, 4, 5, 6, 7])
         """
-        warn_of_short(trajectories, self)
-        return self._drawn(trajectories, rng, priorities)
+        self._warn(trajectories)
+        return self._drawn(trajectories, rng, self.num_slices, priorities)
 
     def one_pass(
         self,
@@ -156,9 +156,9 @@ class SliceSampler:
     ) -> Iterator[Slices]:
         """Draw without replacement: batches that contain each trajectory once, or each slice once if `by` is "row".
 
-        `trajectories`, `rng`, `priorities`, errors and the warning are as in `sample`; higher priorities come earlier on average.
-        If `shuffle` is False, trajectories are in the order of the storage; the slice of each trajectory is random.
-        `drop_last` leaves out a last batch of fewer than `num_slices` slices.
+        `trajectories`, `rng`, `priorities`, errors and the warning are as in `sample`; higher priorities come earlier
+        on average. If `shuffle` is False, trajectories are in the order of the storage; the slice of each trajectory is
+        random. `drop_last` leaves out a last batch of fewer than `num_slices` slices.
 
         Yields:
             Batches of `num_slices` slices; the last one may have fewer.
@@ -168,7 +168,7 @@ class SliceSampler:
         >>> [slices.trajectories.tolist() for slices in passes]
         [[0, 1], [2]]
         """
-        warn_of_short(trajectories, self)
+        self._warn(trajectories)
         units = self._units(trajectories, priorities, list_slices=True)
         order = np.flatnonzero(units.weights)
         if shuffle:
@@ -204,12 +204,28 @@ class SliceSampler:
         """
         if self.by == "trajectory":
             return self.each(trajectories, rng, num_rounds)
-        return dataclasses.replace(self, num_slices=num_rounds * len(trajectories))._drawn(trajectories, rng)
+        return self._drawn(trajectories, rng, num_rounds * len(trajectories))
 
-    def _drawn(self, trajectories: Trajectories, rng: np.random.Generator, priorities: Any = None) -> Slices:
+    def advice(self, trajectories: Trajectories) -> str:
+        """Return a warning if rows of several trajectories lie in one storage, and none is as long as a slice."""
+        if self.short == "skip" or len(trajectories) == 1 or trajectories.lengths.max() >= self.slice_len:
+            return ""
+        return (
+            f"No trajectory has `slice_len` = {self.slice_len} rows, so each slice is a whole trajectory. If "
+            "trajectories should be longer: ids must not alternate from row to row, and kinds must be [N], or [T, B] "
+            "with time as the first axis. If not, pass the length of the longest trajectory."
+        )
+
+    def _warn(self, trajectories: Trajectories) -> None:
+        if text := self.advice(trajectories):
+            warnings.warn(text, stacklevel=3)
+
+    def _drawn(
+        self, trajectories: Trajectories, rng: np.random.Generator, num_slices: int, priorities: Any = None
+    ) -> Slices:
         units = self._units(trajectories, priorities, list_slices=priorities is not None)
         edges = np.cumsum(units.weights)
-        drawn = np.searchsorted(edges, rng.random(self.num_slices) * edges[-1], "right")
+        drawn = np.searchsorted(edges, rng.random(num_slices) * edges[-1], "right")
         # Rounding may give an index after the last unit that has a weight.
         return self._slices(trajectories, units, np.minimum(drawn, np.flatnonzero(units.weights)[-1]), rng)
 
@@ -281,17 +297,6 @@ class SliceSampler:
             probabilities=probabilities,
             next_rows=trajectories.rows(which, begin + lengths - ~cut_by_sampler, np.ones_like(begin)),
             storage_shape=trajectories.storage_shape,
-        )
-
-
-def warn_of_short(trajectories: Trajectories, sampler: SliceSampler) -> None:
-    """Warn if no trajectory has as many rows as a slice, although rows of several trajectories lie in one storage."""
-    if sampler.short != "skip" and len(trajectories) > 1 and trajectories.lengths.max() < sampler.slice_len:
-        warnings.warn(
-            f"no trajectory has `slice_len` = {sampler.slice_len} rows, so each slice is a whole trajectory. If "
-            "trajectories should be longer: ids must not alternate from row to row, and kinds must be [N], or [T, B] "
-            "with time as the first axis. If not, pass the length of the longest trajectory.",
-            stacklevel=3,
         )
 
 

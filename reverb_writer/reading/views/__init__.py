@@ -77,7 +77,8 @@ class Views:
     def as_tf(self) -> Any:
         """Return a `tf.data.Dataset` of pairs: data, and a dict of the info's arrays; waits for the first batch.
 
-        The dict has `kinds` if the table has them, and for slices the arrays of `batch.slices` under `slices`. With `with_next` it has triples, whose third element is `batch.next`.
+        The dict has `kinds` if the table has them, and for slices the arrays of `batch.slices` under `slices`. With
+        `with_next` it has triples, whose third element is `batch.next`.
         """
         return _tf_dataset(self, self._num_open_sizes)
 
