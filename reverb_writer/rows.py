@@ -13,7 +13,8 @@ final observation. A LAST row with ACTION is the last row of a program that kept
 if it is not LAST, and the item ends after it, or PADDING or FIRST follows. PADDING is set alone.
 
 A transition is an ACTION row and the row after it in the same item, unless the first one is LAST, or the second one is
-PADDING or FIRST. The second row is TERMINAL if the environment ended the episode.
+PADDING or FIRST. It leads to a terminal state if the second row is TERMINAL without ACTION. A TERMINAL row with ACTION
+shows the last state on which an action was taken; the terminal state after this action was not kept.
 
 Writers set the kind when they write a row. `kinds_of` is the only rule for rows that have no kind yet: items of other
 writers, files of other programs, arrays in memory.
@@ -62,10 +63,10 @@ LastRow = Literal["boundary", "action"]
 FLAG_NAMES: Final = frozenset(
     {
         *("is_first", "is_init", "start_of_episode", "is_last", "step_type", "next_step_type", "terminated"),
-        *("is_terminal", "truncated", "terminals", "timeouts", "done", "dones", "time_outs", "traj_ids", "episode"),
+        *("is_terminal", "truncated", "terminals", "timeouts", "done", "dones", "time_outs"),
     }
 )
-"""All names of leaves that only say what a row is; `discount` also has a value."""
+"""All names of leaves that only say what a row is; a `discount` and an id of a trajectory have a value, too."""
 
 _ID_NAMES: Final = ("collector/traj_ids", "traj_ids", "episode")
 STEP_FIRST, STEP_LAST = 0, 2
@@ -88,7 +89,7 @@ _ADVICE = f"{DOCS}/explanation/steps.html has the table of layouts."
 
 
 class Pairs(NamedTuple):
-    """Pairs of neighbouring rows, [B, T - 1] or [N - 1]."""
+    """Pairs of a row and the row after it: [B, T - 1] or [N - 1]; or [B, T] or [N], a pair for each row."""
 
     mask: Array  # the pair is a transition
     terminal: Array  # it is a transition to a terminal state
@@ -104,21 +105,38 @@ def has(kinds: Array, bits: int) -> Array:
     return (kinds & bits) != 0
 
 
-def pairs(kinds: Array, starts: Array | None = None) -> Pairs:
-    """Return which pairs of neighbouring rows are transitions.
+def pairs(
+    kinds: Array, starts: Array | None = None, *, following: Array | None = None, last_row: LastRow | None = None
+) -> Pairs:
+    """Return which pairs of a row and the row after it are transitions.
 
     Args:
         kinds: [B, T] or [N].
         starts: flags in the same shape: rows that do not follow the row before, because another slice begins; or None.
+        following: kinds of the row after each row, in the same shape; None if these are the neighbours.
+        last_row: "action" for pairs of all rows: a TERMINAL row with ACTION is a transition, too.
 
     >>> pairs(np.array([FIRST | ACTION, ACTION, LAST | TERMINAL, PADDING], np.uint8)).mask.tolist()
     [True, True, False]
+    >>> pairs(np.array([FIRST | ACTION, ACTION | LAST | TERMINAL], np.uint8), last_row="action").terminal.tolist()
+    [False, True]
     """
-    mask = ((kinds[..., :-1] & (ACTION | LAST)) == ACTION) & ((kinds[..., 1:] & (PADDING | FIRST)) == 0)
-    mask = mask if starts is None else mask & ~starts[..., 1:]
     xp = array_namespace(kinds)
-    continues = concatenated(xp, [mask[..., :-1] & mask[..., 1:], xp.zeros_like(mask[..., :1])], -1)
-    return Pairs(mask, mask & has(kinds[..., 1:], TERMINAL), continues)
+    no = xp.zeros_like(has(kinds, LAST))
+    breaks = no if starts is None else concatenated(xp, [starts[..., 1:], no[..., :1]], -1)
+    are_all = following is not None or last_row == "action"
+    if following is None:
+        following = concatenated(xp, [kinds[..., 1:], xp.full_like(kinds[..., :1], PADDING)], -1)
+        following = xp.where(breaks, following | FIRST, following)
+    mask = ((kinds & (ACTION | LAST)) == ACTION) & ~has(following, PADDING | FIRST)
+    terminal = mask & ((following & (ACTION | TERMINAL)) == TERMINAL)
+    if last_row == "action":
+        ends = (kinds & (ACTION | TERMINAL)) == ACTION | TERMINAL
+        mask, terminal, breaks = mask | ends, terminal | ends, breaks | ends
+    if not are_all:
+        mask, terminal, no, breaks = (flags[..., :-1] for flags in (mask, terminal, no, breaks))
+    continues = concatenated(xp, [mask[..., :-1] & mask[..., 1:], no[..., :1]], -1)
+    return Pairs(mask, terminal, continues & ~breaks)
 
 
 def first_rows(kinds: Array, starts: Array | None = None) -> Array:
@@ -327,8 +345,9 @@ class _Rows:
         """Return the bits; `checks` refuses rewards on rows that should only hold an observation."""
         first, last = self._first(), self._last()
         if last is None:
-            last = self._previous(self._zero_discount()) if self.layout.discount else self.xp.zeros_like(self._like)
-            last = last if first is None else last & ~first
+            last = self._zero_discount() if self.layout.discount else self.xp.zeros_like(self._like)
+            last = last if self.layout.has_action else self._previous(last)
+            last = last if first is None or self.layout.has_action else last & ~first
             self._check_one_episode(first, last)
         padding = self._padding(first, last)
         real = self.real & ~padding
