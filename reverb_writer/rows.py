@@ -68,6 +68,7 @@ FLAG_NAMES: Final = frozenset(
 )
 """All names of leaves that only say what a row is; a `discount` and an id of a trajectory have a value, too."""
 
+_ID_NAMES: Final = ("collector/traj_ids", "traj_ids", "episode")
 STEP_FIRST, STEP_LAST = 0, 2
 """Values of `step_type`, as in dm_env and TF-Agents."""
 
@@ -146,7 +147,7 @@ def first_rows(kinds: Array, starts: Array | None = None) -> Array:
     >>> first_rows(np.array([ACTION, LAST, FIRST | ACTION, ACTION, PADDING], np.uint8)).tolist()
     [True, False, True, False, False]
     """
-    begins = has(kinds, FIRST) | _follows(kinds, has(kinds, LAST | PADDING), first=True)
+    begins = has(kinds, FIRST) | _after_start(kinds, has(kinds, LAST | PADDING))
     begins = begins if starts is None else begins | starts
     return begins & ~has(kinds, PADDING)
 
@@ -163,11 +164,10 @@ def last_rows(kinds: Array, starts: Array | None = None) -> Array:
     return (ends | has(kinds, LAST)) & ~has(kinds, PADDING)
 
 
-def _follows(like: Array, flags: Array, *, first: bool = False) -> Array:
-    """Return, for each row, the flag of the row before; `first` for the first row."""
+def _after_start(like: Array, flags: Array) -> Array:
+    """Return, for each row, the flag of the row before; True for the first row."""
     xp = array_namespace(like)
-    head = xp.ones_like(flags[..., :1]) if first else xp.zeros_like(flags[..., :1])
-    return concatenated(xp, [head, flags[..., :-1]], -1)
+    return concatenated(xp, [xp.ones_like(flags[..., :1]), flags[..., :-1]], -1)
 
 
 # ------------------------------------------------------------------------------------------------ the rule of layouts
@@ -214,7 +214,7 @@ def layout_of(paths: Collection[str], last_row: LastRow | None = None) -> Layout
         return next(iter(present(*names)), None)
 
     first = one_of("is_init", "is_first", "start_of_episode", "step_type")
-    ids = one_of("collector/traj_ids", "traj_ids", "episode")
+    ids = one_of(*_ID_NAMES)
     ends = next((ends for ends in _ENDS if present(*ends[0])), ((), (), (), False))
     last, has_action = present(*ends[0]), ends[3]
     if not (last or first or ids or "discount" in paths):
@@ -245,6 +245,7 @@ def kinds_of(
     mask: Any = None,
     last_row: LastRow | None = None,
     starts: Any = None,
+    is_ring: bool = False,
     outcome: bool = True,
 ) -> Array:
     """Return the kinds of rows that have none yet, from the leaves in the table above. Pure.
@@ -257,6 +258,7 @@ def kinds_of(
         last_row: whose row the flags of an end stand on, where the names do not show it or show the wrong one.
         starts: flags: rows that do not follow the row before, because another item begins; None for [B, T] and for
             rows of one item.
+        is_ring: whether the first row follows the last row, as in a full ring of rows [T].
         outcome: whether rows must show if the environment ended an episode. False is enough to find trajectories.
 
     Returns:
@@ -288,15 +290,37 @@ def kinds_of(
         )
     if outcome and layout.has_action is None:
         raise ambiguous(layout)
-    return _Rows(layout, found, [one for one in (mask, column) if one is not None], starts).kinds(
-        checks=outcome and last_row is None
-    )
+    masks = [one for one in (mask, column) if one is not None]
+    return _Rows(layout, found, masks, starts, is_ring=is_ring).kinds(checks=outcome and last_row is None)
+
+
+def leaves_of_kinds(steps: Any) -> list[Any]:
+    """Return the leaves that `kinds_of` looks at if `outcome` is False; none if no leaf says what a row is."""
+    found = dict(zip(*named_leaves(steps, "steps"), strict=True))
+    layout = layout_of([path for path, leaf in found.items() if leaf is not None])
+    if layout is None:
+        return []
+    named = {*layout.last, layout.first, layout.ids, layout.terminal, layout.truncated, layout.discount}
+    named |= {"next_step_type"} if layout.needs_next_type else set()
+    return [leaf for path, leaf in found.items() if path in named]
+
+
+def ids_of(steps: Any) -> Any:
+    """Return the leaf that has the id of each row's trajectory; None if the steps have no such leaf.
+
+    >>> ids_of({"observation": np.zeros(2), "traj_ids": np.array([7, 7])}).tolist()
+    [7, 7]
+    """
+    found = dict(zip(*named_leaves(steps_and_mask(steps)[0], "steps"), strict=True))
+    return next((found[name] for name in _ID_NAMES if name in found), None)
 
 
 class _Rows:
     """The flags of rows in one layout."""
 
-    def __init__(self, layout: Layout, found: Mapping[str, Any], masks: Sequence[Any], starts: Any) -> None:
+    def __init__(
+        self, layout: Layout, found: Mapping[str, Any], masks: Sequence[Any], starts: Any, *, is_ring: bool
+    ) -> None:
         named = [*layout.last, layout.first, layout.ids, layout.terminal, layout.truncated]
         told = {path: found[path] for path in named if path is not None}
         if not layout.last and layout.discount:
@@ -310,9 +334,9 @@ class _Rows:
         self.real = xp.ones_like(self._like)
         for mask in masks:
             self.real = self.real & self._flags_like(mask, "the mask")
-        self.is_masked = bool(masks)
+        self.is_masked, self.is_of_items = bool(masks), starts is not None or len(self.shape) > 1
         begins = np.zeros(self.shape, bool)
-        begins[..., 0] = True
+        begins[..., 0] = not is_ring
         self.starts = array_like(xp, begins, self._like)
         if starts is not None:
             self.starts = self.starts | self._flags_like(starts, "`starts`")
@@ -333,7 +357,7 @@ class _Rows:
             self._check_rewards(last)
         if first is None:
             first = self._previous(last)
-        elif self.layout.ids is not None:
+        if self.layout.ids is not None:
             first = first | self._changes(self._told[self.layout.ids])
         action = real if self.layout.has_action or self.layout.has_action is None else real & ~last
         kinds = self._byte(PADDING) * ~real
@@ -367,7 +391,7 @@ class _Rows:
             return padding
         if not self.layout.last:  # `discount` alone: the item holds one episode
             return self._after(last, None)
-        is_open = not self.is_masked and not self.layout.has_action and len(self.shape) > 1
+        is_open = not self.is_masked and not self.layout.has_action and self.is_of_items
         if is_open and any_true(self._after(last, None)):
             raise StructureError(
                 "windows have rows after a last row, and no leaf shows whether these rows are padding or another "
@@ -434,11 +458,14 @@ class _Rows:
             )
 
     def _changes(self, ids: Array) -> Array:
-        same = ids[..., 1:] == ids[..., :-1]
-        return concatenated(self.xp, [self._like[..., :1] & ~self._like[..., :1], ~same], -1) & ~self.starts
+        return (ids != self._before(ids)) & ~self.starts
 
     def _previous(self, flags: Array) -> Array:
-        return _follows(flags, flags) & ~self.starts
+        return self._before(flags) & ~self.starts
+
+    def _before(self, rows: Array) -> Array:
+        """Return the row before each row; before the first row, the last row, as in a ring."""
+        return concatenated(self.xp, [rows[..., -1:], rows[..., :-1]], -1)
 
     def _flags_like(self, flags: Any, what: str) -> Array:
         shaped = as_bool(self.xp, array_like(self.xp, flags, self._like))
