@@ -38,10 +38,10 @@ def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     """
     try:
         with_paths = tree.flatten_with_path(nest)
-    except TypeError as error:
-        raise StructureError(f"{where}: {error} Use keys of one type.") from error
-    except RuntimeError as error:  # dm-tree asks a TensorDict for its truth
-        raise StructureError(
+    except (TypeError, RuntimeError) as error:
+        if "sort" in str(error):
+            raise StructureError(f"{where}: {error} Use keys of one type.") from error
+        raise StructureError(  # dm-tree asks a TensorDict for its truth, or for a row by name
             f"{where}: a part is a dict that cannot be read as a nest, such as a TensorDict. Pass `.to_dict()` of it."
         ) from error
     return tuple("/".join(map(str, path)) for path, _ in with_paths), [leaf for _, leaf in with_paths]

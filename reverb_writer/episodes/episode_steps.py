@@ -10,7 +10,7 @@ of their action. Strings are bytes, as Reverb stores them. The kinds of the rows
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,11 +67,13 @@ def kinds(episode: EpisodeData) -> npt.NDArray[np.uint8]:
 
 def columns(data: Any, kinds: Any = None, last_row: LastRow | None = None) -> dict[str, Any]:
     """Return the arguments of `Episode` for rows with leaves [T + 1, ...]; arguments as for `Episode.from_steps`."""
-    fields = fields_of(data) or {}
+    paths, _ = named_leaves(data, "steps")
+    fields = fields_of(data)
+    fields = {} if fields is None else fields
     if missing := [name for name in _NEEDED if fields.get(name) is None]:
         raise StructureError(f"steps must have an observation, an action and a reward; missing: {', '.join(missing)}.")
     num_rows = len(np.asarray(fields["reward"]))
-    found = _real_kinds(_kinds_of(data, kinds, num_rows, checked_last_row(last_row)))
+    found = _real_kinds(_kinds_of(data, paths, kinds, num_rows, checked_last_row(last_row)))
     num = len(found) - 1
     last = int(found[-1]) if num >= 0 else 0
     repeats = last & ACTION and last & LAST and last_row != "boundary"
@@ -107,10 +109,9 @@ def _num_steps(episode: EpisodeData) -> int:
     return len(episode)
 
 
-def _kinds_of(data: Any, kinds: Any, num_rows: int, last_row: LastRow | None) -> Array:
+def _kinds_of(data: Any, paths: Sequence[str], kinds: Any, num_rows: int, last_row: LastRow | None) -> Array:
     """Return the kinds of all rows."""
     if kinds is None:
-        paths, _ = named_leaves(data, "steps")
         if layout_of(paths) is None:
             raise StructureError(
                 "no leaf of these steps shows where the episode ends. Pass their kinds: `kinds=episode.kinds()`, or "
