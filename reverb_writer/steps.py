@@ -152,7 +152,7 @@ class StepStructure:
         self._expected = [(dtype, batch + shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         self._numbers = [python_numbers(dtype) if shape == () else NO_NUMBERS for dtype, shape in self._expected]
         # Strings need a check one by one, and NumPy cannot read TensorFlow's scalars of bfloat16.
-        is_slow = any(dtype == object or (dtype.name == "bfloat16" and shape == ()) for dtype, shape in self._expected)
+        is_slow = any(of.kind == "O" or (of.name == "bfloat16" and not shape) for of, shape in self._expected)
         self._fast = None if is_slow else self._expected
         self._flatten = flattener(example)
 

@@ -57,7 +57,7 @@ def columns(items: Sequence[rw.Sample], names: Sequence[str]) -> dict[str, Any]:
 
 
 def kinds_of(items: Sequence[rw.Sample]) -> Any:
-    return np.stack([item.kinds for item in items])
+    return np.stack([np.asarray(item.kinds) for item in items])
 
 
 @pytest.mark.parametrize(
