@@ -33,12 +33,17 @@ def join_paths(paths: Sequence[str]) -> str:
 def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     """Return the names of a nest's leaves, such as `observation/rgb`, and the leaves. An array alone has the name "".
 
-    If the keys of a dict cannot be sorted, raise StructureError, whose message `where` begins.
+    If the keys of a dict cannot be sorted, or a part is a TensorDict, raise StructureError, whose message `where`
+    begins.
     """
     try:
         with_paths = tree.flatten_with_path(nest)
-    except TypeError as error:
-        raise StructureError(f"{where}: {error} Use keys of one type.") from error
+    except (TypeError, RuntimeError) as error:
+        if "sort" in str(error):
+            raise StructureError(f"{where}: {error} Use keys of one type.") from error
+        raise StructureError(  # dm-tree asks a TensorDict for its truth, or for a row by name
+            f"{where}: a part is a dict that cannot be read as a nest, such as a TensorDict. Pass `.to_dict()` of it."
+        ) from error
     return tuple("/".join(map(str, path)) for path, _ in with_paths), [leaf for _, leaf in with_paths]
 
 
@@ -67,6 +72,17 @@ def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str],
 def fields_of(nest: Any) -> Mapping[Any, Any] | None:
     """Return the parts of a dict or a named tuple by name; None for other values."""
     return nest if isinstance(nest, Mapping) else nest._asdict() if hasattr(nest, "_asdict") else None
+
+
+def leaf_at(nest: Any, path: str) -> Any:
+    """Return the part of a nest with this name, such as `observation/rgb`."""
+    found = nest
+    for name in path.split("/"):
+        fields = fields_of(found) or {}
+        if name not in fields:
+            raise StructureError(f"no leaf `{path}`: there are {join_paths(named_leaves(nest, 'the nest')[0])}.")
+        found = fields[name]
+    return found
 
 
 def common_length(nest: Any, what: str) -> int:
@@ -103,8 +119,29 @@ def shapes_text(nest: Any) -> str:
 
 
 def structure_of(nest: Any) -> Any:
-    """Return a nest of the same structure with None for leaves."""
-    return tree.map_structure(lambda _: None, nest)
+    """Return a nest of the same structure with None for leaves.
+
+    Raises StructureError if a part is a sequence that cannot be a part of a nest, such as a range.
+    """
+    try:
+        return tree.map_structure(lambda _: None, nest)
+    except (TypeError, ValueError) as error:
+        path, part = _foreign_part(nest, ())
+        raise StructureError(
+            f"leaf `{'/'.join(map(str, path))}`: {type(part).__name__} is neither an array, a number, a string nor a "
+            "nest of dicts, lists and tuples. Turn it into an array."
+        ) from error
+
+
+def _foreign_part(nest: Any, path: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """Return the path of the first container that is no dict, list or tuple, and the container; else the nest."""
+    if isinstance(nest, Mapping | list | tuple):
+        for key, part in nest.items() if isinstance(nest, Mapping) else enumerate(nest):
+            if tree.is_nested(part):
+                found = _foreign_part(part, (*path, key))
+                if not isinstance(found[1], Mapping | list | tuple):
+                    return found
+    return path, nest
 
 
 def flattener(example: Any) -> Callable[[Any], Sequence[Any]]:

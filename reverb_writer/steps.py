@@ -125,7 +125,7 @@ class StepStructure:
     """
 
     def __init__(self, example: Any, *, batch_size: int | None = None, is_spec: bool = False) -> None:
-        """Take the structure from the first step, or from a nest of array specs: objects with `dtype` and `shape`.
+        """Take the structure from the first step; with `is_spec`, from a nest of objects with `dtype` and `shape`.
 
         `batch_size` is N if the leaves of steps are [N, ...]. `shapes` do not contain N; with `is_spec`, the shapes of
         `example` do not contain it either. An example that cannot be a step raises StructureError.
@@ -136,7 +136,8 @@ class StepStructure:
         self.example = structure_of(example)
         self.pack = packer(self.example)
         self.batch_size = batch_size
-        specs = [leaf_spec(leaf, at_leaf("first step", path)) for path, leaf in zip(self.paths, leaves, strict=True)]
+        read = leaf_spec if is_spec else _array_spec
+        specs = [read(leaf, at_leaf("first step", path)) for path, leaf in zip(self.paths, leaves, strict=True)]
         self.dtypes = tuple(dtype for dtype, _ in specs)
         self.shapes = tuple(shape for _, shape in specs)
         batch = () if batch_size is None else (batch_size,)
@@ -150,8 +151,9 @@ class StepStructure:
             self.shapes = tuple(shape[1:] for shape in self.shapes)
         self._expected = [(dtype, batch + shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         self._numbers = [python_numbers(dtype) if shape == () else NO_NUMBERS for dtype, shape in self._expected]
-        # Elements of an object array need a check one by one, so strings never take the fast path.
-        self._fast = None if np.dtype(object) in self.dtypes else self._expected
+        # Strings need a check one by one, and NumPy cannot read TensorFlow's scalars of bfloat16.
+        is_slow = any(of.kind == "O" or (of.name == "bfloat16" and not shape) for of, shape in self._expected)
+        self._fast = None if is_slow else self._expected
         self._flatten = flattener(example)
 
     def flatten(self, step: Any, which: int | str) -> Sequence[Any]:
@@ -205,5 +207,10 @@ def leaf_spec(leaf: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
                 f"{where}: shape {sizes}, expected one without unknown sizes and without the time dimension."
             )
         return stored_dtype(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))), tuple(sizes)
+    return _array_spec(leaf, where)
+
+
+def _array_spec(leaf: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype of a stored array, number or string, and its shape."""
     array = as_array(leaf, where, "Take it out of the step, or turn it into an array.")
     return stored_dtype(array.dtype), array.shape
