@@ -81,7 +81,7 @@ class Slices:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Slices], numbers: Sequence[int] | None = None) -> Slices:
-        """Return slices of several storages or draws, laid end to end; `numbers` are those of the `members`."""
+        """Return slices of several storages or draws, `parts`, laid end to end; `numbers` has each part's member."""
         before = np.cumsum([0, *(len(part.rows) for part in parts[:-1])])
         first_rows = np.concatenate([part.first_rows + rows for part, rows in zip(parts, before, strict=True)])
         members = None if numbers is None else np.repeat(numbers, [len(part) for part in parts])
@@ -195,9 +195,10 @@ class SliceSampler:
         return self._slices(trajectories, units, np.tile(np.flatnonzero(units.weights), num_rounds), rng)
 
     def of_pool(self, trajectories: Trajectories, rng: np.random.Generator, num_rounds: int = 1) -> Slices:
-        """Draw the slices of a pool of items, `num_rounds` for each trajectory; `num_slices` is not used.
+        """Draw the slices of a pool of items: as many as `each` draws; `num_slices` is not used.
 
-        "trajectory" draws as `each`. "row" draws as many slices as `each`, of all trajectories, with replacement.
+        "trajectory" draws as `each`. "row" draws among all slices of the `trajectories`, with replacement. `rng` and
+        `num_rounds` are as in `each`.
 
         Raises:
             IncompleteError: all trajectories are too short.
@@ -207,7 +208,7 @@ class SliceSampler:
         return self._drawn(trajectories, rng, num_rounds * len(trajectories))
 
     def advice(self, trajectories: Trajectories) -> str:
-        """Return a warning if rows of several trajectories lie in one storage, and none is as long as a slice."""
+        """Return a warning if there are several `trajectories`, and none is as long as a slice; otherwise ""."""
         if self.short == "skip" or len(trajectories) == 1 or trajectories.lengths.max() >= self.slice_len:
             return ""
         return (
