@@ -78,6 +78,20 @@ def common_length(nest: Any, what: str) -> int:
     return int(lengths.pop()[0])
 
 
+def with_texts(nest: Any) -> Any:
+    """Return a nest with leaves [T, ...] in which each list of strings is a leaf: an array [T].
+
+    >>> with_texts({"text": ["go", "stop"], "pair": [np.zeros(2), np.zeros(2)]})["text"]
+    array(['go', 'stop'], dtype=object)
+    """
+
+    def text(part: Any) -> Any:
+        is_text = isinstance(part, list) and part and all(isinstance(item, str | bytes) for item in part)
+        return np.array(part, object) if is_text else None
+
+    return tree.traverse(text, nest)
+
+
 def shapes_text(nest: Any) -> str:
     """Return a nest, or a dataclass of nests, as text with `dtype [sizes]` per array, without fields of None.
 

@@ -23,8 +23,8 @@ writers, files of other programs, arrays in memory.
     TorchRL       is_init              next/done, /terminated, /truncated  next/terminated              action
     TF-Agents     step_type 0          step_type 2                         discount 0, the row before   boundary
     RLDS, record  is_first             is_last                             is_terminal, terminated      boundary
+    rsl_rl        -                    done, dones, time_outs, timeouts    not time_outs, truncated     action
     D4RL          -                    terminals, timeouts                 terminals                    action
-    rsl_rl        -                    done, dones, time_outs              not time_outs, truncated     action
     Gymnasium     -                    terminated, truncated               terminated                   `last_row`
     discount      start_of_episode     after a row of discount 0           all of them                  boundary
     ids           the id changes       -                                   -                            -
@@ -138,6 +138,25 @@ def _follows(like: Array, flags: Array, *, first: bool = False) -> Array:
     return concatenated(xp, [head, flags[..., :-1]], -1)
 
 
+def checked_kinds(kinds: Any, num_rows: int) -> Array:
+    """Return given kinds as uint8 [num_rows], a copy; raises StructureError if they are no kinds.
+
+    >>> checked_kinds([3, 12], 2)
+    array([ 3, 12], dtype=uint8)
+    """
+    array = np.asarray(kinds)
+    if array.dtype.kind not in "iu" or array.shape != (num_rows,):
+        raise StructureError(f"`kinds` must be integers, shape ({num_rows},), got {array.dtype} {array.shape}.")
+    is_wrong = (array < 0) | (array > PADDING) | (has(array, TERMINAL) & ~has(array, LAST))
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
+        raise StructureError(
+            f"row {row} has kind {array[row]}, expected a sum of FIRST 1, ACTION 2, LAST 4 and TERMINAL 8, which needs "
+            "LAST; or PADDING 16 alone."
+        )
+    return array.astype(np.uint8)
+
+
 # ------------------------------------------------------------------------------------------------ the rule of layouts
 
 
@@ -184,11 +203,11 @@ def layout_of(paths: Collection[str], last_row: LastRow | None = None) -> Layout
         first = "step_type"
     elif last := present("is_last"):
         pass
+    elif last := present("done", "dones"):
+        last += present("time_outs", "timeouts")
+        truncated, has_action = one_of("time_outs", "timeouts", "truncated"), True
     elif last := present("terminals", "timeouts"):
         terminal, truncated, has_action = one_of("terminals"), one_of("timeouts"), True
-    elif last := present("done", "dones"):
-        last += present("time_outs")
-        truncated, has_action = one_of("time_outs", "truncated"), True
     elif last := present("terminated", "is_terminal", "truncated"):
         has_action = None
     elif not ("discount" in paths or first or ids):
