@@ -23,7 +23,8 @@ writers, files of other programs, arrays in memory.
     TorchRL       is_init              next/done, /terminated, /truncated  next/terminated              action
     TF-Agents     step_type 0          step_type 2                         discount 0, the row before   boundary
     RLDS, record  is_first             is_last                             is_terminal, terminated      boundary
-    rsl_rl        -                    done, dones, time_outs, timeouts    not time_outs, truncated     action
+    rsl_rl        -                    done, dones, time_outs              not time_outs, timeouts,     action
+                                                                           truncated
     D4RL          -                    terminals, timeouts                 terminals                    action
     Gymnasium     -                    terminated, truncated               terminated                   `last_row`
     discount      start_of_episode     after a row of discount 0           all of them                  boundary
@@ -60,12 +61,26 @@ LastRow = Literal["boundary", "action"]
 """Whose row the flags of an end stand on: the row of the final observation, or the row of the last action."""
 
 FLAG_NAMES: Final = frozenset(
-    ("is_first", "is_init", "start_of_episode", "is_last", "step_type", "next_step_type", "terminated", "is_terminal")
-    + ("truncated", "terminals", "timeouts", "done", "dones", "time_outs", "traj_ids", "episode")
+    {
+        *("is_first", "is_init", "start_of_episode", "is_last", "step_type", "next_step_type", "terminated"),
+        *("is_terminal", "truncated", "terminals", "timeouts", "done", "dones", "time_outs", "traj_ids", "episode"),
+    }
 )
 """All names of leaves that only say what a row is; `discount` also has a value."""
 
-_STEP_FIRST, _STEP_LAST = 0, 2  # values of `step_type`, as in dm_env
+STEP_FIRST, STEP_LAST = 0, 2
+"""Values of `step_type`, as in dm_env and TF-Agents."""
+
+_TERMINAL = "terminated", "is_terminal"
+_ENDS: Sequence[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool | None]] = (
+    # flags of last rows, of terminal rows, of truncated rows; whether last rows have an action
+    (("next/done", "next/terminated", "next/truncated"), ("next/terminated",), ("next/truncated",), True),
+    (("step_type",), _TERMINAL, ("truncated",), False),
+    (("is_last",), _TERMINAL, ("truncated",), False),
+    (("done", "dones", "time_outs"), ("terminated",), ("time_outs", "timeouts", "truncated"), True),
+    (("terminals", "timeouts"), ("terminals",), ("timeouts",), True),
+    ((*_TERMINAL, "truncated"), _TERMINAL, ("truncated",), None),
+)
 _ADVICE = f"{DOCS}/explanation/steps.html has the table of layouts."
 
 
@@ -178,14 +193,21 @@ class Layout(NamedTuple):
         return bool(self.terminal or self.truncated or self.discount)
 
 
+def checked_last_row(last_row: Any) -> LastRow | None:
+    """Return the argument, or raise SpecError if it is out of range."""
+    if last_row not in (None, "boundary", "action"):
+        raise SpecError(f"`last_row` must be 'boundary', 'action' or None, got {last_row!r}.")
+    found: LastRow | None = last_row
+    return found
+
+
 def layout_of(paths: Collection[str], last_row: LastRow | None = None) -> Layout | None:
     """Return the layout of steps with these leaves; None if no leaf says what a row is.
 
     >>> layout_of(["observation", "is_first", "is_last", "is_terminal"]).last
     ('is_last',)
     """
-    if last_row not in (None, "boundary", "action"):
-        raise SpecError(f"`last_row` must be 'boundary' or 'action', got {last_row!r}.")
+    checked_last_row(last_row)
 
     def present(*names: str) -> tuple[str, ...]:
         return tuple(name for name in names if name in paths)
@@ -195,27 +217,17 @@ def layout_of(paths: Collection[str], last_row: LastRow | None = None) -> Layout
 
     first = one_of("is_init", "is_first", "start_of_episode", "step_type")
     ids = one_of("collector/traj_ids", "traj_ids", "episode")
-    terminal, truncated = one_of("terminated", "is_terminal"), one_of("truncated")
-    has_action: bool | None = False
-    if last := present("next/done", "next/terminated", "next/truncated"):
-        terminal, truncated, has_action = one_of("next/terminated"), one_of("next/truncated"), True
-    elif last := present("step_type"):
-        first = "step_type"
-    elif last := present("is_last"):
-        pass
-    elif last := present("done", "dones"):
-        last += present("time_outs", "timeouts")
-        truncated, has_action = one_of("time_outs", "timeouts", "truncated"), True
-    elif last := present("terminals", "timeouts"):
-        terminal, truncated, has_action = one_of("terminals"), one_of("timeouts"), True
-    elif last := present("terminated", "is_terminal", "truncated"):
-        has_action = None
-    elif not ("discount" in paths or first or ids):
+    ends = next((ends for ends in _ENDS if present(*ends[0])), ((), (), (), False))
+    last, has_action = present(*ends[0]), ends[3]
+    if not (last or first or ids or "discount" in paths):
         return None
     if last_row is not None:
         has_action = last_row == "action"
-    is_tf_agents = last == ("step_type",) and "next_step_type" in paths
-    return Layout(first, ids, last, terminal, truncated, one_of("discount"), has_action, is_tf_agents)
+    if last == ("step_type",):
+        first = "step_type"
+    needs_next_type = last == ("step_type",) and "next_step_type" in paths
+    shown_by = one_of(*ends[1]), one_of(*ends[2]), one_of("discount")
+    return Layout(first, ids, last, *shown_by, has_action, needs_next_type)
 
 
 def ambiguous(layout: Layout) -> StructureError:
@@ -268,7 +280,8 @@ def kinds_of(
     if layout is None or (outcome and not (layout.last or layout.discount)):
         raise StructureError(
             f"no leaf shows where episodes end; found {join_paths(paths)}. Steps need `is_last`, `step_type`, "
-            f"`terminated` and `truncated`, or `discount`; or write them with an observer, which stores kinds. {_ADVICE}"
+            "`terminated` and `truncated`, or `discount`; or write them with an observer, which stores kinds. "
+            f"{_ADVICE}"
         )
     if outcome and not layout.shows_outcome:
         raise StructureError(
@@ -333,13 +346,13 @@ class _Rows:
         path = self.layout.first
         if path is None:
             return None if self.layout.ids is None or self.layout.last else self._changes(self._told[self.layout.ids])
-        return self._told[path] == _STEP_FIRST if path == "step_type" else as_bool(self.xp, self._told[path])
+        return self._told[path] == STEP_FIRST if path == "step_type" else as_bool(self.xp, self._told[path])
 
     def _last(self) -> Array | None:
         if not self.layout.last:
             return None
         if self.layout.last == ("step_type",):
-            return self._told["step_type"] == _STEP_LAST
+            return self._told["step_type"] == STEP_LAST
         last = self._like & ~self._like
         for path in self.layout.last:
             last = last | as_bool(self.xp, self._told[path])
@@ -351,16 +364,16 @@ class _Rows:
             padding = self._after(last, first)
             if self.layout.needs_next_type:  # a padding row of TF-Agents looks like a boundary row
                 following = as_array(self.xp, self._found["next_step_type"]).reshape(self.shape)
-                padding = padding | (last & self._previous(~last & (following != _STEP_LAST)))
+                padding = padding | (last & self._previous(~last & (following != STEP_LAST)))
             return padding
         if not self.layout.last:  # `discount` alone: the item holds one episode
             return self._after(last, None)
-        if not self.is_masked and not self.layout.has_action and len(self.shape) > 1:
-            if any_true(self._after(last, None)):
-                raise StructureError(
-                    "windows have rows after a last row, and no leaf shows whether these rows are padding or another "
-                    f"episode. The steps lack `is_first` or `step_type`; or pass `mask`. {_ADVICE}"
-                )
+        is_open = not self.is_masked and not self.layout.has_action and len(self.shape) > 1
+        if is_open and any_true(self._after(last, None)):
+            raise StructureError(
+                "windows have rows after a last row, and no leaf shows whether these rows are padding or another "
+                f"episode. The steps lack `is_first` or `step_type`; or pass `mask`. {_ADVICE}"
+            )
         return last & ~last
 
     def _after(self, ends: Array, first: Array | None) -> Array:

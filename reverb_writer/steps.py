@@ -153,12 +153,12 @@ class StepStructure:
         # Elements of an object array need a check one by one, so strings never take the fast path.
         self._fast = None if np.dtype(object) in self.dtypes else self._expected
         self._flatten = flattener(example)
-        self._boundary = self._find_boundary()
 
-    def flatten(self, step: Any, index: int) -> Sequence[Any]:
+    def flatten(self, step: Any, which: int | str) -> Sequence[Any]:
         """Check the leaves of a step, and return them in the order of `paths`: the step's own arrays if they fit.
 
-        Otherwise arrays or scalars with the expected dtypes and shapes. Strings are `bytes`.
+        Otherwise arrays or scalars with the expected dtypes and shapes. Strings are `bytes`. `which` is the number of
+        the step, or its name in messages.
         """
         try:
             leaves = self._flatten(step)
@@ -166,21 +166,7 @@ class StepStructure:
                 return leaves
         except (AttributeError, TypeError, LookupError):
             pass
-        return self._convert(step, index)
-
-    def ends_episode(self, leaves: Sequence[Any]) -> Any:
-        """Return whether a step is a boundary step, [N] if `batch_size` is given; False if no leaf marks it."""
-        if self._boundary is None:
-            return False if self.batch_size is None else np.zeros(self.batch_size, bool)
-        index, last = self._boundary
-        if self.batch_size is None:
-            return int(leaves[index]) == last
-        return np.asarray(leaves[index]) == last
-
-    @property
-    def marks_ends(self) -> bool:
-        """Whether steps have a leaf that marks the end of an episode."""
-        return self._boundary is not None
+        return self._convert(step, which if isinstance(which, str) else f"step {which}")
 
     def padding_step(self) -> list[Any]:
         """Return the leaves of a padding step: zeros, and in a trajectory `step_type` LAST, as in TF-Agents."""
@@ -189,14 +175,14 @@ class StepStructure:
             leaves[self.paths.index("step_type")][...] = LAST
         return leaves
 
-    def _convert(self, step: Any, index: int) -> list[Any]:
+    def _convert(self, step: Any, where: str) -> list[Any]:
         """Convert Python numbers, strings, other libraries' tensors and byte orders, or raise StructureError."""
         leaves: Sequence[Any] = ()
         with contextlib.suppress(TypeError, LookupError):
             leaves = self._flatten(step)  # several times as fast as `named_leaves`
         if len(leaves) != len(self.paths) or any(map(tree.is_nested, leaves)):
-            paths, leaves = named_leaves(step, f"step {index}")
-            check_same_leaves(f"step {index}", paths, self.paths, "the first step")
+            paths, leaves = named_leaves(step, where)
+            check_same_leaves(where, paths, self.paths, "the first step")
         found = []
         for leaf, path, (dtype, shape), (kinds, low, high) in zip(
             leaves, self.paths, self._expected, self._numbers, strict=True
@@ -206,22 +192,8 @@ class StepStructure:
             elif isinstance(leaf, _NUMPY) and dtype.kind != "O" and leaf.dtype == dtype and leaf.shape == shape:
                 found.append(leaf)
             else:
-                found.append(fit(leaf, dtype, shape, at_leaf(f"step {index}", path), "as in the first step", Fit.EXACT))
+                found.append(fit(leaf, dtype, shape, at_leaf(where, path), "as in the first step", Fit.EXACT))
         return found
-
-    def _find_boundary(self) -> tuple[int, int] | None:
-        """Return the index of the leaf that marks a boundary step, and its value there."""
-        for name, last in _BOUNDARY_MARKS:
-            if name in self.paths:
-                index = self.paths.index(name)
-                dtype, shape = self.dtypes[index], self.shapes[index]
-                if shape or dtype.kind not in "biu":
-                    raise StructureError(
-                        f"first step, leaf `{name}`: {dtype} {shape}, expected an integer or a boolean, shape (): it "
-                        "marks the end of an episode. Remove a batch dimension, or rename the leaf."
-                    )
-                return index, last
-        return None
 
 
 def leaf_spec(leaf: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:

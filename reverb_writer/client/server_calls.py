@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import check_priority
@@ -43,16 +44,28 @@ _MAX_IN_FLIGHT = 2048  # samples; more are requested when half have arrived
 _CACHE_BYTES = 64 << 20  # limit of a table's decoded chunks; one larger sample may exceed it
 
 
-class Sample(NamedTuple):
-    """A sampled item.
+class _Sample(NamedTuple):
+    data: Any
+    info: SampleInfo
+
+
+class Sample(_Sample):
+    """A sampled item, which can be unpacked: `data, info = sample`.
 
     Attributes:
         data: the table's nest, or a tuple of columns if its structure is unknown; leaves [T, ...], owned by the caller.
         info: key, priority, probability, table size and times sampled.
+        kinds: uint8 [T], the kinds of the rows (`reverb_writer.rows`); None if the writer stored none.
     """
 
-    data: Any
-    info: SampleInfo
+    kinds: npt.NDArray[np.uint8] | None = None
+
+    @classmethod
+    def of(cls, data: Any, info: SampleInfo, kinds: npt.NDArray[np.uint8] | None) -> Sample:
+        """Return a sample whose rows have these kinds."""
+        sample = cls(data, info)
+        sample.kinds = kinds
+        return sample
 
 
 class Server:
@@ -151,9 +164,9 @@ class Server:
                     raise errors[0]
                 found = assembler.take_each(signature)
                 is_whole = True
-                for data, sample_info in found:
+                for data, sample_info, kinds in found:
                     num_used += 1
-                    yield Sample(data, sample_info)
+                    yield Sample.of(data, sample_info, kinds)
         except ReplayTimeoutError as error:
             raise ReplayTimeoutError(f"{error} {stream.explain(began_at)}") from None
         except ServerUnavailableError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,27 @@ from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.protocol.signatures import packer, packer_of
-from reverb_writer.protocol.trajectory_parsing import ItemLayout, Parsed, Slice, parse_trajectory
+from reverb_writer.protocol.trajectory_parsing import ColumnGroup, ItemLayout, Parsed, Slice, parse_trajectory
 
 MAX_SAMPLE_BYTES = 1 << 30
 """Default limit of the decoded size of a sample, in bytes."""
 
 _MAX_ITEM_CACHES = 4
 _ITEMS_SHARE = 4  # the memory limit of row ranges is the limit of decoded chunks divided by this
+
+
+Array = npt.NDArray[Any]
+
+_CacheKey = tuple[ItemLayout, bytes, int | None]
+"""The layout of items, their spec, and the index of the chunks' tensor with the kinds of the rows."""
+
+
+class _Part(NamedTuple):
+    """Copies of the rows of samples."""
+
+    spec: bytes
+    columns: list[Column]
+    kinds: Array | None
 
 
 class BatchAssembler:
@@ -56,7 +70,7 @@ class BatchAssembler:
         self.structure = structure
         self._received_at = 0.0  # arrival of the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
-        self._caches: dict[tuple[ItemLayout, bytes], ItemCache] = {}  # by layout and spec
+        self._caches: dict[_CacheKey, ItemCache] = {}
         self._current: ItemCache | None = None  # the cache of the last sample
         self._known: Mapping[int, int] = {}  # items of the current cache
         self.begin_next()
@@ -101,18 +115,23 @@ class BatchAssembler:
             added.append(number)
         return samples if len(added) == len(samples) else samples[added], errors
 
-    def take(self) -> tuple[list[Column], BatchInfo]:
-        """Return the columns of all samples added since the last call, and their info; begin the next batch."""
+    def take(self) -> tuple[list[Column], BatchInfo, Array | None]:
+        """Return the columns of all samples added since the last call, their info, and the kinds of the rows.
+
+        The kinds are uint8 [sum(lengths)]; None if a sample has none. Begin the next batch.
+        """
         self._set_aside()
-        parts = [columns for _, columns in self._parts]
+        parts = [part.columns for part in self._parts]
         columns = parts[0] if len(parts) == 1 else [joined(of, self._memory) for of in zip(*parts, strict=True)]
+        of_parts = [part.kinds for part in self._parts]
+        kinds = np.concatenate(of_parts) if of_parts and not any(one is None for one in of_parts) else None
         all_lengths = [*{id(column.lengths): column.lengths for column in columns}.values()]  # mostly one array
         info = self._info(functools.reduce(np.maximum, all_lengths or [np.zeros(0, np.int64)]))
         self.begin_next()
-        return columns, info
+        return columns, info, kinds
 
-    def take_each(self, signature: Any) -> list[tuple[Any, SampleInfo]]:
-        """Return the nest and the info of each sample added since the last call; begin the next batch.
+    def take_each(self, signature: Any) -> list[tuple[Any, SampleInfo, Array | None]]:
+        """Return the nest, the info and the kinds of each sample added since the last call; begin the next batch.
 
         The nests are those of the table's `signature`; if it is None, of each sample's own spec.
         """
@@ -120,10 +139,13 @@ class BatchAssembler:
         parts, infos = self._parts, map(SampleInfo, *(numbers.tolist() for numbers in self._all_numbers()))
         self.begin_next()
         nests: list[Any] = []
-        for spec, columns in parts:
+        kinds: list[Array | None] = []
+        for spec, columns, of_part in parts:
             pack = packer_of(spec) if signature is None else packer(signature)
             nests += map(pack, zip(*[column.split() for column in columns], strict=True))
-        return list(zip(nests, infos, strict=True))
+            lengths = columns[0].lengths
+            kinds += [None] * len(lengths) if of_part is None else Column(of_part, lengths, is_scalar=False).split()
+        return list(zip(nests, infos, kinds, strict=True))
 
     def rows(self) -> SampleRows:
         """Return the rows of all samples added since the last `take`, without a copy where possible.
@@ -131,17 +153,21 @@ class BatchAssembler:
         They are valid until samples are added. Call `begin_next` when they are no longer needed.
         """
         sources: list[tuple[Any, Any]]
+        kinds: tuple[Any, Any] | None = None
         if self._current and not self._parts:
             sources = self._current.rows_of(self._items)
+            if self._current.kinds_at is not None:
+                *sources, kinds = sources
             lengths_of = [rows.lengths for _, rows in sources]
             info = self._info(lengths_of[0])
         else:
-            columns, info = self.take()
+            columns, info, all_kinds = self.take()
+            kinds = None if all_kinds is None else (all_kinds, None)
             sources, lengths_of = [(column.rows, None) for column in columns], [column.lengths for column in columns]
         for number, lengths in enumerate(lengths_of):
             if lengths is not info.lengths and not np.array_equal(lengths, info.lengths):  # mostly one array
                 raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
-        return SampleRows(sources, info)
+        return SampleRows(sources, info, kinds)
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
         keys, priorities, probabilities, table_sizes, times_sampled = self._all_numbers()
@@ -159,7 +185,7 @@ class BatchAssembler:
     def begin_next(self) -> None:
         """Begin the next batch, without samples."""
         self._items: list[int] = []  # numbers of items in the current cache whose rows are not copied yet
-        self._parts: list[tuple[bytes, list[Column]]] = []  # specs of earlier samples, and copies of their rows
+        self._parts: list[_Part] = []  # copies of the rows of earlier samples
         self._numbers: list[Sequence[npt.NDArray[Any]]] = []  # numbers of the samples, see `Samples.numbers`
         self.num_samples = 0
 
@@ -169,11 +195,16 @@ class BatchAssembler:
         if not cache or not items:
             return
         columns = []
-        for (source, rows), is_scalar in zip(cache.rows_of(items), cache.layout.is_scalar, strict=True):
+        sources = cache.rows_of(items)
+        kinds = None
+        if cache.kinds_at is not None:
+            *sources, (source, rows) = sources
+            kinds = source.take(rows.all_rows)
+        for (source, rows), is_scalar in zip(sources, cache.layout.is_scalar, strict=True):
             copied = self._memory.rows_like(source, len(rows.all_rows))
             source.take(rows.all_rows, axis=0, mode="clip", out=copied)
             columns.append(Column(copied, rows.lengths, is_scalar))
-        self._parts.append((cache.spec, columns))
+        self._parts.append(_Part(cache.spec, columns, kinds))
 
     def _find_or_load(self, key: int, entry: Any) -> int:
         """Return the number of an item that is not in the current cache, and make the item's cache the current one.
@@ -188,17 +219,15 @@ class BatchAssembler:
         if cache:
             spec = cache.spec
         else:
-            first, chunks = slices_of[0][0][0], EncodedChunks(entry.data, self._max_sample_bytes)
-            # Keep no reference to the old cache: a larger one, which may replace it, needs the memory.
-            known = next((one.spec for one in caches for part in one.partitions if first in part.ring.rows_of), None)
-            spec = chunks.spec(first) if known is None else known
+            chunks = EncodedChunks(entry.data, self._max_sample_bytes)
+            spec, kinds_at = self._spec_of(layout, slices_of[0][0][0], chunks)
         if self.structure:
             self.structure.check_spec(spec)
         if cache is None or ranges is None:
-            ranges = self._load(layout, spec, slices_of, chunks)
+            ranges = self._load((layout, spec, kinds_at), slices_of, chunks)
             if self.structure:
                 self.structure.settle(spec)
-            cache = self._caches[layout, spec]
+            cache = self._caches[layout, spec, kinds_at]
         self._make_current(cache)
         item = cache.add_item(key, slices_of, ranges)
         if item is None:
@@ -208,17 +237,25 @@ class BatchAssembler:
             assert item is not None, "an empty cache has room for any item"  # noqa: S101
         return item
 
-    def _load(
-        self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
-    ) -> RowRanges:
+    def _spec_of(self, layout: ItemLayout, chunk: int, chunks: EncodedChunks) -> tuple[bytes, int | None]:
+        """Return the spec of an item, and the index of the chunks' tensor with the kinds of the rows."""
+        for one in self._caches.values():  # a decoded chunk needs no parsing
+            if one.layout == layout and any(chunk in part.ring.rows_of for part in one.partitions):
+                return one.spec, one.kinds_at
+        (spec, has_kinds), num_tensors = chunks.spec(chunk)
+        # Columns with different ranges of chunks have no common rows, so no row has a kind.
+        is_whole = has_kinds and len(layout.groups) == 1 and not any(layout.is_scalar)
+        return spec, num_tensors - 2 if is_whole and num_tensors > 2 else None  # noqa: PLR2004  # kinds and spec
+
+    def _load(self, kind: _CacheKey, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks) -> RowRanges:
         """Decode the chunks of an item that are not in the cache of its layout, and return its row ranges."""
         # A bad sample changes nothing: dtypes, shapes and sizes are checked before a chunk is decoded, and no ring
         # keeps a damaged chunk.
-        cache = self._caches.get((layout, spec))
+        cache = self._caches.get(kind)
         missing = cache.missing_chunks(slices_of, chunks) if cache else None
         for must_renew in (False, False, True):
             if cache is None or missing is None or must_renew:
-                cache = self._new_cache(layout, spec, slices_of, chunks)
+                cache = self._new_cache(kind, slices_of, chunks)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
                 raise FormatError("the chunks of an item differ in dtype or shape.")
@@ -256,31 +293,37 @@ class BatchAssembler:
             )
         self._set_aside()
         self._current, self._known = cache, cache.items
-        if self._caches.get((cache.layout, cache.spec)) is not cache:
-            self._caches.pop((cache.layout, cache.spec), None)
+        key = cache.layout, cache.spec, cache.kinds_at
+        if self._caches.get(key) is not cache:
+            self._caches.pop(key, None)
             while len(self._caches) >= _MAX_ITEM_CACHES:
                 del self._caches[next(iter(self._caches))]
-            self._caches[cache.layout, cache.spec] = cache
+            self._caches[key] = cache
 
-    def _new_cache(
-        self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
-    ) -> ItemCache:
+    def _new_cache(self, kind: _CacheKey, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks) -> ItemCache:
         """Return a cache with room for all chunks of an item together; only a single item may exceed the memory limit.
 
         The limit is divided among groups of columns so that all groups hold about the same number of rows.
         """
+        layout, spec, kinds_at = kind
+        groups = layout.groups
+        if kinds_at is not None:
+            (columns, tensors), *_ = groups
+            groups = (ColumnGroup((*columns, len(columns)), (*tensors, kinds_at)),)
         needed = [
             [chunks.get(key, group.tensors) for key in dict.fromkeys([key for key, _, _ in slices])]
-            for group, slices in zip(layout.groups, slices_of, strict=True)
+            for group, slices in zip(groups, slices_of, strict=True)
         ]
         weights = [1 + first.num_bytes // first.length for first, *_ in needed]
         partitions = []
-        for (columns, tensors), of_group, weight in zip(layout.groups, needed, weights, strict=True):
+        for (columns, tensors), of_group, weight in zip(groups, needed, weights, strict=True):
             types = of_group[0].schema.dtypes_and_shapes
+            if kinds_at is not None and types[-1] != (np.dtype(np.uint8), ()):
+                raise FormatError(f"the kinds of rows are {types[-1][0]} {types[-1][1]}, expected uint8 ().")
             ring = ChunkRing(types, self._max_cache_bytes * weight // sum(weights), of_group)
             max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
             partitions.append(Partition(columns, tensors, ring, max_rows))
-        cache = ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)
+        cache = ItemCache(layout, spec, kinds_at, partitions, self._max_cache_bytes // _ITEMS_SHARE)
         if self.structure:
             self.structure.check_form(cache.form)
         return cache

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages, tensors
-from reverb_writer.protocol.signatures import read_spec
+from reverb_writer.protocol.signatures import NO_SPEC, StoredSpec, read_spec
 from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varint
 
 Array = npt.NDArray[Any]
@@ -146,10 +146,12 @@ class EncodedChunks:
             self._chunks[of] = found
         return found
 
-    def spec(self, key: int) -> bytes:
-        """Return the encoded spec of a chunk's steps; empty if the chunk has none. Errors are as in `get`."""
+    def spec(self, key: int) -> tuple[StoredSpec, int]:
+        """Return the spec of a chunk's steps, and the number of the chunk's tensors; errors are as in `get`."""
         stored = self._message(key).data.tensors
-        return read_spec(stored[-1].dtype, stored[-1].tensor_shape, stored[-1].tensor_content) if stored else b""
+        if not stored:
+            return NO_SPEC, 0
+        return read_spec(stored[-1].dtype, stored[-1].tensor_shape, stored[-1].tensor_content), len(stored)
 
     def _message(self, key: int) -> Any:
         if key not in self._parsed:

@@ -35,16 +35,24 @@ class ItemCache:
     Attributes:
         layout: the layout of the items.
         spec: the encoded spec of the items; empty if they have none.
+        kinds_at: index of the chunks' tensor with the kinds of the rows, which is the last column here; None without.
         partitions: one per group of columns.
         form: dtype and row shape of each column, and whether the column is scalar.
         items: number of each known item, by key. An item's trajectory never changes, so its rows are valid until a ring
             evicts one of its chunks; then call `forget_items`.
     """
 
-    def __init__(self, layout: ItemLayout, spec: bytes, partitions: Sequence[Partition], max_item_bytes: int) -> None:
+    def __init__(
+        self,
+        layout: ItemLayout,
+        spec: bytes,
+        kinds_at: int | None,
+        partitions: Sequence[Partition],
+        max_item_bytes: int,
+    ) -> None:
         """Start without items; `max_item_bytes` is the memory limit of the row ranges."""
-        self.layout, self.spec, self.partitions = layout, spec, partitions
-        arrays = self._by_column([partition.ring.columns for partition in partitions])
+        self.layout, self.spec, self.kinds_at, self.partitions = layout, spec, kinds_at, partitions
+        arrays = self._by_column([partition.ring.columns for partition in partitions])[: len(layout.is_scalar)]
         self.form = [(array.dtype, array.shape[1:], bare) for array, bare in zip(arrays, layout.is_scalar, strict=True)]
         self._max_item_bytes = max_item_bytes
         self._num_items = self._item_bytes = 0  # including forgotten items, whose places are not used again
@@ -69,7 +77,10 @@ class ItemCache:
         return item
 
     def rows_of(self, items: Sequence[int]) -> list[tuple[npt.NDArray[Any], JoinedRows]]:
-        """Return the array of each column, and the rows of some items in it, given the items' numbers."""
+        """Return the array of each column, and the rows of some items in it, given the items' numbers.
+
+        The last column has the kinds of the rows, if the items have any.
+        """
         if self._new:
             for number, rows in enumerate(self._rows):
                 rows.extend([ranges[number] for ranges in self._new])

@@ -195,10 +195,26 @@ class JoinedRows:
 class SampleRows:
     """Rows of several samples. The M rows of all samples, laid end to end, are numbered from 0 to M - 1."""
 
-    def __init__(self, sources: Sequence[tuple[Array, JoinedRows | None]], info: BatchInfo) -> None:
-        """Refer to rows: per column an array, and the places of the rows in it; None if it has all M in order."""
-        self._sources, self.info = sources, info
+    def __init__(
+        self,
+        sources: Sequence[tuple[Array, JoinedRows | None]],
+        info: BatchInfo,
+        kinds: tuple[Array, JoinedRows | None] | None = None,
+    ) -> None:
+        """Refer to rows: per column an array, and the places of the rows in it; None if it has all M in order.
+
+        `kinds` is such a pair for the kinds of the rows; None if the samples have no kinds.
+        """
+        self._sources, self.info, self._kinds = sources, info, kinds
         self.num_columns = len(sources)
+
+    def take_kinds(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
+        """Return copies [N] of the kinds of rows with these numbers [N]; None if the samples have no kinds."""
+        if self._kinds is None:
+            return None
+        source, joined = self._kinds
+        kinds: npt.NDArray[np.uint8] = source.take(rows if joined is None else joined.rows(rows))
+        return kinds
 
     def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
         """Return copies [N, ...] of rows with these numbers [N]; None for columns that are not in `only`."""

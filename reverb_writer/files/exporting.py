@@ -151,5 +151,5 @@ def _decoded(
         setattr(entry.info.item, field, getattr(item, field))
     if errors := assembler.add(Samples.of([entry])):
         raise errors[0]
-    ((data, info),) = assembler.take_each(signature)
-    return Sample(data, info)
+    ((data, info, kinds),) = assembler.take_each(signature)
+    return Sample.of(data, info, kinds)

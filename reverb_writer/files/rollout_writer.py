@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,18 @@ from reverb_writer import rows
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
+from reverb_writer.files.episode_kinds import kinds_of_episode
 from reverb_writer.files.manifest import Manifest, RowLayout, end_of
-from reverb_writer.files.step_kinds import StepKinds, kinds_of_episode, observation_of
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
 from reverb_writer.leaves import env_flags
-from reverb_writer.nests import common_length, fields_of, with_texts
+from reverb_writer.nests import common_length, with_texts
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
+from reverb_writer.writing.step_kinds import START, Row, StepKinds
 
 Array = npt.NDArray[Any]
-Flags = npt.NDArray[np.bool_]
+
+_Known: TypeAlias = tuple[StepStructure, RowLayout]
 
 _FIRST_LENGTH = 64  # initial capacity, in steps per environment
 
@@ -73,8 +75,7 @@ class RolloutWriter:
             self._metadata = json.loads(json.dumps(dict(metadata or {})))
         except (TypeError, ValueError) as error:
             raise SpecError(f"`metadata` must be JSON: {error}") from error
-        rows.layout_of((), last_row)
-        self.last_row = last_row
+        self.last_row = rows.checked_last_row(last_row)
         self.data_dir = Path(data_dir)
         self.data_dir.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.data_dir)
@@ -83,14 +84,14 @@ class RolloutWriter:
         self._num_steps = 0
         self._num_written = 0
         self._is_open = True
-        self._known: tuple[StepStructure, RowLayout] | None = None  # None before the first step
-        self._step_kinds: StepKinds | None = None
+        self._known: _Known | None = None  # None before the first step
+        self._rule: StepKinds | None = None
         count = self.num_envs or 1
         self._all_envs = np.arange(count)
         self._blocks: list[Array] = []  # rows of the current episodes, [N, capacity, ...] per leaf
         self._kinds = np.zeros((count, 0), np.uint8)  # [N, capacity], their kinds
         self._lengths = np.zeros(count, np.intp)  # [N], rows of each current episode
-        self._zero_discount = np.zeros(count, bool)  # [N], whether the discount of the row before was 0
+        self._before = np.full(count, START, np.uint8)  # [N], state after the row before, as `StepKinds` has it
 
     def __repr__(self) -> str:
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
@@ -119,39 +120,26 @@ class RolloutWriter:
                 is no transition.
 
         Raises:
-            StructureError: a leaf, named by path, differs from the first step's; the step contradicts itself; or the
-                names of its flags do not show whose row they stand on, and `last_row` is None. Nothing changed.
-            SpecError: `env_mask` without `num_envs`. Nothing changed.
+            StructureError: a leaf, named by path, differs from the first step's; the end contradicts the step; or the
+                names of the step's flags do not show whose row they stand on, and `last_row` is None. Nothing changed.
+            SpecError: `env_mask` without `num_envs`, or an end is given twice. Nothing changed.
             ClosedError: after `close()`.
             OSError: the disk failed, for example because it is full. Episodes that were not written are dropped; other
                 environments continue.
         """
-        flags = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
-        given = {name: env_flags(name, flag, self.num_envs) for name, flag in flags.items() if flag is not None}
-        known, leaves, present = self._examine(step, env_mask)
-        structure, _ = known
-        step_kinds = self._step_kinds or StepKinds(structure, len(self._lengths), self.last_row)
-        given = {name: flag & present for name, flag in given.items()}
-        end = step_kinds.of(
-            leaves, given, self._lengths == 0, self._zero_discount, has_final=final_observation is not None
+        known, leaves, env_ids = self._examine(step, env_mask)
+        rule = self._rule or StepKinds(known[0], self.last_row)
+        row = rule.row(
+            leaves,
+            int(self._before[0]) if self.num_envs is None else self._before,
+            env_ids,
+            end_of_episode=end_of_episode,
+            terminated=terminated,
+            truncated=truncated,
+            final_observation=final_observation,
         )
-        boundary_of = end.boundary.nonzero()[0]
-        final = None
-        if final_observation is not None or len(boundary_of):
-            observation = final_observation if final_observation is not None else observation_of(structure, leaves)
-            final = self._boundary_step(structure, observation)
-        self._known, self._step_kinds = known, step_kinds
-        self._put(leaves, end.kinds, present)
-        self._num_steps += 1
-        self._zero_discount = np.where(present, end.zero_discount, self._zero_discount)
-        ended = (end.ended & present).nonzero()[0]
-        with self._dropping(ended):
-            self._lengths += present
-            if final is not None and len(boundary_of):
-                adds = (end.boundary != 0) & present
-                self._put(final, end.boundary, adds)
-                self._lengths += adds
-            self._write(ended)
+        self._known, self._rule = known, rule
+        self._take(leaves, row, env_ids)
 
     def write_row(self, step: Any, kinds: Any, env_mask: Any = None) -> None:
         """Write a row of known kind as it is; a LAST row ends the episode.
@@ -164,14 +152,11 @@ class RolloutWriter:
         Raises:
             ReverbWriterError, OSError: as for a call of the writer.
         """
-        known, leaves, present = self._examine(step, env_mask)
-        checked = rows.checked_kinds(np.broadcast_to(kinds, present.shape), len(present))
-        self._known = known
-        self._put(leaves, checked, present)
-        self._num_steps += 1
-        with self._dropping(ended := (rows.has(checked, rows.LAST) & present).nonzero()[0]):
-            self._lengths += present
-            self._write(ended)
+        known, leaves, env_ids = self._examine(step, env_mask)
+        checked = rows.checked_kinds(np.broadcast_to(kinds, len(self._all_envs)), len(self._all_envs))
+        rule = self._rule or StepKinds(known[0], self.last_row or "action")  # the kind is known
+        self._known, self._rule = known, rule
+        self._take(leaves, Row(checked, rows.has(checked, rows.LAST)), env_ids)
 
     def end_episode(self, *, end: Literal["cut", "reset"] = "cut", env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, although their last row is missing.
@@ -251,8 +236,7 @@ class RolloutWriter:
         Raises:
             ReverbWriterError, OSError: as for `save`; IncompleteError if the episode has no step.
         """
-        steps = episode.steps()
-        return self.save(steps, kinds=rows.kinds_of(steps))
+        return self.save(episode.steps(), kinds=episode.kinds())
 
     def close(self) -> None:
         """Write the unfinished episodes, marked as cut, and close. Idempotent."""
@@ -270,16 +254,15 @@ class RolloutWriter:
         if not self._is_open:
             raise ClosedError("the writer is closed. Make another one for the same directory to continue.")
 
-    def _examine(self, step: Any, env_mask: Any) -> tuple[tuple[StepStructure, RowLayout], Sequence[Any], Flags]:
-        """Return the structure, the step's leaves, and whether each environment has a step, [N]."""
+    def _examine(self, step: Any, env_mask: Any) -> tuple[_Known, Sequence[Any], Array]:
+        """Return the structure, the step's leaves, and the numbers of the environments that have a step."""
         self._check_open()
+        if env_mask is not None and self.num_envs is None:
+            raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
         known = self._known or self._learn(step)
         leaves = known[0].flatten(step, self._num_steps)
-        if env_mask is None:
-            return known, leaves, np.ones(len(self._lengths), bool)
-        if self.num_envs is None:
-            raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
-        return known, leaves, env_flags("env_mask", env_mask, self.num_envs)
+        given = env_mask is not None
+        return known, leaves, env_flags("env_mask", env_mask, self.num_envs).nonzero()[0] if given else self._all_envs
 
     def _learn(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, RowLayout]:
         """Return the structure of all steps, given an example: the first step, or a spec without N."""
@@ -287,20 +270,37 @@ class RolloutWriter:
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
         return structure, RowLayout.of(structure.pack(specs))
 
-    def _put(self, leaves: Sequence[Any], kinds: Array, present: Flags) -> None:
+    def _take(self, leaves: Sequence[Any], row: Row, env_ids: Array) -> None:
+        """Append the rows of a step, and write the episodes that they end."""
+        assert self._rule is not None  # noqa: S101  # because there is a step
+        count = len(self._all_envs)
+        self._put(leaves, row.kind, env_ids)
+        self._num_steps += 1
+        self._before[env_ids] = np.broadcast_to(self._rule.state(row.kind, leaves), count)[env_ids]
+        is_last, boundary = np.broadcast_to(row.is_last, count).copy(), row.boundary
+        with_boundary = self._all_envs[:0]
+        if boundary is not None:
+            with_boundary = self._all_envs if boundary.env_ids is None else boundary.env_ids
+            is_last[with_boundary] = True
+        with self._dropping(ended := np.intersect1d(is_last.nonzero()[0], env_ids)):
+            self._lengths[env_ids] += 1
+            if boundary is not None:
+                self._put(boundary.leaves, boundary.kind, with_boundary)
+                self._lengths[with_boundary] += 1
+            self._write(ended)
+
+    def _put(self, leaves: Sequence[Any], kinds: Any, env_ids: Array) -> None:
         """Append a row of some environments, leaves [N, ...], without a change of `_lengths`."""
         self._make_room(int(self._lengths.max()))
         if self.num_envs is None:  # integers index faster than arrays
             at = int(self._lengths[0])
-            for block, leaf in zip(self._blocks, leaves, strict=True):
+            for block, leaf in zip([*self._blocks, self._kinds], [*leaves, kinds], strict=True):
                 block[0, at] = leaf
-            self._kinds[0, at] = kinds[0]
-        else:
-            env_ids = present.nonzero()[0]
-            ends, is_all = self._lengths[env_ids], len(env_ids) == len(present)
-            for block, leaf in zip(self._blocks, leaves, strict=True):
-                block[env_ids, ends] = leaf if is_all else leaf[env_ids]
-            self._kinds[env_ids, ends] = kinds[env_ids]
+            return
+        ends, is_all = self._lengths[env_ids], len(env_ids) == len(self._all_envs)
+        kinds = np.broadcast_to(kinds, len(self._all_envs))
+        for block, leaf in zip([*self._blocks, self._kinds], [*leaves, kinds], strict=True):
+            block[env_ids, ends] = leaf if is_all else leaf[env_ids]
 
     def _make_room(self, length: int) -> None:
         """Allocate the blocks, or double them if they are full; the new half is overwritten later."""
@@ -322,7 +322,7 @@ class RolloutWriter:
         try:
             yield
         finally:
-            self._lengths[ended] = 0
+            self._lengths[ended], self._before[ended] = 0, START
 
     def _write(self, env_ids: Array, *, is_reset: bool = False) -> None:
         """Write the non-empty episodes of some environments; after an OSError the others are still written."""
@@ -350,13 +350,3 @@ class RolloutWriter:
         write_trajectory(path, manifest, columns, kinds)
         self._num_written += 1
         return path
-
-    def _boundary_step(self, structure: StepStructure, observation: Any) -> Sequence[Any]:
-        """Return the leaves of a padding step with this observation, [...], or [N, ...] with `num_envs`."""
-        batch = () if self.num_envs is None else (self.num_envs,)
-        step = structure.pack([np.broadcast_to(leaf, batch + np.shape(leaf)) for leaf in structure.padding_step()])
-        fields = fields_of(step) or {}
-        if "observation" not in fields:
-            raise StructureError(f"`final_observation` needs `observation` in steps, got {', '.join(fields) or step}.")
-        replaced = {**fields, "observation": observation}
-        return structure.flatten(type(step)(**replaced) if isinstance(step, tuple) else replaced, self._num_steps)

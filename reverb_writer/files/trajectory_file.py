@@ -30,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.errors import FormatError, StructureError
+from reverb_writer.files.episode_kinds import kinds_by_rule
 from reverb_writer.files.manifest import KINDS, MAX_BYTES, Manifest, member
-from reverb_writer.files.unwritten_kinds import kinds_by_rule
 from reverb_writer.nests import packer
 from reverb_writer.rows import LastRow
 

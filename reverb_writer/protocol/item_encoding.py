@@ -150,17 +150,23 @@ def decode_items(items: Sequence[bytes], table: str, num_slices: int, num_column
 
 
 def encode_chunk(
-    key: int, episode_id: int, start: int, columns: Sequence[npt.NDArray[Any]], spec: bytes = b""
+    key: int,
+    episode_id: int,
+    start: int,
+    columns: Sequence[npt.NDArray[Any]],
+    spec: bytes = b"",
+    kinds: npt.NDArray[np.uint8] | None = None,
 ) -> bytes:
     """Encode a chunk of the same steps of all columns [length, ...], as one `chunks` field of an InsertStreamRequest.
 
     `key` is below `KEY_LIMIT`. `episode_id` is unsigned 64-bit; servers count episodes by it. `start` is the index of
     the first step in its episode, < 2**31. The `spec`, a `spec_tensor` or empty, becomes the last tensor and is not
-    counted as data.
+    counted as data. The `kinds` of the rows, [length], become the tensor before it, if the spec has their mark.
     """
     parts: list[bytes] = []
     size = 0
-    for column in columns:
+    hidden = () if kinds is None else (kinds,)
+    for column in (*columns, *hidden):
         header, encode_content = tensors.encoder(column.dtype, column.shape)
         content = encode_content(column)
         num_bytes = varint(len(content))
@@ -173,7 +179,9 @@ def encode_chunk(
     steps = b"".join((_RANGE_EPISODE, varint(episode_id), _RANGE_START, varint(start), _RANGE_END, varint(last)))
     encoded_key = varint.__wrapped__(key)  # random keys would evict the lengths from the cache
     head = b"".join((_CHUNK_KEY, encoded_key, _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(len(data))))
-    tail = b"".join((_CHUNK_NUM_TENSORS, varint(len(columns) + bool(spec)), _CHUNK_UNCOMPRESSED_SIZE, varint(size)))
+    tail = b"".join(
+        (_CHUNK_NUM_TENSORS, varint(len(columns) + len(hidden) + bool(spec)), _CHUNK_UNCOMPRESSED_SIZE, varint(size))
+    )
     return b"".join((_REQUEST_CHUNKS, varint(len(head) + len(data) + len(tail)), head, data, tail))
 
 

@@ -15,7 +15,8 @@ The leaves of a nest, in dm-tree's order, are the columns of an item. A table wi
 as a table without one: its items are flat tuples of columns.
 
 A spec is a nest of `ArraySpec` of one step, in the form of a signature but without the time dimension. The last tensor
-of every chunk, uint8 [1, bytes], is a mark followed by the encoded spec; no item refers to it. Pure: no I/O.
+of every chunk, uint8 [1, bytes], is a mark followed by the encoded spec, which may be empty. One of two marks says that
+the tensor before it, uint8 [rows], has the kinds of the rows. No item refers to these tensors. Pure: no I/O.
 
 Source: Reverb 0.14 (`signature.cc`), TensorFlow 2.15 (`struct.proto`, `nested_structure_coder.py`).
 """
@@ -27,7 +28,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tree
@@ -45,7 +46,7 @@ _LOG = logging.getLogger(__package__)
 MAX_DEPTH: Final = 31
 """Deepest nest that is encoded: readers of protobuf refuse 100 levels, and a dict takes three."""
 
-_MARK = b"\0rw-spec1"
+_MARK, _MARK_WITH_KINDS = b"\0rw-spec1", b"\0rw-spec2"
 _MAX_BYTES = 1 << 16
 """Largest size of a spec, enough for some thousand leaves."""
 _FLAT = "Learners will get these items as flat tuples of columns"
@@ -204,43 +205,58 @@ def decode_spec(data: bytes) -> Any:
         return None
 
 
-def spec_tensor(nest: Any) -> bytes:
-    """Return the encoded tensor of a chunk's spec, for `item_encoding.encode_chunk`.
+def spec_tensor(nest: Any, *, with_kinds: bool = False) -> bytes:
+    """Return the encoded last tensor of a chunk, for `item_encoding.encode_chunk`.
 
-    It is empty, with a warning in the log, if Reverb cannot describe the nest or the spec is larger than 64 KiB.
+    If Reverb cannot describe the nest, or the spec is larger than 64 KiB, a warning is logged, and the spec is left
+    out: the tensor has only the mark, or it is empty without kinds.
     """
+    spec = b""
     try:
-        content = _MARK + encode_spec(nest)
+        spec = encode_spec(nest)
+        if len(spec) > _MAX_BYTES - len(_MARK):
+            _warn_once(f"{_FLAT}: a spec of {len(spec)} bytes, expected at most {_MAX_BYTES - len(_MARK)}.")
+            spec = b""
     except StructureError as error:
         _warn_once(f"{_FLAT}: {error}")
+    if not (spec or with_kinds):
         return b""
-    if len(content) > _MAX_BYTES:
-        _warn_once(f"{_FLAT}: a spec of {len(content)} bytes, expected at most {_MAX_BYTES}.")
-        return b""
-    array = np.frombuffer(content, np.uint8)[None]
+    array = np.frombuffer((_MARK_WITH_KINDS if with_kinds else _MARK) + spec, np.uint8)[None]
     header, encode_content = tensors.encoder(array.dtype, array.shape)
     compressed = bytes(encode_content(array))
     return b"".join((header, tensors.varint(len(compressed)), compressed))
 
 
+class StoredSpec(NamedTuple):
+    """The content of a chunk's last tensor."""
+
+    spec: bytes  # encoded; empty if it was left out
+    has_kinds: bool  # whether the tensor before it has the kinds of the rows
+
+
+NO_SPEC: Final = StoredSpec(b"", has_kinds=False)
+
+
 @functools.lru_cache(maxsize=256)
-def read_spec(dtype: int, encoded_shape: bytes, content: bytes) -> bytes:
-    """Return the encoded spec in a chunk's last tensor; empty if the tensor is no spec or cannot be read."""
+def read_spec(dtype: int, encoded_shape: bytes, content: bytes) -> StoredSpec:
+    """Return the content of a chunk's last tensor; `NO_SPEC` if the tensor is no spec or cannot be read."""
     if len(content) > _MAX_BYTES:
-        return b""
+        return NO_SPEC
     try:
         header = tensors.parse_header(dtype, encoded_shape)
         if header.dtype != np.uint8 or len(header.shape) != 2 or header.shape[0] != 1:  # noqa: PLR2004
-            return b""
+            return NO_SPEC
         tensor = tensors.EncodedTensor(header, content)
         tensor.check(_MAX_BYTES)
         array = np.empty(header.shape, np.uint8)
         tensor.decode_into(array)
     except (FormatError, UnsafeDataError):
-        return b""
+        return NO_SPEC
     data = array.tobytes()
-    spec = data[len(_MARK) :] if data.startswith(_MARK) else b""
-    return spec if decode_spec(spec) is not None else b""
+    mark, spec = data[: len(_MARK)], data[len(_MARK) :]
+    if mark not in (_MARK, _MARK_WITH_KINDS):
+        return NO_SPEC
+    return StoredSpec(spec if decode_spec(spec) is not None else b"", mark == _MARK_WITH_KINDS)
 
 
 def spec_text(spec: Any) -> str:

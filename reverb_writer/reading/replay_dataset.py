@@ -21,6 +21,7 @@ from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
+from reverb_writer.rows import PADDING, LastRow, checked_last_row
 from reverb_writer.slices.batch import Batch
 
 if TYPE_CHECKING:
@@ -48,7 +49,14 @@ class ReplayDataset(Dataset):
     """
 
     def __init__(
-        self, replay: Any, table: str, batch_size: int, *, collate: Collate = "error", **options: Unpack[ReadKeywords]
+        self,
+        replay: Any,
+        table: str,
+        batch_size: int,
+        *,
+        collate: Collate = "error",
+        last_row: LastRow | None = None,
+        **options: Unpack[ReadKeywords],
     ) -> None:
         """Find the table; the first `next` begins to fetch.
 
@@ -59,8 +67,11 @@ class ReplayDataset(Dataset):
             table: name of the table.
             batch_size: B, samples in a batch, >= 1.
             collate: treatment of samples of different lengths. "error" raises; "pad" appends zeros up to the longest
-                sample, with `info.mask`; "list" gives a list of B nests [T_i, ...]. For whole trajectories end to end,
-                use a `SliceDataset` whose `slice_len` is the length of the longest trajectory.
+                sample, whose `batch.mask` is False; "list" gives a list of B nests [T_i, ...]. For whole trajectories
+                end to end, use a `SliceDataset` whose `slice_len` is the length of the longest trajectory.
+            last_row: whose row the flags of an end stand on, "boundary" or "action", in items of other writers whose
+                leaves do not show it; see `reverb_writer.rows`. With "action" the last row of a terminated episode is a
+                transition, whose next observation repeats its own.
             **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`.
 
         Raises:
@@ -73,31 +84,32 @@ class ReplayDataset(Dataset):
             raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', got {collate!r}.")
         batch_size = integer("batch_size", batch_size, minimum=1)
         self.batch_size, self.gives_lists = batch_size, collate == "list"
-        self._open(replay, table, batch_size, read_options, WholeSamples(collate))
+        self._open(replay, table, batch_size, read_options, WholeSamples(collate, checked_last_row(last_row)))
 
 
 class WholeSamples(BatchMaker):
     """Makes a batch of whole samples."""
 
-    def __init__(self, collate: Collate) -> None:
-        """Set the `collate` of `ReplayDataset`."""
-        self._collate = collate
+    def __init__(self, collate: Collate, last_row: LastRow | None) -> None:
+        """Set the `collate` and the `last_row` of `ReplayDataset`."""
+        self._collate, self._last_row = collate, last_row
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield one batch; see `BatchMaker`."""
-        columns, info = assembler.take()
+        columns, info, kinds = assembler.take()
         if self._collate == "list":
             data: Any = list(map(assembler.pack, zip(*[column.split() for column in columns], strict=True)))
         else:
             pads = self._collate == "pad"
             data = assembler.pack([_stacked(column, pads=pads) for column in columns])
-        mask = np.arange(info.lengths.max()) < info.lengths[:, None] if self._collate == "pad" else None
-        if server or mask is not None:
-            info = dataclasses.replace(info, mask=mask, server=server)
-        yield Batch(data, info), True
+            if kinds is not None:
+                kinds = _stacked(Column(kinds, info.lengths, is_scalar=False), pads=pads, padding=PADDING)
+        if server:
+            info = dataclasses.replace(info, server=server)
+        yield Batch(data, info, row_kinds=kinds, last_row=self._last_row), True
 
 
-def _stacked(column: Column, *, pads: bool) -> Any:
+def _stacked(column: Column, *, pads: bool, padding: int = 0) -> Any:
     """Return rows [B, T, ...]; with `pads`, T is the longest length. Return [B, ...] if the column is scalar."""
     rows, lengths = column.rows, column.lengths
     if column.is_scalar:
@@ -110,6 +122,7 @@ def _stacked(column: Column, *, pads: bool) -> Any:
             f"samples of {lengths.min()} to {longest} rows in one batch, expected equal lengths. Write windows "
             "of one length, or pass `collate='pad'` or 'list'."
         )
-    padded = np.full((len(lengths), longest, *rows.shape[1:]), b"" if rows.dtype.kind == "O" else 0, rows.dtype)
+    value = b"" if rows.dtype.kind == "O" else padding
+    padded = np.full((len(lengths), longest, *rows.shape[1:]), value, rows.dtype)
     padded[np.arange(longest) < lengths[:, None]] = rows
     return padded

@@ -64,7 +64,7 @@ class Cutter:
 
     def take(self) -> None:
         """Take the rows and marks that were written since the last call."""
-        written, _, num_marks = self.ring.head
+        written, _, num_marks, _ = self.ring.head
         if written == self.taken and num_marks == self._num_marks:
             return
         self.has_new = True

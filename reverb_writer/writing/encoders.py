@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import check_priority
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk, encode_items, encode_slices
+from reverb_writer.rows import PADDING
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
@@ -44,7 +45,7 @@ class Chunk:
     start: int  # step count before its first step
     stop: int  # step count after its last step
     data: bytes  # as `encode_chunk` makes it
-    # columns owned by the chunk, if a priority is a function
+    # columns and kinds owned by the chunk, if a priority is a function
     columns: Sequence[npt.NDArray[Any]] | None = None
     counted: bool = False  # whether a request in flight already counts its bytes
 
@@ -106,18 +107,20 @@ class Encoder:
         """
         layout = self.layout
         columns = [] if rows is None else [column[rows] for column in self.ring.columns]
-        num_real = len(columns[0]) if columns else 0
-        if layout.mask and columns:
-            columns.append(np.ones(num_real, bool))
+        kinds = self.ring.kinds[rows] if columns else np.zeros(0, np.uint8)
+        num_real = len(kinds)
         if num_padding:
+            structure = layout.structure
             padding = [
                 np.full((num_padding, *shape), leaf, dtype)
-                for leaf, dtype, shape in zip(layout.padding_step, layout.dtypes, layout.shapes, strict=True)
+                for leaf, dtype, shape in zip(layout.padding_step, structure.dtypes, structure.shapes, strict=True)
             ]
             columns = [np.concatenate(both) for both in zip(columns, padding, strict=True)] if columns else padding
+            kinds = np.append(kinds, np.full(num_padding, PADDING, np.uint8))
+        columns = layout.columns(columns, kinds)
         key = self.new_key()
-        data = encode_chunk(key, episode, start & 0x3FFFFFFF, columns, layout.encoded_spec)
-        kept = [np.array(column) for column in columns] if self._keeps_columns else None
+        data = encode_chunk(key, episode, start & 0x3FFFFFFF, columns, layout.encoded_spec, kinds)
+        kept = [np.array(column) for column in (*columns, kinds)] if self._keeps_columns else None
         return Chunk(key, start, start + num_real + num_padding, data, kept)
 
     def request(self, group: Sequence[Ready]) -> InsertRequest | None:
@@ -173,15 +176,16 @@ class Encoder:
         if not callable(target.priority):
             number = self._largest(target.tables) if target.priority == "max" else target.priority
             return np.full(len(ends), number, np.float64)
-        takes_mask = False
+        takes_kinds = False
         with contextlib.suppress(TypeError, ValueError):  # a function written in C may hide its parameters
-            takes_mask = "mask" in inspect.signature(target.priority).parameters
+            inspect.signature(target.priority).bind(None, None)
+            takes_kinds = True
         found = np.full(len(ends), np.nan)
         for i, (number, start, end) in enumerate(zip(of.tolist(), starts.tolist(), ends.tolist(), strict=True)):
-            window = self.layout.pack(_columns(group[number].episode.chunks, start, end))
-            mask = {"mask": np.arange(start, end) < group[number].num_steps} if takes_mask else {}
+            *columns, kinds = _columns(group[number].episode.chunks, start, end)
+            window = self.layout.pack(columns)
             try:
-                found[i] = check_priority(target.priority(window, **mask))
+                found[i] = check_priority(target.priority(window, kinds) if takes_kinds else target.priority(window))
             except Exception:  # noqa: BLE001  # a user's function may raise anything, and the sender continues
                 self.books.counts["failed_priorities"] += len(target.tables)
                 if self.books.counts["failed_priorities"] == len(target.tables):
@@ -193,7 +197,7 @@ class Encoder:
 
 
 def _columns(chunks: Sequence[Chunk], start: int, end: int) -> list[npt.NDArray[Any]]:
-    """Return the columns [end - start, ...] of steps `start` to `end`, owned by the caller."""
+    """Return the columns [end - start, ...] of steps `start` to `end` and their kinds, owned by the caller."""
     parts = [
         [column[max(start - chunk.start, 0) : end - chunk.start] for column in chunk.columns or ()]
         for chunk in chunks

@@ -14,23 +14,26 @@ from threading import get_ident
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
-from reverb_writer.errors import SpecError
+from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length, rows
+from reverb_writer.rows import LAST
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import Reset
 from reverb_writer.writing.sender import Sender
+from reverb_writer.writing.step_kinds import Row
 from reverb_writer.writing.window_kinds import can_align
 
 _LOG = logging.getLogger(__package__)
 
-_UNMARKED_STEPS = 10_000
+_UNMARKED_STEPS, _UNMARKED_WINDOWS = 5_000, 100
 
 
 class TooFewStepsError(SpecError):
@@ -45,86 +48,137 @@ class Observer(ObserverLife):
 
     # ------------------------------------------------------------------------------------------------------- a step
 
-    def __call__(self, step: Any, end_of_episode: Any = None, env_mask: Any = None) -> None:
+    def __call__(
+        self,
+        step: Any,
+        end_of_episode: Any = None,
+        env_mask: Any = None,
+        *,
+        terminated: Any = None,
+        truncated: Any = None,
+        final_observation: Any = None,
+    ) -> None:
         """Write a step; with `num_envs`, one step of each environment or of some.
+
+        An end is said in one of three ways. `terminated` and `truncated`, as the environment's `step` returns them: the
+        observer then writes one more row for the final observation. Or the steps have leaves that mark the end, such as
+        `step_type` or `is_last`. Or `end_of_episode` alone, which does not show whether the environment ended the
+        episode: the last action is then in no transition, and `stats().unknown_ends` counts it.
 
         Args:
             step: a `Trajectory`, or any nest; copied. Leaves are [...], with `num_envs` [N, ...].
             end_of_episode: whether the step is the last of its episode, with `num_envs` [N] booleans; None to read
-                `step_type` or `is_last`.
+                the step's own leaves.
             env_mask: [N] booleans, only with `num_envs`: whether each environment has a step here; rows of other
                 environments are ignored. None for all.
+            terminated, truncated: whether the environment, or a limit, ended the episode with the step's action; with
+                `num_envs` [N] booleans. Not for steps that mark their ends themselves.
+            final_observation: the observation after the last action, a nest like the step's `observation`, with
+                `num_envs` leaves [N, ...]; read only where `terminated` or `truncated` is true. None if there is
+                none: a terminated episode then ends with the step's own observation, and the last action of a truncated
+                one is in no transition.
 
         Raises:
-            StructureError: a leaf differs from the first step's; names the path. Nothing changed.
+            StructureError: a leaf differs from the first step's, or the end contradicts the step. Nothing changed.
             ReplayTimeoutError: no room in flight, and no progress for the time-out; names the cause. Nothing changed.
             FinishedError: no room in flight, and `until` is true. Nothing changed.
             SpecError: another thread is in the middle of an episode, or `env_mask` without `num_envs`. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
             ReverbWriterError: a server refuses earlier items. Nothing changed.
         """
-        if self._num_envs is not None or env_mask is not None:
+        if env_mask is not None:
             self._need_envs("env_mask")
-            self._write_envs(step, end_of_episode, env_mask)
-            return
         sender = self._sender or self._start(step)
-        ring = sender.ring
-        written, num_steps, _ = ring.head
-        leaves = self._flatten(step, self._num_before + written)
-        if end_of_episode is None:
-            end_of_episode = self._ends_episode(leaves)
-        else:
-            self._is_marked = True
-        if get_ident() != self._thread:
-            self._change_thread(num_steps)
-        if self._sizes is not None:
-            self._sizes[0].check(leaves, num_steps + 1)
-        if written >= ring.granted:
-            self._wait_for_room(sender, written)
-        ring.write(leaves, last=bool(end_of_episode))
-        if written >= (wake_at := ring.wake_at) != self._woken_for:
-            self._wake(sender, wake_at)
-        if num_steps == self._max_steps:
-            self._on_overflow()
-
-    def _write_envs(self, step: Any, end_of_episode: Any, env_mask: Any) -> None:
-        """Write a step of each environment or of some; see `__call__`."""
-        last = None if end_of_episode is None else env_flags("end_of_episode", end_of_episode, self._num_envs)
-        env_ids = (
-            self._all_envs if env_mask is None else np.flatnonzero(env_flags("env_mask", env_mask, self._num_envs))
+        env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
+        leaves = self._leaves(sender, step)
+        row = self._kinds.row(
+            leaves,
+            sender.ring.head[3],
+            env_ids,
+            end_of_episode=end_of_episode,
+            terminated=terminated,
+            truncated=truncated,
+            final_observation=final_observation,
         )
+        if not self._is_marked:
+            self._is_marked = end_of_episode is not None or terminated is not None or truncated is not None
+        self._write(sender, leaves, row, env_ids)
+
+    def write_row(self, step: Any, kinds: Any, env_mask: Any = None) -> None:
+        """Write a row of a known kind; with `num_envs`, one row of each environment or of some.
+
+        It is for code that writes boundary rows itself, such as recorders and imports. A LAST row ends its episode.
+
+        Args:
+            step: as in a call.
+            kinds: bits of `reverb_writer.rows`, an integer or uint8 [N].
+            env_mask: as in a call.
+
+        Raises:
+            The errors of a call. Nothing changed.
+        """
+        if env_mask is not None:
+            self._need_envs("env_mask")
         sender = self._sender or self._start(step)
+        env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
+        leaves = self._leaves(sender, step)
+        self._is_marked = True
+        self._write(sender, leaves, Row(kinds, (kinds & LAST) != 0), env_ids)
+
+    def _env_ids(self, env_mask: Any) -> npt.NDArray[np.integer[Any]]:
+        return np.flatnonzero(env_flags("env_mask", env_mask, self._num_envs))
+
+    def _leaves(self, sender: Sender, step: Any) -> Sequence[Any]:
+        """Return the checked leaves of a step."""
+        return self._flatten(step, (self._num_before + sender.ring.head[0]) // len(self._all_envs))
+
+    def _write(self, sender: Sender, leaves: Sequence[Any], row: Row, env_ids: npt.NDArray[np.integer[Any]]) -> None:
+        """Wait for room, and write rows whose kinds are known."""
         ring = sender.ring
-        written, num_steps, _ = ring.head
-        leaves = self._flatten(step, (self._num_before + written) // len(self._all_envs))
-        if last is None:
-            last = self._ends_episode(leaves)
-        else:
-            self._is_marked = True
+        written, num_steps, *_ = ring.head
         if get_ident() != self._thread:
-            self._change_thread(num_steps.max())
-        if self._sizes is not None:
-            for env in env_ids.tolist():
-                self._sizes[env].check([leaf[env] for leaf in leaves], int(num_steps[env]) + 1)
+            self._change_thread(np.max(num_steps))
         if written >= ring.granted:
             self._wait_for_room(sender, written)
-        ring.write_envs(leaves, last, env_ids)
-        if written + len(env_ids) > (wake_at := ring.wake_at) != self._woken_for:
+        state = self._kinds.state(row.kind, leaves)
+        if self._num_envs is None:
+            ring.write(leaves, row.kind, state, row.boundary, last=row.is_last)
+        else:
+            ring.write_envs(leaves, row.kind, state, env_ids, row.boundary, last=row.is_last)
+        now_written, steps_now, *_ = ring.head
+        if now_written > (wake_at := ring.wake_at) != self._woken_for:
             self._wake(sender, wake_at)
-        if self._max_steps is not None and self._max_steps in num_steps[env_ids]:
-            self._on_overflow()
+        if row.num_unknown:
+            self._note_unknown(row.num_unknown)
+        if self._max_steps is not None:
+            counts = num_steps + 1 + (row.boundary is not None) if self._num_envs is None else steps_now
+            if np.any((num_steps <= self._max_steps) & (counts > self._max_steps)):
+                self._on_overflow()
+
+    def _note_unknown(self, count: int) -> None:
+        """Count ends that do not show whether the environment ended the episode; log the first."""
+        if not self._unknown_ends and any(path.split("/")[0] == "reward" for path in self._structure.paths):
+            _LOG.warning(
+                "`end_of_episode` does not show whether the environment ended the episode, so the last action of each "
+                "episode is in no transition. Pass `terminated=`, `truncated=` and `final_observation=` instead. "
+                "Further ends are counted in stats().unknown_ends."
+            )
+        self._unknown_ends += count
 
     def _wake(self, sender: Sender, wake_at: int) -> None:
         """Wake the sender, once per value of `wake_at`; warn once if no end of an episode was ever marked."""
         sender.post()
         self._woken_for = wake_at  # after the post, because an interrupt may come between
-        if self._is_marked or (num_steps := int(np.max(sender.ring.head[1]))) < _UNMARKED_STEPS:
+        if self._is_marked:
+            return
+        num_steps = int(np.max(sender.ring.head[1]))
+        if num_steps < max(_UNMARKED_STEPS, _UNMARKED_WINDOWS * self._shortest):
             return
         if not self._unmarked_steps:
             _LOG.warning(
-                "No end of an episode in %d steps: windows are cut across episodes. Pass `end_of_episode`, call "
-                "`reset()` between episodes, or give steps a leaf `is_last` or `step_type`. A `SequenceObserver` is "
-                "for windows that cross episodes.",
+                "No end of an episode in %d steps: windows are cut across episodes. Pass `terminated`, `truncated` and "
+                "`final_observation`, call `reset()` between episodes, or give steps a leaf `is_last` or `step_type`. "
+                "A `SequenceObserver` is for windows that cross episodes.",
                 num_steps,
             )
         self._unmarked_steps = num_steps
@@ -147,11 +201,13 @@ class Observer(ObserverLife):
 
     # ------------------------------------------------------------------------------------------------- many steps
 
-    def extend(self, steps: Any) -> None:
-        """Write steps of an episode, none of which ends it; equivalent to one call per step. Not with `num_envs`.
+    def extend(self, steps: Any, kinds: Any = None) -> None:
+        """Write rows of an episode; equivalent to one call per row. Not with `num_envs`.
 
         Args:
             steps: nest with leaves [T, ...]; copied.
+            kinds: uint8 [T], the kinds of the rows (`reverb_writer.rows`): each LAST row ends its episode. None for
+                steps of one episode, none of which ends it.
 
         Raises:
             StructureError, ReplayTimeoutError, ClosedError: as for a call; earlier steps are written. If leaves differ
@@ -160,34 +216,45 @@ class Observer(ObserverLife):
         self._refuse_envs("extend")
         leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
         num_steps, at = common_length(leaves, "`steps`"), 0
+        kinds = None if kinds is None else np.asarray(kinds, np.uint8)
+        if kinds is not None and kinds.shape != (num_steps,):
+            raise StructureError(f"`kinds` has shape {kinds.shape}, expected ({num_steps},): one kind per row.")
         if self._sender is not None or not num_steps:
             self._check(self._sender)
         if not num_steps:
             return
         self._is_marked = True
         sender = self._sender or self._start(tree.map_structure(lambda leaf: leaf[0], steps))
+        is_last = np.zeros(num_steps, bool) if kinds is None else (kinds & LAST) != 0
         if self._fits_at_once(sender, steps, leaves):
             ring = sender.ring
             if get_ident() != self._thread:
                 self._change_thread(ring.head[1])
             while at < num_steps:
-                written = ring.head[0]
+                written, *_, before = ring.head
                 if written >= ring.granted:
                     self._wait_for_room(sender, written)
-                count = min(num_steps - at, ring.granted - written)
+                ends = is_last[at:].nonzero()[0]
+                count = min(num_steps - at, ring.granted - written, *(ends[:1] + 1).tolist())
                 if count <= 0:  # another thread has closed the observer
                     continue
-                ring.write_block([leaf[at:] for leaf in leaves], count)
+                columns = [leaf[at : at + count] for leaf in leaves]
+                of_block = self._kinds.block(columns, before) if kinds is None else kinds[at : at + count]
                 at += count
+                state = self._kinds.state(int(of_block[-1]), [column[-1] for column in columns])
+                ring.write_block(columns, of_block, state, last=bool(is_last[at - 1]))
                 if written + count > (wake_at := ring.wake_at) != self._woken_for:
                     self._wake(sender, wake_at)
-        for step in rows(steps, [leaf[at:] for leaf in leaves]):
-            self(step, end_of_episode=False)
+        for number, step in enumerate(rows(steps, [leaf[at:] for leaf in leaves]), at):
+            if kinds is None:
+                self(step, end_of_episode=False)
+            else:
+                self.write_row(step, int(kinds[number]))
 
     def _fits_at_once(self, sender: Sender, steps: Any, leaves: Sequence[Any]) -> bool:
         """Return whether one check is enough for all steps."""
         structure = self._structure
-        if structure is None or self._sizes is not None or np.dtype(object) in structure.dtypes:
+        if structure is None or np.dtype(object) in structure.dtypes:
             return False
         if self._max_steps is not None and sender.ring.head[1] + len(leaves[0]) > self._max_steps:
             return False
@@ -199,9 +266,9 @@ class Observer(ObserverLife):
         return [(leaf.dtype, leaf.shape[1:]) for leaf in leaves] == expected
 
     def write_episode(self, episode: Episode) -> None:
-        """Write an episode, or a chunk of one, by one call per step of `Episode.steps`. Not with `num_envs`.
+        """Write an episode, or a chunk of one: the rows of `Episode.steps`. Not with `num_envs`.
 
-        The last step ends the episode.
+        The last row ends the episode's windows, also if the episode was cut there.
 
         Args:
             episode: at least one step.
@@ -214,19 +281,22 @@ class Observer(ObserverLife):
                 complete before are written.
         """
         self._refuse_envs("write_episode")
-        steps, num_steps = episode.steps(), len(episode) + 1
+        steps, kinds = episode.steps(), episode.kinds()
+        num_steps = len(kinds)
         if self._max_steps is not None and num_steps > self._max_steps and not self._bypass:
             raise SpecError(
                 f"the episode has {num_steps} steps, boundary step included, which is more than "
                 f"max_sequence_length={self._max_steps}. Raise `max_sequence_length`, or slice the episode."
             )
-        written, open_steps, _ = (0, 0, 0) if self._sender is None else self._sender.ring.head
+        written, open_steps = (0, 0) if self._sender is None else self._sender.ring.head[:2]
         if open_steps and not self._spans_episodes:
             self._check(self._sender)
             raise SpecError(f"the observer is in the middle of an episode, at step {open_steps}. Call `reset` first.")
         try:
-            self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
-            self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
+            self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps), kinds[:-1])
+            last = tree.map_structure(lambda leaf: leaf[-1], steps)
+            sender = self._sender or self._start(last)
+            self._write(sender, self._leaves(sender, last), Row(int(kinds[-1]), is_last=True), self._all_envs)
         except BaseException:
             if self._sender is not None and not process_hooks.is_forked() and self._sender.ring.head[0] != written:
                 self._mark(self._sender, Reset([0], discard=True))
@@ -264,7 +334,7 @@ class Observer(ObserverLife):
         sender = self._sender
         if sender is None:
             return
-        _, num_steps, _ = sender.ring.head
+        _, num_steps, *_ = sender.ring.head
         self._thread = get_ident()
         if not np.any(num_steps):
             return

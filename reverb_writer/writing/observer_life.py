@@ -22,7 +22,8 @@ from reverb_writer.steps import StepStructure
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.sender import Sender
-from reverb_writer.writing.step_layout import ItemSizes, StepLayout
+from reverb_writer.writing.step_kinds import StepKinds
+from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books, ObserverStats, StreamKeywords, StreamOptions
 from reverb_writer.writing.window_kinds import WindowTarget
 
@@ -45,19 +46,17 @@ class ObserverLife:
         targets: Sequence[WindowTarget],
         *,
         spec: Any,
-        mask: bool,
         num_envs: int | None,
         options: StreamKeywords,
     ) -> None:
         """Find the tables; the observers document the arguments."""
         self._options = options_of(StreamOptions, options, self)
-        self._replay, self._targets, self._mask = replay, tuple(targets), mask
+        self._replay, self._targets = replay, tuple(targets)
         self._shortest = min(target.spec.sequence_length or 1 for target in targets)  # steps of the shortest window
         self._tables = list(dict.fromkeys(table for target in targets for table in target.tables))
         self._num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
         self._all_envs = np.arange(1 if self._num_envs is None else self._num_envs)
         self._structure: StepStructure | None = None
-        self._sizes: list[ItemSizes] | None = None  # one per environment; None if steps need no check
         self._sender: Sender | None = None
         self._client: Client | None = None  # None while the observer is closed
         self._books, self._last_stats = Books(), ObserverStats()
@@ -66,7 +65,7 @@ class ObserverLife:
         self._num_before = 0  # steps before the sender's first, for messages
         self._thread: int | None = None  # the thread of the open episode
         self._is_marked = self._spans_episodes or self._max_steps is not None  # whether ends of episodes are known
-        self._unmarked_steps = 0
+        self._unmarked_steps = self._unknown_ends = 0
         self.open()
         if spec is not None:
             self._start(spec, is_spec=True)
@@ -173,7 +172,12 @@ class ObserverLife:
 
     def stats(self) -> ObserverStats:
         """Return the counters so far, from any thread."""
-        return replace(self._stats_now(), blocked_s=self._blocked_s, unmarked_steps=self._unmarked_steps)
+        return replace(
+            self._stats_now(),
+            blocked_s=self._blocked_s,
+            unmarked_steps=self._unmarked_steps,
+            unknown_ends=self._unknown_ends,
+        )
 
     def _stats_now(self) -> ObserverStats:
         sender = self._sender
@@ -230,11 +234,9 @@ class ObserverLife:
         structure = self._structure
         if structure is None:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
-        layout = StepLayout(structure, mask=self._mask)
+        kinds = StepKinds(structure, options.last_row)
+        layout = StepLayout(structure, store_flags=options.store_flags)
         layout.check(targets, self._signatures)
-        if (limit := options.max_item_bytes) is not None:
-            sizes = [ItemSizes(layout, targets, limit, self._max_steps) for _ in self._all_envs]
-            self._sizes = sizes if sizes[0].counts_steps else None
         self._books = copy.deepcopy(self._books)  # an earlier sender that is still ending may change its books
         sender = Sender(
             client,
@@ -249,8 +251,8 @@ class ObserverLife:
         # Without `close`, a program must hang neither at garbage collection nor at the interpreter's end.
         self._finalizer = weakref.finalize(self, sender.end_soon, client.close if self._owns_client else lambda: None)
         self._finalizer.atexit = False
-        self._flatten, self._ends_episode = structure.flatten, structure.ends_episode
-        self._is_marked = self._is_marked or structure.marks_ends
+        self._flatten, self._kinds = structure.flatten, kinds
+        self._is_marked = self._is_marked or kinds.marks_ends
         self._num_before = self._last_stats.steps
         self._structure, self._woken_for, self._sender = structure, -1, sender
         return sender

@@ -37,7 +37,6 @@ class WindowObserver(Observer):
         end_of_episode: EndOfEpisode | str = EndOfEpisode.DROP,
         windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
         spec: Any = None,
-        mask: bool = False,
         num_envs: int | None = None,
         **options: Unpack[StreamKeywords],
     ) -> None:
@@ -49,7 +48,7 @@ class WindowObserver(Observer):
             sequence_length: L, steps in a window, >= 1.
             stride_length: S, steps between the starts of two windows, >= 1.
             priority: number for each item, finite and >= 0; or a function of the window (a nest of arrays [L, ...]),
-                called with the mask [L] of real steps if it has a parameter `mask`; or "max", the largest priority that
+                and of the kinds of its rows (uint8 [L]) if it takes two arguments; or "max", the largest priority that
                 this process has set so far in the tables, 1.0 at first. The observer's own thread calls the function
                 when it encodes the window; if the function fails, the window is lost and counted. The first is logged.
             end_of_episode: treatment of the last steps of an episode, see `EndOfEpisode`.
@@ -57,7 +56,6 @@ class WindowObserver(Observer):
                 `WindowTarget` per name, with its own tables and priority. May replace the arguments above.
             spec: nest of array specs or arrays that the steps of one environment must fit; None for the
                 structure of the first step.
-            mask: whether to write one more column, after the leaves: True for real steps and False for padding.
             num_envs: N, for environments that step together: leaves are [N, ...], and each environment has its own
                 episodes. None for steps without a batch dimension.
             **options: time-out, bounds and policies of the stream: the fields of `StreamOptions`.
@@ -75,7 +73,7 @@ class WindowObserver(Observer):
             )
         window = None if sequence_length is None else WindowSpec(sequence_length, stride_length, end_of_episode)
         targets = window_targets(table, window, priority, windows)
-        super().__init__(replay, targets, spec=spec, mask=mask, num_envs=num_envs, options=options)
+        super().__init__(replay, targets, spec=spec, num_envs=num_envs, options=options)
 
 
 class TrajectoryObserver(WindowObserver):
@@ -91,7 +89,10 @@ class TrajectoryObserver(WindowObserver):
         observer.close()
 
         observer = rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20, num_envs=64)
-        observer({"obs": obs, "reward": reward}, end_of_episode=terminated | truncated)
+        observer(
+            {"observation": observation, "action": action, "reward": reward},
+            terminated=terminated, truncated=truncated, final_observation=next_observation,
+        )
     """
 
 
@@ -142,7 +143,7 @@ class EpisodeObserver(Observer):
         self._max_steps = integer("max_sequence_length", max_sequence_length, minimum=1)
         self._bypass = bypass_partial_episodes
         targets = window_targets(table, WindowSpec.whole_episode(), priority)
-        super().__init__(replay, targets, spec=spec, mask=False, num_envs=num_envs, options=options)
+        super().__init__(replay, targets, spec=spec, num_envs=num_envs, options=options)
 
     def update_priority(self, priority: float) -> None:
         """Set the priority of all episodes that have not ended yet.

@@ -157,7 +157,7 @@ class Outbox:
         num_envs = self._ring.num_envs
         for destination in self._all:
             destination.limit.update(destination.delivery.flight.acknowledged)
-        limit = self._cutter.first_needed + self._ring.size - num_envs + 1
+        limit = self._cutter.first_needed + self._ring.size - self._ring.rows_per_call + 1
         if self._drops_oldest:
             return limit
         return min(limit, self._cutter.taken + self._kinds.rows_within(self._room(), num_envs))

@@ -3,9 +3,9 @@
     observer: copies a step's leaves into the next rows -> `head` advances by one assignment
     sender:   reads rows below `head` -> seals chunks of rows -> `granted` bounds the observer's rows
 
-A row is one step of one environment. A call of N environments writes N rows. A mark stands between two rows. Only the
-observer assigns `head`, and only the sender assigns `granted`. So a step or a mark of an interrupted call is either
-taken or not, never half.
+A row is one step of one environment. A call of N environments writes N rows, and up to N boundary rows. A mark stands
+between two rows. Only the observer assigns `head`, and only the sender assigns `granted`. So a call that an interrupt
+ends is either taken or not, never half.
 
 Source: Lamport 1977, Proving the correctness of multiprocess programs (one producer, one consumer).
 """
@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from reverb_writer.writing.step_kinds import START, Boundary, Kinds
 
 _MAX_ROWS = 1024
 _MIN_ROWS = 4
@@ -46,12 +48,14 @@ class StepRing:
         size: number of rows.
         num_envs: number of environments, 1 also for steps without a batch dimension.
         columns: arrays [size, ...], one per leaf.
-        last: whether each row is the last step of an episode, [size].
+        kinds: the kind of each row, uint8 [size].
+        last: whether an episode ends with each row, [size].
         envs: number of the environment of each row, [size].
         marks: by number, each mark and the row before which it stands; the sender removes them.
+        rows_per_call: most rows that one call writes.
         head: progress of the observer, assigned only by it: the rows written so far; the steps of the open episode, or
-            of the stream if windows span episodes, an integer or an array [N] that is never changed in place; and the
-            marks written so far.
+            of the stream if windows span episodes, an integer or an array [N] that is never changed in place; the
+            marks written so far; and the state after the last row (`step_kinds`), an integer or an array [N].
         granted: rows below this may be written; a call that begins below it is not split. Only the sender assigns it.
         wake_at: the call that writes this row or a later one wakes the sender. Only the sender assigns it.
     """
@@ -67,76 +71,104 @@ class StepRing:
     ) -> None:
         """Allocate the rows; if windows span episodes, steps are counted across ends of episodes."""
         self.size, self.num_envs = size, num_envs or 1
+        self.rows_per_call = 2 * self.num_envs
         self.columns: list[npt.NDArray[Any]] = [
             np.zeros((size, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
         ]
-        self._flags = bytearray(size)  # the memory of `last`: one flag is set faster here
-        self.last = np.frombuffer(self._flags, np.bool_)
+        self._flags, self._kinds = bytearray(size), bytearray(size)  # their memory: one element is set faster here
+        self.last, self.kinds = np.frombuffer(self._flags, np.bool_), np.frombuffer(self._kinds, np.uint8)
         self.envs = np.zeros(size, np.int32)
         self.marks: dict[int, tuple[int, Reset | float]] = {}
-        self.head: tuple[int, Any, int] = (0, 0 if num_envs is None else np.zeros(num_envs, np.int64), 0)
+        self.head: tuple[int, Any, int, Any] = (0, 0, 0, START)
+        if num_envs is not None:
+            self.head = 0, np.zeros(num_envs, np.int64), 0, np.full(num_envs, START, np.uint8)
         self.granted = 0
         self.wake_at = 0
         self._spans_episodes = spans_episodes
 
     # ------------------------------------------------------------------------------------------ the observer's side
 
-    def write(self, leaves: Sequence[Any], *, last: bool) -> None:
-        """Write a step of the only environment."""
-        written, num_steps, num_marks = self.head
+    def write(
+        self, leaves: Sequence[Any], kind: int, state: int, boundary: Boundary | None = None, *, last: bool
+    ) -> None:
+        """Write a row of the only environment, and its boundary row; `last`: whether the episode ends with the row."""
+        written, num_steps, num_marks, _ = self.head
         row = written % self.size
         for column, leaf in zip(self.columns, leaves):  # noqa: B905  # equal in number, and the hottest line
             column[row] = leaf
-        self._flags[row] = last
-        self.head = (written + 1, 0 if last and not self._spans_episodes else num_steps + 1, num_marks)
+        self._kinds[row], self._flags[row] = kind, last
+        count = 1
+        if boundary is not None:
+            last_row = (written + 1) % self.size
+            for column, leaf in zip(self.columns, boundary.leaves, strict=True):
+                column[last_row] = leaf
+            self._kinds[last_row], self._flags[last_row] = state, last = boundary.kind, True
+            count = 2
+        steps = 0 if last and not self._spans_episodes else num_steps + count
+        self.head = written + count, steps, num_marks, state
 
-    def write_block(self, columns: Sequence[Any], num_rows: int) -> None:
-        """Write steps of the only environment, at most `size`; none ends the episode."""
-        written, num_steps, num_marks = self.head
+    def write_block(self, columns: Sequence[Any], kinds: Kinds, state: int, *, last: bool = False) -> None:
+        """Write rows of the only environment, at most `size`; `last`: whether the episode ends with the last one."""
+        written, num_steps, num_marks, _ = self.head
+        num_rows = len(kinds)
         rows = self.rows(written, written + num_rows)
         for own, column in zip(self.columns, columns, strict=True):
             own[rows] = column[:num_rows]
+        self.kinds[rows] = kinds
         self.last[rows] = False
-        self.head = (written + num_rows, num_steps + num_rows, num_marks)
+        self._flags[(written + num_rows - 1) % self.size] = last
+        steps = 0 if last and not self._spans_episodes else num_steps + num_rows
+        self.head = written + num_rows, steps, num_marks, state
 
     def write_envs(
         self,
         leaves: Sequence[Any],
-        last: npt.NDArray[np.bool_],
+        kinds: Kinds,
+        states: Kinds,
         env_ids: npt.NDArray[np.integer[Any]],
+        boundary: Boundary | None = None,
+        *,
+        last: npt.NDArray[np.bool_],
     ) -> None:
-        """Write a step of each environment in `env_ids`; leaves [N, ...] and `last` [N] are of all environments."""
-        written, num_steps, num_marks = self.head
-        rows = self.rows(written, written + len(env_ids))
-        if len(env_ids) == len(num_steps):
-            counts = num_steps + 1
-            for column, leaf in zip(self.columns, leaves):  # noqa: B905  # as above
-                column[rows] = leaf
-        else:
-            last, counts = last[env_ids], num_steps.copy()
-            counts[env_ids] += 1
-            for column, leaf in zip(self.columns, leaves, strict=True):
-                column[rows] = leaf[env_ids]
-        if not self._spans_episodes:
-            counts[env_ids[last]] = 0
-        self.last[rows] = last
-        self.envs[rows] = env_ids
-        self.head = (written + len(env_ids), counts, num_marks)
+        """Write a row of each environment in `env_ids`, then the boundary rows.
+
+        Leaves [N, ...], kinds, states and `last` [N] are of all environments.
+        """
+        written, counts, num_marks, before = self.head
+        counts, after = counts.copy(), np.array(states, np.uint8)
+        if len(env_ids) != len(counts):
+            after = before.copy()
+            after[env_ids] = states[env_ids]
+        parts = [(leaves, kinds, env_ids, last)]
+        if boundary is not None and boundary.env_ids is not None:
+            parts.append((boundary.leaves, boundary.kind, boundary.env_ids, np.ones(len(counts), bool)))
+            after[boundary.env_ids] = boundary.kind[boundary.env_ids]
+        for of_leaves, of_kinds, ids, is_last in parts:
+            rows = self.rows(written, written + len(ids))
+            is_all = len(ids) == len(counts)
+            for column, leaf in zip(self.columns, of_leaves):  # noqa: B905  # as above
+                column[rows] = leaf if is_all else leaf[ids]
+            self.kinds[rows], self.last[rows], self.envs[rows] = of_kinds[ids], is_last[ids], ids
+            counts[ids] += 1
+            if not self._spans_episodes:
+                counts[ids[is_last[ids]]] = 0
+            written += len(ids)
+        self.head = written, counts, num_marks, after
 
     def mark(self, mark: Reset | float) -> None:
         """Write a mark; the next mark overwrites it if an interrupt comes before `head` is assigned.
 
         A number is the priority of the whole episodes that end after it.
         """
-        written, num_steps, num_marks = self.head
+        written, num_steps, num_marks, state = self.head
         self.marks[num_marks] = (written, mark)
         if isinstance(mark, Reset):
             if isinstance(num_steps, int):
-                num_steps = 0
+                num_steps, state = 0, START
             else:
-                num_steps = num_steps.copy()
-                num_steps[list(mark.env_ids)] = 0
-        self.head = (written, num_steps, num_marks + 1)
+                num_steps, state = num_steps.copy(), state.copy()
+                num_steps[list(mark.env_ids)], state[list(mark.env_ids)] = 0, START
+        self.head = (written, num_steps, num_marks + 1, state)
 
     # -------------------------------------------------------------------------------------------- the sender's side
 

@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
+from reverb_writer.rows import LastRow, checked_last_row
 from reverb_writer.scalars import Scalars
 
 OnBlock = Literal["wait", "raise", "drop_oldest"]
@@ -23,10 +24,11 @@ class StreamKeywords(TypedDict, total=False):
     max_in_flight_items: int | None
     max_in_flight_bytes: int
     on_block: OnBlock
-    max_item_bytes: int | None
     chunk_length: int | None
     patience_s: float
     until: Callable[[], object] | None
+    last_row: LastRow | None
+    store_flags: bool
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,6 @@ class StreamOptions:
             that are not encoded yet.
         on_block: action of a step without room: "wait" while there is progress, "raise" at once, or "drop_oldest" to
             drop the oldest items that are not sent.
-        max_item_bytes: bytes of an item, all steps and leaves together, uncompressed, above which the item is refused
-            before any part of it is sent; None for no limit. The first step is checked for windows of a fixed length
-            without strings; each step is checked for strings and for whole episodes.
         chunk_length: steps in a chunk, at most 16,383; None for a length that suits the windows.
         patience_s: seconds without a confirmation and without an answer after which the observer gives up one of
             several servers: it drops and counts the unconfirmed items, and sends the next episodes to other servers.
@@ -56,6 +55,11 @@ class StreamOptions:
             The observer's thread calls it often while a call waits, so it must be quick. When it returns true, a
             waiting step or `flush` raises `FinishedError` within about a second, and `close` returns. None to wait for
             the time-out.
+        last_row: whose row the ends of episodes stand on where the names of the leaves do not show it: "boundary" for a
+            row of its own that holds the final observation, "action" for the row of the last action. Leaves
+            `terminated` and `truncated` without `is_last` or `step_type` need it.
+        store_flags: whether to store the leaves is_first, is_last, terminated, truncated and mask beside each step, for
+            readers of other libraries. Steps must be dicts without these leaves.
 
     Raises:
         SpecError: an option is out of range; the message names the option.
@@ -66,15 +70,17 @@ class StreamOptions:
     max_in_flight_items: int | None = None
     max_in_flight_bytes: int = 128 << 20
     on_block: OnBlock = "wait"
-    max_item_bytes: int | None = None
     chunk_length: int | None = None
     patience_s: float = 10.0
     until: Callable[[], object] | None = None
+    last_row: LastRow | None = None
+    store_flags: bool = False
 
     def __post_init__(self) -> None:
         """Check all options that have no check elsewhere."""
+        checked_last_row(self.last_row)
         integer("max_in_flight_bytes", self.max_in_flight_bytes, minimum=1)
-        bounds = {"max_in_flight_items": None, "max_item_bytes": None, "chunk_length": MAX_CHUNK_LENGTH}
+        bounds = {"max_in_flight_items": None, "chunk_length": MAX_CHUNK_LENGTH}
         for name, maximum in bounds.items():
             if (number := getattr(self, name)) is not None:
                 integer(name, number, minimum=1, maximum=maximum)
@@ -112,7 +118,9 @@ class ObserverStats(Scalars):
         lost_shards: number of times that one of several servers was given up.
         unconfirmed_items: dropped items that a lost shard had not confirmed; the shard may have stored some.
         failed_priorities: dropped items whose priority function failed.
-        unmarked_steps: steps before the first mark of an episode's end, if there are at least 10,000; else 0.
+        unmarked_steps: steps before the first mark of an episode's end, if it is late; else 0.
+        unknown_ends: ends of episodes that do not show whether the environment ended the episode. Their last action is
+            in no transition.
     """
 
     steps: int = 0
@@ -131,6 +139,7 @@ class ObserverStats(Scalars):
     unconfirmed_items: int = 0
     failed_priorities: int = 0
     unmarked_steps: int = 0
+    unknown_ends: int = 0
 
 
 @dataclass

@@ -23,8 +23,8 @@ from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, Wind
 Priority = float | Callable[..., float] | Literal["max"]
 """A number, finite and >= 0; a function that computes it from a window, a nest of arrays [L, ...]; or "max".
 
-A function with a parameter `mask` gets it by name: [L] bool, True for real steps and False for padding. "max" is the
-largest priority that this process has set so far in the tables, at first 1.0.
+A function of two arguments also gets the kinds of the rows, uint8 [L] (`reverb_writer.rows`). "max" is the largest
+priority that this process has set so far in the tables, at first 1.0.
 """
 
 NEVER = 1 << 62
