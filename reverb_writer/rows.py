@@ -146,6 +146,21 @@ def last_rows(kinds: Array, starts: Array | None = None) -> Array:
     return (ends | has(kinds, LAST)) & ~has(kinds, PADDING)
 
 
+def flags_of(kinds: Array) -> dict[str, Array]:
+    """Return the kinds as leaves of flags, for readers that do not know kinds.
+
+    >>> {name: bool(flag) for name, flag in flags_of(np.uint8(LAST | TERMINAL)).items()}
+    {'is_first': False, 'is_last': True, 'terminated': True, 'truncated': False}
+    """
+    is_last, terminated = has(kinds, LAST), has(kinds, TERMINAL)
+    return {
+        "is_first": has(kinds, FIRST),
+        "is_last": is_last,
+        "terminated": terminated,
+        "truncated": is_last & ~terminated,
+    }
+
+
 def _follows(like: Array, flags: Array, *, first: bool = False) -> Array:
     """Return, for each row, the flag of the row before; `first` for the first row."""
     xp = array_namespace(like)
