@@ -213,8 +213,8 @@ def rows(example: Any, columns: Iterable[Iterable[Any]]) -> Iterator[Any]:
     return map(packer(example), zip(*columns, strict=False) if columns else itertools.repeat(()))
 
 
-def write_row(column: Any, row: int, nest: Any) -> None:
-    """Copy a nest into a row of leaves [T, ...] of the same structure, in place; None remains None."""
+def write_row(column: Any, row: Any, nest: Any) -> None:
+    """Copy a nest into a row, or into some rows, of leaves [T, ...] of the same structure, in place; None remains None."""
     for leaf, value in zip(tree.flatten(column), tree.flatten(nest), strict=True):
         if leaf is not None:
             leaf[row] = value

@@ -88,8 +88,7 @@ class RolloutWriter:
         self._rule: StepKinds | None = None
         count = self.num_envs or 1
         self._all_envs = np.arange(count)
-        self._blocks: list[Array] = []  # rows of the current episodes, [N, capacity, ...] per leaf
-        self._kinds = np.zeros((count, 0), np.uint8)  # [N, capacity], their kinds
+        self._blocks: list[Array] = []  # rows of the current episodes: each leaf [N, capacity, ...], and their kinds
         self._lengths = np.zeros(count, np.intp)  # [N], rows of each current episode
         self._before = np.full(count, START, np.uint8)  # [N], state after the row before, as `StepKinds` has it
 
@@ -139,7 +138,7 @@ class RolloutWriter:
             final_observation=final_observation,
         )
         self._known, self._rule = known, rule
-        self._take(leaves, row, env_ids)
+        self._take(leaves, row, rule.state(row.kind, leaves), env_ids)
 
     def write_row(self, step: Any, kinds: Any, env_mask: Any = None) -> None:
         """Write a row of known kind as it is; a LAST row ends the episode.
@@ -154,9 +153,8 @@ class RolloutWriter:
         """
         known, leaves, env_ids = self._examine(step, env_mask)
         checked = rows.checked_kinds(np.broadcast_to(kinds, len(self._all_envs)), len(self._all_envs))
-        rule = self._rule or StepKinds(known[0], self.last_row or "action")  # the kind is known
-        self._known, self._rule = known, rule
-        self._take(leaves, Row(checked, rows.has(checked, rows.LAST)), env_ids)
+        self._known = known
+        self._take(leaves, Row(checked, rows.has(checked, rows.LAST)), checked, env_ids)
 
     def end_episode(self, *, end: Literal["cut", "reset"] = "cut", env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, although their last row is missing.
@@ -270,13 +268,12 @@ class RolloutWriter:
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
         return structure, RowLayout.of(structure.pack(specs))
 
-    def _take(self, leaves: Sequence[Any], row: Row, env_ids: Array) -> None:
-        """Append the rows of a step, and write the episodes that they end."""
-        assert self._rule is not None  # noqa: S101  # because there is a step
+    def _take(self, leaves: Sequence[Any], row: Row, state: Any, env_ids: Array) -> None:
+        """Append the rows of a step, and write the episodes that they end; `state` is the one after the step's row."""
         count = len(self._all_envs)
         self._put(leaves, row.kind, env_ids)
         self._num_steps += 1
-        self._before[env_ids] = np.broadcast_to(self._rule.state(row.kind, leaves), count)[env_ids]
+        self._before[env_ids] = np.broadcast_to(state, count)[env_ids]
         is_last, boundary = np.broadcast_to(row.is_last, count).copy(), row.boundary
         with_boundary = self._all_envs[:0]
         if boundary is not None:
@@ -294,27 +291,26 @@ class RolloutWriter:
         self._make_room(int(self._lengths.max()))
         if self.num_envs is None:  # integers index faster than arrays
             at = int(self._lengths[0])
-            for block, leaf in zip([*self._blocks, self._kinds], [*leaves, kinds], strict=True):
+            for block, leaf in zip(self._blocks, [*leaves, kinds], strict=True):
                 block[0, at] = leaf
             return
         ends, is_all = self._lengths[env_ids], len(env_ids) == len(self._all_envs)
         kinds = np.broadcast_to(kinds, len(self._all_envs))
-        for block, leaf in zip([*self._blocks, self._kinds], [*leaves, kinds], strict=True):
+        for block, leaf in zip(self._blocks, [*leaves, kinds], strict=True):
             block[env_ids, ends] = leaf if is_all else leaf[env_ids]
 
     def _make_room(self, length: int) -> None:
         """Allocate the blocks, or double them if they are full; the new half is overwritten later."""
         assert self._known is not None  # noqa: S101  # because there is a step
-        if self._blocks and length < self._kinds.shape[1]:
+        if self._blocks and length < self._blocks[-1].shape[1]:
             return
         structure, _ = self._known
         room = len(self._lengths), max(2 * length, _FIRST_LENGTH)
-        of_leaves = zip(structure.dtypes, structure.shapes, strict=True)
-        blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]  # unused rows take no memory
-        kinds = np.zeros(room, np.uint8)
-        for block, former in zip([*blocks, kinds], [*self._blocks, self._kinds], strict=bool(self._blocks)):
-            block[:, :length] = former[:, :length]
-        self._blocks, self._kinds = blocks, kinds
+        of_columns = zip([*structure.dtypes, np.uint8], [*structure.shapes, ()], strict=True)
+        blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_columns]  # unused rows take no memory
+        for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
+            block[:, :length] = former
+        self._blocks = blocks
 
     @contextlib.contextmanager
     def _dropping(self, ended: Array) -> Iterator[None]:
@@ -331,8 +327,8 @@ class RolloutWriter:
             length = int(self._lengths[env])
             if length:
                 try:
-                    columns = [block[env, :length] for block in self._blocks]
-                    self._write_columns(columns, self._kinds[env, :length], {}, is_reset=is_reset)
+                    *columns, kinds = (block[env, :length] for block in self._blocks)
+                    self._write_columns(columns, kinds, {}, is_reset=is_reset)
                 except OSError as error:
                     errors.append(error)
         if errors:

@@ -22,7 +22,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +208,10 @@ def list_trajectories(*data_dirs: str | os.PathLike[str]) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(folder, name) for name in names if name.startswith(PREFIX) and name.endswith(SUFFIX)]
     return sorted(found, key=lambda path: (path.name, path))
+
+
+def stored_metadata(data_dir: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the metadata of the readable trajectories of a directory."""
+    for path in list_trajectories(data_dir):
+        with contextlib.suppress(FormatError):
+            yield StoredTrajectory(path).manifest.metadata
