@@ -80,8 +80,29 @@ def concatenated(xp: Any, arrays: Any, axis: int) -> Array:
 def take_rows(xp: Any, x: Array, rows: Any) -> Array:
     """Return some rows of an array by number; `xp` is its library, unless it is a NumPy array."""
     if isinstance(x, np.ndarray):  # such as strings among JAX arrays
-        return x.take(np.asarray(rows), axis=0)
+        return x.take(_on_host(rows), axis=0)
     return xp.take(x, array_like(xp, rows, x), axis=0)
+
+
+def _on_host(numbers: Any) -> Any:
+    return np.asarray(numbers.cpu() if hasattr(numbers, "cpu") else numbers)
+
+
+def take_along_time(xp: Any, x: Array, numbers: Array) -> Array:
+    """Return rows of x [B, T, ...] by their numbers [B, T] in each window, or rows of x [N, ...] by numbers [N]."""
+    if numbers.ndim == 1:
+        return take_rows(xp, x, numbers)
+    windows = np.arange(x.shape[0])[:, None]
+    if isinstance(x, np.ndarray):
+        return x[windows, _on_host(numbers)]
+    return x[array_like(xp, windows, x), array_like(xp, numbers, x)]
+
+
+def copied(x: Array) -> Array:
+    """Return a copy of an array; an immutable array of JAX is returned unchanged."""
+    if hasattr(x, "clone"):  # a tensor, with its gradients
+        return x.clone()
+    return x if type(x).__module__.startswith("jax") else x.copy()
 
 
 def with_axes(x: Array, ndim: int) -> Array:

@@ -69,6 +69,17 @@ def fields_of(nest: Any) -> Mapping[Any, Any] | None:
     return nest if isinstance(nest, Mapping) else nest._asdict() if hasattr(nest, "_asdict") else None
 
 
+def leaf_at(nest: Any, path: str) -> Any:
+    """Return the part of a nest with this name, such as `observation/rgb`."""
+    found = nest
+    for name in path.split("/"):
+        fields = fields_of(found) or {}
+        if name not in fields:
+            raise StructureError(f"no leaf `{path}`: there are {join_paths(named_leaves(nest, 'the nest')[0])}.")
+        found = fields[name]
+    return found
+
+
 def common_length(nest: Any, what: str) -> int:
     """Return T of a nest with leaves [T, ...], or raise StructureError."""
     shapes = [np.shape(leaf) for leaf in tree.flatten(nest)]

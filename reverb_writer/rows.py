@@ -13,7 +13,8 @@ final observation. A LAST row with ACTION is the last row of a program that kept
 if it is not LAST, and the item ends after it, or PADDING or FIRST follows. PADDING is set alone.
 
 A transition is an ACTION row and the row after it in the same item, unless the first one is LAST, or the second one is
-PADDING or FIRST. The second row is TERMINAL if the environment ended the episode.
+PADDING or FIRST. It leads to a terminal state if the second row is TERMINAL without ACTION. A TERMINAL row with ACTION
+shows the last state on which an action was taken; the terminal state after this action was not kept.
 
 Writers set the kind when they write a row. `kinds_of` is the only rule for rows that have no kind yet: items of other
 writers, files of other programs, arrays in memory.
@@ -63,11 +64,12 @@ LastRow = Literal["boundary", "action"]
 FLAG_NAMES: Final = frozenset(
     {
         *("is_first", "is_init", "start_of_episode", "is_last", "step_type", "next_step_type", "terminated"),
-        *("is_terminal", "truncated", "terminals", "timeouts", "done", "dones", "time_outs", "traj_ids", "episode"),
+        *("is_terminal", "truncated", "terminals", "timeouts", "done", "dones", "time_outs"),
     }
 )
-"""All names of leaves that only say what a row is; `discount` also has a value."""
+"""All names of leaves that only say what a row is; a `discount` and an id of a trajectory have a value, too."""
 
+_ID_NAMES: Final = ("collector/traj_ids", "traj_ids", "episode")
 STEP_FIRST, STEP_LAST = 0, 2
 """Values of `step_type`, as in dm_env and TF-Agents."""
 
@@ -88,7 +90,7 @@ _ADVICE = f"{DOCS}/explanation/steps.html has the table of layouts."
 
 
 class Pairs(NamedTuple):
-    """Pairs of neighbouring rows, [B, T - 1] or [N - 1]."""
+    """Pairs of a row and the row after it: [B, T - 1] or [N - 1]; or [B, T] or [N], a pair for each row."""
 
     mask: Array  # the pair is a transition
     terminal: Array  # it is a transition to a terminal state
@@ -104,21 +106,38 @@ def has(kinds: Array, bits: int) -> Array:
     return (kinds & bits) != 0
 
 
-def pairs(kinds: Array, starts: Array | None = None) -> Pairs:
-    """Return which pairs of neighbouring rows are transitions.
+def pairs(
+    kinds: Array, starts: Array | None = None, *, following: Array | None = None, last_row: LastRow | None = None
+) -> Pairs:
+    """Return which pairs of a row and the row after it are transitions.
 
     Args:
         kinds: [B, T] or [N].
         starts: flags in the same shape: rows that do not follow the row before, because another slice begins; or None.
+        following: kinds of the row after each row, in the same shape; None if these are the neighbours.
+        last_row: "action" for pairs of all rows: a TERMINAL row with ACTION is a transition, too.
 
     >>> pairs(np.array([FIRST | ACTION, ACTION, LAST | TERMINAL, PADDING], np.uint8)).mask.tolist()
     [True, True, False]
+    >>> pairs(np.array([FIRST | ACTION, ACTION | LAST | TERMINAL], np.uint8), last_row="action").terminal.tolist()
+    [False, True]
     """
-    mask = ((kinds[..., :-1] & (ACTION | LAST)) == ACTION) & ((kinds[..., 1:] & (PADDING | FIRST)) == 0)
-    mask = mask if starts is None else mask & ~starts[..., 1:]
     xp = array_namespace(kinds)
-    continues = concatenated(xp, [mask[..., :-1] & mask[..., 1:], xp.zeros_like(mask[..., :1])], -1)
-    return Pairs(mask, mask & has(kinds[..., 1:], TERMINAL), continues)
+    no = xp.zeros_like(has(kinds, LAST))
+    breaks = no if starts is None else concatenated(xp, [starts[..., 1:], no[..., :1]], -1)
+    are_all = following is not None or last_row == "action"
+    if following is None:
+        following = concatenated(xp, [kinds[..., 1:], xp.full_like(kinds[..., :1], PADDING)], -1)
+        following = xp.where(breaks, following | FIRST, following)
+    mask = ((kinds & (ACTION | LAST)) == ACTION) & ~has(following, PADDING | FIRST)
+    terminal = mask & ((following & (ACTION | TERMINAL)) == TERMINAL)
+    if last_row == "action":
+        ends = (kinds & (ACTION | TERMINAL)) == ACTION | TERMINAL
+        mask, terminal, breaks = mask | ends, terminal | ends, breaks | ends
+    if not are_all:
+        mask, terminal, no, breaks = (flags[..., :-1] for flags in (mask, terminal, no, breaks))
+    continues = concatenated(xp, [mask[..., :-1] & mask[..., 1:], no[..., :1]], -1)
+    return Pairs(mask, terminal, continues & ~breaks)
 
 
 def first_rows(kinds: Array, starts: Array | None = None) -> Array:
@@ -129,7 +148,7 @@ def first_rows(kinds: Array, starts: Array | None = None) -> Array:
     >>> first_rows(np.array([ACTION, LAST, FIRST | ACTION, ACTION, PADDING], np.uint8)).tolist()
     [True, False, True, False, False]
     """
-    begins = has(kinds, FIRST) | _follows(kinds, has(kinds, LAST | PADDING), first=True)
+    begins = has(kinds, FIRST) | _after_start(kinds, has(kinds, LAST | PADDING))
     begins = begins if starts is None else begins | starts
     return begins & ~has(kinds, PADDING)
 
@@ -161,11 +180,10 @@ def flags_of(kinds: Array) -> dict[str, Array]:
     }
 
 
-def _follows(like: Array, flags: Array, *, first: bool = False) -> Array:
-    """Return, for each row, the flag of the row before; `first` for the first row."""
+def _after_start(like: Array, flags: Array) -> Array:
+    """Return, for each row, the flag of the row before; True for the first row."""
     xp = array_namespace(like)
-    head = xp.ones_like(flags[..., :1]) if first else xp.zeros_like(flags[..., :1])
-    return concatenated(xp, [head, flags[..., :-1]], -1)
+    return concatenated(xp, [xp.ones_like(flags[..., :1]), flags[..., :-1]], -1)
 
 
 def checked_kinds(kinds: Any, num_rows: int) -> Array:
@@ -231,7 +249,7 @@ def layout_of(paths: Collection[str], last_row: LastRow | None = None) -> Layout
         return next(iter(present(*names)), None)
 
     first = one_of("is_init", "is_first", "start_of_episode", "step_type")
-    ids = one_of("collector/traj_ids", "traj_ids", "episode")
+    ids = one_of(*_ID_NAMES)
     ends = next((ends for ends in _ENDS if present(*ends[0])), ((), (), (), False))
     last, has_action = present(*ends[0]), ends[3]
     if not (last or first or ids or "discount" in paths):
@@ -262,6 +280,7 @@ def kinds_of(
     mask: Any = None,
     last_row: LastRow | None = None,
     starts: Any = None,
+    is_ring: bool = False,
     outcome: bool = True,
 ) -> Array:
     """Return the kinds of rows that have none yet, from the leaves in the table above. Pure.
@@ -274,6 +293,7 @@ def kinds_of(
         last_row: whose row the flags of an end stand on, where the names do not show it or show the wrong one.
         starts: flags: rows that do not follow the row before, because another item begins; None for [B, T] and for
             rows of one item.
+        is_ring: whether the first row follows the last row, as in a full ring of rows [T].
         outcome: whether rows must show if the environment ended an episode. False is enough to find trajectories.
 
     Returns:
@@ -305,15 +325,37 @@ def kinds_of(
         )
     if outcome and layout.has_action is None:
         raise ambiguous(layout)
-    return _Rows(layout, found, [one for one in (mask, column) if one is not None], starts).kinds(
-        checks=outcome and last_row is None
-    )
+    masks = [one for one in (mask, column) if one is not None]
+    return _Rows(layout, found, masks, starts, is_ring=is_ring).kinds(checks=outcome and last_row is None)
+
+
+def leaves_of_kinds(steps: Any) -> list[Any]:
+    """Return the leaves that `kinds_of` looks at if `outcome` is False; none if no leaf says what a row is."""
+    found = dict(zip(*named_leaves(steps, "steps"), strict=True))
+    layout = layout_of([path for path, leaf in found.items() if leaf is not None])
+    if layout is None:
+        return []
+    named = {*layout.last, layout.first, layout.ids, layout.terminal, layout.truncated, layout.discount}
+    named |= {"next_step_type"} if layout.needs_next_type else set()
+    return [leaf for path, leaf in found.items() if path in named]
+
+
+def ids_of(steps: Any) -> Any:
+    """Return the leaf that has the id of each row's trajectory; None if the steps have no such leaf.
+
+    >>> ids_of({"observation": np.zeros(2), "traj_ids": np.array([7, 7])}).tolist()
+    [7, 7]
+    """
+    found = dict(zip(*named_leaves(steps_and_mask(steps)[0], "steps"), strict=True))
+    return next((found[name] for name in _ID_NAMES if name in found), None)
 
 
 class _Rows:
     """The flags of rows in one layout."""
 
-    def __init__(self, layout: Layout, found: Mapping[str, Any], masks: Sequence[Any], starts: Any) -> None:
+    def __init__(
+        self, layout: Layout, found: Mapping[str, Any], masks: Sequence[Any], starts: Any, *, is_ring: bool
+    ) -> None:
         named = [*layout.last, layout.first, layout.ids, layout.terminal, layout.truncated]
         told = {path: found[path] for path in named if path is not None}
         if not layout.last and layout.discount:
@@ -327,9 +369,9 @@ class _Rows:
         self.real = xp.ones_like(self._like)
         for mask in masks:
             self.real = self.real & self._flags_like(mask, "the mask")
-        self.is_masked = bool(masks)
+        self.is_masked, self.is_of_items = bool(masks), starts is not None or len(self.shape) > 1
         begins = np.zeros(self.shape, bool)
-        begins[..., 0] = True
+        begins[..., 0] = not is_ring
         self.starts = array_like(xp, begins, self._like)
         if starts is not None:
             self.starts = self.starts | self._flags_like(starts, "`starts`")
@@ -338,8 +380,9 @@ class _Rows:
         """Return the bits; `checks` refuses rewards on rows that should only hold an observation."""
         first, last = self._first(), self._last()
         if last is None:
-            last = self._previous(self._zero_discount()) if self.layout.discount else self.xp.zeros_like(self._like)
-            last = last if first is None else last & ~first
+            last = self._zero_discount() if self.layout.discount else self.xp.zeros_like(self._like)
+            last = last if self.layout.has_action else self._previous(last)
+            last = last if first is None or self.layout.has_action else last & ~first
             self._check_one_episode(first, last)
         padding = self._padding(first, last)
         real = self.real & ~padding
@@ -349,7 +392,7 @@ class _Rows:
             self._check_rewards(last)
         if first is None:
             first = self._previous(last)
-        elif self.layout.ids is not None:
+        if self.layout.ids is not None:
             first = first | self._changes(self._told[self.layout.ids])
         action = real if self.layout.has_action or self.layout.has_action is None else real & ~last
         kinds = self._byte(PADDING) * ~real
@@ -383,7 +426,7 @@ class _Rows:
             return padding
         if not self.layout.last:  # `discount` alone: the item holds one episode
             return self._after(last, None)
-        is_open = not self.is_masked and not self.layout.has_action and len(self.shape) > 1
+        is_open = not self.is_masked and not self.layout.has_action and self.is_of_items
         if is_open and any_true(self._after(last, None)):
             raise StructureError(
                 "windows have rows after a last row, and no leaf shows whether these rows are padding or another "
@@ -450,11 +493,14 @@ class _Rows:
             )
 
     def _changes(self, ids: Array) -> Array:
-        same = ids[..., 1:] == ids[..., :-1]
-        return concatenated(self.xp, [self._like[..., :1] & ~self._like[..., :1], ~same], -1) & ~self.starts
+        return (ids != self._before(ids)) & ~self.starts
 
     def _previous(self, flags: Array) -> Array:
-        return _follows(flags, flags) & ~self.starts
+        return self._before(flags) & ~self.starts
+
+    def _before(self, rows: Array) -> Array:
+        """Return the row before each row; before the first row, the last row, as in a ring."""
+        return concatenated(self.xp, [rows[..., -1:], rows[..., :-1]], -1)
 
     def _flags_like(self, flags: Any, what: str) -> Array:
         shaped = as_bool(self.xp, array_like(self.xp, flags, self._like))

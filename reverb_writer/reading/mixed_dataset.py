@@ -28,9 +28,10 @@ from reverb_writer.slices.batch import Batch
 class MixedDataset(Views):
     """An iterator over batches that consist of one batch of each of several datasets.
 
-    It ends when any dataset ends. Samples of a batch are in the order of the datasets; `info.members` has the number of
-    each sample's dataset. One thread at a time may iterate; all other methods are thread-safe. A context manager, which
-    closes the datasets.
+    It ends when any dataset ends. Samples of a batch are in the order of the datasets; `info.members`, and for slices
+    `slices.members`, have the number of each sample's dataset. If only some tables have stored kinds, the kinds of the
+    other tables are those that the leaves show. One thread at a time may iterate; all other methods are thread-safe. A
+    context manager, which closes the datasets.
 
     Attributes:
         datasets: in the order given.

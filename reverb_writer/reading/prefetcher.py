@@ -34,9 +34,6 @@ _LOG = logging.getLogger(__package__)
 class BatchMaker:
     """Makes batches of assembled samples, in the thread that fetches."""
 
-    calls_user = False
-    """Whether it calls a user's function, which may be slow."""
-
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield batches of all samples that an assembler holds, each on request, and whether the batch is the last one.
 
@@ -71,7 +68,7 @@ class Prefetcher:
         self._mixer, self._maker, self._batch_size = mixer, maker, batch_size
         self._table = structure.table
         self._transform = options.transform
-        self._calls_user = maker.calls_user or options.transform is not None
+        self._calls_user = options.transform is not None
         self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
         self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
         self._changed, self.woken = mixer.changed, Flag()

@@ -9,6 +9,7 @@ Source: TorchRL, `SliceSampler` and its relatives; docs/how-to/from-torchrl.md l
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,23 +17,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer import rows as of_rows
 from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
-from reverb_writer.errors import SpecError
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
-from reverb_writer.slices import Slices, SliceSampler, read_markers
-from reverb_writer.slices.axes import taken
+from reverb_writer.slices import Slices, SliceSampler
+from reverb_writer.slices.axes import Flags, Integers, Kinds, taken
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import KnownTrajectories
-from reverb_writer.slices.gather import mark_rows
-from reverb_writer.slices.markers import marker_leaves
-from reverb_writer.slices.sampler import By, Short
+from reverb_writer.slices.gather import kinds_of_slices, with_ids
+from reverb_writer.slices.sampler import By, Short, Start
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+_LOG = logging.getLogger(__package__)
 
 
 class SliceDataset(Dataset):
@@ -46,7 +49,7 @@ class SliceDataset(Dataset):
     Example:
         with rw.SliceDataset("localhost:8000", "episodes", num_slices=32, slice_len=16) as dataset:
             for batch in dataset:
-                values = network(batch.data["observation"], reset=batch.markers.is_init)  # [N, ...], N <= 32 x 16
+                values = network(batch.data["observation"], reset=batch.slices.starts)  # [N, ...], N <= 32 x 16
     """
 
     _num_open_sizes = 1
@@ -60,11 +63,11 @@ class SliceDataset(Dataset):
         *,
         by: By = "trajectory",
         short: Short = "keep",
-        span: int | tuple[int, int] = 0,
-        row_priority_fn: Callable[[Any], Any] | None = None,
+        start: Start = "any",
         pool_size: int | None = None,
         slices_per_item: int = 1,
         with_next: bool = False,
+        last_row: of_rows.LastRow | None = None,
         seed: int | None = None,
         **options: Unpack[ReadKeywords],
     ) -> None:
@@ -80,15 +83,15 @@ class SliceDataset(Dataset):
             by: "trajectory" draws one slice of every item that the server draws. "row" draws any slices of `pool_size`
                 items that the server draws; each slice is equally likely. For equally likely slices of the whole table,
                 write items with their length as priority, and sample by priority.
-            short: treatment of trajectories shorter than a slice: "keep", "skip", or "pad" with a mask.
-            span: rows by which a slice may exceed the first and the last row of its trajectory: a number, or a pair.
-            row_priority_fn: function from the nest of a pool, leaves [M, ...], to [M] priorities of rows. A slice is
-                drawn with the priority of its first row. `by` must be "row".
+            short: treatment of trajectories shorter than a slice: "keep", "skip", or "pad", whose `batch.mask` is
+                False.
+            start: "any", or "episode" for slices that start with the first row of an episode.
             pool_size: items that are fetched together, >= 1; None for `num_slices`.
             slices_per_item: number of slices that a pool gives per trajectory, >= 1, in rounds of one slice per
                 trajectory. The server sends whole items, so more slices per item are cheaper; consecutive batches then
                 have slices of the same items.
             with_next: whether to return `batch.next`, the row after each slice, to bootstrap where a slice was cut.
+            last_row: as in `ReplayDataset`, for items of other writers.
             seed: seed of the draws; None for new draws in each run.
             **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`. Here
                 `max_in_flight_batches` counts pools, and `max_samples` counts items.
@@ -97,14 +100,13 @@ class SliceDataset(Dataset):
             SpecError: an argument can never work. Other errors are those of `ReplayDataset`.
         """
         read_options = options_of(ReadOptions, options, self)
-        sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
-        if row_priority_fn is not None and sampler.by != "row":
-            raise SpecError("`row_priority_fn` is for slices that are drawn by row. Pass `by='row'`.")
+        sampler = SliceSampler(num_slices, slice_len, by=by, short=short, start=start)
+        last_row = of_rows.checked_last_row(last_row)
         rng = np.random.default_rng(None if seed is None else integer("seed", seed, minimum=0))
         slices_per_item = integer("slices_per_item", slices_per_item, minimum=1)
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self.num_slices = num_slices
-        maker = SlicesOfPools(sampler, rng, slices_per_item, row_priority_fn, with_next)
+        maker = SlicesOfPools(sampler, rng, slices_per_item, last_row=last_row, with_next=with_next)
         self._open(replay, table, pool_size, read_options, maker)
 
 
@@ -126,12 +128,12 @@ class SlicesOfPools(BatchMaker):
     sampler: SliceSampler
     rng: np.random.Generator  # no one else uses it
     slices_per_item: int = 1
-    row_priority_fn: Callable[[Any], Any] | None = None
+    last_row: of_rows.LastRow | None = None
     with_next: bool = False
 
     def __post_init__(self) -> None:
-        self.calls_user = self.row_priority_fn is not None
         self._known = KnownTrajectories()
+        self._has_warned = False
         self._num_trajectories = 0  # of earlier pools
         self._left: list[Batch] = []  # slices that do not fill a batch yet
 
@@ -158,41 +160,52 @@ class SlicesOfPools(BatchMaker):
 
     def _drawn(self, rows: SampleRows, pack: Callable[[Sequence[Any]], Any], server: str) -> _Pool:
         """Draw slices of the samples of a pool."""
-        sampler, info = self.sampler, dataclasses.replace(rows.info, server=server)
-        trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, _reader(rows, pack))
-        priorities = None
-        if self.row_priority_fn is not None:
-            priorities = self.row_priority_fn(pack(rows.take(np.arange(info.lengths.sum()))))
-        if sampler.by == "trajectory":
-            slices = sampler.each(trajectories, self.rng, self.slices_per_item)
-        else:
-            sampler = dataclasses.replace(sampler, num_slices=self.slices_per_item * len(trajectories))
-            slices = sampler.sample(trajectories, self.rng, priorities)
+        info = dataclasses.replace(rows.info, server=server)
+        trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, self._reader(rows, pack))
+        divides_items = len(trajectories) > len(info)  # a whole episode may be short
+        if divides_items and not self._has_warned and (advice := self.sampler.advice(trajectories)):
+            _LOG.warning("%s", advice)
+            self._has_warned = True
+        slices = self.sampler.of_pool(trajectories, self.rng, self.slices_per_item)
         num_before = self._num_trajectories
         self._num_trajectories += len(trajectories)
         return _Pool(rows, pack, info, slices, item_of[slices.trajectories], num_before)
 
+    def _reader(self, rows: SampleRows, pack: Callable[[Sequence[Any]], Any]) -> Callable[[Integers, Flags], Kinds]:
+        """Return a function from numbers of rows, and flags of the first rows of items, to the kinds of the rows."""
+
+        def read(numbers: Integers, starts: Flags) -> Kinds:
+            stored = rows.take_kinds(numbers)
+            if stored is not None:
+                return stored
+            no_rows = rows.take(numbers[:0])
+            steps, mask = of_rows.steps_and_mask(pack(no_rows))
+            needed = of_rows.leaves_of_kinds(steps)
+            shows = [*needed, mask] if mask is not None else needed
+            columns = {at for at, column in enumerate(no_rows) if any(column is leaf for leaf in shows)}
+            steps, mask = of_rows.steps_and_mask(pack(rows.take(numbers, columns)))
+            if needed:
+                found: Kinds = of_rows.kinds_of(steps, mask=mask, starts=starts, last_row=self.last_row, outcome=False)
+                return found
+            kinds = np.full(len(numbers), of_rows.ACTION, np.uint8)  # each item is one trajectory
+            return kinds if mask is None else np.where(mask, kinds, np.uint8(of_rows.PADDING))
+
+        return read
+
     def _copy(self, pool: _Pool, first: int, stop: int) -> Batch:
         """Return the slices `first` to `stop` - 1 of a pool, with copies of their rows."""
         pack, rows = pool.pack, pool.rows
-        before, size = pool.slices.widths[:first].sum(), pool.slices.widths[first:stop].sum()
-        slices = taken(pool.slices, samples=slice(first, stop), rows=slice(before, before + size))
-        items = pool.items[first:stop]
-        first_rows = slices.first_rows
-        begin = slices.rows[first_rows]
-        preceding = np.maximum(begin - 1, (pool.info.lengths.cumsum() - pool.info.lengths)[items])
-        columns = rows.take(np.append(slices.rows, slices.next_rows) if self.with_next else slices.rows)
-        data = pack([column[: len(slices.rows)] for column in columns])
-        after = pack([column[len(slices.rows) :] for column in columns]) if self.with_next else None
-        read = _reader(rows, pack)
-        stored = read_markers(data, starts=first_rows, before=lambda: read(preceding))
-        markers = mark_rows(slices, stored)
-        ids = markers.traj_ids.copy()  # not the memory of `data`
-        if stored.traj_ids is None:
-            ids = ids + pool.num_before
-        return Batch(data, taken(pool.info, samples=items), dataclasses.replace(markers, traj_ids=ids), after)
-
-
-def _reader(rows: SampleRows, pack: Callable[[Sequence[Any]], Any]) -> Callable[[npt.NDArray[np.int64]], Any]:
-    """Return a function from numbers of rows to the leaves of these rows that have markers."""
-    return lambda chosen: pack(rows.take(chosen, marker_leaves(pack(range(rows.num_columns)))))
+        slices = pool.slices.part(first, stop)
+        size = len(slices.rows)
+        numbers = np.append(slices.rows, slices.next_rows) if self.with_next else slices.rows
+        columns, kinds = rows.take(numbers), rows.take_kinds(numbers)
+        data = pack([column[:size] for column in columns])
+        return Batch(
+            data,
+            taken(pool.info, samples=pool.items[first:stop]),
+            slices=with_ids(slices, data, pool.num_before),
+            next=pack([column[size:] for column in columns]) if self.with_next else None,
+            row_kinds=None if kinds is None else kinds_of_slices(kinds[:size], slices),
+            next_kinds=None if kinds is None or not self.with_next else kinds[size:],
+            last_row=self.last_row,
+        )

@@ -19,22 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
+from reverb_writer import rows
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import shapes_text
-from reverb_writer.slices import read_markers
+from reverb_writer.nests import leaf_at, named_leaves, shapes_text
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
-from reverb_writer.slices.boundaries import first_rows
-from reverb_writer.transitions.pairing import leaf_at
-from reverb_writer.transitions.step_flags import split_mask
 
 
 def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Callable[[Batch], Batch]:
     """Return a picklable `transform` that stacks each frame with the k - 1 frames before it; storage has each once.
 
-    A stack never crosses the start of an episode, which any marker of `rw.slices` may show. There, and at the start of
-    a window, the oldest known frame is repeated. Leaves [B, T, ...] become [B, T, k, ...]; leaves of slices, [N, ...],
+    A stack never crosses the start of an episode, which the kinds of rows show. There, and at the start of a window or
+    slice, the oldest known frame is repeated. Leaves [B, T, ...] become [B, T, k, ...]; leaves of slices, [N, ...],
     become [N, k, ...].
 
     Args:
@@ -45,44 +42,49 @@ def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Cal
 
     Raises:
         SpecError: `k` is out of range. The transform raises SpecError if windows are too short to drop rows, or if rows
-            of slices would be dropped. It raises StructureError if the leaf does not exist, or the batch is a list, or
-            flat without markers.
+            of slices would be dropped. It raises StructureError if the leaf does not exist, the batch is a list, or no
+            leaf shows where episodes end.
     """
     return functools.partial(_stacked, k=integer("k", k, minimum=1), leaf=leaf, drop=drop)
 
 
 def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
-    markers, (steps, mask) = batch.markers, split_mask(batch.data)
-    if markers is None:
-        shape = _windows_shape(batch, "`frame_stack`")
-        starts = np.tile(np.arange(shape[1]) == 0, shape[0])
-    else:
-        shape, starts = markers.done.shape, markers.slices.starts
-    flat = tree.map_structure(lambda leaf: leaf.reshape(-1, *leaf.shape[len(shape) :]), batch.data)
-    numbers = np.arange(len(starts))
-    first = np.maximum.accumulate(np.where(starts | first_rows(read_markers(flat), len(starts)), numbers, 0))
-    rows = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # rows of the frames of each stack
+    steps, column = rows.steps_and_mask(batch.data)
+    slices: Any = getattr(batch, "slices", None)
+    shape = _windows_shape(batch, "`frame_stack`") if slices is None else (len(slices.rows),)
+    starts = np.broadcast_to(np.arange(shape[-1]) == 0 if slices is None else slices.starts, shape)
     leaf_at(steps, leaf)  # raises an error that names the leaves
-    wanted = leaf.split("/") if mask is None else ["0", *leaf.split("/")]
+    wanted = leaf.split("/") if column is None else ["0", *leaf.split("/")]
+    kinds = batch.row_kinds
+    if kinds is None:  # rows after a last row begin an episode, or are padding, whose stacks have no meaning
+        real = np.ones(shape, bool)
+        kinds = rows.kinds_of(batch.data, mask=real, last_row=batch.last_row, starts=starts, outcome=False)
+    begins = (rows.first_rows(kinds, starts) | starts).reshape(-1)
+    numbers = np.arange(len(begins))
+    first = np.maximum.accumulate(np.where(begins, numbers, 0))
+    of_stack = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # rows of the frames of each stack
 
     def is_wanted(path: tuple[Any, ...]) -> bool:
         return list(map(str, path[: len(wanted)])) == wanted
 
-    def stack(path: tuple[Any, ...], frames: npt.NDArray[Any], stored: npt.NDArray[Any]) -> Any:
-        return frames[rows].reshape(*shape, k, *frames.shape[1:]) if is_wanted(path) else stored
+    def stack(path: tuple[Any, ...], stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if not is_wanted(path):
+            return stored
+        sizes = stored.shape[len(shape) :]
+        return stored.reshape(len(begins), *sizes)[of_stack].reshape(*shape, k, *sizes)
 
-    def stack_after(path: tuple[Any, ...], frames: npt.NDArray[Any], after: npt.NDArray[Any]) -> Any:
+    def stack_after(path: tuple[Any, ...], stacks: npt.NDArray[Any], after: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the stacks of the rows after slices, which continue the stacks of the slices' last rows."""
         if not is_wanted(path):
             return after
-        of_last = frames[rows[markers.slices.first_rows + markers.slices.lengths - 1]]
-        cut = markers.slices.cut_by_sampler
+        cut = slices.cut_by_sampler
+        of_last = stacks[slices.first_rows + slices.lengths - 1]
         of_last[cut] = np.concatenate([of_last, after[:, None]], axis=1)[cut, 1:]
         return of_last
 
-    stacked = dataclasses.replace(batch, data=tree.map_structure_with_path(stack, flat, batch.data))
-    if batch.next is not None:
-        stacked = dataclasses.replace(stacked, next=tree.map_structure_with_path(stack_after, flat, batch.next))
+    data = tree.map_structure_with_path(stack, batch.data)
+    after = batch.next and tree.map_structure_with_path(stack_after, data, batch.next)
+    stacked = dataclasses.replace(batch, data=data, next=after)
     return burn_in(stacked, k - 1)[1] if drop else stacked
 
 
@@ -94,7 +96,7 @@ def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
         n: steps of the first part, 0..T - 1.
 
     Returns:
-        Two batches, leaves [B, n, ...] and [B, T - n, ...], with the same info except `mask` and `lengths`.
+        Two batches, leaves [B, n, ...] and [B, T - n, ...], with the same info except `lengths`. Rows keep their kinds.
 
     Raises:
         SpecError: `n` is out of range.
@@ -105,13 +107,16 @@ def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
     num_steps = _windows_shape(batch, "`burn_in`")[1]
     n = integer("n", n, minimum=0, maximum=num_steps - 1, hint=f"The windows have {num_steps} steps.")
 
+    kinds = _kinds(batch)
+
     def part(start: int, stop: int) -> Batch:
-        info, mask = batch.info, batch.info.mask
-        lengths = info.lengths - start
-        info = dataclasses.replace(
-            info, lengths=lengths.clip(0, stop - start), mask=None if mask is None else mask[:, start:stop]
+        lengths = (batch.info.lengths - start).clip(0, stop - start)
+        return dataclasses.replace(
+            batch,
+            data=tree.map_structure(lambda leaf: leaf[:, start:stop], batch.data),
+            info=dataclasses.replace(batch.info, lengths=lengths),
+            row_kinds=None if kinds is None else kinds[:, start:stop],
         )
-        return Batch(tree.map_structure(lambda leaf: leaf[:, start:stop], batch.data), info)
 
     return part(0, n), part(n, num_steps)
 
@@ -143,15 +148,28 @@ def _split(batch: Batch, *, n: int) -> Batch:
 
     info = taken(batch.info, samples=np.repeat(np.arange(num_windows), count))
     begins = np.tile(np.arange(count) * n, num_windows)
-    mask = None if batch.info.mask is None else split(batch.info.mask)
-    info = dataclasses.replace(info, lengths=(info.lengths - begins).clip(0, n), mask=mask)
-    return Batch(tree.map_structure(split, batch.data), info)
+    info = dataclasses.replace(info, lengths=(info.lengths - begins).clip(0, n))
+    kinds = _kinds(batch)
+    row_kinds = None if kinds is None else split(kinds)
+    return dataclasses.replace(batch, data=tree.map_structure(split, batch.data), info=info, row_kinds=row_kinds)
+
+
+def _kinds(batch: Batch) -> Any:
+    """Return the kinds of rows, stored or as the whole windows show them; None if no leaf shows an end."""
+    if batch.row_kinds is None and rows.layout_of(named_leaves(rows.steps_and_mask(batch.data)[0], "steps")[0]) is None:
+        return None
+    return batch.kinds
 
 
 def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:
     """Return B and T of windows."""
     sizes = {tuple(np.shape(leaf)[:2]) for leaf in tree.flatten(batch.data)}
-    if len(sizes) != 1 or len(shape := sizes.pop()) < 2 or batch.markers is not None or shape[0] != len(batch.info):  # noqa: PLR2004  # B and T
+    if (
+        len(sizes) != 1
+        or len(shape := sizes.pop()) < 2
+        or getattr(batch, "slices", None) is not None
+        or shape[0] != len(batch.info)
+    ):  # noqa: PLR2004  # B and T
         raise StructureError(
             f"{what} needs leaves [B, T, ...] with equal T, got {shapes_text(batch.data)}. Use `collate='pad'` "
             "if lengths differ."

@@ -31,10 +31,11 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
+from reverb_writer import rows
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import map_present
 from reverb_writer.rollouts.array_nests import Arrays, flat_rows
-from reverb_writer.slices import Markers, Trajectories, find_trajectories
+from reverb_writer.slices import Trajectories, find_trajectories
 from reverb_writer.slices.boundaries import positions
 
 _OBSERVED = ("obs", "critic_obs", "next_obs", "next_critic_obs")
@@ -174,7 +175,8 @@ def unpad_trajectories(padded: Any, masks: Any) -> Any:
 
 def find(arrays: Arrays, dones: Any) -> Trajectories:
     """Return the trajectories of rows [T, B] that end at flags [T, B] or [T, B, 1]."""
-    return find_trajectories(Markers(done=arrays.to_numpy(dones).reshape(dones.shape[:2]) != 0))
+    is_last = arrays.to_numpy(dones).reshape(dones.shape[:2]) != 0
+    return find_trajectories(np.where(is_last, rows.ACTION | rows.LAST, rows.ACTION).astype(np.uint8))
 
 
 def pad(arrays: Arrays, nest: Any, trajectories: Trajectories) -> tuple[Any, Any]:

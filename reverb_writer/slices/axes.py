@@ -14,7 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import tree
+
+Flags = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.int64]
+Kinds = npt.NDArray[np.uint8]
 
 ROWS, SAMPLES = {"axis": "rows"}, {"axis": "samples"}
 """Metadata of a field of a dataclass."""

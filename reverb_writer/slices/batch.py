@@ -1,10 +1,10 @@
-"""The container of a batch and its markers: samples, or slices laid end to end.
+"""The container of a batch: samples, or slices laid end to end.
 
 field        axis of windows    axis of slices
 data         B                  N rows
 row_kinds    B                  N rows
 info         B                  S slices
-markers      -                  N rows, and their `slices` S
+slices       -                  S slices, and N rows
 next         -                  S slices, as `next_kinds`
 """
 
@@ -23,47 +23,9 @@ from reverb_writer import rows
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
 from reverb_writer.slices.axes import ROWS, SAMPLES, converted, joined
-from reverb_writer.slices.markers import Flags, Integers
 from reverb_writer.slices.sampler import Slices
-from reverb_writer.transitions.step_flags import split_mask
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class SliceMarkers:
-    """Markers of slices laid end to end; the caller owns all arrays.
-
-    The data keep the markers that were stored as leaves of the steps. On padding, which exists only with `short="pad"`,
-    all markers are False.
-
-    Attributes:
-        is_init: [N] True on the first row of each slice, and where True was stored.
-        done: [N] True where `truncated` is True, or where `done`, `terminated` or `truncated` was stored as True.
-        terminated: [N] as stored; False if it was not stored.
-        truncated: [N] True on the last real row of each slice and nowhere else. Where `terminated` is True too, the
-            next state is terminal: do not bootstrap.
-        cut_by_sampler: [N] True on the last row of each slice that ends before its trajectory ends: the sampler
-            truncated it, not the environment.
-        traj_ids: [N] as stored, or the number of the trajectory if no ids are stored. Two slices may belong to one
-            trajectory.
-        mask: [N] True on rows that are not padding; None if short slices are not padded.
-        slices: lengths, probabilities and rows of the slices in the storage, to update priorities.
-        members: [N] number of the row's storage; None for a single storage.
-    """
-
-    is_init: Flags = field(metadata=ROWS)
-    done: Flags = field(metadata=ROWS)
-    terminated: Flags = field(metadata=ROWS)
-    truncated: Flags = field(metadata=ROWS)
-    cut_by_sampler: Flags = field(metadata=ROWS)
-    traj_ids: npt.NDArray[np.integer[Any]] = field(metadata=ROWS)
-    mask: Flags | None = field(metadata=ROWS)
-    slices: Slices
-    members: Integers | None = None
-
-    def __len__(self) -> int:
-        return len(self.done)
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,9 +38,9 @@ class Batch:
             only with `short="pad"`, repeat the last real row.
         info: `BatchInfo`: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a
             `SliceDataset`, [S], with the info of each slice's item. None from `slices.gather`.
-        markers: `SliceMarkers` [N] of slices; otherwise None.
+        slices: `Slices`: which rows begin and end a slice, lengths, probabilities; None for windows.
         next: from a `SliceDataset` with `with_next`, leaves [S, ...]: the row that follows each slice in its
-            trajectory. Where `markers.slices.cut_by_sampler` is False, no row follows, and it is the slice's last row.
+            trajectory. Where `slices.cut_by_sampler` is False, no row follows, and it is the slice's last row.
         row_kinds: uint8, the kinds that the writer of the rows stored (`reverb_writer.rows`), [B, T] or [N]; None for
             items of other writers.
         next_kinds: uint8 [S], the kinds of `next`; None without `next`, or if `row_kinds` is None.
@@ -87,7 +49,7 @@ class Batch:
 
     data: Any = field(metadata=ROWS)  # the axis of slices; windows have the axis of samples
     info: Any  # a `BatchInfo`, which a package above defines
-    markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
+    slices: Slices | Any = None  # Any: readers of slices need not check for None
     next: Any = field(default=None, metadata=SAMPLES)
     row_kinds: Any = field(default=None, metadata=ROWS)
     next_kinds: Any = field(default=None, metadata=SAMPLES)
@@ -100,7 +62,10 @@ class Batch:
         Raises:
             StructureError: no kinds are stored, and the leaves do not show them, or contradict themselves.
         """
-        return rows.kinds_of(self.data, last_row=self.last_row) if self.row_kinds is None else self.row_kinds
+        if self.row_kinds is not None:
+            return self.row_kinds
+        mask, starts = (None, None) if self.slices is None else (self.slices.mask, self.slices.starts)
+        return rows.kinds_of(self.data, mask=mask, starts=starts, last_row=self.last_row)
 
     @property
     def is_first(self) -> Any:
@@ -119,8 +84,8 @@ class Batch:
 
     @property
     def mask(self) -> Any:
-        """Whether each row is real, [B, T] or [N]: False for padding; errors as in `kinds`."""
-        return ~rows.has(self.kinds, rows.PADDING)
+        """Whether each row is real, [B, T] or [N]: False for padding; errors of windows as in `kinds`."""
+        return ~rows.has(self.kinds, rows.PADDING) if self.slices is None else self.slices.mask
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""
@@ -136,13 +101,14 @@ class Batch:
         raise AttributeError(f"a Batch has no `{name}`{_whereabouts(self.data, name)}")
 
     def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
-        """Return the batch with each array [...] of data, markers and `next` converted by `convert`.
+        """Return the batch with each array [...] of data, kinds and `next` converted by `convert`.
 
-        `convert_info` converts the arrays of the info, [B]; None keeps the info, whose keys have 64 bits.
+        `convert_info` converts the arrays of the info, [B], and of `slices`. None keeps the info, whose keys have 64
+        bits, and converts `slices` by `convert`.
         """
         info = self.info if self.info is None or convert_info is None else converted(self.info, convert_info)
-        markers = None if self.markers is None else converted(self.markers, convert)
-        return dataclasses.replace(converted(self, convert), info=info, markers=markers)
+        slices = None if self.slices is None else converted(self.slices, convert_info or convert)
+        return dataclasses.replace(converted(self, convert), info=info, slices=slices)
 
     @classmethod
     def concatenate(cls, batches: Sequence[Batch], numbers: Sequence[int] | None = None) -> Batch:
@@ -150,21 +116,22 @@ class Batch:
 
         Args:
             batches: batches of one storage or table, or of several members; at least one.
-            numbers: number of each batch's member, for `markers.members`; None for no members.
+            numbers: number of each batch's member, for `slices.members`; None for no members.
+
+        Returns:
+            A batch with stored kinds, if any of the batches has them: the others add those that their leaves show. If
+            the leaves of one do not show them, the batch has no stored kinds.
 
         Raises:
             StructureError: the batches differ in more than their number of samples: in structure, dtypes or shapes. The
                 error names the leaf.
         """
         _check_alike(batches)
-        of_batches: dict[str, Any] = {}
+        of_batches: dict[str, Any] = _joined_kinds(batches)
         if (info := batches[0].info) is not None:
             of_batches["info"] = type(info).concatenate([batch.info for batch in batches])
-        if batches[0].markers is not None:
-            markers = [batch.markers for batch in batches]
-            slices = joined([part.slices for part in markers], storage_shape=())
-            members = None if numbers is None else np.repeat(numbers, [len(part) for part in markers])
-            of_batches["markers"] = joined(markers, slices=slices, members=members)
+        if batches[0].slices is not None:
+            of_batches["slices"] = Slices.concatenate([batch.slices for batch in batches], numbers)
         return joined(batches, **of_batches)
 
     def pin_memory(self) -> Batch:
@@ -174,8 +141,8 @@ class Batch:
 
 def _check_alike(batches: Sequence[Batch]) -> None:
     """Check that batches have equal structure, dtypes and shapes, except the number of samples."""
-    if len({(batch.markers is None, batch.next is None) for batch in batches}) > 1:
-        raise StructureError("batches differ: all members need the same markers.")
+    if len({(batch.slices is None, batch.next is None) for batch in batches}) > 1:
+        raise StructureError("batches differ: all members must be windows, or slices with or without `next`.")
     where = "members must have steps of equal structure"
     first_paths, first_leaves = named_leaves(batches[0].data, where)
     for batch in batches:
@@ -190,16 +157,33 @@ def _check_alike(batches: Sequence[Batch]) -> None:
                 )
 
 
+def _joined_kinds(batches: Sequence[Batch]) -> dict[str, Any]:
+    """Return the fields of a batch of several batches from which it knows its kinds."""
+    last_rows = {batch.last_row for batch in batches}
+    last_row = last_rows.pop() if len(last_rows) == 1 else None
+    unknown = {"row_kinds": None, "next_kinds": None, "last_row": last_row}
+    stored = [batch.row_kinds is not None for batch in batches]
+    needs_all = batches[0].next is not None  # the leaves of slices alone do not show the kinds of `next`
+    if not any(stored) or (needs_all and not all(stored)):
+        return unknown
+    try:
+        kinds = np.concatenate([batch.kinds for batch in batches])
+    except StructureError:  # `kinds` of the batch raises it again, when they are needed
+        return unknown
+    next_kinds = np.concatenate([batch.next_kinds for batch in batches]) if needs_all else None
+    return {**unknown, "row_kinds": kinds, "next_kinds": next_kinds}
+
+
 def _pinned(tensor: Any) -> Any:
     return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings are lists or bytes
 
 
 def _whereabouts(data: Any, name: str) -> str:
     """Return the end of a message: the place of a leaf that was looked for elsewhere, or the existing leaves."""
-    steps, mask = split_mask(data)
+    steps, mask = rows.steps_and_mask(data)
     fields = fields_of(steps)
     if fields is None:
-        return f", only `data`, a {type(data).__name__}, `info`, `markers` and `next`."
+        return f", only `data`, a {type(data).__name__}, `info`, `slices` and `next`."
     if name in fields:
         of_data = "batch.data" if mask is None else "batch.data[0]"
         leaf = f"{of_data}[{name!r}]" if isinstance(steps, Mapping) else f"{of_data}.{name}"

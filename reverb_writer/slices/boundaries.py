@@ -1,17 +1,14 @@
-"""Find the first and last rows of trajectories from markers: integers only.
+"""Find the first and last rows of trajectories from the kinds of rows: integers only.
 
-A storage is a ring of T time steps per environment: [T, B, ...] for B environments, [N] for one. One rule finds the
-ends from any kind of marker:
+A storage is a ring of T time steps per environment: [T, B, ...] for B environments, [N] for one.
 
-    row t is the last of its trajectory if row t is marked as an end, row t + 1 is marked as a start, or the ids differ
+    row t is the last of its trajectory if it is LAST, or row t + 1 is FIRST, or only one of both rows is PADDING
 
-Rows that a mask marks as padding belong to no trajectory. After the last row of an environment comes its first row, as
-in a full ring.
+Rows of padding belong to no trajectory. After the last row of an environment comes its first row, as in a full ring.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -21,11 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer import rows as of_rows
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
-from reverb_writer.steps import boundary_steps
-from reverb_writer.transitions.step_flags import follow_ends
+from reverb_writer.slices.axes import Flags, Integers, Kinds
 
 _MAX_BYTES = 32 << 20
 _ENTRY_BYTES, _INT_BYTES = 200, 40
@@ -39,12 +35,14 @@ class Trajectories:
         starts: [n] first time step of each trajectory.
         lengths: [n] rows of each trajectory, >= 1; after the last time step, it continues at time step 0.
         env_ids: [n] environment of each trajectory.
+        begins_episode: [n] whether the trajectory is known to begin with the first row of an episode.
         storage_shape: (N,), or (T, ...) of a storage of several environments.
     """
 
     starts: Integers
     lengths: Integers
     env_ids: Integers
+    begins_episode: Flags
     storage_shape: tuple[int, ...]
 
     @classmethod
@@ -62,7 +60,7 @@ class Trajectories:
             raise StructureError(f"`lengths` must be one or more integers >= 1, got {lengths!r}.")
         found = found.astype(np.int64)
         stops = np.cumsum(found)
-        return cls(stops - found, found, np.zeros_like(found), (int(stops[-1]),))
+        return cls(stops - found, found, np.zeros_like(found), np.ones(len(found), bool), (int(stops[-1]),))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -98,11 +96,13 @@ class Trajectories:
         return steps if num_envs == 1 else steps * num_envs + np.repeat(self.env_ids[which], lengths)
 
 
-def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | None = None) -> Trajectories:
-    """Return the trajectories of a storage. One kind of marker is enough.
+def find_trajectories(kinds: Kinds, *, is_full: bool = False, cursor: int | None = None) -> Trajectories:
+    """Return the trajectories of a storage.
 
     Args:
-        markers: markers of all written rows, in the order of the storage.
+        kinds: uint8 [N] or [T, ...], the kinds of all written rows, in the order of the storage. Time is the first
+            axis. `reverb_writer.rows.kinds_of(steps, outcome=False)` makes kinds [N] from flags or ids; add
+            `is_ring=True` for a full ring.
         is_full: whether the storage is a full ring: then a trajectory may continue from the last row to the first row.
         cursor: the row that was written last, if the ring is full: no trajectory continues across it. None if unknown.
 
@@ -113,31 +113,27 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
 
     Raises:
         SpecError: the cursor is out of range, or the ring is not full.
-        StructureError: the markers have no boundaries.
+        StructureError: the kinds are not uint8.
         IncompleteError: the storage has no rows, or all rows are padding.
 
-    Source: TorchRL `SliceSampler`. In addition, starts count as markers, and several kinds of markers count together: a
-    start marks the end before it, and an end separates trajectories that have the same id.
+    Source: TorchRL `SliceSampler`. In addition, first rows and last rows count together: a first row marks the end
+    before it, and a last row separates trajectories that have the same id.
 
-    >>> ends = np.isin(np.arange(10), [2, 7])
-    >>> found = find_trajectories(Markers(done=ends), is_full=True, cursor=4)
+    >>> kinds = np.where(np.isin(np.arange(10), [2, 7]), of_rows.LAST, of_rows.ACTION).astype(np.uint8)
+    >>> found = find_trajectories(kinds, is_full=True, cursor=4)
     >>> found.starts.tolist(), found.stops.tolist(), found.lengths.tolist()
     ([8, 3, 5], [2, 4, 7], [5, 2, 3])
     """
-    given = _boundaries(markers)
-    if not given:
-        raise StructureError(
-            "the steps do not show the ends of trajectories: expected `traj_ids`, `done`, `terminated`, `truncated` or "
-            "`is_init`. Pass `Markers` if the steps have them under other names."
-        )
-    if given[0].ndim == 0 or not given[0].size:
-        raise IncompleteError(f"the storage has no rows yet, got markers {given[0].shape}.")
-    is_end = np.logical_or.reduce(given)
-    num_steps, *envs_shape = is_end.shape
+    check_kinds(kinds)
+    if kinds.ndim == 0 or not kinds.size:
+        raise IncompleteError(f"the storage has no rows yet, got kinds {kinds.shape}.")
+    num_steps, shape = len(kinds), kinds.shape
     if cursor is not None:
         cursor = integer("cursor", cursor, minimum=0, maximum=num_steps - 1)
         if not is_full:
             raise SpecError(f"`cursor` needs a ring that is full, got {cursor}. Omit it, or pass `is_full=True`.")
+    first, padding = of_rows.has(kinds, of_rows.FIRST), of_rows.has(kinds, of_rows.PADDING)
+    is_end = of_rows.has(kinds, of_rows.LAST) | np.roll(first, -1, axis=0) | (padding != np.roll(padding, -1, axis=0))
     by_env = is_end.reshape(num_steps, -1).T.copy()
     if not is_full:
         by_env[:, -1] = True
@@ -150,13 +146,21 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     before = np.roll(stops, 1)
     before[np.r_[0, last_of_env[:-1] + 1]] = stops[last_of_env]
     starts = (before + 1) % num_steps
-    lengths, shape = (stops - starts) % num_steps + 1, (num_steps, *envs_shape)
-    if markers.mask is None:
-        return Trajectories(starts, lengths, env_ids, shape)
-    is_real = markers.mask.reshape(num_steps, -1)[starts, env_ids]
+    is_real = ~padding.reshape(num_steps, -1)[starts, env_ids]
     if not is_real.any():
-        raise IncompleteError(f"all {is_end.size} rows are padding, expected steps of a trajectory.")
-    return Trajectories(starts[is_real], lengths[is_real], env_ids[is_real], shape)
+        raise IncompleteError(f"all {kinds.size} rows are padding, expected steps of a trajectory.")
+    starts, stops, env_ids = starts[is_real], stops[is_real], env_ids[is_real]
+    begins_episode = first.reshape(num_steps, -1)[starts, env_ids]
+    return Trajectories(starts, (stops - starts) % num_steps + 1, env_ids, begins_episode, shape)
+
+
+def check_kinds(kinds: Any) -> None:
+    """Check that kinds are a NumPy array of uint8."""
+    if not isinstance(kinds, np.ndarray) or kinds.dtype != np.uint8:
+        raise StructureError(
+            f"`kinds` must be a NumPy array of uint8, got {getattr(kinds, 'dtype', type(kinds).__name__)}. "
+            "`reverb_writer.rows.kinds_of(steps, outcome=False)` makes kinds from flags or ids."
+        )
 
 
 def positions(lengths: Integers) -> Integers:
@@ -164,48 +168,32 @@ def positions(lengths: Integers) -> Integers:
     return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def first_rows(markers: Markers, num_rows: int) -> Flags:
-    """Return [N] the rows that flat markers show as the first of a trajectory; row 0 is not always marked."""
-    starts = np.zeros(num_rows, bool)
-    if given := _boundaries(markers):
-        starts[1:] = np.logical_or.reduce(given)[:-1]
-    return starts
-
-
-def _boundaries(markers: Markers) -> list[Flags]:
-    """Return the last rows of trajectories that each kind of marker shows."""
-    given = [] if markers.ends is None else [markers.ends]
-    if markers.is_init is not None:
-        given.append(np.roll(markers.is_init, -1, axis=0))
-    if markers.traj_ids is not None:
-        given.append(markers.traj_ids != np.roll(markers.traj_ids, -1, axis=0))
-    if markers.mask is not None:
-        given.append(markers.mask != np.roll(markers.mask, -1, axis=0))
-    return given
-
-
 class KnownTrajectories:
     """First rows and lengths of the trajectories of items, with a memory limit. Not thread-safe."""
 
     def __init__(self) -> None:
         """Start without items."""
-        self._parts_of: dict[Hashable, tuple[int, ...]] = {}  # alternating first rows and lengths
+        self._parts_of: dict[Hashable, tuple[int, ...]] = {}  # first row, length, `begins_episode`, and so on
         self._num_bytes = 0
 
     def find(
-        self, items: Sequence[Hashable], lengths: Integers, read: Callable[[Integers], Any]
+        self, items: Sequence[Hashable], lengths: Integers, read: Callable[[Integers, Flags], Kinds]
     ) -> tuple[Trajectories, Integers]:
         """Return the trajectories of items [n] that lie end to end, and the number of each trajectory's item.
 
-        `items` has their keys. `read` gets numbers of rows, and returns the leaves of these rows for `read_markers`.
+        `items` has their keys. `read` gets numbers of rows, and flags of the first rows of items, and returns kinds.
+
+        Raises:
+            IncompleteError: all rows are padding.
         """
         found: list[Any] = [self._parts_of.get(item) for item in items]
         first_rows = np.cumsum(lengths) - lengths
         missing = [number for number, of_item in enumerate(found) if of_item is None]
         if missing:
             of_missing = lengths[missing]
-            nest = read(np.repeat(first_rows[missing], of_missing) + positions(of_missing))
-            for number, of_item in zip(missing, _divide(nest, of_missing), strict=True):
+            place = positions(of_missing)
+            kinds = read(np.repeat(first_rows[missing], of_missing) + place, place == 0)
+            for number, of_item in zip(missing, _divide(kinds, of_missing), strict=True):
                 found[number] = of_item
                 num_bytes = _ENTRY_BYTES + _INT_BYTES * len(of_item)
                 if self._num_bytes + num_bytes > _MAX_BYTES:
@@ -213,26 +201,25 @@ class KnownTrajectories:
                     self._num_bytes = 0
                 self._num_bytes += num_bytes
                 self._parts_of[items[number]] = of_item
-        counts = [len(of_item) // 2 for of_item in found]
-        flat = np.fromiter(itertools.chain.from_iterable(found), np.int64, 2 * sum(counts))
-        starts = flat[::2] + first_rows.repeat(counts)
-        trajectories = Trajectories(starts, flat[1::2], np.zeros_like(starts), (int(lengths.sum()),))
+        counts = [len(of_item) // 3 for of_item in found]
+        flat = np.fromiter(itertools.chain.from_iterable(found), np.int64, 3 * sum(counts))
+        if not counts or not sum(counts):
+            raise IncompleteError(f"all rows of {len(items)} items are padding, expected steps of a trajectory.")
+        starts = flat[::3] + first_rows.repeat(counts)
+        shape = (int(lengths.sum()),)
+        trajectories = Trajectories(starts, flat[1::3], np.zeros_like(starts), flat[2::3] != 0, shape)
         return trajectories, np.arange(len(counts)).repeat(counts)
 
 
-def _divide(nest: Any, lengths: Integers) -> list[tuple[int, ...]]:
-    """Return first row and length of the trajectories of each item; the items, of these lengths, lie end to end."""
+def _divide(kinds: Kinds, lengths: Integers) -> list[tuple[int, ...]]:
+    """Return the trajectories of each item, as `KnownTrajectories` has them; the items lie end to end."""
     ends = np.cumsum(lengths)
-    first_rows = ends - lengths
-    stored = read_markers(nest, starts=first_rows)
-    is_init = np.zeros(ends[-1], bool) if stored.is_init is None else stored.is_init.copy()
-    is_init[first_rows] = True
-    mask = stored.mask
-    is_boundary = boundary_steps(nest)
-    if mask is None and is_boundary is not None and stored.is_init is not None:  # padded, but without a mask
-        mask = ~follow_ends(np, is_boundary.reshape(is_init.shape), is_init)
-    trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init, mask=mask))
-    cuts = np.searchsorted(trajectories.starts, ends)
-    starts = trajectories.starts - first_rows.repeat(np.diff(cuts, prepend=0))
-    parts = np.stack([starts, trajectories.lengths], axis=1).reshape(-1).tolist()
-    return [tuple(parts[2 * first : 2 * stop]) for first, stop in itertools.pairwise([0, *cuts.tolist()])]
+    begins = ends - lengths
+    is_begin = np.zeros(len(kinds), bool)
+    is_begin[begins] = True
+    starts, stops = (np.flatnonzero(of(kinds, is_begin)) for of in (of_rows.first_rows, of_rows.last_rows))
+    cuts = np.searchsorted(starts, ends)
+    begins_episode = of_rows.has(kinds[starts], of_rows.FIRST)
+    within = starts - begins.repeat(np.diff(cuts, prepend=0))
+    parts = np.stack([within, stops - starts + 1, begins_episode], axis=1).reshape(-1).tolist()
+    return [tuple(parts[3 * first : 3 * stop]) for first, stop in itertools.pairwise([0, *cuts.tolist()])]

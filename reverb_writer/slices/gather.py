@@ -1,4 +1,4 @@
-"""Copy rows of storages: slices as a flat batch with markers, trajectories as separate nests or padded."""
+"""Copy rows of storages: slices as a flat batch, trajectories as separate nests or padded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer import arguments
-from reverb_writer.errors import SpecError, StructureError
+from reverb_writer import rows as of_rows
+from reverb_writer.errors import StructureError
 from reverb_writer.leaves import padded_rows
 from reverb_writer.nests import common_length, named_leaves
-from reverb_writer.slices.batch import Batch, SliceMarkers
-from reverb_writer.slices.boundaries import Trajectories, find_trajectories
-from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
-from reverb_writer.slices.sampler import Slices, SliceSampler
+from reverb_writer.slices.axes import Flags, Kinds
+from reverb_writer.slices.batch import Batch
+from reverb_writer.slices.boundaries import Trajectories, check_kinds, find_trajectories
+from reverb_writer.slices.sampler import Slices
 
 
 def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Any:
@@ -43,14 +44,14 @@ def split_trajectories(nest: Any, trajectories: Trajectories | None = None) -> l
 
     Args:
         nest: leaves [N, ...], or [T, B, ...] of several environments.
-        trajectories: the trajectories; None to find them by the markers among the leaves (`read_markers`).
+        trajectories: the trajectories; None to find them by the flags or ids among leaves [N, ...].
 
     Returns:
         Copies with leaves [length, ...], in the order of the trajectories. Rows are in the order of time, even if a
         trajectory continues from the last row of a ring to the first row.
 
     Raises:
-        StructureError: a leaf has another shape than the storage, or the steps have no markers.
+        StructureError: a leaf has another shape than the storage, or no leaf shows the trajectories.
         IncompleteError: the storage has no rows.
 
     Source: TorchRL `split_trajectories`, which fails if an id is used again later; here it begins another trajectory.
@@ -59,7 +60,11 @@ def split_trajectories(nest: Any, trajectories: Trajectories | None = None) -> l
     >>> [trajectory["reward"].tolist() for trajectory in split_trajectories(flat)]
     [[0, 1], [2], [3]]
     """
-    trajectories = find_trajectories(read_markers(nest)) if trajectories is None else trajectories
+    if trajectories is None:
+        kinds = of_rows.kinds_of(nest, outcome=False)
+        if kinds.ndim != 1:
+            raise StructureError(f"flags must be [N], got {kinds.shape}. Pass `trajectories` of several environments.")
+        trajectories = find_trajectories(kinds)
     rows = np.split(trajectories.rows(), np.cumsum(trajectories.lengths)[:-1])
     return [take_rows(nest, part, trajectories.storage_shape) for part in rows]
 
@@ -100,99 +105,38 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
     return PaddedTrajectories(tree.map_structure(stack, *nests), mask)
 
 
-def gather(nest: Any, slices: Slices, markers: Markers | None = None) -> Batch:
+def gather(nest: Any, slices: Slices, kinds: Kinds | None = None) -> Batch:
     """Return slices of a storage as one batch, laid end to end.
 
     Args:
         nest: the storage; the shape of each leaf begins with the shape of the storage.
         slices: slices that a `SliceSampler` drew from the trajectories of this storage.
-        markers: markers of all rows of the storage; None to use the markers that `read_markers` finds.
+        kinds: uint8, the kinds of all rows of the storage; None if the leaves show them (`Batch.kinds`).
 
     Raises:
-        StructureError: a leaf or a marker has another shape than the storage.
+        StructureError: a leaf or the kinds have another shape than the storage.
 
+    >>> from reverb_writer.slices import SliceSampler
     >>> slices = SliceSampler(2, 4).each(Trajectories.from_lengths([2, 3]), np.random.default_rng(0))
     >>> batch = gather({"reward": np.array([1.0, 2.0, 3.0, 4.0, 5.0])}, slices)
-    >>> batch.data["reward"].tolist(), batch.markers.is_init.tolist()
+    >>> batch.data["reward"].tolist(), batch.slices.starts.tolist()
     ([1.0, 2.0, 3.0, 4.0, 5.0], [True, False, True, False, False])
     """
-    markers = read_markers(nest, ndim=len(slices.storage_shape)) if markers is None else markers
-    given = {name: marker for name, marker in vars(markers).items() if marker is not None}
-    data, of_rows = (take_rows(leaves, slices.rows, slices.storage_shape) for leaves in (nest, given))
-    return Batch(data, None, mark_rows(slices, Markers(**of_rows)))
+    if kinds is not None:
+        check_kinds(kinds)
+        kinds = kinds_of_slices(take_rows({"kinds": kinds}, slices.rows, slices.storage_shape)["kinds"], slices)
+    data = take_rows(nest, slices.rows, slices.storage_shape)
+    return Batch(data, None, slices=with_ids(slices, data), row_kinds=kinds)
 
 
-def mark_rows(slices: Slices, markers: Markers) -> SliceMarkers:
-    """Return the markers [N] of slices of N rows, given the markers of the stored rows."""
-    mask, truncated = slices.mask, slices.ends
-
-    def stored(flags: Flags | None) -> Flags:
-        return np.zeros_like(mask) if flags is None else flags & mask
-
-    return SliceMarkers(
-        is_init=slices.starts | stored(markers.is_init),
-        done=truncated | stored(markers.ends),
-        terminated=stored(markers.terminated),
-        truncated=truncated,
-        cut_by_sampler=truncated & slices.cut_by_sampler.repeat(slices.widths),
-        traj_ids=slices.trajectories.repeat(slices.widths) if markers.traj_ids is None else markers.traj_ids,
-        mask=mask if slices.is_padded else None,
-        slices=slices,
-    )
+def kinds_of_slices(kinds: Kinds, slices: Slices) -> Kinds:
+    """Return the kinds [N] of the rows of slices, given the kinds of the stored rows, which padding repeats."""
+    return np.where(slices.mask, kinds, np.uint8(of_rows.PADDING))
 
 
-def sample_members(
-    members: Sequence[tuple[Any, Trajectories]],
-    sampler: SliceSampler,
-    rng: np.random.Generator,
-    weights: Sequence[float] | None = None,
-) -> Batch:
-    """Draw a batch from several storages (members); each gives a share of the slices by its weight.
-
-    Args:
-        members: steps and trajectories of each member. All steps have the same structure.
-        sampler: draws `num_slices` slices from all members together.
-        rng: source of randomness.
-        weights: finite numbers >= 0, one per member, not all 0; None for equal weights. Each share is rounded up or
-            down at random, so its average is exact.
-
-    Returns:
-        A batch with `members`. Rows, trajectories and probabilities of its `slices` are relative to the member; its
-        `storage_shape` is ().
-
-    Raises:
-        IncompleteError: a member with a share has no slice to draw.
-        SpecError: the list of members is empty, or a weight is out of range.
-        StructureError: the steps of the members differ in structure, dtype or shape.
-
-    Source: TorchRL `ReplayBufferEnsemble`, which may skip a member by chance.
-
-    >>> steps, trajectories = {"reward": np.zeros(9)}, Trajectories.from_lengths([4, 5])
-    >>> members = [(steps, trajectories), (steps, trajectories)]
-    >>> sample_members(members, SliceSampler(4, 2), np.random.default_rng(0)).markers.members.tolist()
-    [0, 0, 0, 0, 1, 1, 1, 1]
-    """
-    weights = [1.0] * len(members) if weights is None else weights
-    if len(weights) != len(members) or not members:
-        raise SpecError(f"expected one weight for each member, got {len(weights)} weights and {len(members)} members.")
-    drawn = []
-    for number, count in enumerate(_allot(sampler.num_slices, weights, rng).tolist()):
-        if count:
-            nest, trajectories = members[number]
-            slices = dataclasses.replace(sampler, num_slices=count).sample(trajectories, rng)
-            drawn.append((number, gather(nest, slices)))
-    return Batch.concatenate([batch for _, batch in drawn], [number for number, _ in drawn])
-
-
-def _allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
-    """Divide a number in proportion to weights, into integers that add up to it.
-
-    Each share is rounded up or down at random, so its average is exact. A share of 1 or more is never rounded to 0, and
-    a weight of 0 gives 0.
-    """
-    shares = np.array([arguments.number("weights", weight) for weight in weights])
-    if shares.min() < 0 or not shares.any():
-        raise SpecError(f"`weights` must be finite numbers >= 0, one for each member and not all 0, got {weights!r}.")
-    edges = np.cumsum(shares) * number / shares.sum()
-    edges[edges >= edges[-1]] = number  # the sum may be rounded differently from the last edge
-    return np.diff(np.floor(edges + rng.random()), prepend=0.0).astype(np.int64)
+def with_ids(slices: Slices, data: Any, num_before: int = 0) -> Slices:
+    """Return slices with the ids of their trajectories: stored ids, or numbers from `num_before` on."""
+    ids = of_rows.ids_of(data)
+    if ids is None:
+        return dataclasses.replace(slices, trajectories=slices.trajectories + num_before)
+    return dataclasses.replace(slices, trajectories=ids.reshape(len(slices.rows))[slices.first_rows])

@@ -1,20 +1,21 @@
 """Draw slices of trajectories: integers only.
 
-A slice is a run of rows within one trajectory of n rows. Let L be `slice_len`. With `span`, a slice may begin up to
-`left` rows before the trajectory and end up to `right` rows after it; the rows outside are dropped. So the slices are:
+A slice is a run of L = `slice_len` rows within one trajectory of n rows. So the slices of a trajectory are:
 
-    a slice from each row -left ... n - L + right, which has the existing ones of its L rows;
-    if this range is empty (usually because n < L): one slice, the whole trajectory
+    a slice from each row 0 ... n - L
+    if n < L: one slice, the whole trajectory
 
-These are max(1, n - L + left + right + 1) slices. "trajectory" draws a trajectory, then one of its slices; "row" draws
-one of the slices of all trajectories. Both are uniform, or in proportion to priorities. By trajectory, rows of short
-episodes are drawn more often than others. By row, only rows near the edges are drawn less often; with a `span` of
-L - 1, every row is in exactly L slices.
+These are max(1, n - L + 1) slices. With `start="episode"`, only the slice from row 0 exists, if this row is the first
+of an episode. "trajectory" draws a trajectory, then one of its slices; "row" draws one of the slices of all
+trajectories. Both are uniform, or in proportion to priorities. By trajectory, rows of short episodes are drawn more
+often than others. By row, only rows near the edges of trajectories are drawn less often.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -23,67 +24,68 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError
-from reverb_writer.slices.axes import ROWS, SAMPLES
+from reverb_writer.slices.axes import ROWS, SAMPLES, Flags, Integers, joined, taken
 from reverb_writer.slices.boundaries import Trajectories, positions
-from reverb_writer.slices.markers import Flags, Integers
 
 By = Literal["trajectory", "row"]
 Short = Literal["keep", "skip", "pad"]
+Start = Literal["any", "episode"]
 
 
 @dataclass(frozen=True)
 class Slices:
-    """Rows of a storage that form slices, laid end to end.
+    """Rows that form slices, laid end to end: [N] rows of S slices.
 
     Attributes:
-        rows: [N] flat index of each row in the storage, padding included.
+        rows: [N] flat index of each row in its storage, padding included.
+        starts: [N] whether the row is the first row of a slice.
+        mask: [N] False for padding.
         lengths: [S] rows of each slice without padding.
-        widths: [S] rows of each slice with padding.
-        trajectories: [S] number of the trajectory of each slice.
+        first_rows: [S] place of the first row of each slice among the N rows.
+        trajectories: [S] number of the trajectory of each slice. In a `Batch` whose steps have ids, the id.
         cut_by_sampler: [S] whether the trajectory continues after the slice.
         probabilities: [S] probability of each slice in one draw.
-        is_padded: whether batches have a mask, even if no slice needs padding.
-        storage_shape: `Trajectories.storage_shape`.
         next_rows: [S] flat index of the row that follows each slice in its trajectory, or of the slice's last row if
             the trajectory ends there (`cut_by_sampler` is False).
+        storage_shape: `Trajectories.storage_shape`; () for slices of several storages.
+        members: [S] number of the storage or dataset of each slice; None for a single one.
     """
 
     rows: Integers = field(metadata=ROWS)
+    starts: Flags = field(metadata=ROWS)
+    mask: Flags = field(metadata=ROWS)
     lengths: Integers = field(metadata=SAMPLES)
-    widths: Integers = field(metadata=SAMPLES)
-    trajectories: Integers = field(metadata=SAMPLES)
+    first_rows: Integers = field(metadata=SAMPLES)
+    trajectories: npt.NDArray[Any] = field(metadata=SAMPLES)
     cut_by_sampler: Flags = field(metadata=SAMPLES)
     probabilities: npt.NDArray[np.float64] = field(metadata=SAMPLES)
-    is_padded: bool
-    storage_shape: tuple[int, ...]
     next_rows: Integers = field(metadata=SAMPLES)
+    storage_shape: tuple[int, ...]
+    members: Integers | None = field(default=None, metadata=SAMPLES)
+
+    def __len__(self) -> int:
+        """Return S."""
+        return len(self.lengths)
 
     @property
-    def first_rows(self) -> Integers:
-        """[S] first row of each slice among the N rows."""
-        return np.cumsum(self.widths) - self.widths
+    def last_rows(self) -> Integers:
+        """[S] place of the last real row of each slice among the N rows."""
+        return self.first_rows + self.lengths - 1
 
-    @property
-    def starts(self) -> Flags:
-        """[N] True on the first row of each slice."""
-        return self._marked(self.first_rows)
+    def part(self, first: int, stop: int) -> Slices:
+        """Return the slices `first` to `stop` - 1; arrays are views."""
+        edges = np.append(self.first_rows, len(self.rows))
+        before, after = edges[first], edges[stop]
+        found = taken(self, samples=slice(first, stop), rows=slice(before, after))
+        return dataclasses.replace(found, first_rows=found.first_rows - before)
 
-    @property
-    def ends(self) -> Flags:
-        """[N] True on the last row of each slice that is not padding."""
-        return self._marked(self.first_rows + self.lengths - 1)
-
-    @property
-    def mask(self) -> Flags:
-        """[N] True on rows that are not padding."""
-        if not self.is_padded:
-            return np.ones(len(self.rows), bool)
-        return positions(self.widths) < np.repeat(self.lengths, self.widths)
-
-    def _marked(self, at: Integers) -> Flags:
-        marked = np.zeros(len(self.rows), bool)
-        marked[at] = True
-        return marked
+    @classmethod
+    def concatenate(cls, parts: Sequence[Slices], numbers: Sequence[int] | None = None) -> Slices:
+        """Return slices of several storages or draws, laid end to end; `numbers` are those of the `members`."""
+        before = np.cumsum([0, *(len(part.rows) for part in parts[:-1])])
+        first_rows = np.concatenate([part.first_rows + rows for part, rows in zip(parts, before, strict=True)])
+        members = None if numbers is None else np.repeat(numbers, [len(part) for part in parts])
+        return joined(parts, first_rows=first_rows, members=members, storage_shape=())
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ class SliceSampler:
         by: unit of a draw: "trajectory" draws a trajectory and then one of its slices; "row" draws one of all slices.
         short: treatment of trajectories of fewer than L rows. "keep" returns shorter slices, and so batches of fewer
             rows. "skip" never draws them, so the data of short episodes are unused. "pad" repeats the last row, and
-            returns a mask; it also pads slices that `span` shortens.
-        span: rows of a slice that may lie before the first and after the last row of its trajectory: a pair, or one
-            number for both; 0 to L - 1.
+            the mask is False there.
+        start: "any" for slices that start at any row, or "episode" for slices that start with the first row of an
+            episode. Trajectories whose first row is not known to be the first of an episode then are never drawn.
 
     Raises:
         SpecError: a number is out of range, or a name is unknown.
@@ -110,24 +112,19 @@ class SliceSampler:
     slice_len: int
     by: By = "trajectory"
     short: Short = "keep"
-    span: int | tuple[int, int] = 0
+    start: Start = "any"
 
     def __post_init__(self) -> None:
-        """Check the fields, and store `span` as a pair."""
-        for name, kind in (("by", By), ("short", Short)):
+        """Check the fields."""
+        for name, kind in (("by", By), ("short", Short), ("start", Start)):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 raise SpecError(f"`{name}` must be one of {', '.join(map(repr, known))}, got {value!r}.")
-        slice_len = integer("slice_len", self.slice_len, minimum=1)
-        span = self.span if isinstance(self.span, tuple) else (self.span, self.span)
-        if len(span) != 2:  # noqa: PLR2004  # left and right
-            raise SpecError(f"`span` must be a number or a pair of numbers, got {self.span!r}.")
         integer("num_slices", self.num_slices, minimum=1)
-        checked = tuple(integer("span", rows, minimum=0, maximum=slice_len - 1) for rows in span)
-        object.__setattr__(self, "span", checked)
+        integer("slice_len", self.slice_len, minimum=1)
 
     def sample(self, trajectories: Trajectories, rng: np.random.Generator, priorities: Any = None) -> Slices:
-        """Draw `num_slices` slices, with replacement.
+        """Draw `num_slices` slices, with replacement. A warning says if no trajectory has `slice_len` rows.
 
         Args:
             trajectories: trajectories to draw from.
@@ -145,11 +142,8 @@ class SliceSampler:
         >>> slices.trajectories.tolist(), slices.rows.tolist()
         ([1, 1], [3, 4, 5, 6, 7, 3, 4, 5, 6, 7])
         """
-        units = self._units(trajectories, priorities, list_slices=priorities is not None)
-        edges = np.cumsum(units.weights)
-        drawn = np.searchsorted(edges, rng.random(self.num_slices) * edges[-1], "right")
-        # Rounding may give an index after the last unit that has a weight.
-        return self._slices(trajectories, units, np.minimum(drawn, np.flatnonzero(units.weights)[-1]), rng)
+        self._warn(trajectories)
+        return self._drawn(trajectories, rng, self.num_slices, priorities)
 
     def one_pass(
         self,
@@ -162,9 +156,9 @@ class SliceSampler:
     ) -> Iterator[Slices]:
         """Draw without replacement: batches that contain each trajectory once, or each slice once if `by` is "row".
 
-        `trajectories`, `rng`, `priorities` and errors are as in `sample`; higher priorities come earlier on average.
-        If `shuffle` is False, trajectories are in the order of the storage; the slice of each trajectory is random.
-        `drop_last` leaves out a last batch of fewer than `num_slices` slices.
+        `trajectories`, `rng`, `priorities`, errors and the warning are as in `sample`; higher priorities come earlier
+        on average. If `shuffle` is False, trajectories are in the order of the storage; the slice of each trajectory is
+        random. `drop_last` leaves out a last batch of fewer than `num_slices` slices.
 
         Yields:
             Batches of `num_slices` slices; the last one may have fewer.
@@ -174,6 +168,7 @@ class SliceSampler:
         >>> [slices.trajectories.tolist() for slices in passes]
         [[0, 1], [2]]
         """
+        self._warn(trajectories)
         units = self._units(trajectories, priorities, list_slices=True)
         order = np.flatnonzero(units.weights)
         if shuffle:
@@ -199,17 +194,43 @@ class SliceSampler:
         units = _Units(np.arange(len(trajectories)), None, self._can_be_drawn(trajectories) * 1.0)
         return self._slices(trajectories, units, np.tile(np.flatnonzero(units.weights), num_rounds), rng)
 
-    def _num_slices_of(self, lengths: Integers) -> Integers:
-        left, right = self.span  # type: ignore[misc]  # `__post_init__` made it a pair
-        return np.maximum(1, lengths - self.slice_len + left + right + 1)
+    def of_pool(self, trajectories: Trajectories, rng: np.random.Generator, num_rounds: int = 1) -> Slices:
+        """Draw the slices of a pool of items, `num_rounds` for each trajectory; `num_slices` is not used.
 
-    def _parts(self, lengths: Integers, number: Integers) -> tuple[Integers, Integers]:
-        """Return first row and length of slices, given by number, of trajectories of these lengths."""
-        left, right = self.span  # type: ignore[misc]  # `__post_init__` made it a pair
-        is_whole = lengths - self.slice_len + left + right < 0
-        first = np.where(is_whole, 0, number - left)
-        begin = np.maximum(first, 0)
-        return begin, np.minimum(first + self.slice_len, lengths) - begin
+        "trajectory" draws as `each`. "row" draws as many slices as `each`, of all trajectories, with replacement.
+
+        Raises:
+            IncompleteError: all trajectories are too short.
+        """
+        if self.by == "trajectory":
+            return self.each(trajectories, rng, num_rounds)
+        return self._drawn(trajectories, rng, num_rounds * len(trajectories))
+
+    def advice(self, trajectories: Trajectories) -> str:
+        """Return a warning if rows of several trajectories lie in one storage, and none is as long as a slice."""
+        if self.short == "skip" or len(trajectories) == 1 or trajectories.lengths.max() >= self.slice_len:
+            return ""
+        return (
+            f"No trajectory has `slice_len` = {self.slice_len} rows, so each slice is a whole trajectory. If "
+            "trajectories should be longer: ids must not alternate from row to row, and kinds must be [N], or [T, B] "
+            "with time as the first axis. If not, pass the length of the longest trajectory."
+        )
+
+    def _warn(self, trajectories: Trajectories) -> None:
+        if text := self.advice(trajectories):
+            warnings.warn(text, stacklevel=3)
+
+    def _drawn(
+        self, trajectories: Trajectories, rng: np.random.Generator, num_slices: int, priorities: Any = None
+    ) -> Slices:
+        units = self._units(trajectories, priorities, list_slices=priorities is not None)
+        edges = np.cumsum(units.weights)
+        drawn = np.searchsorted(edges, rng.random(num_slices) * edges[-1], "right")
+        # Rounding may give an index after the last unit that has a weight.
+        return self._slices(trajectories, units, np.minimum(drawn, np.flatnonzero(units.weights)[-1]), rng)
+
+    def _num_slices_of(self, lengths: Integers) -> Integers:
+        return np.ones_like(lengths) if self.start == "episode" else np.maximum(1, lengths - self.slice_len + 1)
 
     def _can_be_drawn(self, trajectories: Trajectories) -> Flags:
         can_be_drawn = trajectories.lengths >= (self.slice_len if self.short == "skip" else 1)
@@ -219,6 +240,13 @@ class SliceSampler:
                 f"no trajectory is long enough: expected {self.slice_len} rows, got {len(trajectories)} of "
                 f"{shortest} to {longest}. Lower `slice_len`, or draw short trajectories with `short='keep'`."
             )
+        if self.start == "episode":
+            can_be_drawn &= trajectories.begins_episode
+            if not can_be_drawn.any():
+                raise IncompleteError(
+                    f"none of {len(trajectories)} trajectories begins with a row that is known to be the first of an "
+                    "episode. Write with an observer, or steps with `is_first`; or pass `start='any'`."
+                )
         return can_be_drawn
 
     def _units(self, trajectories: Trajectories, priorities: Any, *, list_slices: bool) -> _Units:
@@ -232,8 +260,7 @@ class SliceSampler:
             counts = self._num_slices_of(trajectories.lengths) * can_be_drawn
             if list_slices:
                 which, number = np.repeat(which, counts), positions(counts)
-                begin, _ = self._parts(trajectories.lengths[which], number)
-                weights = weights[trajectories.rows(which, begin, np.ones_like(begin))]
+                weights = weights[trajectories.rows(which, number, np.ones_like(number))]
             else:
                 weights = counts * 1.0
         if not weights.any():
@@ -246,26 +273,30 @@ class SliceSampler:
         probabilities = units.weights[drawn] / units.weights.sum()
         if units.number is None:
             counts = self._num_slices_of(all_lengths)
-            number, probabilities = rng.integers(counts), probabilities / counts
+            begin, probabilities = rng.integers(counts), probabilities / counts
         else:
-            number = units.number[drawn]
-        begin, lengths = self._parts(all_lengths, number)
+            begin = units.number[drawn]
+        lengths = np.minimum(self.slice_len, all_lengths - begin)
         cut_by_sampler = begin + lengths < all_lengths
         rows, widths = trajectories.rows(which, begin, lengths), lengths
+        place = positions(lengths)
+        mask = np.ones(len(rows), bool)
         if self.short == "pad":
             widths = np.full_like(lengths, self.slice_len)
-            last = np.repeat(lengths - 1, widths)
-            rows = rows[np.repeat(np.cumsum(lengths) - lengths, widths) + np.minimum(positions(widths), last)]
+            place, last = positions(widths), np.repeat(lengths - 1, widths)
+            mask = place <= last
+            rows = rows[np.repeat(np.cumsum(lengths) - lengths, widths) + np.minimum(place, last)]
         return Slices(
-            rows,
-            lengths,
-            widths,
-            which,
-            cut_by_sampler,
-            probabilities,
-            self.short == "pad",
-            trajectories.storage_shape,
-            trajectories.rows(which, begin + lengths - ~cut_by_sampler, np.ones_like(begin)),
+            rows=rows,
+            starts=place == 0,
+            mask=mask,
+            lengths=lengths,
+            first_rows=np.cumsum(widths) - widths,
+            trajectories=which,
+            cut_by_sampler=cut_by_sampler,
+            probabilities=probabilities,
+            next_rows=trajectories.rows(which, begin + lengths - ~cut_by_sampler, np.ones_like(begin)),
+            storage_shape=trajectories.storage_shape,
         )
 
 

@@ -8,7 +8,8 @@ docs/explanation/steps.md draws the convention: the rows of observation, action 
 
 from __future__ import annotations
 
+from reverb_writer.transitions.n_step import n_step
 from reverb_writer.transitions.pairing import to_transitions
-from reverb_writer.transitions.records import NStepTransitions, Transitions, n_step
+from reverb_writer.transitions.records import NStepTransitions, Transitions
 
 __all__ = ["NStepTransitions", "Transitions", "n_step", "to_transitions"]

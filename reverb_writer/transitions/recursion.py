@@ -17,7 +17,7 @@ from reverb_writer.arrays import (
     with_axes,
 )
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.transitions.pairing import is_batch, with_values
+from reverb_writer.transitions.batch_values import is_batch, with_values
 from reverb_writer.transitions.records import NStepTransitions, Transitions, check_one_target
 
 

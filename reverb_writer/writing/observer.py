@@ -71,8 +71,9 @@ class Observer(ObserverLife):
                 the step's own leaves.
             env_mask: [N] booleans, only with `num_envs`: whether each environment has a step here; rows of other
                 environments are ignored. None for all.
-            terminated, truncated: whether the environment, or a limit, ended the episode with the step's action; with
-                `num_envs` [N] booleans. Not for steps that mark their ends themselves.
+            terminated: whether the environment ended the episode with the step's action; with `num_envs` [N] booleans.
+                Not for steps that mark their ends themselves.
+            truncated: likewise, whether a limit ended the episode.
             final_observation: the observation after the last action, a nest like the step's `observation`, with
                 `num_envs` leaves [N, ...]; read only where `terminated` or `truncated` is true. None if there is
                 none: a terminated episode then ends with the step's own observation, and the last action of a truncated
@@ -145,15 +146,25 @@ class Observer(ObserverLife):
             ring.write(leaves, row.kind, state, row.boundary, last=row.is_last)
         else:
             ring.write_envs(leaves, row.kind, state, env_ids, row.boundary, last=row.is_last)
-        now_written, steps_now, *_ = ring.head
-        if now_written > (wake_at := ring.wake_at) != self._woken_for:
+        if ring.head[0] > (wake_at := ring.wake_at) != self._woken_for:
             self._wake(sender, wake_at)
         if row.num_unknown:
             self._note_unknown(row.num_unknown)
         if self._max_steps is not None:
-            counts = num_steps + 1 + (row.boundary is not None) if self._num_envs is None else steps_now
-            if np.any((num_steps <= self._max_steps) & (counts > self._max_steps)):
-                self._on_overflow()
+            self._check_length(num_steps, row, env_ids, self._max_steps)
+
+    def _check_length(self, before: Any, row: Row, env_ids: npt.NDArray[np.integer[Any]], max_steps: int) -> None:
+        """Raise or log if an episode has become too long; `before` is the number of its steps before this call."""
+        if self._num_envs is None:
+            is_too_long = before <= max_steps < before + 1 + (row.boundary is not None)
+        else:
+            counts = before.copy()
+            counts[env_ids] += 1
+            if row.boundary is not None:
+                counts[row.boundary.env_ids] += 1
+            is_too_long = ((before <= max_steps) & (counts > max_steps)).any()
+        if is_too_long:
+            self._on_overflow()
 
     def _note_unknown(self, count: int) -> None:
         """Count ends that do not show whether the environment ended the episode; log the first."""
@@ -225,31 +236,36 @@ class Observer(ObserverLife):
             return
         self._is_marked = True
         sender = self._sender or self._start(tree.map_structure(lambda leaf: leaf[0], steps))
-        is_last = np.zeros(num_steps, bool) if kinds is None else (kinds & LAST) != 0
         if self._fits_at_once(sender, steps, leaves):
-            ring = sender.ring
-            if get_ident() != self._thread:
-                self._change_thread(ring.head[1])
-            while at < num_steps:
-                written, *_, before = ring.head
-                if written >= ring.granted:
-                    self._wait_for_room(sender, written)
-                ends = is_last[at:].nonzero()[0]
-                count = min(num_steps - at, ring.granted - written, *(ends[:1] + 1).tolist())
-                if count <= 0:  # another thread has closed the observer
-                    continue
-                columns = [leaf[at : at + count] for leaf in leaves]
-                of_block = self._kinds.block(columns, before) if kinds is None else kinds[at : at + count]
-                at += count
-                state = self._kinds.state(int(of_block[-1]), [column[-1] for column in columns])
-                ring.write_block(columns, of_block, state, last=bool(is_last[at - 1]))
-                if written + count > (wake_at := ring.wake_at) != self._woken_for:
-                    self._wake(sender, wake_at)
+            at = self._write_blocks(sender, leaves, kinds)
         for number, step in enumerate(rows(steps, [leaf[at:] for leaf in leaves]), at):
             if kinds is None:
                 self(step, end_of_episode=False)
             else:
                 self.write_row(step, int(kinds[number]))
+
+    def _write_blocks(self, sender: Sender, leaves: Sequence[Any], kinds: Any) -> int:
+        """Write rows in blocks, each as long as the ring has room and at most up to an end; return their number."""
+        ring, num_steps, at = sender.ring, len(leaves[0]), 0
+        is_last = np.zeros(num_steps, bool) if kinds is None else (kinds & LAST) != 0
+        if get_ident() != self._thread:
+            self._change_thread(ring.head[1])
+        while at < num_steps:
+            written, *_, before = ring.head
+            if written >= ring.granted:
+                self._wait_for_room(sender, written)
+            ends = is_last[at:].nonzero()[0]
+            count = min(num_steps - at, ring.granted - written, *(ends[:1] + 1).tolist())
+            if count <= 0:  # another thread has closed the observer
+                continue
+            columns = [leaf[at : at + count] for leaf in leaves]
+            of_block = self._kinds.block(columns, before) if kinds is None else kinds[at : at + count]
+            at += count
+            state = self._kinds.state(int(of_block[-1]), [column[-1] for column in columns])
+            ring.write_block(columns, of_block, state, last=bool(is_last[at - 1]))
+            if written + count > (wake_at := ring.wake_at) != self._woken_for:
+                self._wake(sender, wake_at)
+        return at
 
     def _fits_at_once(self, sender: Sender, steps: Any, leaves: Sequence[Any]) -> bool:
         """Return whether one check is enough for all steps."""

@@ -75,9 +75,10 @@ class Views:
         return iter(lambda: next(self).map_arrays(put), None)  # type: ignore[call-overload]  # every view is an iterator
 
     def as_tf(self) -> Any:
-        """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.
+        """Return a `tf.data.Dataset` of pairs: data, and a dict of the info's arrays; waits for the first batch.
 
-        With `with_next` it has triples, whose third element is `batch.next`.
+        The dict has `kinds` if the table has them, and for slices the arrays of `batch.slices` under `slices`. With
+        `with_next` it has triples, whose third element is `batch.next`.
         """
         return _tf_dataset(self, self._num_open_sizes)
 
@@ -136,7 +137,7 @@ class TransitionsView(Views):
 
         def batches() -> Iterator[Batch]:
             for found in self:
-                yield Batch(found._asdict(), found.batch.info, found.batch.markers)
+                yield Batch(found._asdict(), found.batch.info, found.batch.slices)
 
         return _tf_dataset(batches(), 1)
 
@@ -186,9 +187,17 @@ def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
 
 
 def _element(batch: Any) -> Any:
-    named = {**vars(batch.info), **({} if batch.markers is None else vars(batch.markers))}
-    pair = _tuples(batch.data), {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
+    about = _arrays(batch.info)
+    about |= _arrays({"kinds": batch.row_kinds, "next_kinds": batch.next_kinds})
+    about |= {} if batch.slices is None else {"slices": _arrays(batch.slices)}
+    pair = _tuples(batch.data), about
     return pair if batch.next is None else (*pair, _tuples(batch.next))
+
+
+def _arrays(record: Any) -> dict[str, Any]:
+    """Return the arrays of a record or dict, by name."""
+    fields = record if isinstance(record, dict) else vars(record)
+    return {name: value for name, value in fields.items() if isinstance(value, np.ndarray)}
 
 
 def _tuples(nest: Any) -> Any:

@@ -41,7 +41,7 @@ class TensorConverter:
             raise SpecError(f"`device` is {str(device)!r}, but PyTorch finds no CUDA device. Pass None for the CPU.")
 
     def __call__(self, batch: Any) -> Any:
-        """Return a nest of arrays, or a `Batch` with markers and info, as tensors. None stays None."""
+        """Return a nest of arrays, or a `Batch` with info and slices, as tensors. None stays None."""
         if isinstance(batch, Batch):
             return batch.map_arrays(self.tensor, self._info_tensor)
         return map_present(self.tensor, batch)
@@ -69,7 +69,7 @@ class TensorConverter:
 
 
 class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]  # not installed where mypy runs
-    """Batches as tensors: their data, their markers, and the numbers of their info.
+    """Batches as tensors: their data, kinds and slices, and the numbers of their info.
 
     In a `DataLoader`, each worker process opens its own data set. Pass `batch_size=None`, because this data set already
     makes batches.

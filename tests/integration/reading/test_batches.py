@@ -34,10 +34,11 @@ def test_items_of_different_lengths_are_refused_padded_or_given_one_by_one(serve
     ):
         next(dataset)
     with rw.ReplayDataset(client, "queue", collate="pad", **options) as dataset:
-        data, info = next(dataset)
+        batch = next(dataset)
+    data, info = batch
     np.testing.assert_array_equal(data["x"], [[1, 2, 0], [1, 0, 0], [1, 2, 3]])
-    np.testing.assert_array_equal(info.mask, [[1, 1, 0], [1, 0, 0], [1, 1, 1]])
-    np.testing.assert_array_equal(data["y"], np.repeat(info.mask[..., None], 2, axis=-1))
+    np.testing.assert_array_equal(batch.mask, [[1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    np.testing.assert_array_equal(data["y"], np.repeat(batch.mask[..., None], 2, axis=-1))
     assert info.lengths.tolist() == [2, 1, 3]
     with rw.ReplayDataset(client, "queue", collate="list", **options) as dataset:
         assert [nest["x"].tolist() for nest in next(dataset).data] == [[1, 2], [1], [1, 2, 3]]
@@ -46,14 +47,14 @@ def test_items_of_different_lengths_are_refused_padded_or_given_one_by_one(serve
 Step = collections.namedtuple("Step", ["obs", "extras"])  # noqa: PYI024
 
 
-def test_learner_gets_the_nest_of_the_actor_and_a_mask_beside_it(serve: Serve) -> None:
-    client = serve(rw.TableConfig("replay"), rw.TableConfig("masked"))
+def test_learner_gets_the_nest_of_the_actor(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay"), rw.TableConfig("steps"))
     step = Step(obs={"z": np.zeros(3), "a": [np.float32(1), (np.int8(2),)]}, extras=())
     trajectory = rw.Trajectory(np.int32(1), np.zeros(4), np.int64(0), (), np.int32(1), np.float32(0), np.float32(1))
     with rw.TrajectoryObserver(client, "replay", 2) as observer:
         for _ in range(3):
             observer(step)
-    with rw.TrajectoryObserver(client, "masked", 2, mask=True) as observer:
+    with rw.TrajectoryObserver(client, "steps", 2) as observer:
         for _ in range(3):
             observer(trajectory)
     with rw.ReplayDataset(client, "replay", 2) as dataset:
@@ -62,11 +63,12 @@ def test_learner_gets_the_nest_of_the_actor_and_a_mask_beside_it(serve: Serve) -
     assert (type(data).__name__, data._fields, data.extras) == ("Step", Step._fields, ())
     assert (data.obs["z"].shape, sample.data.obs["z"].shape) == ((2, 2, 3), (2, 3))
     assert data.obs["a"][1][0].dtype == np.int8
-    with rw.ReplayDataset(client, "masked", 2) as dataset:
-        found, mask = next(dataset).data
+    with rw.ReplayDataset(client, "steps", 2) as dataset:
+        batch = next(dataset)
+        found = batch.data
     assert isinstance(found, rw.Trajectory)
     assert found.observation.shape == (2, 2, 4)
-    assert mask.all()
+    assert batch.mask.all()
 
 
 def test_items_of_another_structure_are_left_out_counted_and_named_once(

@@ -1,4 +1,4 @@
-"""Priorities and sizes of items on a real server: constants, functions of the window that fail, `max_item_bytes`."""
+"""Priorities and sizes of items on a real server: constants, functions of the window that fail, the server's limit."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from threads import soon
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.rows import ACTION, PADDING
 from reverb_writer.writing import sender
 
 pytestmark = [contents, pytest.mark.filterwarnings("ignore:`stride_length`")]
 
 
-def test_function_sees_the_nest_of_the_window_without_the_mask(place: Place) -> None:
+def test_function_sees_the_nest_of_the_window_and_the_kinds_of_its_rows(place: Place) -> None:
     seen: list[Any] = []
 
-    def keep(window: Any) -> float:
-        seen.append(window)
+    def keep(window: Any, kinds: Any) -> float:
+        seen.append((window, kinds))
         return 1.0
 
     step = rw.Trajectory(np.int32(1), {"x": np.ones(2)}, "name", (), np.int32(1), 0.5, np.float32(1))
-    with rw.TrajectoryObserver(place.client, "a", 3, end_of_episode="cover", priority=keep, mask=True) as observer:
+    with rw.TrajectoryObserver(place.client, "a", 3, end_of_episode="cover", priority=keep) as observer:
         observer(step)
         observer(step, end_of_episode=True)
-    (window,) = seen
+    ((window, kinds),) = seen
+    assert kinds.tolist() == [ACTION, ACTION, PADDING]  # neither row has `step_type` FIRST or LAST
     assert isinstance(window, rw.Trajectory)
     assert window.observation["x"].tolist() == [[1, 1], [1, 1], [0, 0]]
     assert window.step_type.tolist() == [1, 1, 2]
@@ -163,73 +165,6 @@ def test_new_items_get_the_largest_priority_that_a_learner_has_set_or_a_constant
 
 
 LIMIT = 100
-STEP = {"frame": np.zeros(4, np.uint8), "reward": np.float32(0)}  # 8 bytes, so that 12 steps fit
-
-
-def size(place: Place) -> int:
-    return place.client.server_info()["a"].current_size
-
-
-def test_windows_that_are_too_large_are_refused_at_the_first_step(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 12, max_item_bytes=LIMIT) as observer:
-        for _ in range(13):
-            observer(STEP)
-    assert size(place) == 2  # 96 bytes each
-    too_large = (
-        r"an item of 13 steps takes 104 bytes uncompressed, expected at most 100, the observer's "
-        r"`max_item_bytes`\. Its largest leaf is `reward` with 4 bytes per step"
-    )
-    masked: dict[str, Any] = {"end_of_episode": "pad", "mask": True}
-    for length, options, told in ((13, {}, too_large), (12, masked, "an item of 12 steps takes 108 bytes")):
-        with rw.TrajectoryObserver(place.client, "a", length, max_item_bytes=LIMIT, **options) as observer:
-            with pytest.raises(rw.errors.StructureError, match=told):
-                observer(STEP)
-            assert observer.stats().steps == 0
-    assert size(place) == 2
-
-
-def test_episode_that_becomes_too_large_is_refused_unless_it_is_too_long_for_any_item(place: Place) -> None:
-    with rw.EpisodeObserver(place.client, "a", 1000, max_item_bytes=LIMIT) as observer:
-        for _ in range(12):
-            observer(STEP)
-        for _ in range(2):  # it stays so
-            with pytest.raises(rw.errors.StructureError, match="an item of 13 steps takes 104 bytes"):
-                observer(STEP)
-        assert observer.stats().steps == 12
-        observer.reset()  # the 12 steps are an item
-    assert size(place) == 1
-    bypassing = rw.EpisodeObserver(place.client, "a", 12, bypass_partial_episodes=True, max_item_bytes=LIMIT)
-    with bypassing as observer:
-        for length in (14, 12):
-            for t in range(length):
-                observer(STEP, end_of_episode=t == length - 1)
-    assert observer.stats().dropped_steps == {"overflow": 14}
-    assert size(place) == 2
-
-
-def test_strings_of_windows_over_episodes_are_counted(place: Place) -> None:
-    with rw.SequenceObserver(place.client, "a", 2, max_item_bytes=LIMIT) as observer:
-        for number in range(30):
-            observer({"text": "x" * 50}, end_of_episode=number % 7 == 6)
-        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
-            observer({"text": "x" * 51})
-        observer({"text": "é" * 25})
-    assert size(place) == 30
-
-
-def test_refused_step_of_one_environment_is_a_step_of_none(place: Place) -> None:
-    def step(*texts: str) -> dict[str, Any]:
-        return {"text": np.array(texts, object)}
-
-    going_on = np.zeros(2, bool)
-    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=2, max_item_bytes=LIMIT) as observer:
-        for _ in range(2):
-            observer(step("a" * 50, "b"), end_of_episode=going_on)
-        with pytest.raises(rw.errors.StructureError, match="an item of 2 steps takes 101 bytes"):
-            observer(step("a" * 51, "b"), end_of_episode=going_on)
-        assert observer.stats().steps == 4
-        observer(step("a" * 50, "c"), end_of_episode=going_on)
-    assert sorted(place.column()) == [*[[b"a" * 50] * 2] * 2, [b"b", b"b"], [b"b", b"c"]]
 
 
 @pytest.mark.parametrize("restored", [False, True])

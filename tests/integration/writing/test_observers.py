@@ -148,10 +148,10 @@ def test_unknown_table_is_found_at_once_with_the_tables_that_there_are(
 SIGNATURE = {"x": spec_of((None, 2), np.float32), "y": {"z": spec_of((None,), np.int64)}}
 
 
-def test_step_that_is_not_the_table_s_is_refused_by_leaf_path_and_the_mask_is_a_leaf(serve: Serve) -> None:
+def test_step_that_is_not_the_table_s_is_refused_by_leaf_path_and_stored_flags_are_leaves(serve: Serve) -> None:
+    flags = dict.fromkeys(("is_first", "is_last", "mask", "terminated", "truncated"), spec_of((None,), bool))
     client = serve(
-        fifo("signed", signature=SIGNATURE),
-        fifo("masked", signature=(spec_of((None,), np.int64), spec_of((None,), bool))),
+        fifo("signed", signature=SIGNATURE), fifo("flagged", signature={"x": spec_of((None,), np.int64), **flags})
     )
     another_dtype = {"x": np.zeros(2), "y": {"z": np.int64(1)}}
     with rw.TrajectoryObserver(client, "signed", 1) as observer:
@@ -165,17 +165,21 @@ def test_step_that_is_not_the_table_s_is_refused_by_leaf_path_and_the_mask_is_a_
     (item,) = client.sample("signed")
     assert (item.data["x"].tolist(), item.data["y"]["z"].tolist()) == ([[1, 1]], [3])
     with (
-        rw.TrajectoryObserver(client, "masked", 2) as observer,
-        pytest.raises(rw.errors.StructureError, match="its signature has 2 leaves"),
+        rw.TrajectoryObserver(client, "flagged", 2) as observer,
+        pytest.raises(rw.errors.StructureError, match="its signature has 6 leaves"),
     ):
-        observer((np.int64(1),))
-    with rw.TrajectoryObserver(client, "masked", 2, mask=True, end_of_episode="cover") as observer:
-        observer((np.int64(1),), end_of_episode=True)
-    (item,) = read(client, "masked")
-    assert [column.tolist() for column in item.data] == [[1, 0], [True, False]]
-
-
-_MAX_CALLS = 6
+        observer({"x": np.int64(1)})
+    with rw.TrajectoryObserver(client, "flagged", 2, store_flags=True, end_of_episode="cover") as observer:
+        observer({"x": np.int64(1)}, truncated=True)
+    (item,) = read(client, "flagged")
+    assert {name: column.tolist() for name, column in item.data.items()} == {
+        "is_first": [True, False],
+        "is_last": [True, False],
+        "mask": [True, False],
+        "terminated": [False, False],
+        "truncated": [True, False],
+        "x": [1, 0],
+    }
 
 
 def python_calls(call: Any) -> list[str]:
@@ -192,21 +196,6 @@ def python_calls(call: Any) -> list[str]:
     finally:
         sys.setprofile(None)
     return names[1:]  # without the lambda
-
-
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("end_of_episode", [None, False])
-def test_step_that_fills_no_chunk_takes_at_most_six_calls(
-    place: Place, mask: bool, end_of_episode: bool | None
-) -> None:
-    step = {"is_last": np.bool_(False), "obs": {"a": np.zeros(4), "b": np.int64(1)}}
-    allowed = _MAX_CALLS + 2 * mask  # the mask is added to the leaves
-    with rw.TrajectoryObserver(place.client, "a", 20, mask=mask, chunk_length=20, max_delay_s=1000) as observer:
-        observer(step, end_of_episode=end_of_episode)
-        every = [python_calls(lambda: observer(step, end_of_episode=end_of_episode)) for _ in range(10)]
-        quiet = [calls for calls in every if not any(name.endswith("_wake") for name in calls)]
-        assert quiet  # on a busy machine some steps come so late that they wake the sender
-        assert all(len(calls) <= allowed for calls in quiet), quiet
 
 
 def test_calls_of_a_vector_step_do_not_grow_with_the_environments(place: Place) -> None:

@@ -50,7 +50,7 @@ def receive(message: bytes, assembler: BatchAssembler) -> None:
         for error in assembler.add(SampleReassembler().feed(message)):
             assert isinstance(error, (FormatError, UnsafeDataError))
         if assembler.num_samples:
-            next(WholeSamples("list").make(assembler, ""))
+            next(WholeSamples("list", None).make(assembler, ""))
     except (FormatError, StructureError):
         pass
 
@@ -112,7 +112,7 @@ def test_chunks_that_are_sent_again_with_other_contents_are_refused_or_decoded_w
         errors = assembler.add(some)
         assert all(isinstance(error, (FormatError, UnsafeDataError)) for error in errors)
         assert assembler.num_samples == len(some) - len(errors)
-        for columns, info in assembler.take_each(None):
+        for columns, info, _ in assembler.take_each(None):
             assert list(map(len, columns)) == [num_rows[info.key]] * 2
 
 
@@ -126,7 +126,7 @@ def test_chunk_that_has_changed_when_it_is_decoded_again_is_refused() -> None:
         (error,) = assembler.add(Samples.of([good, bad]))
         assert isinstance(error, FormatError)
         assert assembler.add(Samples.of([good])) == []
-        columns, _ = assembler.take()
+        columns, *_ = assembler.take()
         assert np.concatenate(columns[0].split()).tolist() == 2 * [0, 1, 2, 3]
 
 

@@ -15,6 +15,7 @@ from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, rows, structure_of
 from reverb_writer.protocol.messages import StructuredValue, TensorProto
 from reverb_writer.protocol.signatures import (
+    NO_SPEC,
     ArraySpec,
     decode,
     decode_spec,
@@ -124,12 +125,12 @@ def test_spec_comes_back_as_it_was_stored(nest: Any) -> None:
     assert_same(decode(StructuredValue.FromString(encode(nest).SerializeToString())), nest)
 
 
-@given(nests_of_specs)
-def test_spec_is_found_in_its_tensor(nest: Any) -> None:
-    tensor = TensorProto.FromString(spec_tensor(nest))
+@given(nests_of_specs, st.booleans())
+def test_spec_is_found_in_its_tensor(nest: Any, with_kinds: bool) -> None:
+    tensor = TensorProto.FromString(spec_tensor(nest, with_kinds=with_kinds))
     assert [dim.size for dim in tensor.tensor_shape.dim][:1] == [1]
-    encoded = read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), tensor.tensor_content)
-    assert encoded == encode_spec(nest)
+    encoded, has_kinds = read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), tensor.tensor_content)
+    assert (encoded, has_kinds) == (encode_spec(nest), with_kinds)
     leaves = list(range(len(tree.flatten(nest))))
     assert_same(packer_of(encoded)(leaves), spec_packer(nest)(leaves))
 
@@ -139,11 +140,11 @@ def test_damaged_tensor_is_no_spec_or_another_one(nest: Any, data: st.DataObject
     tensor = TensorProto.FromString(spec_tensor(nest))
     content = bytearray(tensor.tensor_content)
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    encoded = read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), bytes(content))
+    encoded, _ = read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), bytes(content))
     assert not encoded or decode_spec(encoded) is not None
-    assert read_spec(1, tensor.tensor_shape.SerializeToString(), tensor.tensor_content) == b""
+    assert read_spec(1, tensor.tensor_shape.SerializeToString(), tensor.tensor_content) == NO_SPEC
     tensor.tensor_shape.dim.add(size=1)  # a spec is [1, bytes]
-    assert read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), tensor.tensor_content) == b""
+    assert read_spec(tensor.dtype, tensor.tensor_shape.SerializeToString(), tensor.tensor_content) == NO_SPEC
 
 
 def test_what_cannot_be_described_has_no_spec(caplog: pytest.LogCaptureFixture) -> None:

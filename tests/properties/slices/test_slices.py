@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,18 +16,20 @@ import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING
 from reverb_writer.slices import (
-    Markers,
+    Slices,
     SliceSampler,
     Trajectories,
     find_trajectories,
     gather,
     pad_trajectories,
-    read_markers,
     split_trajectories,
 )
-from reverb_writer.slices.gather import _allot
-from reverb_writer.slices.sampler import By
+from reverb_writer.slices.sampler import By, Start
+
+# Slices may be longer than all trajectories.
+pytestmark = pytest.mark.filterwarnings("ignore:No trajectory has `slice_len`")
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 seeds = st.integers(0, 2**32 - 1)
@@ -35,10 +38,10 @@ seeds = st.integers(0, 2**32 - 1)
 @st.composite
 def samplers(draw: st.DrawFn) -> SliceSampler:
     slice_len = draw(st.integers(1, 8))
-    rows = st.integers(0, slice_len - 1)
     by: Any = draw(st.sampled_from(get_args(By)))
     short: Any = draw(st.sampled_from(["keep", "pad"]))
-    return SliceSampler(draw(st.integers(1, 6)), slice_len, by=by, short=short, span=(draw(rows), draw(rows)))
+    start: Any = draw(st.sampled_from(get_args(Start)))
+    return SliceSampler(draw(st.integers(1, 6)), slice_len, by=by, short=short, start=start)
 
 
 @st.composite
@@ -50,7 +53,12 @@ def rings(draw: st.DrawFn) -> tuple[Trajectories, dict[str, npt.NDArray[Any]]]:
     turn = draw(st.integers(0, len(number) - 1))
     done = np.append(number[1:] != number[:-1], True)
     steps = {name: np.roll(column, turn) for name, column in (("number", number), ("time", time), ("done", done))}
-    return find_trajectories(Markers(done=steps["done"]), is_full=True), steps
+    return find_trajectories(of_done(steps["done"]), is_full=True), steps
+
+
+def of_done(done: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """Return the kinds of a full ring of whole episodes."""
+    return (ACTION | LAST * done | FIRST * np.roll(done, 1)).astype(np.uint8)
 
 
 @given(rings())
@@ -67,60 +75,59 @@ def test_each_trajectory_is_one_episode_from_its_first_row_to_its_last(
 
 
 @given(st.integers(1, 30), st.integers(1, 3), st.booleans(), seeds)
-def test_every_row_is_in_one_trajectory(num_steps: int, num_envs: int, is_full: bool, seed: int) -> None:
+def test_every_row_is_in_one_trajectory_and_every_boundary_is_kept(
+    num_steps: int, num_envs: int, is_full: bool, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     shape = (num_steps, num_envs)
-    ids = np.cumsum(rng.random(shape) < 0.1, axis=0, dtype=np.int64)
-    done = rng.random(shape) < 0.2
-    done.flags.writeable = False
-    markers = Markers(done=done, is_init=rng.random(shape) < 0.1, traj_ids=ids)
+    first, last = rng.random(shape) < 0.1, rng.random(shape) < 0.2
+    padding = rng.random(shape) < 0.1
+    padding[rng.integers(num_steps), 0] = False
+    kinds = np.where(padding, PADDING, ACTION | FIRST * first | LAST * last).astype(np.uint8)
+    kinds.flags.writeable = False
     cursor = int(rng.integers(num_steps)) if is_full else None
-    trajectories = find_trajectories(markers, is_full=is_full, cursor=cursor)
+    trajectories = find_trajectories(kinds, is_full=is_full, cursor=cursor)
     rows = trajectories.rows()
-    assert sorted(rows.tolist()) == list(range(num_steps * num_envs))
-    assert markers.is_init is not None
-    last = np.cumsum(trajectories.lengths) - 1
-    assert not np.delete(done.ravel()[rows], last).any()
-    assert not np.delete(markers.is_init.ravel()[rows], [0, *(last[:-1] + 1)]).any()
-    inside = np.setdiff1d(np.arange(len(rows) - 1), last)
-    ids = ids.ravel()[rows]
-    assert (ids[inside] == ids[inside + 1]).all()
+    assert sorted(rows.tolist()) == np.flatnonzero(~padding).tolist()
+    of_rows = kinds.ravel()[rows]
+    stops = np.cumsum(trajectories.lengths)
+    begins = stops - trajectories.lengths
+    assert not (np.delete(of_rows, stops - 1) & LAST).any()
+    assert not (np.delete(of_rows, begins) & FIRST).any()
+    assert trajectories.begins_episode.tolist() == (of_rows[begins] & FIRST != 0).tolist()
     if cursor is not None:  # no trajectory runs across it
-        assert not np.isin(rows[inside] // num_envs, [cursor]).any()
+        assert not np.isin(np.delete(rows, stops - 1) // num_envs, [cursor]).any()
 
 
 @given(rings(), samplers(), seeds)
-def test_slices_are_runs_within_one_trajectory_and_marked_at_their_ends(
+def test_slices_are_runs_within_one_trajectory_and_know_their_ends(
     ring: tuple[Trajectories, dict[str, npt.NDArray[Any]]], sampler: SliceSampler, seed: int
 ) -> None:
     trajectories, steps = ring
-    batch = gather(steps, sampler.sample(trajectories, np.random.default_rng(seed)))
-    assert isinstance(sampler.span, tuple)
-    edges = np.cumsum(batch.markers.slices.widths)
-    assert len(batch.markers.slices.lengths) == sampler.num_slices
-    assert edges[-1] == len(batch.markers) == len(batch.data["time"])
-    is_init, truncated, done = [], [], []
-    slices = batch.markers.slices
-    for first, stop, length in zip(edges - slices.widths, edges, slices.lengths, strict=True):
-        real = slice(first, first + length)
-        time = batch.data["time"][real]
+    batch = gather(steps, sampler.sample(trajectories, np.random.default_rng(seed)), of_done(steps["done"]))
+    slices = batch.slices
+    edges = [*slices.first_rows.tolist(), len(slices.rows)]
+    assert len(slices) == len(slices.lengths) == sampler.num_slices
+    assert len(batch.data["time"]) == len(slices.rows) == len(batch.kinds)
+    assert np.flatnonzero(slices.starts).tolist() == edges[:-1]
+    ends, mask = [], []
+    for number, (first, stop) in enumerate(itertools.pairwise(edges)):
+        length = slices.lengths[number]
+        time = batch.data["time"][first : first + length]
         size = np.sum(steps["number"] == batch.data["number"][first])
         assert len({*batch.data["number"][first:stop].tolist()}) == 1
         assert (np.diff(time) == 1).all()
-        assert min(size, sampler.slice_len - max(sampler.span)) <= length <= min(size, sampler.slice_len)
+        assert length == min(size, sampler.slice_len)
+        assert sampler.start == "any" or time[0] == 0
         assert (batch.data["time"][first + length : stop] == time[-1]).all()
-        assert batch.markers.cut_by_sampler[first + length - 1] == (time[-1] < size - 1)
-        if batch.markers.mask is not None:
-            assert batch.markers.mask[first:stop].tolist() == [True] * length + [False] * (stop - first - length)
-            assert stop - first == sampler.slice_len
-        is_init.append(first)
-        truncated.append(first + length - 1)
-        done += [at for at in range(first, first + length) if batch.data["done"][at]]
-    assert (batch.markers.mask is not None) == (sampler.short == "pad")
-    assert batch.markers.is_init is not None
-    assert np.flatnonzero(batch.markers.is_init).tolist() == is_init
-    assert np.flatnonzero(batch.markers.truncated).tolist() == truncated
-    assert np.flatnonzero(batch.markers.done).tolist() == sorted({*truncated, *done})
+        assert slices.last_rows[number] == first + length - 1
+        assert slices.cut_by_sampler[number] == (time[-1] < size - 1)
+        assert stop - first == (sampler.slice_len if sampler.short == "pad" else length)
+        mask += [True] * length + [False] * (stop - first - length)
+        ends += [first + length - 1] if time[-1] == size - 1 else []
+    assert batch.mask.tolist() == mask == (batch.kinds != PADDING).tolist()
+    assert np.flatnonzero(batch.is_last).tolist() == ends
+    assert batch.is_first[batch.mask].tolist() == (batch.data["time"][batch.mask] == 0).tolist()
 
 
 def assert_drawn_in_proportion(counts: Mapping[tuple[int, ...], float], weights: dict[tuple[int, ...], float]) -> None:
@@ -140,7 +147,7 @@ FIRSTS = [0, 3, 10, 12]
 
 
 def runs(slice_len: int) -> list[tuple[int, ...]]:
-    """List the slices without a span of trajectories of `SIZES`."""
+    """List the slices of trajectories of `SIZES`."""
     return [
         tuple(range(first + at, first + min(at + slice_len, size)))
         for first, size in zip(FIRSTS, SIZES, strict=True)
@@ -178,14 +185,6 @@ def test_slices_are_drawn_in_proportion_and_know_it(
     np.testing.assert_allclose(slices.probabilities, [weights[rows] / sum(weights.values()) for rows in drawn])
 
 
-@given(lengths, st.integers(1, 8))
-def test_with_the_widest_span_every_row_is_in_as_many_slices(sizes: list[int], slice_len: int) -> None:
-    sampler = SliceSampler(4, slice_len, by="row", span=slice_len - 1)
-    batches = sampler.one_pass(Trajectories.from_lengths(sizes), np.random.default_rng(0))
-    rows = np.concatenate([slices.rows for slices in batches])
-    assert np.bincount(rows).tolist() == [slice_len] * sum(sizes)
-
-
 def test_a_prioritized_pass_begins_with_each_in_proportion() -> None:
     trajectories, rng = Trajectories.from_lengths([1, 1, 1]), np.random.default_rng(3)
     sampler = SliceSampler(1, 1)
@@ -201,18 +200,9 @@ def test_a_pass_has_each_trajectory_or_each_slice_once(sizes: list[int], sampler
     batches = [*sampler.one_pass(trajectories, np.random.default_rng(seed))]
     assert all(len(slices.lengths) == sampler.num_slices for slices in batches[:-1])
     which = np.concatenate([slices.trajectories for slices in batches])
-    assert isinstance(sampler.span, tuple)
-    num_slices = [max(1, size - sampler.slice_len + sum(sampler.span) + 1) for size in sizes]
-    assert np.bincount(which).tolist() == ([1] * len(sizes) if sampler.by == "trajectory" else num_slices)
-
-
-@given(st.integers(0, 200), st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(any), seeds)
-def test_shares_are_the_exact_ones_rounded_and_add_up(number: int, weights: list[float], seed: int) -> None:
-    shares = _allot(number, weights, np.random.default_rng(seed))
-    exact = number * np.array(weights) / np.sum(weights)
-    assert shares.sum() == number
-    assert (np.abs(shares - exact) < 1 + 1e-9).all()
-    assert not shares[np.array(weights) == 0].any()
+    num_slices = [max(1, size - sampler.slice_len + 1) for size in sizes]
+    is_single = sampler.by == "trajectory" or sampler.start == "episode"
+    assert np.bincount(which).tolist() == ([1] * len(sizes) if is_single else num_slices)
 
 
 @st.composite
@@ -247,12 +237,17 @@ def test_padded_then_unpadded_are_the_same_trajectories(steps: dict[str, Any], e
 
 
 @given(lengths, samplers(), seeds)
-def test_a_batch_is_split_into_its_slices_by_its_own_markers(
-    sizes: list[int], sampler: SliceSampler, seed: int
-) -> None:
-    slices = sampler.sample(Trajectories.from_lengths(sizes), np.random.default_rng(seed))
+def test_a_batch_is_split_into_its_slices_by_its_own_starts(sizes: list[int], sampler: SliceSampler, seed: int) -> None:
+    slices = sampler.each(Trajectories.from_lengths(sizes), np.random.default_rng(seed))
     batch = gather({"row": np.arange(sum(sizes))}, slices)
-    columns = {"row": batch.data["row"], "is_init": batch.markers.slices.starts, "done": batch.markers.done}
-    steps = {name: column[slices.mask] for name, column in columns.items()}
+    steps = {"row": batch.data["row"][batch.mask], "is_first": slices.starts[batch.mask]}
     assert [len(part["row"]) for part in split_trajectories(steps)] == slices.lengths.tolist()
-    assert read_markers(steps).ends is not None
+
+
+@given(lengths, samplers(), st.integers(0, 5), seeds)
+def test_parts_of_slices_are_joined_again(sizes: list[int], sampler: SliceSampler, first: int, seed: int) -> None:
+    slices = sampler.each(Trajectories.from_lengths(sizes), np.random.default_rng(seed))
+    first = min(first, len(slices))
+    found = Slices.concatenate([slices.part(0, first), slices.part(first, len(slices))])
+    for name in set(vars(slices)) - {"storage_shape", "members"}:
+        np.testing.assert_array_equal(getattr(found, name), getattr(slices, name))

@@ -16,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reverb_writer.protocol.messages import InsertStreamRequest
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.encoders import Encoder
 from reverb_writer.writing.ring import Reset, StepRing
+from reverb_writer.writing.step_kinds import Boundary
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
 from reverb_writer.writing.window_kinds import WindowKinds, WindowTarget
@@ -34,9 +36,9 @@ pytestmark = [
 ENV = 1_000_000  # steps are numbered from this on times the environment's number, so that zeros are padding
 
 
-def mean_of_real_steps(window: Any, mask: Any) -> float:
+def mean_of_real_steps(window: Any, kinds: Any) -> float:
     """Return the mean, unless it is a multiple of three: those windows are lost."""
-    mean = float(window["n"][mask].mean())
+    mean = float(window["n"][kinds != PADDING].mean())
     if mean % 3 == 0:
         raise ZeroDivisionError
     return mean
@@ -46,6 +48,7 @@ class Item(NamedTuple):
     """An item as the server gets it, or as it should."""
 
     steps: tuple[int, ...]
+    kinds: tuple[int, ...]
     priority: float
 
 
@@ -55,7 +58,8 @@ class Config(NamedTuple):
     targets: tuple[WindowTarget, ...]
     num_envs: int | None
     spans_episodes: bool
-    mask: bool
+    has_boundary: bool
+    store_flags: bool
     chunk_length: int
     ring_size: int
     max_steps: int | None
@@ -76,12 +80,12 @@ class Oracle:
         self.num_items = self.num_dropped = self.num_failed = 0
         self._priorities = [target.priority for target in config.targets]
         count = config.num_envs or 1
-        self._episodes: list[list[int]] = [[] for _ in range(count)]
+        self._episodes: list[list[tuple[int, int]]] = [[] for _ in range(count)]  # numbers and kinds of rows
         self._known = [[0] * len(config.targets) for _ in range(count)]  # windows complete so far
 
-    def step(self, env: int, number: int, *, last: bool) -> None:
+    def step(self, env: int, number: int, kind: int, *, last: bool) -> None:
         episode = self._episodes[env]
-        episode.append(number)
+        episode.append((number, kind))
         if not self._is_too_long(env):
             for index, target in enumerate(self.config.targets):
                 if target.spec.sequence_length is not None:
@@ -117,7 +121,8 @@ class Oracle:
         self._known[env][index] = len(windows)
         target, n = self.config.targets[index], len(self._episodes[env])
         for start, stop in new:
-            steps = self._episodes[env][start:stop]
+            steps = [number for number, _ in self._episodes[env][start:stop]]
+            kinds = [kind for _, kind in self._episodes[env][start:stop]]
             priority: Any = self._priorities[index]
             self.num_items += len(target.tables)
             if callable(priority):
@@ -125,9 +130,10 @@ class Oracle:
                 if priority % 3 == 0:
                     self.num_failed += len(target.tables)
                     continue
-            padded = (*steps, *[0] * (stop - max(start, n) if stop > n else 0))
+            num_padding = stop - max(start, n) if stop > n else 0
+            item = Item((*steps, *[0] * num_padding), (*kinds, *[PADDING] * num_padding), priority)
             for table in target.tables:
-                self.items[f"{table}/{env}"].append(Item(tuple(padded), priority))
+                self.items[f"{table}/{env}"].append(item)
 
 
 # ----------------------------------------------------------------------------------------------------- what does come
@@ -147,7 +153,7 @@ class Server:
         self.chunks.clear()
         self._sent.clear()
 
-    def receive(self, message: bytes, *, mask: bool) -> list[int]:
+    def receive(self, message: bytes, *, has_flags: bool) -> list[int]:
         """Take a message; return the keys of its items."""
         request = InsertStreamRequest.FromString(message)
         for chunk in request.chunks:
@@ -155,28 +161,37 @@ class Server:
             self._sent.add(chunk.chunk_key)
             self.chunks[chunk.chunk_key] = chunk
         for item in request.items:
-            columns = [self._column(column) for column in item.flat_trajectory.columns]
-            numbers, doubled = columns[0], columns[1]
+            stored = item.flat_trajectory.columns
+            columns = [self._column(column) for column in stored]
+            kinds = self._column(stored[0], -2)  # before the spec, and no item refers to it
+            if has_flags:  # in the order of their names
+                first, last, mask, numbers, doubled, terminated, truncated = columns
+                np.testing.assert_array_equal(first, kinds & 1 != 0)
+                np.testing.assert_array_equal(last, kinds & 4 != 0)
+                np.testing.assert_array_equal(mask, numbers > 0)
+                np.testing.assert_array_equal(terminated, kinds & 8 != 0)
+                np.testing.assert_array_equal(truncated, kinds & 12 == 4)
+            else:
+                numbers, doubled = columns
             np.testing.assert_array_equal(doubled, np.stack([numbers, 2 * numbers], axis=1))
-            if mask:
-                np.testing.assert_array_equal(columns[2], numbers > 0)
-            assert len(columns) == 2 + mask
             if item.key in self._keys:  # sent again after a loss
                 continue
             self._keys.add(item.key)
             env = int(numbers[0]) // ENV - 1
-            self.items[f"{item.table}/{env}"].append(Item(tuple(numbers.tolist()), item.priority))
+            found = Item(tuple(numbers.tolist()), tuple(kinds.tolist()), item.priority)
+            self.items[f"{item.table}/{env}"].append(found)
         keep = set(request.keep_chunk_keys)
         assert keep <= self.chunks.keys(), "the server refuses to keep chunks that it does not have"
         self.chunks = {key: self.chunks[key] for key in keep}
         return [item.key for item in request.items]
 
-    def _column(self, column: Any) -> Any:
+    def _column(self, column: Any, index: int | None = None) -> Any:
+        """Return the rows of a column, or of another tensor of the same chunks."""
         parts = []
         for piece in column.chunk_slices:
             chunk = self.chunks[piece.chunk_key]
-            assert len(chunk.data.tensors) >= 3, "the leaves, the mask if there is one, and the spec"
-            tensor = tensor_codec.decode(chunk.data.tensors[piece.index])
+            assert len(chunk.data.tensors) in (4, 9), "the leaves, the flags if they are stored, the kinds and the spec"
+            tensor = tensor_codec.decode(chunk.data.tensors[piece.index if index is None else index])
             assert len(tensor) == chunk.sequence_range.end - chunk.sequence_range.start + 1
             assert piece.offset + piece.length <= len(tensor)
             parts.append(tensor[piece.offset : piece.offset + piece.length])
@@ -193,7 +208,7 @@ class Writer:
         shape = () if config.num_envs is None else (config.num_envs,)
         example = {"n": np.zeros(shape, np.int64), "pair": np.zeros((*shape, 2), np.float64)}
         structure = StepStructure(example, batch_size=config.num_envs)
-        layout = StepLayout(structure, mask=config.mask)
+        layout = StepLayout(structure, store_flags=config.store_flags)
         size, spans = config.ring_size, config.spans_episodes
         self.ring = StepRing(structure.dtypes, structure.shapes, config.num_envs, size, spans_episodes=spans)
         self.kinds = kinds = WindowKinds(config.targets, spans_episodes=spans)
@@ -206,23 +221,47 @@ class Writer:
         self._unconfirmed: collections.deque[list[int]] = collections.deque()  # keys of each message
         self._counted: set[int] = set()  # chunks
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
+        self._begins = [True] * self.num_envs  # whether the next row is the first of its episode
         self._budget: tuple[int, int, int] | None = None
 
     # The observer's side.
 
     def step(self, env_ids: Sequence[int], last: Sequence[bool]) -> None:
-        """Write a step of some environments; `last` has a flag for each environment."""
+        """Write a step of some environments; `last` has a flag for each environment.
+
+        The end is the step itself, or a boundary row after it.
+        """
         self._make_room()
-        numbers = np.array(self._next, np.int64)
-        leaves = [numbers, np.stack([numbers, 2 * numbers], axis=1).astype(np.float64)]
+        has_boundary = self.config.has_boundary
+        kinds = np.array([FIRST * begins | ACTION for begins in self._begins], np.uint8)
+        if not has_boundary:
+            kinds |= np.where(last, np.uint8(LAST), np.uint8(0))
+        ends = [is_last and not has_boundary for is_last in last]
+        ended = np.array([env for env in env_ids if last[env]], np.int64) if has_boundary else np.zeros(0, np.int64)
+        boundary = None
+        if len(ended):
+            kind = np.full(self.num_envs, LAST | TERMINAL, np.uint8)
+            boundary = Boundary(self._rows(1), kind, ended)
+        leaves = self._rows(0)
         if self.config.num_envs is not None:
-            self.ring.write_envs(leaves, np.array(last, bool), np.array(env_ids, np.int64))
+            ids = np.array(env_ids, np.int64)
+            self.ring.write_envs(leaves, kinds, kinds, ids, boundary, last=np.array(ends, bool))
         else:
-            self.ring.write([leaf[0] for leaf in leaves], last=last[0])
+            alone = boundary and Boundary([leaf[0] for leaf in boundary.leaves], int(boundary.kind[0]), None)
+            kind = int(kinds[0])
+            self.ring.write([leaf[0] for leaf in leaves], kind, kind, alone, last=ends[0])
         for env in env_ids:
-            self.oracle.step(env, self._next[env], last=last[env])
+            self.oracle.step(env, self._next[env], int(kinds[env]), last=ends[env])
             self._next[env] += 1
+            if env in ended:
+                self.oracle.step(env, self._next[env], LAST | TERMINAL, last=True)
+                self._next[env] += 1
+            self._begins[env] = last[env]
         self._check_budget()
+
+    def _rows(self, offset: int) -> list[Any]:
+        numbers = np.array(self._next, np.int64) + offset
+        return [numbers, np.stack([numbers, 2 * numbers], axis=1).astype(np.float64)]
 
     def block(self, num_steps: int) -> None:
         """Write steps of the only environment at once, as many as are granted."""
@@ -232,15 +271,20 @@ class Writer:
         self._make_room()
         count = min(num_steps, self._granted() - self.ring.head[0])
         numbers = self._next[0] + np.arange(count)
-        self.ring.write_block([numbers, np.stack([numbers, 2 * numbers], axis=1).astype(np.float64)], count)
-        for number in numbers.tolist():
-            self.oracle.step(0, number, last=False)
+        kinds = np.full(count, ACTION, np.uint8)
+        kinds[0] |= FIRST * self._begins[0]
+        leaves = [numbers, np.stack([numbers, 2 * numbers], axis=1).astype(np.float64)]
+        self.ring.write_block(leaves, kinds, int(kinds[-1]))
+        for number, kind in zip(numbers.tolist(), kinds.tolist(), strict=True):
+            self.oracle.step(0, number, kind, last=False)
         self._next[0] += count
+        self._begins[0] = False
         self._budget = None
 
     def reset(self, env_ids: Sequence[int], *, discard: bool) -> None:
         self._mark(Reset(env_ids, discard))
         for env in env_ids:
+            self._begins[env] = True
             self.oracle.end(env, align=not discard, discard=discard)
 
     def leave(self, env_ids: Sequence[int]) -> None:
@@ -264,7 +308,7 @@ class Writer:
         self._budget = None
 
     def _granted(self) -> int:
-        return self.cutter.first_needed + self.config.ring_size - self.num_envs + 1
+        return self.cutter.first_needed + self.config.ring_size - self.ring.rows_per_call + 1
 
     def _make_room(self) -> None:
         if self.ring.head[0] >= self._granted():
@@ -307,7 +351,9 @@ class Writer:
 
     def message(self) -> None:
         if self.flight.has_queued:
-            self._unconfirmed.append(self.server.receive(self.flight.take_message(1), mask=self.config.mask))
+            self._unconfirmed.append(
+                self.server.receive(self.flight.take_message(1), has_flags=self.config.store_flags)
+            )
 
     def confirm(self) -> None:
         if self._unconfirmed:
@@ -411,10 +457,14 @@ def configs(draw: st.DrawFn) -> Config:
         num_envs,
         spans_episodes,
         draw(st.booleans()),
+        draw(st.booleans()),
         draw(st.integers(1, 9)),
         draw(st.integers(4, 30)) * (num_envs or 1),
         draw(st.none() | st.integers(1, 12)) if are_episodes and len(windows) == 1 else None,
     )
+
+
+PLAIN: Any = {"spans_episodes": False, "has_boundary": False, "store_flags": False, "max_steps": None}
 
 
 @settings(max_examples=150)
@@ -427,9 +477,7 @@ def test_items_are_the_windows_of_the_closed_form(config: Config, operations: li
 
 def test_chunks_of_an_ended_episode_are_kept_until_its_last_windows_are_sent() -> None:
     targets = (WindowTarget(WindowSpec(2), ("a",), 1.0),)
-    writer = Writer(
-        Config(targets, None, spans_episodes=False, mask=False, chunk_length=1, ring_size=16, max_steps=None)
-    )
+    writer = Writer(Config(targets, None, chunk_length=1, ring_size=16, **PLAIN))
     for _ in range(2):  # two requests in the queue; the second one has the chunk of step 3
         writer.step([0], [False])
         writer.step([0], [False])
@@ -445,7 +493,7 @@ def test_chunks_of_an_ended_episode_are_kept_until_its_last_windows_are_sent() -
 
 def test_no_more_environments_are_sealed_than_needed() -> None:
     targets = (WindowTarget(WindowSpec(1), ("a",), 1.0),)
-    writer = Writer(Config(targets, 4, spans_episodes=False, mask=False, chunk_length=9, ring_size=99, max_steps=None))
+    writer = Writer(Config(targets, 4, chunk_length=9, ring_size=99, **PLAIN))
     writer.step(range(4), [False] * 4)
     writer.send_fullest()
     assert writer.cutter.num_unencoded == 2

@@ -32,7 +32,8 @@ def assembled(message: bytes, **bounds: int) -> tuple[list[Column], Any]:
     assembler = BatchAssembler(bounds.get("cache", 1 << 20), bounds.get("sample", 1 << 20))
     for error in assembler.add(samples_of(message)):
         raise error
-    return assembler.take()
+    columns, info, _ = assembler.take()
+    return columns, info
 
 
 def test_window_over_two_chunks() -> None:
@@ -54,7 +55,7 @@ def test_delta_encoded_scalar_and_string_columns() -> None:
     one = item(1, [[(1, 0, 3, 0)], [(2, 2, 1, 0)], [(3, 1, 2, 0)]], is_scalar=(1,))
     assembler = BatchAssembler(1 << 20, 1 << 20)
     assert assembler.add(samples_of(response((one, chunks), (one, chunks)))) == []
-    for leaves, info in assembler.take_each(None):
+    for leaves, info, _ in assembler.take_each(None):
         assert leaves[0].tolist() == [[1], [2], [3]]
         assert leaves[1] == 4.0
         assert leaves[2].tolist() == [b"", b"ccc"]
@@ -133,7 +134,7 @@ def test_rows_of_known_items_stay_when_many_more_become_known() -> None:
     assembler = BatchAssembler(1 << 20, 1 << 20)
     for first in (850, 600, 300, 0):
         assert assembler.add(samples_of(response(*entries[first:]))) == []
-        columns, _ = assembler.take()
+        columns, *_ = assembler.take()
         assert [rows.tolist() for rows in columns[0].split()] == [[n, n + 1] for n in range(first, 900)]
 
 
@@ -145,7 +146,7 @@ def test_chunk_that_is_evicted_for_another_one_of_its_item_does_not_evict_all_ot
     assembler = BatchAssembler(5 * 800, 1 << 20)
     assert assembler.add(samples_of(response(*alone, both, *alone[2:]))) == []
     assert assembler.num_decoded_chunks == 5 + 2
-    columns, _ = assembler.take()
+    columns, *_ = assembler.take()
     assert np.concatenate(columns[0].split())[::100].tolist() == [0, 1, 2, 3, 4, 0, 5, 2, 3, 4]
 
 
@@ -174,7 +175,7 @@ def test_one_item_at_a_time_exceeds_the_memory_limit() -> None:
                 slices = [[(key, 0, length, 0)] for key, length in zip(keys, lengths, strict=True)]
                 contents = [chunk(key, [np.full(length, key)]) for key, length in zip(keys, lengths, strict=True)]
                 assert assembler.add(samples_of(response((item(large + rows_of_large, slices), contents)))) == []
-                columns, _ = assembler.take()
+                columns, *_ = assembler.take()
                 assert [column.rows[0] for column in columns] == keys
                 assert [len(column.rows) for column in columns] == lengths
                 del columns
@@ -215,7 +216,7 @@ def test_a_batch_and_samples_that_wait_keep_no_message_of_others() -> None:
         waiting = samples[2:]
         del samples
         assert [one() is None for one in alive] == [True, True, False]
-        columns, info = assembler.take()
+        columns, info, _ = assembler.take()
         assert (columns[0].rows.tolist(), info.keys.tolist(), waiting.keys.tolist()) == ([0, 0, 1, 1], [0, 1], [2])
     finally:
         gc.enable()
@@ -252,7 +253,7 @@ def test_samples_of_another_shape_or_dtype_are_refused_and_without_a_structure_a
     assert [rows.tolist() for rows in assembler.take()[0][0].split()] == [[[1.0], [1.0]]] * 2
     assembler = BatchAssembler(1 << 20, 1 << 20)
     assert assembler.add(samples) == []
-    found = [(info.key, leaf.tolist()) for (leaf,), info in assembler.take_each(None)]
+    found = [(info.key, leaf.tolist()) for (leaf,), info, _ in assembler.take_each(None)]
     assert found == [(1, [[1.0], [1.0]]), (3, [[1.0] * 3] * 2), (4, [[1], [1]]), (2, [[1.0], [1.0]])]
 
 
@@ -267,7 +268,7 @@ def test_items_that_do_not_fit_the_signature_are_foreign(caplog: pytest.LogCaptu
     assembler = BatchAssembler(1 << 20, 1 << 20, structure=TableStructure("table", signature))
     assert assembler.add(samples_of(response(*entries, wide))) == []
     assert assembler.num_foreign == 5
-    columns, info = assembler.take()
+    columns, info, _ = assembler.take()
     assert info.keys.tolist() == [1]
     assert {name: column.rows.tolist() for name, column in assembler.pack(columns).items()} == {
         "a": [5, 6],
@@ -300,7 +301,7 @@ def test_contradictory_sample_is_refused_and_changes_nothing(one: Any, chunks: A
     (error,) = assembler.add(samples_of(response(GOOD, (one, chunks), GOOD)))
     assert isinstance(error, FormatError)
     assert re.search(message, str(error))
-    columns, infos = assembler.take()
+    columns, infos, _ = assembler.take()
     assert columns[0].rows.tolist() == [5, 6, 5, 6]
     assert len(infos.keys) == 2
 
@@ -317,7 +318,7 @@ def test_each_sample_left_out_has_one_error_and_the_others_keep_their_order() ->
     assert list(map(type, errors)) == [FormatError, FormatError, UnsafeDataError]
     assert ["chunk 1" in str(errors[0]), "rows 0+7" in str(errors[1])] == [True, True]
     assert assembler.num_samples == 3
-    columns, infos = assembler.take()
+    columns, infos, _ = assembler.take()
     assert columns[0].rows.tolist() == [0, 2, 4]
     assert infos.keys.tolist() == [0, 2, 4]
     assert assembler.num_samples == 0

@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[3]
 CLIENT = [
     "cli", "ray", "testing", "tf_agents", "sb3", "instinct_rl", "local", "rollouts", "files", "writing", "reading",
     "accumulator", "client", "transport", "decoding", "environments", "episodes", "tables", "protocol", "slices",
-    "transitions", "windows", "steps", "rows", "leaves", "nests", "deadline", "background", "progress", "arguments", "scalars",
-    "arrays", "lazy", "errors",
+    "transitions", "windows", "steps", "rows", "leaves", "nests", "deadline", "background", "progress", "arguments",
+    "scalars", "arrays", "lazy", "errors",
 ]  # fmt: skip
 SERVER = [
     "cli", "service", "turn", "starting", "saving", "jobs", "certs", "observability", "reverb", "checkpoints", "config",

@@ -100,7 +100,6 @@ def test_spec_with_unknown_sizes_is_refused(shape: Any) -> None:
 
 NO_LEAVES: list[Any] = [(), {}, [], {"a": (), "b": [{}]}]
 NO_STRINGS = np.array([1, "a"], object), np.array({}, object)
-NO_FLAGS = np.zeros(1, np.int32), np.float32(0), "last", np.zeros((2, 1), bool)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +108,6 @@ NO_FLAGS = np.zeros(1, np.int32), np.float32(0), "last", np.zeros((2, 1), bool)
         *((empty, "at least one leaf") for empty in NO_LEAVES),
         *(({"a": [leaf]}, r"`a/0`: \w+ is not an array, number or") for leaf in (None, object(), {1}, *NO_STRINGS)),
         ({1: 2, "a": 3}, "first step: .*sort"),
-        *(({"step_type": value, "x": 1}, "leaf `step_type`: .* expected an integer or a bool") for value in NO_FLAGS),
-        *(({"is_last": value, "x": 1}, "leaf `is_last`: .* expected an integer or a bool") for value in NO_FLAGS),
     ],
 )
 def test_first_step_that_cannot_be_stored_is_refused(example: Any, message: str) -> None:
@@ -279,41 +276,6 @@ def test_spec_of_a_batch_is_that_of_one_environment(example: Any) -> None:
     structure.flatten({"x": np.zeros((2, 2))}, 0)
     with pytest.raises(StructureError, match=r"leaf `x`: float64 \(2,\), expected float64 \(2, 2\)"):
         structure.flatten({"x": np.zeros(2)}, 0)
-
-
-# Boundary steps.
-
-
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        (trajectory(FIRST), False),
-        (trajectory(MID, LAST), False),
-        (trajectory(LAST, FIRST), True),
-        ({"step_type": 2, "x": 0}, True),
-        ({"is_first": True, "is_last": False, "is_terminal": True}, False),
-        ({"is_first": False, "is_last": True, "is_terminal": False}, True),
-        ({"is_last": np.uint8(1), "step_type": np.int32(1)}, False),
-        ({"x": {"step_type": 2}}, False),
-        ({"x": 2}, False),
-    ],
-)
-def test_boundary_step_is_told_by_its_leaf(step: Any, expected: bool) -> None:
-    structure = StepStructure(step)
-    assert structure.ends_episode(structure.flatten(step, 0)) is expected
-
-
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        ({"step_type": np.array([0, 1, 2], np.int32)}, [False, False, True]),
-        ({"is_last": np.array([True, False, True])}, [True, False, True]),
-        ({"x": np.zeros(3)}, [False, False, False]),
-    ],
-)
-def test_boundary_steps_of_a_batch_are_told_one_by_one(step: Any, expected: list[bool]) -> None:
-    structure = StepStructure(step, batch_size=3)
-    assert structure.ends_episode(structure.flatten(step, 0)).tolist() == expected
 
 
 # Padding steps.

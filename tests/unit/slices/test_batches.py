@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import pickle
 from types import SimpleNamespace
 
@@ -11,12 +10,9 @@ import numpy as np
 import pytest
 
 import reverb_writer as rw
-from reverb_writer import slices
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.slices.axes import converted
 from reverb_writer.slices.batch import Batch
-
-RNG = np.random.default_rng(0)
 
 
 def info_of(n: int, members: list[int] | None = None) -> BatchInfo:
@@ -54,13 +50,9 @@ def test_information_prints_as_a_table_of_shapes() -> None:
     assert (title, keys) == ("BatchInfo, without zeros", "  keys           uint64 [2]")
 
 
-def test_mask_of_a_batch_is_that_of_its_windows_or_slices() -> None:
-    assert Batch({}, None).mask is Batch({}, info_of(2)).mask is None
-    mask = np.array([[True, False], [True, True]])
-    assert Batch({}, dataclasses.replace(info_of(2), mask=mask)).mask is mask
-    steps = {"reward": np.arange(3.0), "done": np.array([False, True, True])}
-    drawn = slices.SliceSampler(2, 2, short="pad").each(slices.find_trajectories(slices.read_markers(steps)), RNG)
-    assert slices.gather(steps, drawn).mask.tolist() == [True, True, True, False]
+def test_mask_of_windows_is_that_of_their_kinds() -> None:
+    kinds = np.array([[3, 12], [3, 16]], np.uint8)
+    assert Batch({}, info_of(2), row_kinds=kinds).mask.tolist() == [[True, True], [True, False]]
 
 
 def test_memory_is_pinned_of_tensors_and_not_of_strings() -> None:

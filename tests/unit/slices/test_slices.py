@@ -1,7 +1,8 @@
-"""Boundaries and slices worked by hand, what steps of each library tell, and trajectories taken apart and padded."""
+"""Boundaries and slices worked by hand, kinds from flags of other libraries, trajectories taken apart and padded."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,72 +10,72 @@ import pytest
 
 import reverb_writer as rw
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL, kinds_of
 from reverb_writer.slices import (
-    Markers,
     SliceSampler,
     Trajectories,
     find_trajectories,
     gather,
     pad_trajectories,
-    read_markers,
-    sample_members,
     split_trajectories,
 )
-from reverb_writer.steps import FIRST, LAST, MID, Trajectory
 
 
 def flags(size: int, *rows: int) -> Any:
     return np.isin(np.arange(size), rows)
 
 
-WRAPPED = ([8, 3, 5], [2, 4, 7], [5, 2, 3])
-IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
+def kinds(size: int, *, first: Sequence[int] = (), last: Sequence[int] = (), padding: Sequence[int] = ()) -> Any:
+    """Return kinds [size] of rows with actions, except for padding."""
+    found = FIRST * flags(size, *first) + LAST * flags(size, *last) + ACTION
+    return np.where(flags(size, *padding), PADDING, found).astype(np.uint8)
+
+
+def shows(found: Trajectories) -> tuple[list[int], list[int], list[int]]:
+    return found.starts.tolist(), found.stops.tolist(), found.lengths.tolist()
 
 
 @pytest.mark.parametrize(
-    ("markers", "ring", "expected"),
+    ("of_rows", "ring", "expected"),
     [
-        (Markers(traj_ids=IDS), {"is_full": True}, WRAPPED),
-        (Markers(traj_ids=IDS), {}, ([0, 3, 5, 8], [2, 4, 7, 9], [3, 2, 3, 2])),
-        (Markers(done=flags(1)), {"is_full": True}, ([0], [0], [1])),
+        (kinds(10, first=[3, 5, 8]), {}, ([0, 3, 5, 8], [2, 4, 7, 9], [3, 2, 3, 2])),
+        (kinds(1), {"is_full": True}, ([0], [0], [1])),
         # A cursor in the middle of a trajectory cuts it in two.
-        (Markers(done=flags(6)), {"is_full": True, "cursor": 2}, ([3], [2], [6])),
-        # The end may be marked as any of the three.
-        (Markers(terminated=flags(6, 1), truncated=flags(6, 3)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
+        (kinds(6), {"is_full": True, "cursor": 2}, ([3], [2], [6])),
+        (kinds(6, last=[1, 3]), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
         # Starts alone are enough, also across the edge of a full ring.
-        (Markers(is_init=flags(6, 1, 4)), {"is_full": True}, ([4, 1], [0, 3], [3, 3])),
-        # An end that nobody marked is known by the next start; ids of two writers that are alike, by the end.
-        (Markers(done=flags(6, 1, 5), is_init=flags(6, 0, 2, 4)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
-        (Markers(traj_ids=np.zeros(6, int), done=flags(6, 1)), {}, ([0, 2], [1, 5], [2, 4])),
+        (kinds(6, first=[1, 4]), {"is_full": True}, ([4, 1], [0, 3], [3, 3])),
+        # The next start shows an end without a mark.
+        (kinds(6, first=[0, 2, 4], last=[1, 5]), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
         # Rows of padding separate trajectories, and belong to none: row 2 of one environment, row 1 of the other.
-        (Markers(mask=np.array([[1, 1], [1, 0], [0, 1]], bool)), {}, ([0, 0, 2], [1, 0, 2], [2, 1, 1])),
+        (np.stack([kinds(3, padding=[2]), kinds(3, padding=[1])], 1), {}, ([0, 0, 2], [1, 0, 2], [2, 1, 1])),
         # Of two environments, the second has no end, and gets one at its last row.
-        (Markers(done=np.array([[0, 0], [1, 0], [0, 0]])), {"is_full": True}, ([2, 0], [1, 2], [3, 3])),
+        (np.stack([kinds(3, last=[1]), kinds(3)], 1), {"is_full": True}, ([2, 0], [1, 2], [3, 3])),
     ],
 )
 def test_boundaries_are_recovered(
-    markers: Markers, ring: dict[str, Any], expected: tuple[list[int], list[int], list[int]]
+    of_rows: Any, ring: dict[str, Any], expected: tuple[list[int], list[int], list[int]]
 ) -> None:
-    found = find_trajectories(markers, **ring)
-    assert (found.starts.tolist(), found.stops.tolist(), found.lengths.tolist()) == expected
+    assert shows(find_trajectories(of_rows, **ring)) == expected
 
 
 @pytest.mark.parametrize(
-    ("markers", "ring", "error", "message"),
+    ("of_rows", "ring", "error", "message"),
     [
-        (Markers(), {}, StructureError, "the steps do not show the ends of trajectories"),
-        (Markers(done=flags(0)), {}, IncompleteError, "no rows yet"),
-        (Markers(done=np.True_), {}, IncompleteError, "no rows yet"),  # type: ignore[arg-type]
-        (Markers(mask=flags(3)), {}, IncompleteError, "all 3 rows are padding"),
-        (Markers(done=flags(3)), {"cursor": 1}, SpecError, "`cursor` needs a ring that is full, got 1"),
-        (Markers(done=flags(3)), {"is_full": True, "cursor": 3}, SpecError, "`cursor` must be <= 2, got 3"),
+        (flags(3), {}, StructureError, "`kinds` must be a NumPy array of uint8, got bool. `reverb_writer.rows"),
+        ([2, 6], {}, StructureError, "`kinds` must be a NumPy array of uint8, got list"),
+        (kinds(0), {}, IncompleteError, "no rows yet"),
+        (np.array(2, np.uint8), {}, IncompleteError, "no rows yet"),
+        (kinds(3, padding=range(3)), {}, IncompleteError, "all 3 rows are padding"),
+        (kinds(3), {"cursor": 1}, SpecError, "`cursor` needs a ring that is full, got 1"),
+        (kinds(3), {"is_full": True, "cursor": 3}, SpecError, "`cursor` must be <= 2, got 3"),
     ],
 )
-def test_nothing_to_go_by_is_refused(
-    markers: Markers, ring: dict[str, Any], error: type[Exception], message: str
+def test_kinds_without_a_trajectory_are_refused(
+    of_rows: Any, ring: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        find_trajectories(markers, **ring)
+        find_trajectories(of_rows, **ring)
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [[1]], [1.5], [2, -1]])
@@ -83,101 +84,50 @@ def test_lengths_of_trajectories_are_integers_of_one_or_more(lengths: Any) -> No
         Trajectories.from_lengths(lengths)
 
 
-def test_markers_must_be_of_the_same_rows() -> None:
-    with pytest.raises(StructureError, match=r"shape of the rows, got {'is_init': \(3,\), 'done': \(4,\)}"):
-        Markers(is_init=flags(3), done=flags(4))
-    with pytest.raises(StructureError, match="`traj_ids` must be integers, got float64"):
-        Markers(traj_ids=np.zeros(3))  # type: ignore[arg-type]
+# Kinds of rows in memory, from the flags and ids of other libraries.
 
 
-def tf_agents_rows(types: list[int], discounts: list[float]) -> Trajectory:
-    nothing = np.zeros(len(types))
-    return Trajectory(np.array(types), nothing, nothing, (), np.roll(types, -1), nothing, np.array(discounts))
-
-
-NONE, LAST_OF_3 = np.zeros((3, 1), bool), np.array([[0], [0], [1]], bool)
+IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
 
 
 @pytest.mark.parametrize(
-    ("steps", "options", "expected"),
+    ("steps", "ring", "expected"),
     [
-        pytest.param(
-            {
-                "done": NONE,
-                "terminated": NONE,
-                "is_init": LAST_OF_3[::-1],  # `done` of the step before
-                "next": {"done": LAST_OF_3, "terminated": NONE, "truncated": LAST_OF_3},
-                "collector": {"traj_ids": np.array([7, 7, 7])},
-            },
-            {},
-            {"is_init": [True, False, False], "truncated": [False, False, True], "traj_ids": [7, 7, 7]},
-            id="TorchRL has the flags of a step beside `next`",
-        ),
-        pytest.param(
-            {"next": np.zeros((2, 4)), "terminated": np.array([0, 1]), "truncated": np.array([0, 0])},
-            {},
-            {"ends": [False, True]},
-            id="an observation of Gymnasium may be named next",
-        ),
-        pytest.param(
-            {"is_first": [1, 0], "is_last": [0, 1], "is_terminal": [0, 1], "reward": [0, 0]},
-            {},
-            {"is_init": [True, False], "done": [False, True], "terminated": [False, True]},
-            id="RLDS",
-        ),
-        pytest.param(
-            # Two episodes of two transitions and a boundary step; the second one is cut by a time limit.
-            tf_agents_rows([FIRST, MID, LAST] * 2, [1, 0, 1, 1, 1, 1]),
-            {},
-            {"done": [False, False, True] * 2, "terminated": [False, False, True, False, False, False]},
-            id="TF-Agents terminates with a discount of 0 into the boundary step",
-        ),
-        pytest.param(
-            # Three items end to end: the second and the third begin with the boundary step of a truncated episode.
-            tf_agents_rows([MID, MID, LAST, LAST, FIRST, LAST], [1, 0, 1, 1, 0, 1]),
-            {"starts": [0, 2, 3]},
-            {"terminated": [False] * 5 + [True]},
-            id="a boundary step at the start of an item does not look at the item before it",
-        ),
-        pytest.param(
-            tf_agents_rows([LAST, FIRST, MID], [1, 1, 0]),
-            {},
-            {"terminated": [False] * 3},
-            id="a boundary step at the start does not look at the end",
-        ),
-        pytest.param(
-            tf_agents_rows([LAST, FIRST, MID], [1, 1, 0]),
-            {"starts": []},
-            {"terminated": [True, False, False]},
-            id="a boundary step at the start of a ring looks at the end",
-        ),
-        pytest.param(
-            {"step_type": np.array([LAST, MID, LAST, LAST]), "discount": np.array([1.0, 0.0, 1.0, 1.0])},
-            # Rows 0, 2 and 3 begin slices: after a step into a terminal state, after a truncated one, and after none.
-            {
-                "starts": [0, 2, 3],
-                "before": lambda: {"step_type": np.array([MID, MID, LAST]), "discount": np.array([0.0, 1.0, 0.0])},
-            },
-            {"terminated": [True, False, False, False]},
-            id="a boundary step at the start of a slice looks at the row before it",
-        ),
-        pytest.param(
-            tf_agents_rows([FIRST, LAST, LAST, LAST], [1, 1, 0, 0]),
-            {},
-            {"terminated": [False] * 4},
-            id="padding after a boundary step is not terminated",
-        ),
-        pytest.param(
-            {"done": np.zeros((2, 2, 1)), "reward": np.zeros((2, 2))},
-            {"ndim": 2},
-            {"done": [[False, False]] * 2},
-            id="markers of a storage of environments have its dimensions",
+        ({"traj_ids": IDS}, {}, ([0, 3, 5, 8], [2, 4, 7, 9], [3, 2, 3, 2])),
+        ({"traj_ids": IDS}, {"is_full": True}, ([8, 3, 5], [2, 4, 7], [5, 2, 3])),
+        # The last row and the first row are of two trajectories.
+        ({"collector": {"traj_ids": np.array([3, 3, 4, 4])}}, {"is_full": True}, ([0, 2], [1, 3], [2, 2])),
+        # An end separates two trajectories with the same id, and ids separate trajectories without an end.
+        ({"traj_ids": np.array([7, 7, 7, 8]), "done": flags(4, 0)}, {}, ([0, 1, 3], [0, 2, 3], [1, 2, 1])),
+        ({"terminated": flags(4, 1), "truncated": flags(4, 2)}, {}, ([0, 2, 3], [1, 2, 3], [2, 1, 1])),
+        # `done` beside `next` belongs to the step before.
+        ({"done": flags(3, 1), "next": {"done": flags(3, 0)[:, None]}}, {}, ([0, 1], [0, 2], [1, 2])),
+        # A boundary row of TF-Agents at the start of a ring belongs to the trajectory at its end.
+        (
+            {"step_type": np.array([2, 0, 1]), "discount": np.array([1.0, 1.0, 0.0])},
+            {"is_full": True},
+            ([1], [0], [3]),
         ),
     ],
 )
-def test_flags_of_steps_are_read(steps: Any, options: dict[str, Any], expected: dict[str, list[Any]]) -> None:
-    markers = read_markers(steps, **options)
-    assert {name: getattr(markers, name).tolist() for name in expected} == expected
+def test_trajectories_of_rows_in_memory_are_found(
+    steps: Any, ring: dict[str, Any], expected: tuple[list[int], list[int], list[int]]
+) -> None:
+    found = kinds_of(steps, is_ring=bool(ring), outcome=False)
+    assert shows(find_trajectories(found, **ring)) == expected
+
+
+def test_ring_knows_that_the_row_before_its_first_row_terminated() -> None:
+    steps = {"step_type": np.array([2, 0, 1]), "discount": np.array([1.0, 1.0, 0.0])}
+    assert kinds_of(steps, is_ring=True).tolist() == [LAST | TERMINAL, FIRST | ACTION, ACTION]
+    assert kinds_of(steps).tolist() == [LAST, FIRST | ACTION, ACTION]
+
+
+def test_rows_after_an_end_in_items_end_to_end_are_refused_if_they_may_be_padding() -> None:
+    steps = {"is_last": flags(6, 1, 5), "is_terminal": flags(6, 1)}  # two items of three rows
+    assert kinds_of(steps).tolist() == [2, 12, 3, 2, 2, 4]  # one storage: row 2 begins another episode
+    with pytest.raises(StructureError, match="no leaf shows whether these rows are padding or another episode"):
+        kinds_of(steps, starts=flags(6, 0, 3))
 
 
 # Trajectories.
@@ -197,7 +147,8 @@ def test_strings_are_padded_with_empty_ones() -> None:
         (lambda: pad_trajectories([np.zeros(3), np.zeros((3, 2))]), StructureError, "equal structure"),
         (lambda: pad_trajectories([{"a": np.zeros(3), "b": np.zeros(2)}]), StructureError, "one T for all"),
         (lambda: pad_trajectories([np.float64(1)]), StructureError, "one T for all"),
-        (lambda: split_trajectories({"obs": np.zeros(3)}), StructureError, "do not show the ends of trajectories"),
+        (lambda: split_trajectories({"obs": np.zeros(3)}), StructureError, "no leaf shows where episodes end"),
+        (lambda: split_trajectories({"done": np.zeros((3, 2))}), StructureError, "Pass `trajectories` of several env"),
     ],
 )
 def test_bad_trajectories_are_named(call: Any, error: type[Exception], message: str) -> None:
@@ -209,7 +160,6 @@ def test_bad_trajectories_are_named(call: Any, error: type[Exception], message: 
 
 
 THREE = Trajectories.from_lengths([3, 6, 2])
-FALSE = np.zeros(11, bool)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -241,37 +191,69 @@ def test_short_trajectories_are_skipped_if_so_asked() -> None:
         SliceSampler(2, 7, short="skip").sample(THREE, rng())
 
 
-def test_markers_are_not_repeated_on_padding() -> None:
-    steps = {"is_init": np.array([1, 0, 1]), "terminated": np.array([0, 1, 1]), "reward": np.arange(3)}
-    batch = gather(steps, SliceSampler(2, 4, short="pad").each(Trajectories.from_lengths([2, 1]), rng()))
-    assert true_rows(batch.markers.is_init) == [0, 4]
-    for name in ("terminated", "done", "truncated"):
-        assert true_rows(getattr(batch.markers, name)) == [1, 4]
-    assert batch.data["is_init"].tolist() == [1, 0, 0, 0, 1, 1, 1, 1]  # as stored
+def test_padding_repeats_the_last_row_and_has_a_kind_of_its_own() -> None:
+    of_rows = kinds(3, first=[0, 2], last=[1, 2])
+    slices = SliceSampler(2, 4, short="pad").each(find_trajectories(of_rows), rng())
+    batch = gather({"reward": np.arange(3)}, slices, of_rows)
+    assert batch.data["reward"].tolist() == [0, 1, 1, 1, 2, 2, 2, 2]
+    assert batch.row_kinds.tolist() == [3, 6, 16, 16, 7, 16, 16, 16]
+    assert batch.mask.tolist() == [True, True, False, False, True, False, False, False]
+    assert batch.slices.first_rows.tolist() == true_rows(batch.slices.starts) == [0, 4]
+    assert batch.slices.last_rows.tolist() == [1, 4]
+
+
+def test_kinds_that_the_leaves_show_do_not_depend_on_padding_or_on_other_slices() -> None:
+    steps = {"done": flags(3, 1, 2), "terminated": flags(3, 2), "reward": np.arange(3)}
+    slices = SliceSampler(2, 3, short="pad").each(Trajectories.from_lengths([2, 1]), rng())
+    batch = gather(steps, slices)
+    assert batch.row_kinds is None
+    assert batch.kinds.tolist() == [2, 6, 16, 14, 16, 16]
+    assert true_rows(batch.is_last) == [1, 3]
+    assert true_rows(batch.is_terminal) == [3]
+
+
+def test_mask_of_slices_needs_no_flags() -> None:
+    slices = SliceSampler(1, 3, short="pad").each(Trajectories.from_lengths([2]), rng())
+    batch = gather({"reward": np.arange(2)}, slices)
+    assert batch.mask.tolist() == [True, True, False]
+    with pytest.raises(StructureError, match="no leaf shows where episodes end; found `reward`"):
+        batch.kinds  # noqa: B018  # it raises
 
 
 def test_slices_of_environments_stay_in_their_environment() -> None:
     ids = np.array([[0, 3], [0, 3], [1, 3], [1, 4], [1, 4]])
     steps = {"time": np.repeat(np.arange(5), 2).reshape(5, 2), "env": np.tile([0, 1], (5, 1)), "traj_ids": ids}
-    batch = gather(steps, SliceSampler(4, 3).each(find_trajectories(Markers(traj_ids=ids)), rng()))
+    of_rows = kinds_of({"traj_ids": ids.T}, outcome=False).T
+    batch = gather(steps, SliceSampler(4, 3).each(find_trajectories(of_rows), rng()))
     assert batch.data["time"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
     assert batch.data["env"].tolist() == [0] * 5 + [1] * 5
-    assert batch.markers.traj_ids.tolist() == [0, 0, 1, 1, 1, 3, 3, 3, 4, 4]
+    assert batch.slices.trajectories.tolist() == [0, 1, 3, 4]
 
 
-# Spans.
+# Slices that begin at beginnings of episodes.
 
 
-@pytest.mark.parametrize(
-    ("span", "expected"),
-    [
-        ((2, 0), {(0,), (0, 1), (0, 1, 2), (1, 2, 3)}),
-        ((0, 2), {(0, 1, 2), (1, 2, 3), (2, 3), (3,)}),
-        (2, {(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3), (3,)}),
-    ],
-)
-def test_slices_hang_over_the_edges_as_far_as_the_span(span: Any, expected: set[tuple[int, ...]]) -> None:
-    assert drawn(SliceSampler(4, 3, span=span), Trajectories.from_lengths([4])) == expected
+@pytest.mark.parametrize("by", ["trajectory", "row"])
+def test_slices_that_start_with_an_episode(by: Any) -> None:
+    # Rows 0 to 2 are the end of an episode whose beginning is not stored; the last episode is short.
+    found = find_trajectories(kinds(10, first=[3, 8], last=[2, 7]))
+    assert found.begins_episode.tolist() == [False, True, True]
+    assert drawn(SliceSampler(3, 3, by=by, start="episode"), found) == {(3, 4, 5), (8, 9)}
+    assert drawn(SliceSampler(3, 3, by=by, start="episode", short="skip"), found) == {(3, 4, 5)}
+    passes = SliceSampler(1, 3, by=by, start="episode").one_pass(found, rng(), shuffle=False)
+    assert [slices.trajectories.tolist() for slices in passes] == [[1], [2]]
+    with pytest.raises(IncompleteError, match="none of 1 trajectories begins with a row that is known to be the first"):
+        SliceSampler(3, 3, by=by, start="episode").sample(find_trajectories(kinds(4)), rng())
+
+
+def test_trajectories_that_are_all_shorter_than_a_slice_are_warned_of() -> None:
+    """Rows [B, T] in place of [T, B], or ids that alternate, make many trajectories of one row."""
+    of_rows = kinds_of({"traj_ids": np.array([0, 1, 0, 1])}, outcome=False)
+    for draw in (SliceSampler(2, 2).sample, SliceSampler(2, 2, short="pad").one_pass):
+        with pytest.warns(UserWarning, match="No trajectory has `slice_len` = 2 rows.*must not alternate"):
+            draw(find_trajectories(of_rows), rng())
+    SliceSampler(2, 1).sample(find_trajectories(of_rows), rng())
+    SliceSampler(2, 9).sample(find_trajectories(kinds(4)), rng())  # all rows are one trajectory
 
 
 # By trajectory, by row, by priority; with and without replacement.
@@ -293,22 +275,7 @@ def test_a_pass_by_trajectory_is_shuffled_and_may_drop_its_last_batch() -> None:
     assert in_order.tolist() == list(range(10))
 
 
-# Markers of batches.
-
-
-def gathered(**markers: Any) -> rw.Batch:
-    steps = {"reward": np.arange(11)}
-    return gather(steps, SliceSampler(3, 5).each(THREE, rng()), Markers(**markers))
-
-
-def test_stored_starts_are_kept_and_done_is_the_union_of_what_is_stored_and_the_ends_of_slices() -> None:
-    # Row 5 is the third or second one of the slice of trajectory 1.
-    batch = gathered(is_init=flags(11, 0, 5), terminated=flags(11, 2), truncated=flags(11, 5), done=FALSE)
-    row_of_5 = batch.data["reward"].tolist().index(5)
-    assert true_rows(batch.markers.is_init) == [0, 3, row_of_5, 8]
-    assert true_rows(batch.markers.terminated) == [2]
-    assert true_rows(batch.markers.truncated) == [2, 7, 9]
-    assert true_rows(batch.markers.done) == [2, row_of_5, 7, 9]
+# Batches.
 
 
 def test_batches_own_their_data_and_keep_structure_and_dtypes() -> None:
@@ -324,28 +291,39 @@ def test_batches_own_their_data_and_keep_structure_and_dtypes() -> None:
 # Members.
 
 
-def member(first: int, lengths: list[int]) -> tuple[Any, Trajectories]:
-    trajectories = Trajectories.from_lengths(lengths)
-    return {"reward": first + np.arange(sum(lengths)), "traj_ids": np.zeros(sum(lengths), int)}, trajectories
+def test_slices_of_several_storages_are_one_batch() -> None:
+    def member(first: int, lengths: list[int], number: int) -> rw.Batch:
+        slices = SliceSampler(number, 3).sample(Trajectories.from_lengths(lengths), rng())
+        return gather({"reward": first + np.arange(sum(lengths))}, slices)
+
+    batch = rw.Batch.concatenate([member(0, [4, 4], 1), member(100, [5], 2)], numbers=[3, 7])
+    assert batch.slices.members.tolist() == [3, 7, 7]
+    assert batch.slices.first_rows.tolist() == true_rows(batch.slices.starts) == [0, 3, 6]
+    assert batch.slices.last_rows.tolist() == [2, 5, 8]
+    np.testing.assert_array_equal(batch.data["reward"] % 100, batch.slices.rows)
+    assert (batch.data["reward"] // 100).tolist() == [0] * 3 + [1] * 6
+    for first, stop in ((0, 1), (1, 3)):
+        part = batch.slices.part(first, stop)
+        assert part.members.tolist() == [[3], [7, 7]][first]
+        assert part.first_rows.tolist() == true_rows(part.starts) == [[0], [0, 3]][first]
 
 
-def test_members_have_their_share_of_a_batch() -> None:
-    members = [member(0, [4, 4]), member(100, [5]), member(200, [9])]
-    batch = sample_members(members, SliceSampler(12, 3), rng())
-    assert batch.markers.members is not None
-    assert batch.markers.members.tolist() == [0] * 12 + [1] * 12 + [2] * 12
-    np.testing.assert_array_equal(batch.data["reward"] // 100, batch.markers.members)
-    assert true_rows(batch.markers.is_init) == list(range(0, 36, 3))
-    assert true_rows(batch.markers.truncated) == list(range(2, 36, 3))
-    np.testing.assert_array_equal(batch.markers.slices.rows, batch.data["reward"] % 100)
+def test_batch_has_the_kinds_of_all_members_or_of_none() -> None:
+    def member(of_rows: Any, **leaves: Any) -> rw.Batch:
+        return gather(
+            {"row": np.arange(2), **leaves}, SliceSampler(1, 2).each(Trajectories.from_lengths([2]), rng()), of_rows
+        )
 
-
-def test_shares_of_members_are_rounded_at_random_and_exact_on_average() -> None:
-    members = [member(0, [4]), member(100, [5]), member(200, [9])]
-    found = [sample_members(members, SliceSampler(16, 1), rng(seed), [0, 0.9, 0.1]) for seed in range(200)]
-    counts = np.array([np.bincount(np.asarray(batch.markers.members), minlength=3) for batch in found])
-    assert {tuple(row) for row in counts.tolist()} == {(0, 14, 2), (0, 15, 1)}
-    np.testing.assert_allclose(counts.mean(0), [0, 14.4, 1.6], atol=0.1)
+    shown = {"done": flags(2, 1), "terminated": flags(2)}
+    stored, by_leaves = member(kinds(2, first=[0]), **shown), member(None, **shown)
+    assert rw.Batch.concatenate([stored, by_leaves]).row_kinds.tolist() == [3, 2, 2, 6]
+    both = rw.Batch.concatenate([by_leaves, by_leaves])
+    assert both.row_kinds is None
+    assert both.kinds.tolist() == [2, 6, 2, 6]
+    unknown = rw.Batch.concatenate([member(kinds(2, first=[0])), member(None)])
+    assert unknown.row_kinds is None
+    with pytest.raises(StructureError, match="no leaf shows where episodes end"):
+        unknown.kinds  # noqa: B018  # it raises
 
 
 # Refusals.
@@ -358,9 +336,7 @@ def test_shares_of_members_are_rounded_at_random_and_exact_on_average() -> None:
         ({"slice_len": 2.5}, "`slice_len` must be an integer, got 2.5"),
         ({"by": "step"}, "`by` must be one of 'trajectory', 'row', got 'step'."),
         ({"short": "strict"}, "`short` must be one of 'keep', 'skip', 'pad', got 'strict'."),
-        ({"span": 5}, "`span` must be <= 4, got 5."),
-        ({"span": (0, -1)}, "`span` must be >= 0, got -1."),
-        ({"span": (1, 1, 1)}, "`span` must be a number or a pair of numbers"),
+        ({"start": "is_first"}, "`start` must be one of 'any', 'episode', got 'is_first'."),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -387,23 +363,20 @@ def test_leaves_of_other_rows_are_named() -> None:
     slices = SliceSampler(2, 5).sample(THREE, rng())
     with pytest.raises(StructureError, match=r"leaf `a/b`: shape \(10, 2\), expected \(11,\) as in all leaves"):
         gather({"a": {"b": np.zeros((10, 2))}}, slices)
-    with pytest.raises(StructureError, match=r"leaf `done`: shape \(12,\), expected \(11,\) as in all leaves"):
-        gather({"reward": np.zeros(11)}, slices, Markers(done=np.zeros(12, bool)))
+    with pytest.raises(StructureError, match=r"leaf `kinds`: shape \(12,\), expected \(11,\) as in all leaves"):
+        gather({"reward": np.zeros(11)}, slices, kinds(12))
+    with pytest.raises(StructureError, match="`kinds` must be a NumPy array of uint8, got bool"):
+        gather({"reward": np.zeros(11)}, slices, flags(11))
 
 
-def test_bad_members_are_named() -> None:
-    with pytest.raises(SpecError, match="got 0 weights and 0 members"):
-        sample_members([], SliceSampler(2, 2), rng())
-    with pytest.raises(SpecError, match="got 2 weights and 1 members"):
-        sample_members([member(0, [4])], SliceSampler(2, 2), rng(), [1, 1])
-    with pytest.raises(SpecError, match="not all 0, got"):
-        sample_members([member(0, [4])] * 2, SliceSampler(2, 2), rng(), [0, 0])
-    no_numbers: Any = ["a", "b"]
-    with pytest.raises(SpecError, match="`weights` must be a finite number"):
-        sample_members([member(0, [4])] * 2, SliceSampler(2, 2), rng(), no_numbers)
-    other = {"reward": np.zeros(4)}, Trajectories.from_lengths([4])
+def test_members_that_differ_are_named() -> None:
+    def member(steps: Any) -> rw.Batch:
+        return gather(steps, SliceSampler(1, 2).each(Trajectories.from_lengths([2]), rng()))
+
+    one = member({"reward": np.zeros(2, np.float32)})
     with pytest.raises(StructureError, match="steps of equal structure"):
-        sample_members([member(0, [4]), other], SliceSampler(2, 2), rng())
-    members = [({"reward": np.zeros(4, dtype)}, Trajectories.from_lengths([4])) for dtype in (np.float32, np.float64)]
+        rw.Batch.concatenate([one, member({"rewards": np.zeros(2)})])
     with pytest.raises(StructureError, match=r"leaf `reward` float64 \[2\], expected `reward` float32 \[2\]"):
-        sample_members(members, SliceSampler(2, 2), rng())
+        rw.Batch.concatenate([one, member({"reward": np.zeros(2)})])
+    with pytest.raises(StructureError, match="all members must be windows, or slices with or without `next`"):
+        rw.Batch.concatenate([one, rw.Batch(one.data, None)])

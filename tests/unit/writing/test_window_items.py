@@ -13,7 +13,7 @@ from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import Books
 from reverb_writer.writing.window_kinds import EpisodeEnd, WindowKinds
 
-LAYOUT = StepLayout(StepStructure({"a": 0.0, "b": 0.0}), mask=False)
+LAYOUT = StepLayout(StepStructure({"a": 0.0, "b": 0.0}), store_flags=False)
 
 
 def chunk(key: int, start: int, stop: int, *, counted: bool = False) -> Chunk:
