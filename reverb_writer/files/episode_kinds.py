@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
 from reverb_writer import rows
 from reverb_writer.errors import StructureError
@@ -53,6 +54,7 @@ def kinds_by_rule(steps: Any, num_rows: int, former: Former | None, last_row: ro
     Raises:
         StructureError: as for `rows.kinds_of`.
     """
+    steps = tree.map_structure(lambda leaf: leaf[:, 0] if np.shape(leaf) == (num_rows, 1) else leaf, steps)
     layout = rows.layout_of(named_leaves(steps, "steps")[0], last_row)
     if layout is None:
         return _ended(np.full(num_rows, rows.ACTION, np.uint8), former)
