@@ -87,10 +87,13 @@ class Observer(ObserverLife):
             ClosedError: after `close()`, or in a forked child.
             ReverbWriterError: a server refuses earlier items. Nothing changed.
         """
-        if env_mask is not None:
-            self._need_envs("env_mask")
-        sender = self._sender or self._start(step)
         env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
+        if self._num_envs is not None:  # before the first step is taken as the structure of all
+            ends = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
+            for name, flags in ends.items():
+                if flags is not None:
+                    env_flags(name, flags, self._num_envs)
+        sender = self._sender or self._start(step)
         leaves = self._leaves(sender, step)
         row = self._kinds.row(
             leaves,
@@ -118,15 +121,14 @@ class Observer(ObserverLife):
         Raises:
             The errors of a call. Nothing changed.
         """
-        if env_mask is not None:
-            self._need_envs("env_mask")
-        sender = self._sender or self._start(step)
         env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
+        sender = self._sender or self._start(step)
         leaves = self._leaves(sender, step)
         self._is_marked = True
         self._write(sender, leaves, Row(kinds, (kinds & LAST) != 0), env_ids)
 
     def _env_ids(self, env_mask: Any) -> npt.NDArray[np.integer[Any]]:
+        self._need_envs("env_mask")
         return np.flatnonzero(env_flags("env_mask", env_mask, self._num_envs))
 
     def _leaves(self, sender: Sender, step: Any) -> Sequence[Any]:
