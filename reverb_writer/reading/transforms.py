@@ -22,7 +22,7 @@ import tree
 from reverb_writer import rows
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import leaf_at, named_leaves, shapes_text
+from reverb_writer.nests import leaf_at, shapes_text
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 
@@ -155,21 +155,18 @@ def _split(batch: Batch, *, n: int) -> Batch:
 
 
 def _kinds(batch: Batch) -> Any:
-    """Return the kinds of rows, stored or as the whole windows show them; None if no leaf shows an end."""
-    if batch.row_kinds is None and rows.layout_of(named_leaves(rows.steps_and_mask(batch.data)[0], "steps")[0]) is None:
+    """Return the kinds of rows, stored or as the whole windows show them, which parts may not show; else None."""
+    try:
+        return batch.kinds
+    except StructureError:  # `kinds` of the parts raises it again, when they are needed
         return None
-    return batch.kinds
 
 
 def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:
     """Return B and T of windows."""
     sizes = {tuple(np.shape(leaf)[:2]) for leaf in tree.flatten(batch.data)}
-    if (
-        len(sizes) != 1
-        or len(shape := sizes.pop()) < 2
-        or getattr(batch, "slices", None) is not None
-        or shape[0] != len(batch.info)
-    ):  # noqa: PLR2004  # B and T
+    shape = sizes.pop() if len(sizes) == 1 else ()
+    if len(shape) != 2 or shape[0] != len(batch.info) or getattr(batch, "slices", None) is not None:  # noqa: PLR2004
         raise StructureError(
             f"{what} needs leaves [B, T, ...] with equal T, got {shapes_text(batch.data)}. Use `collate='pad'` "
             "if lengths differ."

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 import reverb_writer as rw
 from reverb_writer.decoding.samples import BatchInfo
-from reverb_writer.slices import SliceSampler, find_trajectories, gather, read_markers
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL, kinds_of
+from reverb_writer.slices import SliceSampler, find_trajectories, gather
 
 
-def info_of(lengths: Any, mask: Any = None) -> BatchInfo:
+def info_of(lengths: Any) -> BatchInfo:
     lengths = np.asarray(lengths, np.int64)
     ones = np.ones(len(lengths))
-    return BatchInfo(lengths.astype(np.uint64), ones, ones, lengths, lengths.astype(np.int32), lengths, 0.0, "", mask)
+    return BatchInfo(lengths.astype(np.uint64), ones, ones, lengths, lengths.astype(np.int32), lengths, 0.0, "")
 
 
 def windows(frames: Any, is_first: Any = None, **leaves: Any) -> rw.Batch:
@@ -42,6 +43,8 @@ def windows(frames: Any, is_first: Any = None, **leaves: Any) -> rw.Batch:
         {"next": {"done": np.array([[0, 1, 0, 0, 0]])}},
         {"episode": [[3, 3, 4, 4, 4]]},
         {"step_type": [[1, 2, 0, 1, 1]]},
+        {"start_of_episode": [[0, 0, 1, 0, 0]], "discount": [[1, 1, 1, 1, 1]]},
+        {"terminated": [[0, 1, 0, 0, 0]], "is_last": [[0, 1, 0, 0, 0]]},
     ],
 )
 def test_stack_does_not_cross_episodes_inside_a_window(flags: Any) -> None:
@@ -49,6 +52,33 @@ def test_stack_does_not_cross_episodes_inside_a_window(flags: Any) -> None:
     batch = rw.frame_stack(3, "observation/rgb")(windows([[10, 11, 30, 31, 32]], **leaves))
     (stacks,) = batch.data["observation"]["rgb"].tolist()
     assert stacks == [[10, 10, 10], [10, 10, 11], [30, 30, 30], [30, 30, 31], [30, 31, 32]]
+
+
+def test_kinds_separate_episodes_where_no_leaf_does() -> None:
+    batch = dataclasses.replace(
+        windows([[10, 11, 30, 31, 32]]), row_kinds=np.uint8([[ACTION, LAST, FIRST | ACTION, 2, 2]])
+    )
+    (stacks,) = rw.frame_stack(2)(batch).data["observation"]["rgb"].tolist()
+    assert stacks == [[10, 10], [10, 11], [30, 30], [30, 31], [31, 32]]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "message"),
+    [
+        ({}, "no leaf shows where episodes end"),
+        ({"discount": [[1.0, 0, 0, 1, 1]]}, "`discount` is the only leaf that shows an end"),
+    ],
+)
+def test_stack_that_might_cross_episodes_is_refused(leaves: Any, message: str) -> None:
+    with pytest.raises(rw.errors.StructureError, match=message):
+        rw.frame_stack(2)(windows([[10, 11, 12, 30, 31]], **{name: np.array(leaf) for name, leaf in leaves.items()}))
+
+
+def test_stack_of_leaves_of_size_0() -> None:
+    batch = rw.frame_stack(3)(windows([[1, 2, 3]], is_first=[[1, 0, 0]], empty=np.zeros((1, 3, 0))))
+    assert batch.data["empty"].shape == (1, 3, 0)
+    stacked = rw.frame_stack(3, "empty")(windows([[1, 2]], is_first=[[1, 0]], empty=np.zeros((1, 2, 4, 0))))
+    assert stacked.data["empty"].shape == (1, 2, 3, 4, 0)
 
 
 @given(st.integers(1, 5), st.lists(st.booleans(), min_size=1, max_size=12), st.booleans(), st.booleans(), st.booleans())
@@ -77,26 +107,24 @@ def test_stacks_are_those_of_a_deque_over_each_episode(
     assert not has_mask or batch.data[1].shape == (1, len(first) - dropped)
 
 
-@pytest.mark.parametrize("marker", ["is_init", "is_last"])
-def test_frames_of_slices_are_stacked_by_their_markers(marker: str) -> None:
-    flags = [1, 0, 0, 1, 0, 0] if marker == "is_init" else [0, 0, 1, 0, 0, 1]
-    steps = {"observation": np.arange(6), marker: np.array(flags)}
-    stored = read_markers(steps)
-    trajectories = find_trajectories(stored)
-    slices = SliceSampler(2, 3).each(trajectories, np.random.default_rng(0))
-    gathered = gather(steps, slices, stored)
-    batch = rw.frame_stack(2)(rw.Batch(gathered.data, info_of([3, 3]), gathered.markers))
-    assert batch.data["observation"].tolist() == [[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 5]]
+@pytest.mark.parametrize("flag", ["is_init", "is_last"])
+def test_frames_of_slices_are_stacked_by_their_kinds(flag: str) -> None:
+    flags = [1, 0, 0, 1, 0, 0] if flag == "is_init" else [0, 0, 1, 0, 0, 1]
+    steps = {"observation": np.arange(6), flag: np.array(flags)}
+    kinds = kinds_of(steps, outcome=False)
+    slices = SliceSampler(2, 3).each(find_trajectories(kinds), np.random.default_rng(0))
+    for known in (kinds, None):
+        batch = rw.frame_stack(2)(dataclasses.replace(gather(steps, slices, known), info=info_of([3, 3])))
+        assert batch.data["observation"].tolist() == [[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 5]]
 
 
 def test_the_row_after_a_slice_continues_the_stack_of_its_last_row() -> None:
     steps = {"observation": {"a": np.arange(7), "b": np.arange(7) + 10}, "is_last": np.array([0, 0, 0, 1, 0, 0, 1])}
-    stored = read_markers(steps)
+    kinds = kinds_of(steps, outcome=False)
     sampler, rng = SliceSampler(4, 3, by="row"), np.random.default_rng(0)
-    slices = next(sampler.one_pass(find_trajectories(stored), rng, shuffle=False))
-    gathered = gather(steps, slices, stored)
+    slices = next(sampler.one_pass(find_trajectories(kinds), rng, shuffle=False))
     after = tree.map_structure(lambda leaf: leaf[slices.next_rows], steps)
-    batch = rw.frame_stack(2)(rw.Batch(gathered.data, info_of([3, 3]), gathered.markers, after))
+    batch = rw.frame_stack(2)(dataclasses.replace(gather(steps, slices, kinds), info=info_of([3, 3]), next=after))
     assert slices.cut_by_sampler.tolist() == [True, False, False]
     stacks = batch.data["observation"]["a"].tolist()
     assert stacks == [[0, 0], [0, 1], [1, 2], [1, 1], [1, 2], [2, 3], [4, 4], [4, 5], [5, 6]]
@@ -113,17 +141,15 @@ def test_stack_of_what_is_not_there_is_refused() -> None:
         rw.frame_stack(2)(rw.Batch([{"observation": np.zeros(3)}], info_of([3])))
 
 
-def test_burn_in_splits_windows_masks_and_lengths() -> None:
-    batch = windows(np.arange(10).reshape(2, 5))
-    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]], bool)
-    batch = dataclasses.replace(batch, info=info_of([5, 2], mask))
+def test_burn_in_splits_windows_kinds_and_lengths() -> None:
+    kinds = np.uint8([[ACTION] * 5, [ACTION, LAST, PADDING, PADDING, PADDING]])
+    batch = dataclasses.replace(windows(np.arange(10).reshape(2, 5)), info=info_of([5, 2]), row_kinds=kinds)
     before, after = rw.burn_in(batch, 3)
     assert before.data["observation"]["rgb"].tolist() == [[0, 1, 2], [5, 6, 7]]
     assert after.data["observation"]["rgb"].tolist() == [[3, 4], [8, 9]]
-    assert before.info.mask is not None
-    assert after.info.mask is not None
-    assert before.info.mask.tolist() == [[True, True, True], [True, True, False]]
-    assert after.info.mask.tolist() == [[True, True], [False, False]]
+    assert before.mask.tolist() == [[True, True, True], [True, True, False]]
+    assert after.mask.tolist() == [[True, True], [False, False]]
+    assert before.is_last.tolist() == [[False, False, False], [False, True, False]]
     assert (before.info.lengths.tolist(), after.info.lengths.tolist()) == ([3, 2], [2, 0])
     assert after.info.keys.tolist() == batch.info.keys.tolist()
     nothing, everything = rw.burn_in(batch, 0)
@@ -131,6 +157,16 @@ def test_burn_in_splits_windows_masks_and_lengths() -> None:
     assert everything.data["observation"]["rgb"].shape == (2, 5)
     with pytest.raises(rw.errors.SpecError, match=r"`n` must be <= 4, got 5\. The windows have 5 steps"):
         rw.burn_in(batch, 5)
+
+
+@pytest.mark.parametrize("parts", [lambda batch: rw.burn_in(batch, 2)[1], rw.split_windows(2)])
+def test_parts_of_windows_keep_the_kinds_that_the_whole_window_shows(parts: Any) -> None:
+    """The row before shows that the boundary row is terminal, and is in another part."""
+    batch = windows([[1, 2, 3, 0]], discount=np.array([[1.0, 0, 0, 0]]))
+    found = parts(batch)
+    assert found.kinds[-1].tolist() == [LAST | TERMINAL, PADDING]
+    unknown = parts(windows([[1, 2, 3, 0]]))
+    assert (unknown.row_kinds, unknown.data["observation"]["rgb"][-1].tolist()) == (None, [3, 0])
 
 
 def test_windows_are_split_into_shorter_ones_of_the_same_items() -> None:

@@ -11,8 +11,8 @@ import tree
 from played import LAYOUTS, Played, laid_out
 
 import reverb_writer as rw
-from reverb_writer.slices import SliceSampler, Trajectories, find_trajectories, gather, read_markers
 from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, STEP_FIRST, STEP_LAST, TERMINAL
+from reverb_writer.slices import SliceSampler, find_trajectories, gather, read_markers
 
 ENDS = ("terminated", "truncated", "cut")
 
