@@ -154,7 +154,8 @@ class RolloutWriter:
         known, leaves, env_ids = self._examine(step, env_mask)
         checked = rows.checked_kinds(np.broadcast_to(kinds, len(self._all_envs)), len(self._all_envs))
         self._known = known
-        self._take(leaves, Row(checked, rows.has(checked, rows.LAST)), checked, env_ids)
+        kind = int(checked[0]) if self.num_envs is None else checked
+        self._take(leaves, Row(kind, rows.has(checked, rows.LAST)), kind, env_ids)
 
     def end_episode(self, *, end: Literal["cut", "reset"] = "cut", env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, although their last row is missing.

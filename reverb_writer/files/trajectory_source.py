@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from reverb_writer import rows
 from reverb_writer.errors import FormatError, ReplayTimeoutError, StructureError, UnsafeDataError
 from reverb_writer.files.transition_fields import TransitionBatch, read_transitions
 from reverb_writer.nests import map_present
@@ -55,6 +56,7 @@ class TrajectorySource:
         self._unused: collections.deque[Path] = collections.deque()  # trajectories of this loop, not taken yet
         self._num_opened = 0  # trajectories taken in this loop
         self.num_looped = self.num_left_out = 0
+        self._has_warned = False
         self.skipped: dict[str, str] = {}
         self.layout: TransitionBatch | None = None
 
@@ -133,14 +135,15 @@ class TrajectorySource:
     def _read(self, path: Path) -> TransitionBatch:
         """Return the transitions of a trajectory; raises if it is damaged."""
         steps, kinds = self._open_trajectory(path).load_rows(self._last_row)
-        found, num_left_out = read_transitions(steps, kinds, self._names, repeats_last=self._repeats_last)
-        if num_left_out and not self.num_left_out:
+        found, left_out = read_transitions(steps, kinds, self._names, repeats_last=self._repeats_last)
+        self.num_left_out += len(left_out)
+        if rows.has(left_out, rows.LAST).any() and not self._has_warned:
+            self._has_warned = True
             _LOG.warning(
                 "Trajectory `%s`: the last action of an episode is no transition, because no row holds the observation "
                 "after it. Further ones are counted in `num_left_out`. Write episodes with `final_observation`.",
                 path.name,
             )
-        self.num_left_out += num_left_out
         layout = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), found)
         self.layout = self.layout or layout
         if layout != self.layout:

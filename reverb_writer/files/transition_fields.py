@@ -72,6 +72,11 @@ class TransitionBatch(NamedTuple):
     is_first: Any
     mask: Any
 
+    @property
+    def is_terminal(self) -> Any:
+        """Whether the environment ended the episode with this transition, so that its next state has no value."""
+        return self.done & ~self.truncated
+
 
 def names_of_fields(given: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the possible names of each field: the given name, or the usual names."""
@@ -86,8 +91,8 @@ def names_of_fields(given: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 def read_transitions(
     steps: Any, kinds: Array, names: Mapping[str, tuple[str, ...]], *, repeats_last: bool = False
-) -> tuple[TransitionBatch, int]:
-    """Return the transitions of a trajectory, and the number of actions that are none.
+) -> tuple[TransitionBatch, Array]:
+    """Return the transitions of a trajectory, and the kinds of the rows whose actions are none.
 
     Args:
         steps: the rows, leaves [T, ...].
@@ -132,7 +137,7 @@ def read_transitions(
     done[:-1], is_first[1:] = ~goes_on, ~goes_on
     truncated = done & ~is_terminal[at]
     transitions = TransitionBatch(**found, done=done, truncated=truncated, is_first=is_first, mask=done | True)
-    return transitions, int(is_action.sum()) - len(at)
+    return transitions, kinds[is_action & ~chosen]
 
 
 class Cursor:
