@@ -33,12 +33,17 @@ def join_paths(paths: Sequence[str]) -> str:
 def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     """Return the names of a nest's leaves, such as `observation/rgb`, and the leaves. An array alone has the name "".
 
-    If the keys of a dict cannot be sorted, raise StructureError, whose message `where` begins.
+    If the keys of a dict cannot be sorted, or a part is a TensorDict, raise StructureError, whose message `where`
+    begins.
     """
     try:
         with_paths = tree.flatten_with_path(nest)
     except TypeError as error:
         raise StructureError(f"{where}: {error} Use keys of one type.") from error
+    except RuntimeError as error:  # dm-tree asks a TensorDict for its truth
+        raise StructureError(
+            f"{where}: a part is a dict that cannot be read as a nest, such as a TensorDict. Pass `.to_dict()` of it."
+        ) from error
     return tuple("/".join(map(str, path)) for path, _ in with_paths), [leaf for _, leaf in with_paths]
 
 
@@ -87,6 +92,20 @@ def common_length(nest: Any, what: str) -> int:
     if len(lengths) != 1 or () in lengths:
         raise StructureError(f"{what}: leaves must be [T, ...] with one T for all, got shapes {shapes}.")
     return int(lengths.pop()[0])
+
+
+def with_texts(nest: Any) -> Any:
+    """Return a nest with leaves [T, ...] in which each list of strings is a leaf: an array [T].
+
+    >>> with_texts({"text": ["go", "stop"], "pair": [np.zeros(2), np.zeros(2)]})["text"]
+    array(['go', 'stop'], dtype=object)
+    """
+
+    def text(part: Any) -> Any:
+        is_text = isinstance(part, list) and part and all(isinstance(item, str | bytes) for item in part)
+        return np.array(part, object) if is_text else None
+
+    return tree.traverse(text, nest)
 
 
 def shapes_text(nest: Any) -> str:
@@ -210,8 +229,8 @@ def rows(example: Any, columns: Iterable[Iterable[Any]]) -> Iterator[Any]:
     return map(packer(example), zip(*columns, strict=False) if columns else itertools.repeat(()))
 
 
-def write_row(column: Any, row: int, nest: Any) -> None:
-    """Copy a nest into a row of leaves [T, ...] of the same structure, in place; None remains None."""
+def write_row(column: Any, row: Any, nest: Any) -> None:
+    """Copy a nest into a row, or into some rows, of leaves [T, ...] of the same structure, in place; None remains None."""
     for leaf, value in zip(tree.flatten(column), tree.flatten(nest), strict=True):
         if leaf is not None:
             leaf[row] = value

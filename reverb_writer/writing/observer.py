@@ -21,7 +21,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import env_flags
-from reverb_writer.nests import common_length, rows
+from reverb_writer.nests import common_length, named_leaves, rows
 from reverb_writer.rows import LAST
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
@@ -87,10 +87,13 @@ class Observer(ObserverLife):
             ClosedError: after `close()`, or in a forked child.
             ReverbWriterError: a server refuses earlier items. Nothing changed.
         """
-        if env_mask is not None:
-            self._need_envs("env_mask")
-        sender = self._sender or self._start(step)
         env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
+        if self._num_envs is not None:  # before the first step is taken as the structure of all
+            ends = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
+            for name, flags in ends.items():
+                if flags is not None:
+                    env_flags(name, flags, self._num_envs)
+        sender = self._sender or self._start(step)
         leaves = self._leaves(sender, step)
         row = self._kinds.row(
             leaves,
@@ -118,15 +121,14 @@ class Observer(ObserverLife):
         Raises:
             The errors of a call. Nothing changed.
         """
-        if env_mask is not None:
-            self._need_envs("env_mask")
-        sender = self._sender or self._start(step)
         env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
+        sender = self._sender or self._start(step)
         leaves = self._leaves(sender, step)
         self._is_marked = True
         self._write(sender, leaves, Row(kinds, (kinds & LAST) != 0), env_ids)
 
     def _env_ids(self, env_mask: Any) -> npt.NDArray[np.integer[Any]]:
+        self._need_envs("env_mask")
         return np.flatnonzero(env_flags("env_mask", env_mask, self._num_envs))
 
     def _leaves(self, sender: Sender, step: Any) -> Sequence[Any]:
@@ -225,7 +227,7 @@ class Observer(ObserverLife):
                 in T, nothing is written.
         """
         self._refuse_envs("extend")
-        leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
+        leaves = [np.asarray(leaf) for leaf in named_leaves(steps, "`steps`")[1]]
         num_steps, at = common_length(leaves, "`steps`"), 0
         kinds = None if kinds is None else np.asarray(kinds, np.uint8)
         if kinds is not None and kinds.shape != (num_steps,):
