@@ -61,7 +61,7 @@ class Slices:
     probabilities: npt.NDArray[np.float64] = field(metadata=SAMPLES)
     next_rows: Integers = field(metadata=SAMPLES)
     storage_shape: tuple[int, ...]
-    members: Integers | None = field(default=None, metadata=SAMPLES)
+    members: Integers | Any = field(default=None, metadata=SAMPLES)  # Any: readers need not check for None
 
     def __len__(self) -> int:
         """Return S."""
