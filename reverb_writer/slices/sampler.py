@@ -279,20 +279,22 @@ class SliceSampler:
             begin = units.number[drawn]
         lengths = np.minimum(self.slice_len, all_lengths - begin)
         cut_by_sampler = begin + lengths < all_lengths
-        rows, widths = trajectories.rows(which, begin, lengths), lengths
-        place = positions(lengths)
+        rows, first_rows = trajectories.rows(which, begin, lengths), np.cumsum(lengths) - lengths
         mask = np.ones(len(rows), bool)
         if self.short == "pad":
             widths = np.full_like(lengths, self.slice_len)
             place, last = positions(widths), np.repeat(lengths - 1, widths)
             mask = place <= last
-            rows = rows[np.repeat(np.cumsum(lengths) - lengths, widths) + np.minimum(place, last)]
+            rows = rows[np.repeat(first_rows, widths) + np.minimum(place, last)]
+            first_rows = np.cumsum(widths) - widths
+        starts = np.zeros(len(rows), bool)
+        starts[first_rows] = True
         return Slices(
             rows=rows,
-            starts=place == 0,
+            starts=starts,
             mask=mask,
             lengths=lengths,
-            first_rows=np.cumsum(widths) - widths,
+            first_rows=first_rows,
             trajectories=which,
             cut_by_sampler=cut_by_sampler,
             probabilities=probabilities,
