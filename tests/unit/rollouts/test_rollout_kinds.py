@@ -385,6 +385,6 @@ def test_an_end_that_is_flagged_on_the_boundary_step_is_refused(flag: str, bound
     batch = window(8, 3)
     fields = {**batch.data, flag: np.array([[0, 0, 1]])}
     batch.data |= {name: np.array(column) for name, column in boundary.items()}
-    with pytest.raises(StructureError, match=f"`{flag}` is set on 1 boundary steps, .* one row before"):
+    with pytest.raises(StructureError, match=f"`{flag}` is set on 1 boundary rows, .* one row before"):
         storage.fill_from([batch], lambda _: fields)
     assert storage.num_rows == 0
