@@ -33,12 +33,17 @@ def join_paths(paths: Sequence[str]) -> str:
 def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     """Return the names of a nest's leaves, such as `observation/rgb`, and the leaves. An array alone has the name "".
 
-    If the keys of a dict cannot be sorted, raise StructureError, whose message `where` begins.
+    If the keys of a dict cannot be sorted, or a part is a TensorDict, raise StructureError, whose message `where`
+    begins.
     """
     try:
         with_paths = tree.flatten_with_path(nest)
-    except TypeError as error:
-        raise StructureError(f"{where}: {error} Use keys of one type.") from error
+    except (TypeError, RuntimeError) as error:
+        if "sort" in str(error):
+            raise StructureError(f"{where}: {error} Use keys of one type.") from error
+        raise StructureError(  # dm-tree asks a TensorDict for its truth, or for a row by name
+            f"{where}: a part is a dict that cannot be read as a nest, such as a TensorDict. Pass `.to_dict()` of it."
+        ) from error
     return tuple("/".join(map(str, path)) for path, _ in with_paths), [leaf for _, leaf in with_paths]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import dm_env
 
-from reverb_writer.environments.recorded_steps import Recording, extras_reader
+from reverb_writer.environments.extras import Extras
+from reverb_writer.environments.recorded_steps import Recording
 from reverb_writer.environments.time_steps import begin, take
 from reverb_writer.errors import StructureError
 
@@ -16,12 +17,17 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
     """A dm_env environment that passes every step to an observer, and otherwise behaves like the wrapped one."""
 
     def __init__(
-        self, env: dm_env.Environment, observer: Callable[[Any], Any], *, extras: Callable[[], Any] | None = None
+        self,
+        env: dm_env.Environment,
+        observer: Any,
+        *,
+        extras: Callable[[], Any] | None = None,
+        final_extras: Callable[[Any], Any] | None = None,
     ) -> None:
         """Wrap an environment; arguments as for `record`."""
         self._env = env
-        self._read_extras = extras_reader(extras)
-        self._recording = Recording(observer)
+        self._extras = Extras(extras, final_extras, has_info=False)
+        self._recording = Recording(observer, final_fields=self._extras.final_fields)
 
     def reset(self) -> dm_env.TimeStep:
         """Begin an episode."""
@@ -34,7 +40,7 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
         recording = self._recording
         if recording.needs_reset and recording.state.observation is not None:
             raise StructureError("call `reset` before `step`: no episode is being recorded; a step is missing.")
-        extras = self._read_extras().get("extras", ())
+        extras = self._extras.before().get("extras", ())
         timestep = recording.call(self._env.step, action)
         if timestep.first():
             begin(recording, timestep)

@@ -1,25 +1,25 @@
-"""The recorded steps of an environment: one per observation, including the terminal observation.
+"""The recorded rows of an environment: one per observation, including the final observation of an episode.
 
-    key           at time t                                                   in an episode's last step
-    ------------  ----------------------------------------------------------  -------------------------------
-    observation   the observation                                             the final observation
-    action        the action after the observation                            zeros
-    reward        the action's reward                                         0
-    discount      0 if the action led to a terminal state, otherwise the      0
-                  environment's discount, mostly 1
-    is_first      whether the step is the first of its episode                False
-    is_last       False                                                       True
-    terminated    False                                                       whether its state is terminal
-    truncated     False                                                       whether a limit or the actor ended it
-    extras        data of the policy that chose the action                    zeros
+    leaf          in the row of an action             in the last row of an episode
+    ------------  ----------------------------------  ---------------------------------------
+    observation   the observation before the action   the final observation
+    action        the action                          zeros
+    reward        the action's reward                 0
+    discount      the environment's discount          0
+    extras        data of the policy, or of `info`    zeros, or the results of `final_extras`
 
-So an episode of E environment steps has E + 1 steps, and the observation after an action is in the next step.
-`rw.to_transitions` and `rw.slices` read `terminated` and `truncated`; both may be set. `extras` is recorded with
-`extras=fn`. Episodes that the actor ends, with `reset` or `close`, are truncated. A reset without a step after it
-records nothing. docs/explanation/steps.md draws the three ends.
+`discount` is a leaf only where the environment has discounts of its own (dm_env), and `extras` only with `extras=`.
+So an episode of E environment steps has E + 1 rows, and the observation after an action is in the next row. The kind of
+each row (`reverb_writer.rows`) shows the first and the last row of an episode, and its end: a last row has no ACTION,
+and is TERMINAL if the environment ended the episode. Episodes that the actor ends, with `reset` or `close`, are
+truncated. A reset without a step after it records nothing. docs/explanation/steps.md draws the three ends.
 
-Source: RLDS (reward and discount beside the action that led to them, a last step without a transition); Gymnasium
-(`terminated` and `truncated`).
+An observer with `write_row` gets rows and kinds. Another function gets rows with flags instead of kinds:
+
+    discount      0 if the action led to a terminal state, otherwise the environment's discount, mostly 1
+    is_first, is_last, terminated, truncated      see `reverb_writer.rows.FLAGS`
+
+Source: RLDS (a reward beside the action that led to it, a last step without a transition).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tree
 
-from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.leaves import host_array, stored_dtype, zeros
+from reverb_writer.errors import SpecError
+from reverb_writer.leaves import stored_dtype, zeros
+from reverb_writer.rows import ACTION, FIRST, FLAGS, LAST, TERMINAL, has
 
 Result = TypeVar("Result")
 
@@ -41,35 +42,52 @@ class _Episodes(NamedTuple):
     """The ongoing episodes, of one environment or of N; arrays are never changed in place."""
 
     observation: Any  # the last observation
-    is_first: Any  # whether no step of the episode is written yet
-    ends: tuple[Any, Any] | None = None  # `terminated`, `truncated` of episodes whose last step is not written yet
-    zeros: Any = None  # action, reward and so on of a last step; None before an episode's first step
+    is_first: Any  # whether no row of the episode is written yet
+    ends: Any = (
+        None  # kinds of last rows that are not written yet, 0 where the episode is not over; None for no such row
+    )
+    zeros: Any = None  # action, reward and so on of a last row; None before an episode's first row
 
 
 class Recording:
-    """Makes the steps of episodes, and passes them to an observer: `first`, then `observe` after each step, or `end`.
+    """Makes the rows of episodes, and passes them to an observer: `first`, then `observe` after each step, or `end`.
 
-    An interrupt may come before or after the observer has taken a step. `Recording` must know which; otherwise an
+    An interrupt may come before or after the observer has taken a row. `Recording` must know which; otherwise an
     episode might end with the observation before its last action. `num_steps` of this package's observers shows it; if
-    another function raises, the step counts as not taken.
+    another function raises, the row counts as not taken.
 
     Attributes:
-        observer: function of a step; also called with `env_mask` if not all of N environments have one.
+        observer: an object with `write_row(row, kinds, env_mask=None)`, or a function of a row with flags, also called
+            with `env_mask` if not all of N environments have one.
         state: state of the episodes; one assignment changes it.
         needs_reset: a bool, or [N]: whether an environment is in no episode, or may have taken a step that is not
             recorded.
     """
 
-    def __init__(self, observer: Callable[..., Any], num_envs: int | None = None, mode: str = "Disabled") -> None:
-        """Begin without episodes; `mode` is Gymnasium's name of the autoreset mode."""
-        self.observer, self._num_envs, self._mode = observer, num_envs, mode
+    def __init__(
+        self,
+        observer: Any,
+        num_envs: int | None = None,
+        mode: str = "Disabled",
+        final_fields: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        """Begin without episodes.
+
+        Args:
+            observer: see the attribute.
+            num_envs: N, number of environments; None for one environment without a dimension N.
+            mode: Gymnasium's name of the autoreset mode.
+            final_fields: function of final observations and fields of zeros, which returns the fields of last rows.
+        """
+        self.observer, self._num_envs, self._mode, self._final_fields = observer, num_envs, mode, final_fields
+        self._write_row = getattr(observer, "write_row", None)
         self._false = np.zeros(() if num_envs is None else num_envs, bool)[()]
         self._true = ~self._false
         self._no_episodes = _Episodes(None, self._true)
         self.state = self._no_episodes
         self.needs_reset = self._true
-        self._num_known: int | None = None  # number of the observer's steps after the last one of this recording
-        self._open_call: tuple[int | None, Any] | None = None  # number of steps before a call, and the state after it
+        self._num_known: int | None = None  # number of the observer's rows after the last one of this recording
+        self._open_call: tuple[int | None, Any] | None = None  # number of rows before a call, and the state after it
 
     def call(self, method: Callable[..., Result], *args: Any, env_mask: Any = None, **kwargs: Any) -> Result:
         """Call a method that moves the environments of `env_mask`, or all; return its result.
@@ -96,69 +114,58 @@ class Recording:
             self.state = state._replace(observation=chosen)
         self.needs_reset = self.needs_reset & ~mask
 
-    def observe(
-        self, result: dict[str, Any], observation: Any, ends: tuple[Any, Any] | None, following: Any = None
-    ) -> None:
-        """Record an action, its result and the observation after it, and the last steps of finished episodes.
+    def observe(self, result: dict[str, Any], observation: Any, ends: Any = None, following: Any = None) -> None:
+        """Record an action, its result and the observation after it, and the last rows of finished episodes.
 
-        `ends` are `terminated` and `truncated`, or None if no episode is over. `following` are the first observations
-        of the next episodes (SAME_STEP).
+        `ends` are a result of `end_kinds`, or None if no episode is over. `following` are the first observations of the
+        next episodes (SAME_STEP).
         """
         self.needs_reset = self._true
         state = self.state
-        zeros = state.zeros or tree.map_structure(_zeros, result)
-        is_last = self._false
+        if self._write_row is None and "discount" not in result:
+            terminated = self._false if ends is None else has(ends, TERMINAL)
+            result = {**result, "discount": (~terminated).astype(np.float32)}
+        fields = state.zeros or tree.map_structure(_zeros, result)
+        kinds, is_last = state.is_first * np.uint8(FIRST) | np.uint8(ACTION), self._false
         if state.ends is not None:  # environments have reset themselves (NEXT_STEP): the action had no effect there
-            is_last = state.ends[0] | state.ends[1]
-            result = tree.map_structure(partial(_choose, is_last), zeros, result)
-        self._write(
-            self._step(result, is_last, *(state.ends or (is_last, is_last))),
-            _Episodes(observation, is_last, ends, zeros),
-            {},
-        )
+            is_last = state.ends != 0
+            kinds = _choose(is_last, state.ends, kinds)
+            result = tree.map_structure(partial(_choose, is_last), self._last_fields(fields), result)
+        self._write(result, kinds, _Episodes(observation, is_last, ends, fields))
         over = self._false
         if ends is not None and self._mode != "NextStep":
-            over = ends[0] | ends[1]
+            over = ends != 0
             self.end(over)
             if self._mode == "SameStep":
                 self.state, over = self.state._replace(observation=following), self._false
         self.needs_reset = over
 
     def end(self, env_mask: Any = None) -> None:
-        """Record the last step of episodes that have steps; unfinished episodes are truncated."""
+        """Record the last row of episodes that have rows; unfinished episodes are truncated."""
         mask = self._true if env_mask is None else env_mask
         self.needs_reset = self.needs_reset | mask
         self._settle()
         state = self.state
         ending = mask & ~state.is_first
         if ending.any():
-            terminated, truncated = state.ends or (self._false, self._false)
-            step = self._step(state.zeros, self._true, terminated, truncated | ~terminated)
-            self._write(step, self._without(ending), {} if self._num_envs is None else {"env_mask": ending})
+            kinds = (self._false if state.ends is None else state.ends) | np.uint8(LAST)
+            env_mask = None if self._num_envs is None else ending
+            self._write(self._last_fields(state.zeros), kinds, self._without(ending), env_mask)
 
-    def _step(self, result: dict[str, Any], is_last: Any, terminated: Any, truncated: Any) -> dict[str, Any]:
-        state = self.state
-        return {
-            "observation": state.observation,
-            **result,
-            "is_first": state.is_first,
-            "is_last": is_last,
-            "terminated": terminated,
-            "truncated": truncated,
-        }
+    def _last_fields(self, fields: Any) -> Any:
+        """Return all fields of last rows but the observation; `fields` are zeros."""
+        return fields if self._final_fields is None else self._final_fields(self.state.observation, fields)
 
     def _without(self, ended: Any) -> _Episodes:
-        """Return the state after the last steps of these episodes."""
-        state, ends = self.state, None
+        """Return the state after the last rows of these episodes."""
+        state = self.state
         if self._num_envs is None:
             return self._no_episodes
-        if state.ends is not None:
-            terminated, truncated = state.ends[0] & ~ended, state.ends[1] & ~ended
-            ends = (terminated, truncated) if (terminated | truncated).any() else None
-        return state._replace(is_first=state.is_first | ended, ends=ends)
+        ends = None if state.ends is None else state.ends * ~ended
+        return state._replace(is_first=state.is_first | ended, ends=ends if np.any(ends) else None)
 
-    def _write(self, step: Any, after: _Episodes, options: dict[str, Any]) -> None:
-        """Pass a step to the observer; `after` is the state after it."""
+    def _write(self, fields: dict[str, Any], kinds: Any, after: _Episodes, env_mask: Any = None) -> None:
+        """Pass a row to the observer; `after` is the state after it."""
         num_taken = self._num_taken()
         if num_taken != self._num_known and not self.state.is_first.all():
             self.state = self._no_episodes
@@ -166,9 +173,14 @@ class Recording:
                 "the observer got steps from elsewhere in the middle of an episode of this environment. Make one "
                 "observer per environment, or record a vector environment with `num_envs`."
             )
+        row = {"observation": self.state.observation, **fields}
+        options = {} if env_mask is None else {"env_mask": env_mask}
         self._open_call = num_taken, after
         try:
-            self.observer(step, **options)
+            if self._write_row is None:
+                self.observer({**row, **{name: flag(kinds) for name, flag in FLAGS.items()}}, **options)
+            else:
+                self._write_row(row, int(kinds) if self._num_envs is None else kinds, **options)
         except BaseException:
             self._settle()
             raise
@@ -177,7 +189,7 @@ class Recording:
         self._open_call = None
 
     def _settle(self) -> None:
-        """Find out whether the observer took the step of an interrupted call."""
+        """Find out whether the observer took the row of an interrupted call."""
         if self._open_call is not None:
             num_before, after = self._open_call
             self._num_known = self._num_taken()
@@ -189,27 +201,13 @@ class Recording:
         return getattr(self.observer, "num_steps", None)
 
 
-def extras_reader(read: Callable[[], Any] | None, num_envs: int | None = None) -> Callable[[], dict[str, Any]]:
-    """Return a function that reads `extras`, the data of the policy that chose the action, as fields of a step.
+def end_kinds(terminated: Any, truncated: Any) -> Any:
+    """Return the kinds of the last rows of episodes that are over, and 0 elsewhere; of one environment or of N.
 
-    `read` returns a nest, with leaves [N, ...] for `num_envs` = N environments; its arrays are copied.
+    >>> end_kinds(np.array([True, False, False]), np.array([True, True, False])).tolist()
+    [12, 4, 0]
     """
-    if read is None:
-        return dict
-    if not callable(read):
-        raise SpecError(f"`extras` must be a function of no arguments that returns a nest, got {type(read).__name__}.")
-
-    def fields() -> dict[str, Any]:
-        nest = tree.map_structure(lambda leaf: host_array(leaf).copy(), read())
-        for path, leaf in tree.flatten_with_path(nest) if num_envs is not None else ():
-            if leaf.shape[:1] != (num_envs,):
-                raise StructureError(
-                    f"`extras`, leaf `{'/'.join(map(str, path))}` has shape {leaf.shape}, expected "
-                    f"({num_envs}, ...): one row per environment."
-                )
-        return {"extras": nest}
-
-    return fields
+    return (terminated | truncated) * np.uint8(LAST) | terminated * np.uint8(TERMINAL)
 
 
 def _zeros(leaf: Any) -> Any:

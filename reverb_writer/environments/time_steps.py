@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tree
 
-from reverb_writer.environments.recorded_steps import Recording
+from reverb_writer.environments.recorded_steps import Recording, end_kinds
 from reverb_writer.errors import StructureError
 
 
@@ -16,7 +15,7 @@ class TimeStepRecorder:
     """Pass dm_env time steps and actions to an observer, as Acme's actors pass them to an adder.
 
     An episode that ends with discount 0 is terminated; with another discount, it is truncated. Reward and discount are
-    recorded in the step of the action before them; see `reverb_writer.environments.recorded_steps`. Not thread-safe.
+    recorded in the row of the action before them; see `reverb_writer.environments.recorded_steps`. Not thread-safe.
 
     Example:
         recorder = rw.environments.TimeStepRecorder(observer)
@@ -24,8 +23,8 @@ class TimeStepRecorder:
         recorder.observe(action, env.step(action))
     """
 
-    def __init__(self, observer: Callable[[Any], Any]) -> None:
-        """Begin without an episode; `observer` is called with each step, and the caller closes it."""
+    def __init__(self, observer: Any) -> None:
+        """Begin without an episode; `observer` is as for `record`, and the caller closes it."""
         self._recording = Recording(observer)
 
     def __repr__(self) -> str:
@@ -82,7 +81,7 @@ def take(recording: Recording, action: Any, timestep: Any, extras: Any) -> None:
     ends = None
     if timestep.last():
         terminated = np.bool_(not any(np.any(leaf) for leaf in tree.flatten(timestep.discount)))
-        ends = terminated, ~terminated
+        ends = end_kinds(terminated, ~terminated)
     recording.observe(_copy(result), _copy(timestep.observation), ends)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import episode_steps
@@ -15,6 +16,7 @@ from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.episodes.lookback_buffer import BROKEN_STATE, InfiniteLookbackBuffer
 from reverb_writer.episodes.spaces import check
 from reverb_writer.errors import ClosedError, FormatError, IncompleteError, SpecError, StructureError, UnknownKeyError
+from reverb_writer.rows import LastRow
 
 _CHECK_EVERY = 50
 
@@ -328,29 +330,64 @@ class Episode(EpisodeData):
         return episode
 
     def steps(self) -> dict[str, Any]:
-        """Return the T + 1 steps of this episode, as observers write them: a nest with leaves [T + 1, ...].
+        """Return the T + 1 rows of this episode, as observers write them: a nest with leaves [T + 1, ...], copied.
 
-        The look-back is left out. `reverb_writer.environments.recorded_steps` draws the layout.
+        The leaves are `observation`, `action`, `reward` and, if the episode has any, `extra_model_outputs`. The
+        look-back is left out. `reverb_writer.environments.recorded_steps` draws the layout.
 
         Raises:
             IncompleteError: the episode has no step yet.
         """
         return episode_steps.of(self)
 
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """Return the kinds of the rows of `steps()`, uint8 [T + 1]; `reverb_writer.rows` lists the bits.
+
+        The last row of an episode that is not done has kind 0: it only holds the observation of the next chunk's first
+        row.
+
+        Raises:
+            IncompleteError: the episode has no step yet.
+
+        >>> columns = {"observations": [0, 1, 2], "actions": [5, 6], "rewards": [0, 1], "len_lookback_buffer": 0}
+        >>> Episode(**columns, terminated=True).kinds(), Episode(**columns).kinds()
+        (array([ 3,  2, 12], dtype=uint8), array([3, 2, 0], dtype=uint8))
+        """
+        return episode_steps.kinds(self)
+
     @classmethod
-    def from_steps(cls, data: Any, *, id_: str | None = None, t_started: int | None = None) -> Episode:
-        """Make a finalized episode of its steps, such as a sampled whole episode.
+    def from_steps(
+        cls,
+        data: Any,
+        *,
+        kinds: Any = None,
+        last_row: LastRow | None = None,
+        id_: str | None = None,
+        t_started: int | None = None,
+    ) -> Episode:
+        """Make a finalized episode of its rows, such as a sampled whole episode.
+
+        The last row of rows that were cut only supplies its observation, because its action belongs to the next chunk.
 
         Args:
-            data: steps, leaves [T + 1, ...]: a result of `steps()`, RLDS steps, or a TF-Agents trajectory. Rows after
-                the last step, such as padding, are left out.
+            data: rows, a nest with leaves [T + 1, ...]; a list is a nest of leaves. Results of `steps()`, steps of
+                `record`, RLDS steps, a TF-Agents trajectory, or another layout of `reverb_writer.rows`. Padding is left
+                out. `extra_model_outputs` and `extras` become extra model outputs, and `policy_info` becomes one.
+            kinds: kinds of the rows, integers [T + 1], such as `episode.kinds()` or a sample's `kinds`. None if leaves
+                of `data` show them.
+            last_row: whose row the flags of the end stand on, if the names of leaves do not show it. With "action", the
+                last row of a terminated episode has the last action, and its observation also becomes the final
+                one. With "boundary", the action and the reward of the last row are left out.
             id_: as in the constructor.
             t_started: as in the constructor.
 
         Raises:
-            StructureError: observations, actions or rewards are missing, or their lengths differ.
+            StructureError: observations, actions or rewards are missing, or their lengths differ; or the rows belong to
+                several episodes; or the last row of the episode has an action, and the observation after it is missing;
+                or no leaf shows where the episode ends, and `kinds` is None.
         """
-        return cls(id_, **episode_steps.columns(data), t_started=t_started, len_lookback_buffer=0).finalize()
+        columns = episode_steps.columns(data, kinds, last_row)
+        return cls(id_, **columns, t_started=t_started, len_lookback_buffer=0).finalize()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(len={len(self)} done={self.is_done} R={self.get_return():g} id_={self.id_})"

@@ -63,6 +63,20 @@ class InfiniteLookbackBuffer:
         self.lookback = min(integer("lookback", lookback, minimum=0), len(self.rows))
         self.space = space
 
+    @classmethod
+    def from_arrays(cls, nest: Any, name: str = "data") -> InfiniteLookbackBuffer:
+        """Make a finalized buffer without look-back of a nest with leaves [T, ...], copied; a list is a nest of leaves.
+
+        `name` is for errors.
+
+        Raises:
+            StructureError: leaves differ in T, or are not numbers or strings.
+        """
+        buffer = cls()
+        buffer.rows.finalize()
+        buffer.rows.put(block_of(nest, name))
+        return buffer
+
     @property
     def finalized(self) -> bool:
         """Whether getters return arrays."""

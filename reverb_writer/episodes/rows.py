@@ -247,7 +247,7 @@ def block_of(nest: Any, what: str, *, is_row: bool = False) -> Block:
         raise StructureError(f"{what} must have at least one leaf, got {nest!r}.")
     arrays = [as_array(leaf, at_leaf(what, path), _ADVICE, copy=True) for path, leaf in zip(paths, leaves, strict=True)]
     for path, array in zip(paths, arrays, strict=True):
-        if array.dtype.kind not in "biufcO":
+        if array.dtype.kind not in "biufcO" and array.dtype.name != "bfloat16":
             raise StructureError(
                 f"{at_leaf(what, path)}: {array.dtype} is not a dtype of numbers or strings. {_ADVICE}"
             )

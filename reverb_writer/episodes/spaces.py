@@ -15,7 +15,8 @@ without an import, so Gym's spaces also work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.leaves import Fit, fit
-from reverb_writer.nests import named_leaves
+from reverb_writer.leaves import Fit, fit, host_array, python_numbers
+from reverb_writer.nests import check_same_leaves, named_leaves
 
 Array = npt.NDArray[Any]
 
@@ -182,10 +183,10 @@ def _encoder(space: Any, name: str, num_envs: int | None) -> Callable[[Any], Any
     parts = _parts_of(space)
     if isinstance(parts, dict):
         of_keys = {key: _encoder(part, f"{name}/{key}", num_envs) for key, part in parts.items()}
-        return lambda element: {key: encode(element[key]) for key, encode in of_keys.items()}
+        return partial(_encode_dict, of_keys, name)
     if parts is not None:
         of_items = tuple(_encoder(part, f"{name}/{index}", num_envs) for index, part in enumerate(parts))
-        return lambda element: tuple(encode(part) for encode, part in zip(of_items, element, strict=True))
+        return partial(_encode_tuple, of_items, name)
     if not _kinds_of(space) & _WRITABLE:
         kind = type(space).__name__
         reason = _REASONS.get(kind, "the structure of its elements is not known")
@@ -196,20 +197,43 @@ def _encoder(space: Any, name: str, num_envs: int | None) -> Callable[[Any], Any
     leaf = SpaceLeaf(space)
     if leaf.dtype == object:
         return str if num_envs is None else lambda strings: np.array(strings, object)
-    return _array_encoder(leaf.dtype, leaf.shape if num_envs is None else (num_envs, *leaf.shape), name)
+    return array_encoder(leaf.dtype, leaf.shape if num_envs is None else (num_envs, *leaf.shape), name)
 
 
-def _array_encoder(dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Callable[[Any], Any]:
-    scalar = dtype.type
-    native = scalar if dtype == np.int64 else None  # int64 holds any int that an environment accepts
+def _encode_dict(encoders: dict[Any, Callable[[Any], Any]], name: str, element: Any) -> dict[Any, Any]:
+    if not isinstance(element, Mapping):
+        raise StructureError(f"`{name}`: {type(element).__name__}, expected a dict, as its space says.")
+    if element.keys() != encoders.keys():
+        check_same_leaves(f"`{name}`", sorted(map(str, element)), sorted(map(str, encoders)), "its space")
+    return {key: encode(element[key]) for key, encode in encoders.items()}
+
+
+def _encode_tuple(encoders: Sequence[Callable[[Any], Any]], name: str, element: Any) -> tuple[Any, ...]:
+    if not isinstance(element, tuple | list) or len(element) != len(encoders):
+        size = f" of {len(element)} parts" if isinstance(element, tuple | list) else ""
+        raise StructureError(
+            f"`{name}`: {type(element).__name__}{size}, expected a tuple of {len(encoders)} parts, as its space says."
+        )
+    return tuple(encode(part) for encode, part in zip(encoders, element, strict=True))
+
+
+def array_encoder(
+    dtype: np.dtype[Any], shape: tuple[int, ...], name: str, like: str = "as its space says"
+) -> Callable[[Any], Any]:
+    """Return a function that copies numbers, or tensors on any device, into an array of this dtype and shape.
+
+    `like` is the reason for the form in errors. The function raises StructureError if a value would change by more than
+    float rounding.
+    """
+    scalar, (numbers, low, high) = dtype.type, python_numbers(dtype)
 
     def convert(element: Any) -> Any:
-        array = np.asarray(element)
+        array = host_array(element)
         if array.shape != shape and array.size == math.prod(shape) and max(array.ndim, len(shape)) == 1:
             array = array.reshape(shape)  # a number as [1], or [1] as a number
-        policy = Fit.LOSSY if dtype.kind == "f" else Fit.LOSSLESS
-        advice = f"It must be {dtype} {shape}, as its space says."
-        return fit(array, dtype, shape, f"`{name}`", "as its space says", policy, advice)
+        given = element if array.dtype == object else array  # the error has its type
+        found = fit(given, dtype, shape, f"`{name}`", like, Fit.LOSSLESS, f"It must be {dtype} {shape}, {like}.")
+        return found.copy() if found is array else found
 
     def encode(element: Any) -> Any:
         if type(element) is np.ndarray and element.dtype == dtype and element.shape == shape:
@@ -218,6 +242,8 @@ def _array_encoder(dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> C
 
     def encode_scalar(element: Any) -> Any:
         kind = type(element)
-        return element if kind is scalar else native(element) if native and kind is int else convert(element)
+        if kind is scalar:
+            return element
+        return scalar(element) if kind in numbers and low <= element <= high else convert(element)
 
     return encode if shape else encode_scalar

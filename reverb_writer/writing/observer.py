@@ -21,7 +21,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import env_flags
-from reverb_writer.nests import common_length, rows
+from reverb_writer.nests import common_length, named_leaves, rows
 from reverb_writer.rows import LAST
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.delivery import Wait
@@ -225,7 +225,7 @@ class Observer(ObserverLife):
                 in T, nothing is written.
         """
         self._refuse_envs("extend")
-        leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
+        leaves = [np.asarray(leaf) for leaf in named_leaves(steps, "`steps`")[1]]
         num_steps, at = common_length(leaves, "`steps`"), 0
         kinds = None if kinds is None else np.asarray(kinds, np.uint8)
         if kinds is not None and kinds.shape != (num_steps,):

@@ -92,3 +92,25 @@ def told(step: dict[str, Any], env: int | None = None) -> str:
     flags = zip("FLtr", ("is_first", "is_last", "terminated", "truncated"), strict=True)
     marks = "".join(letter for letter, name in flags if values[name])
     return f"{observation[0]:g} {values['action']} {values['reward']:g} {values['discount']:g} {marks}".strip()
+
+
+def told_kinds(row: dict[str, Any], kinds: Any, env: int | None = None) -> str:
+    """Spell a row: observation, action, reward and kind."""
+    values = row if env is None else {key: value[env] for key, value in row.items() if key != "extras"}
+    (observation,) = np.unique(values["observation"])
+    return f"{observation:g} {values['action']} {values['reward']:g} {kinds if env is None else kinds[env]}"
+
+
+class Rows:
+    """Stands for an observer of one environment: keeps rows with kinds, spelled out, and as they came."""
+
+    num_envs = None
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def write_row(self, row: dict[str, Any], kinds: int, env_mask: Any = None) -> None:
+        assert (type(kinds), env_mask) == (int, None)
+        self.told.append(told_kinds(row, kinds))
+        self.rows.append(row)

@@ -74,8 +74,6 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
     assert repr(accumulator) == "<TrajectoryAccumulator: step 1 of 3, episode 0 of 1>"
     assert repr(rw.EpisodeBatch(2)) == "<EpisodeBatch of 2 environments: 0 steps>"
     with rw.TrajectoryObserver(address, "replay", 2) as observer:
-        folded = rw.environments.NStepTransform(observer, 3, 0.9)
-        assert repr(folded) == f"<NStepTransform of 3 steps to {observer!r}>"
         recorder = rw.environments.TimeStepRecorder(observer)
         assert repr(recorder) == f"<TimeStepRecorder to {observer!r}>"
     with rw.ReplayDataset(address, "replay", 2) as one:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import padded_rows
+from reverb_writer.rows import PADDING
 
 BOUNDS = st.none() | st.integers(-9, 9)
 STEPS = st.none() | st.integers(-4, 4).filter(bool)
@@ -221,7 +222,7 @@ def test_steps_make_the_episode_again(num_steps: int, ending: str, num_padding: 
         t_started=7,
         **flags,
     )
-    num_rows = num_steps + 1 + (num_padding if ending else 0)
-    steps = tree.map_structure(lambda leaf: padded_rows(leaf, num_rows), episode.steps())
-    again = Episode.from_steps(steps, id_="x", t_started=7)
+    steps = tree.map_structure(lambda leaf: padded_rows(leaf, num_steps + 1 + num_padding), episode.steps())
+    kinds = np.append(episode.kinds(), np.full(num_padding, PADDING, np.uint8))
+    again = Episode.from_steps(steps, kinds=kinds, id_="x", t_started=7)
     assert (again.id_, again.is_finalized, told(again)) == ("x", True, told(episode))

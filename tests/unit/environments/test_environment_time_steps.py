@@ -15,7 +15,7 @@ pytest.importorskip("gymnasium", reason="worlds needs it")
 
 import worlds  # noqa: E402  # as the next two: only where gymnasium is
 from dm_worlds import OfTimeSteps  # noqa: E402
-from worlds import refusing, told  # noqa: E402
+from worlds import Rows, refusing, told  # noqa: E402
 
 
 def counting(episodes: list[tuple[int, str]]) -> OfTimeSteps:
@@ -33,6 +33,28 @@ def test_a_recorded_environment_resets_itself_as_dm_env_says() -> None:
     for action in (9, 10, 11, 12, 13):  # the actions of steps that reset mean nothing
         env.step(action)
     assert [told(step) for step in steps] == RECORDED
+
+
+def test_an_observer_gets_rows_with_kinds_and_the_discounts_of_the_environment() -> None:
+    observer = Rows()
+    env = rw.environments.record(
+        counting(EPISODES),
+        observer,
+        extras=lambda: {"value": np.float32(7)},
+        final_extras=lambda observation: {"value": observation[0]},
+    )
+    for action in (9, 10, 11, 12, 13):
+        env.step(action)
+    # FIRST 1, ACTION 2, LAST 4, TERMINAL 8; RECORDED has the same rows
+    assert observer.told == ["0 10 1 3", "1 11 2 2", "2 0 0 12", "100 13 1 3", "101 0 0 4"]
+    assert [float(row["discount"]) for row in observer.rows] == [0.5, 0, 0, 1, 0]
+    assert [row["extras"]["value"].item() for row in observer.rows] == [7, 7, 2, 7, 101]
+    assert {tuple(sorted(row)) for row in observer.rows} == {("action", "discount", "extras", "observation", "reward")}
+
+
+def test_extras_of_an_environment_without_infos_take_no_arguments() -> None:
+    with pytest.raises(rw.errors.SpecError, match="steps of dm_env have no `info`"):
+        rw.environments.record(counting(EPISODES), print, extras=lambda info: info)
 
 
 def test_the_environment_is_otherwise_the_same() -> None:

@@ -14,7 +14,7 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium import Env, spaces  # noqa: E402  # as the next ones: only where gymnasium is
 from gymnasium.vector import VectorEnv  # noqa: E402
-from worlds import Counting, Sampling, refusing, told  # noqa: E402
+from worlds import Counting, Rows, Sampling, refusing, told  # noqa: E402
 
 EPISODES = [(2, "terminated"), (1, "truncated"), (2, "both")]
 
@@ -43,7 +43,7 @@ def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() ->
         "101 0 0 0 Lr",
         "200 13 1 1 F",
         "201 14 2 0",
-        "202 0 0 0 Ltr",
+        "202 0 0 0 Lt",
     ]
     assert [step.pop("extras").tolist() for step in steps] == [[step["action"]] * 3 for step in steps]
     expected = {
@@ -57,6 +57,27 @@ def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() ->
     env.reset()  # without steps it leaves nothing
     env.close()
     assert len(steps) == 8
+
+
+def test_an_observer_gets_rows_with_kinds_and_no_flags() -> None:
+    observer = Rows()
+    env = rw.environments.record(Counting(EPISODES), observer)
+    play(env, 5)
+    env.step(15)
+    env.close()
+    assert observer.told == [  # FIRST 1, ACTION 2, LAST 4, TERMINAL 8
+        "0 10 1 3",
+        "1 11 2 2",
+        "2 0 0 12",
+        "100 12 1 3",
+        "101 0 0 4",
+        "200 13 1 3",
+        "201 14 2 2",
+        "202 0 0 12",
+        "300 15 1 3",
+        "301 0 0 4",
+    ]
+    assert {tuple(row) for row in observer.rows} == {("observation", "action", "reward")}
 
 
 def test_the_environment_is_otherwise_the_same() -> None:
@@ -297,3 +318,134 @@ def test_environment_without_a_space_is_refused(missing: str) -> None:
 def test_what_is_no_environment_is_refused() -> None:
     with pytest.raises(rw.errors.SpecError, match=r"`env` must be a gymnasium.Env, .* got int"):
         rw.environments.record(3, print)
+
+
+class Costly(Counting):
+    """A `Counting` with the number of the step as its cost, in `info`."""
+
+    def step(self, action: Any) -> Any:
+        *result, info = super().step(action)
+        return *result, {**info, "cost": self._t / 2}
+
+
+def test_extras_may_look_at_the_info_of_their_step() -> None:
+    observer = Rows()
+    env = rw.environments.record(
+        Costly(EPISODES), observer, extras=lambda info: {"cost": np.float32(info["cost"]), "text": "a\0"}
+    )
+    play(env, 3)
+    assert [row["extras"]["cost"].item() for row in observer.rows] == [0.5, 1.0, 0.0, 0.5, 0.0]
+    assert [np.asarray(row["extras"]["text"], object).item() for row in observer.rows][:3] == ["a\0", "a\0", b""]
+
+
+def test_the_last_row_has_the_final_extras() -> None:
+    observer = Rows()
+    env = rw.environments.record(
+        Counting([(2, "truncated")]),
+        observer,
+        extras=lambda: {"value": np.float32(7), "log_prob": np.float32(-1)},
+        final_extras=lambda observation: {"value": observation.sum()},
+    )
+    play(env, 3)
+    env.close()
+    values = [(row["extras"]["value"].item(), row["extras"]["log_prob"].item()) for row in observer.rows]
+    # Both numbers of the final observations are 2 and 101.
+    assert values == [(7, -1), (7, -1), (4, 0), (7, -1), (202, 0)]
+    assert {row["extras"]["value"].dtype for row in observer.rows} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("extras", "final", "message"),
+    [
+        (None, lambda _: {}, "`final_extras` needs `extras`"),
+        (dict, 3, "`final_extras` must be a function of observations, got int"),
+        (lambda a, b: {a: b}, None, r"`extras` must be .*; it needs a, b"),
+        (lambda *, a: {a: 0}, None, r"`extras` must be .*; it needs a"),
+        ({}, None, r"`extras` must be a function of no arguments, .*, got dict"),
+    ],
+)
+def test_functions_that_cannot_be_extras_are_refused(extras: Any, final: Any, message: str) -> None:
+    with pytest.raises(rw.errors.SpecError, match=message):
+        rw.environments.record(Counting(EPISODES), Rows(), extras=extras, final_extras=final)
+
+
+@pytest.mark.parametrize(
+    ("final", "message"),
+    [
+        ({"values": 1}, "`final_extras` has `values`, which `extras` does not have"),
+        ({"value": np.zeros(2)}, r"`final_extras`, leaf `value`: float64 \(2,\), expected float32 \(\) as in `extras`"),
+        (3.0, "`final_extras`: its leaves are not those of `extras`"),
+    ],
+)
+def test_final_extras_that_do_not_fit_are_refused(final: Any, message: str) -> None:
+    env = rw.environments.record(
+        Counting(EPISODES), Rows(), extras=lambda: {"value": np.float32(0)}, final_extras=lambda _: final
+    )
+    env.reset()
+    env.step(0)
+    with pytest.raises(rw.errors.StructureError, match=message):
+        env.step(0)
+
+
+def test_extras_of_none_are_named() -> None:
+    env = rw.environments.record(Counting(EPISODES), Rows(), extras=lambda: None)
+    env.reset()
+    with pytest.raises(rw.errors.StructureError, match="`extras`: NoneType is not an array"):
+        env.step(0)
+
+
+class Returning(Sampling):
+    """Returns an observation and a reward, whatever is done."""
+
+    def __init__(self, space: spaces.Space[Any], observation: Any, reward: Any) -> None:
+        super().__init__(space, spaces.Discrete(9))
+        self._observation, self._reward = observation, reward
+
+    def step(self, action: Any) -> Any:  # noqa: ARG002  # whatever is done
+        return self._observation, self._reward, False, False, {}
+
+
+BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+PAIR = spaces.Dict(a=BOX, b=spaces.Discrete(3))
+ONES = np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "reward", "message"),
+    [
+        (BOX, np.array([1e300, 0]), 0.0, r"`observation`: 1e\+300 \(float64\) does not fit into float32"),
+        (BOX, None, 0.0, r"`observation`: NoneType \(\), expected float32 \(2,\) as its space says"),
+        (BOX, ONES, 1e300, r"`reward`: 1e\+300 .* does not fit into float32"),
+        (BOX, ONES, None, r"`reward`: NoneType \(\), expected float32 \(\) as rewards are stored"),
+        (
+            PAIR,
+            {"a": ONES},
+            0.0,
+            "`observation`: its leaves are not those of its space. Missing: `b`; unexpected: none",
+        ),
+        (PAIR, {"a": ONES, "b": 1, "c": 2}, 0.0, "`observation`: .* Missing: none; unexpected: `c`"),
+        (PAIR, ONES, 0.0, "`observation`: ndarray, expected a dict, as its space says"),
+        (spaces.Tuple((BOX, BOX)), (ONES,), 0.0, "`observation`: tuple of 1 parts, expected a tuple of 2 parts"),
+    ],
+)
+def test_observations_and_rewards_that_cannot_be_stored_are_refused(
+    space: Any, observation: Any, reward: Any, message: str
+) -> None:
+    observer = Rows()
+    env = rw.environments.record(Returning(space, observation, reward), observer)
+    env.reset()
+    with pytest.raises(rw.errors.StructureError, match=message):
+        env.step(0)
+    assert observer.rows == []
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(0)
+
+
+def test_infinite_and_undefined_numbers_of_the_environment_are_kept() -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(Returning(BOX, np.array([np.inf, np.nan]), np.float64(-np.inf)), steps.append)
+    env.reset()
+    env.step(0)
+    env.step(0)
+    np.testing.assert_array_equal(steps[1]["observation"], [np.inf, np.nan])
+    assert steps[0]["reward"] == -np.inf

@@ -14,7 +14,9 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium import spaces  # noqa: E402  # as the next two: only where gymnasium is
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
-from worlds import Counting, Sampling, counting, refusing, told  # noqa: E402
+from worlds import Counting, Sampling, counting, refusing, told, told_kinds  # noqa: E402
+
+from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL  # noqa: E402
 
 MODES = [*AutoresetMode]
 ENVS = [[(2, "terminated"), (1, "truncated")], [(3, "both"), (9, "terminated")]]
@@ -23,16 +25,16 @@ ENVS = [[(2, "terminated"), (1, "truncated")], [(3, "both"), (9, "terminated")]]
 # step that resets an environment has no effect and is not recorded.
 SAME_STEP = [
     ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt", "100 3 1 1 F", "101 0 0 0 Lr", "200 4 1 1 F", "201 5 2 0", "202 0 0 0 Lt"],
-    ["1000 1 1 1 F", "1001 2 2 1", "1002 3 3 0", "1003 0 0 0 Ltr", "1100 4 1 1 F", "1101 5 2 1"],
+    ["1000 1 1 1 F", "1001 2 2 1", "1002 3 3 0", "1003 0 0 0 Lt", "1100 4 1 1 F", "1101 5 2 1"],
 ]
 NEXT_STEP = [
     ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt", "100 4 1 1 F", "101 0 0 0 Lr"],
-    ["1000 1 1 1 F", "1001 2 2 1", "1002 3 3 0", "1003 0 0 0 Ltr", "1100 5 1 1 F"],
+    ["1000 1 1 1 F", "1001 2 2 1", "1002 3 3 0", "1003 0 0 0 Lt", "1100 5 1 1 F"],
 ]
 
 
 class PerEnv:
-    """Stands for a `TrajectoryObserver`: keeps the steps of each environment, spelled out, and as they came."""
+    """A function of rows with flags: keeps the rows of each environment, spelled out, and as they came."""
 
     def __init__(self) -> None:
         self.by_env: list[list[str]] = [[], []]
@@ -45,6 +47,20 @@ class PerEnv:
                 assert step["extras"][env_id].tolist() == [step["action"][env_id]] * 3
             if np.asarray(step["observation"]).dtype == np.float32:
                 self.by_env[env_id].append(told(step, env_id))
+
+
+class RowsPerEnv(PerEnv):
+    """The same for rows with kinds, as `TrajectoryObserver` takes them."""
+
+    num_envs = 2
+
+    def write_row(self, row: Any, kinds: Any, env_mask: Any = None) -> None:
+        assert row.keys() - {"extras"} == {"observation", "action", "reward"}
+        assert (kinds.dtype, kinds.shape) == (np.uint8, (2,))
+        for env_id in range(2) if env_mask is None else np.flatnonzero(env_mask):
+            if "extras" in row:
+                assert row["extras"][env_id].tolist() == [row["action"][env_id]] * 3
+            self.by_env[env_id].append(told_kinds(row, kinds, env_id))
 
 
 @pytest.fixture(params=["sync", "async", "async without shared memory", "sync without copies"])
@@ -88,6 +104,19 @@ def test_every_observation_of_a_environment_is_a_step_of_it(make: Any, mode: Aut
     env.reset()
     play(env, mode, 5)
     assert observer.by_env == (NEXT_STEP if mode is AutoresetMode.NEXT_STEP else SAME_STEP)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_of_an_environment_have_kinds(make: Any, mode: AutoresetMode) -> None:
+    observer = RowsPerEnv()
+    env = rw.environments.record(make(counters(), mode), observer, extras=lambda: HIDDEN)
+    env.reset()
+    play(env, mode, 5)
+    flagged = NEXT_STEP if mode is AutoresetMode.NEXT_STEP else SAME_STEP
+    # The flags of `told` and the kinds of a row: F is FIRST, L is LAST without ACTION, and t is TERMINAL.
+    kinds = {"F": FIRST | ACTION, "": ACTION, "Lt": LAST | TERMINAL, "Lr": LAST}
+    split = [[[*row.split(), ""] for row in rows] for rows in flagged]
+    assert observer.by_env == [[f"{o} {a} {r} {kinds[marks]}" for o, a, r, _, marks, *_ in rows] for rows in split]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -210,7 +239,7 @@ def test_an_environment_that_does_not_say_when_it_resets_is_refused() -> None:
 @pytest.mark.parametrize(
     ("num_envs", "takes", "message"),
     [
-        (2, None, "is 2 environments that step together, and the NStepTransform takes steps of a single environment"),
+        (2, None, "is 2 environments that step together, and the TrajectoryObserver takes steps of a single"),
         (2, 3, "is 2 environments .* takes steps of 3 environments that step together. Pass `num_envs=2` to it"),
         (None, 2, "is a single environment, and the .* takes steps of 2 environments .* Pass `num_envs=None` to it"),
     ],
@@ -219,10 +248,7 @@ def test_observers_and_environments_must_be_of_one_number(
     num_envs: int | None, takes: int | None, message: str
 ) -> None:
     env = counters()[0]() if num_envs is None else SyncVectorEnv(counters())
-    with pytest.raises(rw.errors.SpecError, match=message):
-        rw.environments.record(env, rw.environments.NStepTransform(print, 3, 0.9, num_envs=takes))
     with rw.LocalServer([rw.TableConfig("replay")]) as server:
-        message = message.replace("NStepTransform", "TrajectoryObserver")
         observer = rw.TrajectoryObserver(server, "replay", 2, num_envs=takes)
         with observer, pytest.raises(rw.errors.SpecError, match=message):
             rw.environments.record(env, observer)
@@ -239,6 +265,15 @@ def test_an_environment_that_hides_its_terminal_observations_is_refused() -> Non
     env.step(np.zeros(2, int))
     with pytest.raises(rw.errors.StructureError, match="`infos` have no `final_obs`"):
         env.step(np.zeros(2, int))
+
+
+def test_infos_may_be_a_list() -> None:
+    observer = PerEnv()
+    envs = SyncVectorEnv(counters(), autoreset_mode=AutoresetMode.SAME_STEP)
+    env = rw.environments.record(gymnasium.wrappers.vector.DictInfoToList(envs), observer)
+    env.reset()
+    play(env, AutoresetMode.SAME_STEP, 5)
+    assert observer.by_env == SAME_STEP
 
 
 def ignore(step: Any, *, env_mask: Any = None) -> None:

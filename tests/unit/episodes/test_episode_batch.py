@@ -10,6 +10,7 @@ import pytest
 from reverb_writer.environments import record
 from reverb_writer.episodes import Episode, EpisodeBatch
 from reverb_writer.errors import SpecError
+from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL
 
 pytest.importorskip("gymnasium", minversion="1.1")
 import gymnasium
@@ -52,12 +53,25 @@ def test_episodes_hold_what_each_environment_did() -> None:
 
 def test_texts_keep_their_last_zero_characters() -> None:
     batch = EpisodeBatch(1)
-    for text, is_last in (("a\0", False), ("b", True)):
-        flags = {"is_first": not is_last, "is_last": is_last, "terminated": is_last, "truncated": False}
-        step = {"observation": text, "action": 0, "reward": 0.0, "discount": 0.0, **flags}
-        batch({name: np.array([value], object if value is text else None) for name, value in step.items()})
+    for text, kind in (("a\0", FIRST | ACTION), ("b", LAST | TERMINAL)):
+        row = {"observation": np.array([text], object), "action": np.zeros(1), "reward": np.zeros(1)}
+        batch.write_row(row, np.array([kind], np.uint8))
     (episode,) = batch.take_finished()
     assert [str(observation) for observation in episode.get_observations()] == ["a\0", "b"]
+    assert episode.is_terminated
+
+
+def test_lists_are_nests_and_extras_may_be_any_nest() -> None:
+    batch = EpisodeBatch(1)
+    for number, kind in enumerate((FIRST | ACTION, ACTION, LAST)):
+        leaf = np.array([number])
+        row = {"observation": [leaf, leaf + 10], "action": [leaf + 20, leaf + 30, leaf + 40], "reward": leaf}
+        batch.write_row({**row, "extras": [leaf, (leaf + 50,)]}, np.array([kind], np.uint8))
+    (episode,) = batch.take_finished()
+    assert episode.get_observations(1) == [1, 11]
+    assert episode.get_actions(1) == [21, 31, 41]
+    assert episode.get_extra_model_outputs("extras", 1) == [1, (51,)]
+    assert (len(episode), episode.is_truncated) == (2, True)
 
 
 def test_extras_are_model_outputs_of_their_environments() -> None:

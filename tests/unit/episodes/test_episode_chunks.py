@@ -10,6 +10,7 @@ import pytest
 import reverb_writer as rw
 from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL
 
 
 def five_steps(**options: Any) -> Episode:
@@ -121,11 +122,17 @@ def whole_episode(**options: Any) -> rw.Episode:
     return rw.Episode(**{"id_": "x", "len_lookback_buffer": 0, **data, **options})
 
 
-def test_steps_have_single_precision_and_a_discount_of_1_where_they_are_truncated() -> None:
-    steps = whole_episode(terminated=False, truncated=True).steps()  # docs/how-to/episodes.md has a terminated one
-    assert (steps["discount"].tolist(), steps["truncated"].tolist()) == ([1, 1, 1, 0], [False] * 3 + [True])
-    assert steps["is_first"].tolist() == [True, False, False, False]
-    assert {str(steps[name].dtype) for name in ("reward", "discount", "action")} == {"float32"}
+def test_steps_are_rows_in_single_precision_and_kinds_say_how_they_ended() -> None:
+    steps = whole_episode().steps()
+    assert {name: (str(leaf.dtype), leaf.tolist()) for name, leaf in steps.items()} == {
+        "observation": ("int64", [10, 11, 12, 13]),
+        "action": ("float32", [[1, 1], [2, 2], [3, 3], [0, 0]]),
+        "reward": ("float32", [0.5, 1.5, 2.5, 0]),
+    }
+    assert whole_episode().kinds().tolist() == [FIRST | ACTION, ACTION, ACTION, LAST | TERMINAL]
+    assert whole_episode(terminated=False, truncated=True).kinds().tolist() == [FIRST | ACTION, ACTION, ACTION, LAST]
+    assert whole_episode(terminated=False).kinds().tolist() == [FIRST | ACTION, ACTION, ACTION, 0]  # cut
+    assert whole_episode(t_started=2).kinds().tolist() == [ACTION, ACTION, ACTION, LAST | TERMINAL]
 
 
 def test_model_outputs_are_written_too_and_strings_as_bytes() -> None:
@@ -139,6 +146,8 @@ def test_episode_without_a_step_has_no_steps() -> None:
     started.add_env_reset(0)
     with pytest.raises(IncompleteError, match="an episode without a step has nothing to write"):
         started.steps()
+    with pytest.raises(IncompleteError, match="an episode without a step has nothing to write"):
+        started.kinds()
 
 
 def columns_of(episode: rw.Episode) -> list[Any]:
@@ -149,8 +158,16 @@ def columns_of(episode: rw.Episode) -> list[Any]:
 WHOLE = [[10, 11, 12, 13], [[1, 1], [2, 2], [3, 3]], [0.5, 1.5, 2.5]]
 
 
+def flagged(episode: rw.Episode) -> dict[str, Any]:
+    """Return the rows of an episode with flags instead of kinds, as `record` passes them to a function."""
+    last = np.arange(4) == 3
+    flags = {"is_first": np.arange(4) == 0, "is_last": last, "discount": np.array([1, 1, 0, 0], np.float32)}
+    return {**episode.steps(), **flags, "terminated": last, "truncated": ~last & last}
+
+
 def test_steps_in_several_layouts_are_an_episode() -> None:
-    steps = whole_episode().steps()
+    episode = whole_episode()
+    steps = flagged(episode)
     rlds = {key: steps[key] for key in ("observation", "action", "reward", "discount", "is_first", "is_last")}
     types = np.array([0, 1, 1, 2], np.int32)
     trajectory = rw.Trajectory(
@@ -158,26 +175,108 @@ def test_steps_in_several_layouts_are_an_episode() -> None:
     )
     for data in (steps, {**rlds, "is_terminal": steps["is_last"]}, trajectory):
         assert columns_of(rw.Episode.from_steps(data)) == [*WHOLE, True, False]
+    assert columns_of(rw.Episode.from_steps(episode.steps(), kinds=episode.kinds())) == [*WHOLE, True, False]
     assert columns_of(rw.Episode.from_steps({**rlds, "is_terminal": np.zeros(4)})) == [*WHOLE, False, True]
     cut_off = trajectory._replace(discount=np.array([1, 1, 1, 0], np.float32))
     assert columns_of(rw.Episode.from_steps(cut_off)) == [*WHOLE, False, True]
 
 
+def test_a_cut_chunk_comes_back_as_one_that_goes_on() -> None:
+    chunk = whole_episode(terminated=False, t_started=2)
+    again = rw.Episode.from_steps(chunk.steps(), kinds=chunk.kinds(), t_started=2)
+    assert (columns_of(again), again.t) == ([*WHOLE, False, False], 5)
+
+
+NUMBERS = np.arange(3.0)
+
+
+def test_a_list_is_a_nest_of_leaves() -> None:
+    # Three leaves and T = 2 rows more: lists of rows and lists of leaves have the same sizes.
+    steps = {"observation": [NUMBERS, NUMBERS + 10, NUMBERS + 20], "action": [NUMBERS + 30, NUMBERS + 40]}
+    kinds = [FIRST | ACTION, ACTION, LAST]
+    episode = rw.Episode.from_steps({**steps, "reward": NUMBERS}, kinds=kinds)
+    assert episode.get_observations(1) == [1, 11, 21]
+    assert episode.get_actions(1) == [31, 41]
+    again = rw.Episode.from_steps(episode.steps(), kinds=episode.kinds())
+    assert [leaf.tolist() for leaf in again.get_observations()] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+    assert rw.Episode.from_state(episode.get_state()).get_actions(0) == [30, 40]
+
+
+@pytest.mark.parametrize("ending", ["terminated", "truncated"])
+def test_a_last_row_with_an_action_is_not_lost(ending: str) -> None:
+    rows = {"observation": NUMBERS, "action": NUMBERS + 30, "reward": NUMBERS + 1}
+    flags = {name: (np.arange(3) == 2) & (name == ending) for name in ("terminated", "truncated")}
+    with pytest.raises(StructureError, match="Pass `last_row='action'`"):  # the names do not show whose row it is
+        rw.Episode.from_steps({**rows, **flags})
+    kinds = np.array([FIRST | ACTION, ACTION, LAST | ACTION | TERMINAL * (ending == "terminated")])
+    with pytest.raises(StructureError, match="the last row of the episode has an action"):
+        rw.Episode.from_steps(rows, kinds=kinds)
+    if ending == "terminated":
+        for episode in (
+            rw.Episode.from_steps({**rows, **flags}, last_row="action"),
+            rw.Episode.from_steps(rows, kinds=kinds, last_row="action"),
+        ):
+            assert columns_of(episode) == [[0, 1, 2, 2], [30, 31, 32], [1, 2, 3], True, False]
+    else:  # the value of its last observation is not known
+        with pytest.raises(StructureError, match="the last row of the episode has an action"):
+            rw.Episode.from_steps({**rows, **flags}, last_row="action")
+    episode = rw.Episode.from_steps(rows, kinds=kinds, last_row="boundary")
+    assert columns_of(episode)[:3] == [[0, 1, 2], [30, 31], [1, 2]]
+    assert (episode.is_terminated, episode.is_truncated) == (ending == "terminated", ending == "truncated")
+
+
+def test_rows_of_two_episodes_are_refused() -> None:
+    two = {key: np.concatenate([leaf, leaf]) for key, leaf in flagged(whole_episode()).items()}
+    with pytest.raises(StructureError, match="rows of 2 episodes, and an `Episode` holds one"):
+        rw.Episode.from_steps(two)
+    padded = [FIRST | ACTION, LAST, PADDING, FIRST | ACTION, LAST]
+    rows = {name: np.zeros(5) for name in ("observation", "action", "reward")}
+    with pytest.raises(StructureError, match="rows of an episode follow padding"):
+        rw.Episode.from_steps(rows, kinds=padded)
+
+
 def test_policy_infos_come_back_as_model_outputs() -> None:
-    types = np.array([0, 1, 1, 2], np.int32)
-    trajectory = rw.Trajectory(types, np.zeros(4), np.zeros(4), {"logp": np.arange(4)}, types, np.zeros(4), np.ones(4))
-    policy_info = rw.Episode.from_steps(trajectory).get_extra_model_outputs("policy_info")
-    assert policy_info["logp"].tolist() == [0, 1, 2]
+    types, discounts = np.array([0, 1, 1, 2], np.int32), np.array([1, 1, 1, 1], np.float32)
+    policy_info = {"logp": np.arange(4)}
+    trajectory = rw.Trajectory(types, np.zeros(4), np.zeros(4), policy_info, np.roll(types, -1), np.zeros(4), discounts)
+    found = rw.Episode.from_steps(trajectory).get_extra_model_outputs("policy_info")
+    assert found["logp"].tolist() == [0, 1, 2]
     again = rw.Episode.from_steps(trajectory._replace(policy_info=np.arange(4)))
     assert again.get_extra_model_outputs("policy_info").tolist() == [0, 1, 2]
     assert not rw.Episode.from_steps(trajectory._replace(policy_info=())).extra_model_outputs
 
 
+def test_extras_of_recorded_rows_are_model_outputs() -> None:
+    steps = flagged(whole_episode())
+    episode = rw.Episode.from_steps({**steps, "extras": {"logp": np.arange(4)}})
+    assert episode.get_extra_model_outputs("logp").tolist() == [0, 1, 2]
+    episode = rw.Episode.from_steps({**steps, "extras": np.arange(4)})
+    assert episode.get_extra_model_outputs("extras").tolist() == [0, 1, 2]
+
+
 def test_steps_that_are_no_episode_are_refused() -> None:
+    steps = whole_episode().steps()
     with pytest.raises(StructureError, match="missing: action, reward"):
         rw.Episode.from_steps({"observation": np.zeros(3)})
     with pytest.raises(StructureError, match="two rows or more"):
-        rw.Episode.from_steps({key: leaf[:1] for key, leaf in whole_episode().steps().items()})
+        rw.Episode.from_steps({key: leaf[:1] for key, leaf in flagged(whole_episode()).items()})
+    with pytest.raises(StructureError, match=r"Pass their kinds: `kinds=episode.kinds\(\)`"):
+        rw.Episode.from_steps(steps)
+    with pytest.raises(StructureError, match=r"`kinds` must be integers \[4\], one per row, got uint8 \[3\]"):
+        rw.Episode.from_steps(steps, kinds=np.zeros(3, np.uint8))
+    with pytest.raises(SpecError, match="`last_row` must be"):
+        rw.Episode.from_steps(steps, kinds=whole_episode().kinds(), last_row="end")  # type: ignore[arg-type]
+
+
+def test_bfloat16_is_kept() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    episode = Episode()
+    episode.add_env_reset(observation=np.array([1.5, 2], bfloat16))
+    episode.add_env_step(observation=np.array([2.5, 3], bfloat16), action=bfloat16(0.5), reward=1.0)
+    assert episode.steps()["observation"].dtype == bfloat16
+    again = Episode.from_steps(episode.steps(), kinds=episode.kinds())
+    assert (again.get_observations().dtype, again.get_observations().tolist()) == (bfloat16, [[1.5, 2], [2.5, 3]])
+    assert again.get_actions().tolist() == [0.5]
 
 
 def test_rllibs_newer_names_are_there_beside_the_older_ones() -> None:

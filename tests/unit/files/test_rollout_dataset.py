@@ -104,19 +104,6 @@ def test_next_observation_is_that_of_the_observation(tmp_path: Path) -> None:
     assert batch.next_observation[:, 0].tolist() == [9, 9, 9]
 
 
-def test_saved_transitions_of_n_steps_come_back_as_they_were(tmp_path: Path) -> None:
-    pytest.importorskip("gymnasium")
-    with RolloutWriter(tmp_path) as writer:
-        transform = rw.environments.NStepTransform(writer, 2, 0.5)
-        for t in range(4):
-            last = {"is_last": np.bool_(t == 3), "is_first": np.bool_(t == 0)}
-            transform({**transition(0, t), "discount": np.float32(t != 3), **last})
-    batch = RolloutDataset(tmp_path, 1).get_batch(4)
-    real = batch.mask[:, 0]
-    assert batch.observation[real, 0, 1].tolist() == [0, 0, 1, 2]
-    assert batch.next_observation[real, 0, 1].tolist() == [1, 2, 3, 3]
-
-
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
 def test_boundary_step_is_the_last_next_observation(tmp_path: Path, length: int) -> None:
     with RolloutWriter(tmp_path) as writer:
