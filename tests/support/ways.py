@@ -1,19 +1,14 @@
-"""Ways from episodes, listed by hand, to transitions. Each way is a function of the episodes to transitions.
+"""Ways from episodes, listed by hand, to transitions in memory: rows of each layout, as windows and as flat rows.
 
-    way        rows are           read as
-    ---------  -----------------  --------------------------------------------------------------------
-    MEMORY     arrays of layouts  windows, padded windows, windows that span episodes, flat rows
-    WRITERS    written to a table `a` of a server; each is combined with each of the READERS that suits
-
-`tests/properties/rows` plays random episodes through all of them. To add a way, add it to a table here: a function,
-and the transitions that it keeps of an episode if these are not all.
+`ways_of_servers` has the ways through a server, and `tests/properties/rows` plays random episodes through all ways. To
+add a layout, add its rows to `rows_of` and its name to a list; to add a container, add a function to `CONTAINERS`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tree
@@ -27,8 +22,6 @@ BOUNDARY_LAYOUTS = [*LAYOUTS, "kinds"]
 
 ACTION_LAYOUTS = ["gymnasium", "d4rl", "rsl_rl", "torchrl", "kinds of actions"]
 """Layouts whose last row has the last action: they keep no final observation."""
-
-ALL_ENDS = frozenset(("terminated", "truncated", "cut"))
 
 
 def all_pairs(episode: Played, layout: str) -> list[Pair]:
@@ -46,10 +39,8 @@ def pairs_of_actions(episode: Played, layout: str) -> list[Pair]:
 class Way(NamedTuple):
     """A way from episodes to transitions."""
 
-    run: Callable[..., Iterable[Pair]]  # of the episodes, and the place of a server if it needs one
+    run: Callable[[Sequence[Played]], Iterable[Pair]]
     keeps: Callable[[Played], Sequence[Pair]]  # the transitions of an episode that it must give
-    count: Literal["once", "repeated", "some"] = "once"  # windows may overlap, and a sampler may leave some out
-    ends: frozenset[str] = ALL_ENDS  # the ends that it can write
 
 
 def pairs_in(found: rw.Transitions) -> list[Pair]:
