@@ -213,7 +213,13 @@ class RolloutWriter:
         return self.save_rows(steps, found, metadata or {})
 
     def save_rows(self, steps: Any, kinds: Array | None, metadata: Mapping[str, Any]) -> Path:
-        """Write rows of these kinds, [T] uint8, or of unknown kinds; arguments and errors as for `save`."""
+        """Write rows whose kinds are known or unknown, and return their file; errors as for `save`.
+
+        Args:
+            steps: nest with leaves [T, ...], T >= 1.
+            kinds: the kinds of the rows, uint8 [T], stored as they are; None if they are unknown.
+            metadata: JSON, in addition to the writer's.
+        """
         self._check_open()
         num_steps = common_length(steps, "`steps`")
         if not num_steps:
