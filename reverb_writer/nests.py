@@ -251,7 +251,7 @@ def rows(example: Any, columns: Iterable[Iterable[Any]]) -> Iterator[Any]:
 
 
 def write_row(column: Any, row: Any, nest: Any) -> None:
-    """Copy a nest into a row, or into some rows, of leaves [T, ...] of the same structure, in place; None remains None."""
+    """Copy a nest into one or some rows of leaves [T, ...] of the same structure, in place; None remains None."""
     for leaf, value in zip(tree.flatten(column), tree.flatten(nest), strict=True):
         if leaf is not None:
             leaf[row] = value

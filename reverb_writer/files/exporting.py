@@ -39,7 +39,8 @@ def export_saved(
 ) -> Generator[Transferred, None, None]:
     """Write each saved item of a table as a trajectory, unless the writer's directory has it; yield each outcome.
 
-    The trajectory has the kinds of the item's rows, and its metadata has key and priority. The table's compressed data are held in memory.
+    The trajectory has the kinds of the item's rows, and its metadata has key and priority. The table's compressed data
+    are held in memory.
 
     Args:
         folder: a checkpoint, such as `LocalServer.save` writes, or a folder of checkpoints: the newest one is read.
@@ -73,8 +74,8 @@ def export_saved(
 def export_items(client: Client, table: str, writer: RolloutWriter) -> Generator[Transferred, None, None]:
     """Write each item that `table` holds now as a trajectory, unless the directory of `writer` has it.
 
-    The trajectory has the kinds of the item's rows, and its metadata has key and priority. An item is complete on disk, and its outcome yielded, before
-    `client` asks for the next one.
+    The trajectory has the kinds of the item's rows, and its metadata has key and priority. An item is complete on disk,
+    and its outcome yielded, before `client` asks for the next one.
 
     Raises:
         SpecError: the table can only be read by removing its items.

@@ -142,7 +142,7 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as JSON; raises SpecError if it is too large to be read again."""
         end = None if self.end is None else self.end.value
-        plain = {"num_steps": self.num_steps, "end": end, "reset": self.is_reset}
+        plain: dict[str, Any] = {"num_steps": self.num_steps, "end": end, "reset": self.is_reset}
         plain |= {"structure": self.layout.encoded, "metadata": dict(self.metadata)}
         text = json.dumps({"format": FORMAT, "version": VERSION, **plain})
         if len(text) > MAX_BYTES:

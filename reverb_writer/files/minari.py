@@ -1,7 +1,7 @@
 """Convert Minari data sets to trajectories on disk.
 
-A Minari episode of n steps has n + 1 observations. Its trajectory has n + 1 rows: observation, action and reward, in the
-dtypes that `environments.record` writes. The last one is a boundary row with the final observation and zeros.
+A Minari episode of n steps has n + 1 observations. Its trajectory has n + 1 rows of observation, action and reward, in
+the dtypes that `environments.record` writes. The last one is a boundary row with the final observation and zeros.
 
 Source: Minari 0.5.4, `minari/dataset/minari_storage.py`.
 """

@@ -246,8 +246,8 @@ class RolloutDataset(RolloutFileBase):
 
         Each iteration starts again. Each loop over the trajectories has each transition once; its last batch may be
         smaller. Transitions are drawn uniformly from a pool in memory, which is filled with whole trajectories until it
-        has `pool_size` transitions. If the pool holds all of them, the order is uniformly random; if not, also pass
-        `shuffle=True` to the data set.
+        has `pool_size` transitions. If the pool has room for all transitions, each order is equally likely; otherwise
+        also pass `shuffle=True` to the data set.
 
         Args:
             batch_size: number of transitions in a batch, leaves [batch_size, ...], >= 1.

@@ -213,7 +213,13 @@ class RolloutWriter:
         return self.save_rows(steps, found, metadata or {})
 
     def save_rows(self, steps: Any, kinds: Array | None, metadata: Mapping[str, Any]) -> Path:
-        """Write rows of these kinds, [T] uint8, or of unknown kinds; arguments and errors as for `save`."""
+        """Write rows whose kinds are known or unknown, and return their file; errors as for `save`.
+
+        Args:
+            steps: nest with leaves [T, ...], T >= 1.
+            kinds: the kinds of the rows, uint8 [T], stored as they are; None if they are unknown.
+            metadata: JSON, in addition to the writer's.
+        """
         self._check_open()
         num_steps = common_length(steps, "`steps`")
         if not num_steps:
@@ -276,7 +282,7 @@ class RolloutWriter:
         self._num_steps += 1
         self._before[env_ids] = np.broadcast_to(state, count)[env_ids]
         is_last, boundary = np.broadcast_to(row.is_last, count).copy(), row.boundary
-        with_boundary = self._all_envs[:0]
+        with_boundary: Array = self._all_envs[:0]
         if boundary is not None:
             with_boundary = self._all_envs if boundary.env_ids is None else boundary.env_ids
             is_last[with_boundary] = True
@@ -307,7 +313,7 @@ class RolloutWriter:
             return
         structure, _ = self._known
         room = len(self._lengths), max(2 * length, _FIRST_LENGTH)
-        of_columns = zip([*structure.dtypes, np.uint8], [*structure.shapes, ()], strict=True)
+        of_columns = zip([*structure.dtypes, np.dtype(np.uint8)], [*structure.shapes, ()], strict=True)
         blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_columns]  # unused rows take no memory
         for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
             block[:, :length] = former

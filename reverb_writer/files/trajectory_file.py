@@ -4,7 +4,7 @@ Images of uint8 are deflated. No member is a pickle, and none is unpickled.
 
 trajectory_01764000000000000000_1f3a9c2e_00000007.npz
     manifest.json            length, end, structure of the steps
-    kinds                    an array, too: the kinds of the rows, [T] uint8
+    kinds                    an array: the kinds of the rows, [T] uint8
     observation/rgb.npy      all steps of a leaf: [T, ...]
     reward.npy               format of NumPy's NEP 1, version 1.0
 .partial_trajectory_...      in progress, or left by a killed writer; never read

@@ -6,7 +6,7 @@
     0 1 2 3      3 2 2 14         0 1 2 3, and 3 is terminal             of row 3: its own, which has no value
     0 1 2 3      3 2 2 2, or 6    0 1 2, and 2 is truncated              of the next row; row 3 is left out
 
-Row 3 of the last trajectory is left out because nobody knows the observation after it, unless each row has a
+Row 3 of the last trajectory is left out because no row holds the observation after it, unless each row has a
 `next_observation` of its own.
 """
 

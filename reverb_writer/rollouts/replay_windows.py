@@ -6,7 +6,7 @@ batch.kinds   [batch size, L]             ──>    [B, L, ...]          ──
 Fields that the windows do not have come from the kinds of their rows:
 
     dones        rows whose action ended the episode, or after which the episode is cut
-    truncated    those of them after which the environment did not end the episode
+    truncated    rows with `dones` whose episode the environment did not end
     mask         0 on rows without an action: boundary rows and padding
 """
 
@@ -113,7 +113,7 @@ def _ends_of(kinds: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.bool_]]:
     is_boundary = has_end & ~is_action
     ends_next = np.pad(is_boundary[:, 1:], ((0, 0), (0, 1)))
     dones = is_action & (has_end | ~followed | ends_next)
-    dones[:, -1] &= has_end[:, -1]  # nobody knows whether the episode goes on after the window
+    dones[:, -1] &= has_end[:, -1]  # the window does not show whether the episode continues after it
     truncated = dones & ~terminal & ~rows.has(kinds, rows.TERMINAL)
     found = {"dones": dones, "truncated": truncated}
     return found if is_action.all() else {**found, "mask": is_action}

@@ -123,7 +123,7 @@ def test_bad_and_empty_episodes_are_named_and_a_second_run_reads_only_what_is_mi
 def test_rows_of_minari_mix_with_recorded_rows(tmp_path: Path) -> None:
     gym = pytest.importorskip("gymnasium")
 
-    class Env(gym.Env):  # type: ignore[misc]  # not installed where mypy runs
+    class Env(gym.Env):  # type: ignore[misc, name-defined]  # not installed where mypy runs
         observation_space, action_space = Dataset().observation_space, Dataset().action_space
 
         def reset(self, **_: Any) -> Any:
