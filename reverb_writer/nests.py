@@ -94,6 +94,20 @@ def common_length(nest: Any, what: str) -> int:
     return int(lengths.pop()[0])
 
 
+def with_texts(nest: Any) -> Any:
+    """Return a nest with leaves [T, ...] in which each list of strings is a leaf: an array [T].
+
+    >>> with_texts({"text": ["go", "stop"], "pair": [np.zeros(2), np.zeros(2)]})["text"]
+    array(['go', 'stop'], dtype=object)
+    """
+
+    def text(part: Any) -> Any:
+        is_text = isinstance(part, list) and part and all(isinstance(item, str | bytes) for item in part)
+        return np.array(part, object) if is_text else None
+
+    return tree.traverse(text, nest)
+
+
 def shapes_text(nest: Any) -> str:
     """Return a nest, or a dataclass of nests, as text with `dtype [sizes]` per array, without fields of None.
 
@@ -236,8 +250,8 @@ def rows(example: Any, columns: Iterable[Iterable[Any]]) -> Iterator[Any]:
     return map(packer(example), zip(*columns, strict=False) if columns else itertools.repeat(()))
 
 
-def write_row(column: Any, row: int, nest: Any) -> None:
-    """Copy a nest into a row of leaves [T, ...] of the same structure, in place; None remains None."""
+def write_row(column: Any, row: Any, nest: Any) -> None:
+    """Copy a nest into one or some rows of leaves [T, ...] of the same structure, in place; None remains None."""
     for leaf, value in zip(tree.flatten(column), tree.flatten(nest), strict=True):
         if leaf is not None:
             leaf[row] = value

@@ -9,39 +9,20 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import itertools
 import keyword
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import NO_NUMBERS, Fit, as_array, fit, python_numbers, stored_dtype, zeros
-from reverb_writer.nests import at_leaf, check_same_leaves, fields_of, flattener, named_leaves, packer, structure_of
+from reverb_writer.nests import at_leaf, check_same_leaves, flattener, named_leaves, packer, structure_of
 
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
-
-FLAG_NAMES: Final = {
-    "first": ("is_first",),
-    "last": ("is_last",),
-    "terminated": ("terminated", "is_terminal"),
-    "truncated": ("truncated",),
-    "step_type": ("step_type",),
-}
-"""Names of leaves with flags of a row's state, by kind; the first name that the steps have counts.
-
-`slices.markers` adds TorchRL's.
-"""
-
-MARKER_NAMES: Final = frozenset(itertools.chain(["next_step_type"], *FLAG_NAMES.values()))
-"""All names of flags, and the name of the next row's type."""
-
-_BOUNDARY_MARKS = (("step_type", LAST), ("is_last", 1))
-"""The fields that mark a boundary step, and their values there; the first field that a step has counts."""
 
 _NUMPY = np.ndarray, np.generic
 
@@ -82,35 +63,6 @@ def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
         return Trajectory
     usable = name.isidentifier() and not keyword.iskeyword(name)
     return collections.namedtuple(name if usable else "NamedTuple", fields, rename=True)  # noqa: PYI024  # made at run time
-
-
-def boundary_steps(steps: Any) -> Any:
-    """Return flags of boundary steps, which have a final observation and no action; None for steps without marks.
-
-    The marks are RLDS' `is_last` and TF-Agents' `step_type`, in a dict or a named tuple; the flags have their shape.
-
-    >>> boundary_steps({"is_last": [[0, 1], [0, 0]]})
-    array([[False,  True],
-           [False, False]])
-    """
-    fields = fields_of(steps) or {}
-    for name, last in _BOUNDARY_MARKS:
-        if fields.get(name) is not None:
-            return np.asarray(fields[name]) == last
-    return None
-
-
-def find_flags(steps: Any, names: Mapping[str, Sequence[str]] = FLAG_NAMES) -> dict[str, Any]:
-    """Return the leaves that are flags, by kind: the first name of each kind that the steps have.
-
-    >>> find_flags({"is_last": 0, "done": 1}, {"first": ["is_first"], "last": ["done", "is_last"]})
-    {'last': 1}
-    """
-    fields = fields_of(steps) or {}
-    found = {
-        kind: [fields[name] for name in of_kind if fields.get(name) is not None] for kind, of_kind in names.items()
-    }
-    return {kind: leaves[0] for kind, leaves in found.items() if leaves}
 
 
 class StepStructure:
