@@ -28,7 +28,7 @@ writers, files of other programs, arrays in memory.
                                                                            truncated
     D4RL          -                    terminals, timeouts                 terminals                    action
     Gymnasium     -                    terminated, truncated               terminated                   `last_row`
-    discount      start_of_episode     after a row of discount 0           all of them                  boundary
+    discount      start_of_episode     after a row of discount 0           each last row                boundary
     ids           the id changes       -                                   -                            -
 
 The first line whose `last rows` the steps have counts, and `first row` may have the name of any line. The ids are
@@ -102,7 +102,7 @@ class Pairs(NamedTuple):
 
     mask: Array  # the pair is a transition
     terminal: Array  # it is a transition to a terminal state
-    continues: Array  # the next pair is a transition of the same episode, too
+    continues: Array  # the next pair is also a transition of the same episode
 
 
 def has(kinds: Array, bits: int) -> Array:
@@ -151,7 +151,7 @@ def pairs(
 def first_rows(kinds: Array, starts: Array | None = None) -> Array:
     """Return the real rows at which a trajectory begins: FIRST rows, and rows after LAST, PADDING or a start.
 
-    The first row of an item is one of them.
+    A trajectory begins at the first row of an item.
 
     >>> first_rows(np.array([ACTION, LAST, FIRST | ACTION, ACTION, PADDING], np.uint8)).tolist()
     [True, False, True, False, False]

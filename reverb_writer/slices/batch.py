@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
 from reverb_writer import rows
+from reverb_writer.arrays import array_like, array_namespace
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
 from reverb_writer.slices.axes import ROWS, SAMPLES, converted, joined
@@ -64,7 +66,11 @@ class Batch:
         """
         if self.row_kinds is not None:
             return self.row_kinds
-        mask, starts = (None, None) if self.slices is None else (self.slices.mask, self.slices.starts)
+        mask, starts = (self._within_lengths(), None)
+        if self.slices is not None:
+            mask, starts = self.slices.mask, self.slices.starts
+        elif bool(mask.all()):  # no sample was padded, so rows after an end may be the observer's padding
+            mask = None
         return rows.kinds_of(self.data, mask=mask, starts=starts, last_row=self.last_row)
 
     @property
@@ -84,8 +90,23 @@ class Batch:
 
     @property
     def mask(self) -> Any:
-        """Whether each row is real, [B, T] or [N]: False for padding; errors of windows as in `kinds`."""
-        return ~rows.has(self.kinds, rows.PADDING) if self.slices is None else self.slices.mask
+        """Whether each row is real, [B, T] or [N]: False for padding; errors of windows as in `kinds`.
+
+        If no leaf says what a row is, only the rows that `collate="pad"` appended are padding.
+        """
+        if self.slices is not None:
+            return self.slices.mask
+        has_kinds = self.row_kinds is not None or rows.leaves_of_kinds(self.data)
+        return ~rows.has(self.kinds, rows.PADDING) if has_kinds else self._within_lengths()
+
+    def _within_lengths(self) -> Any:
+        """Return whether each row of windows [B, T] is within its sample, which `collate="pad"` may have padded."""
+        lengths = getattr(self.info, "lengths", None)
+        sizes = {tuple(leaf.shape[:2]) for leaf in tree.flatten(self.data) if getattr(leaf, "ndim", 0) > 1}
+        if lengths is None or len(sizes) != 1:
+            return np.ones(1, bool)
+        xp = array_namespace(lengths)
+        return array_like(xp, np.arange(sizes.pop()[1]), lengths) < lengths[:, None]
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""
