@@ -27,7 +27,7 @@ writers, files of other programs, arrays in memory.
     D4RL          -                    terminals, timeouts                 terminals                    action
     rsl_rl        -                    done, dones, time_outs              not time_outs, truncated     action
     Gymnasium     -                    terminated, truncated               terminated                   `last_row`
-    discount      start_of_episode     after a row of discount 0           all of them                  boundary
+    discount      start_of_episode     after a row of discount 0           each of these rows           boundary
     ids           the id changes       -                                   -                            -
 
 The first line whose `last rows` the steps have counts, and `first row` may have the name of any line. The ids are
@@ -101,7 +101,7 @@ class Pairs(NamedTuple):
 
     mask: Array  # the pair is a transition
     terminal: Array  # it is a transition to a terminal state
-    continues: Array  # the next pair is a transition of the same episode, too
+    continues: Array  # the next pair is also a transition of the same episode
 
 
 def has(kinds: Array, bits: int) -> Array:
