@@ -94,6 +94,20 @@ def common_length(nest: Any, what: str) -> int:
     return int(lengths.pop()[0])
 
 
+def with_texts(nest: Any) -> Any:
+    """Return a nest with leaves [T, ...] in which each list of strings is a leaf: an array [T].
+
+    >>> with_texts({"text": ["go", "stop"], "pair": [np.zeros(2), np.zeros(2)]})["text"]
+    array(['go', 'stop'], dtype=object)
+    """
+
+    def text(part: Any) -> Any:
+        is_text = isinstance(part, list) and part and all(isinstance(item, str | bytes) for item in part)
+        return np.array(part, object) if is_text else None
+
+    return tree.traverse(text, nest)
+
+
 def shapes_text(nest: Any) -> str:
     """Return a nest, or a dataclass of nests, as text with `dtype [sizes]` per array, without fields of None.
 
@@ -119,8 +133,29 @@ def shapes_text(nest: Any) -> str:
 
 
 def structure_of(nest: Any) -> Any:
-    """Return a nest of the same structure with None for leaves."""
-    return tree.map_structure(lambda _: None, nest)
+    """Return a nest of the same structure with None for leaves.
+
+    Raises StructureError if a part is a sequence that cannot be a part of a nest, such as a range.
+    """
+    try:
+        return tree.map_structure(lambda _: None, nest)
+    except (TypeError, ValueError) as error:
+        path, part = _foreign_part(nest, ())
+        raise StructureError(
+            f"leaf `{'/'.join(map(str, path))}`: {type(part).__name__} is neither an array, a number, a string nor a "
+            "nest of dicts, lists and tuples. Turn it into an array."
+        ) from error
+
+
+def _foreign_part(nest: Any, path: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """Return the path of the first container that is no dict, list or tuple, and the container; else the nest."""
+    if isinstance(nest, Mapping | list | tuple):
+        for key, part in nest.items() if isinstance(nest, Mapping) else enumerate(nest):
+            if tree.is_nested(part):
+                found = _foreign_part(part, (*path, key))
+                if not isinstance(found[1], Mapping | list | tuple):
+                    return found
+    return path, nest
 
 
 def flattener(example: Any) -> Callable[[Any], Sequence[Any]]:
@@ -215,8 +250,8 @@ def rows(example: Any, columns: Iterable[Iterable[Any]]) -> Iterator[Any]:
     return map(packer(example), zip(*columns, strict=False) if columns else itertools.repeat(()))
 
 
-def write_row(column: Any, row: int, nest: Any) -> None:
-    """Copy a nest into a row of leaves [T, ...] of the same structure, in place; None remains None."""
+def write_row(column: Any, row: Any, nest: Any) -> None:
+    """Copy a nest into one or some rows of leaves [T, ...] of the same structure, in place; None remains None."""
     for leaf, value in zip(tree.flatten(column), tree.flatten(nest), strict=True):
         if leaf is not None:
             leaf[row] = value

@@ -24,8 +24,9 @@ writers, files of other programs, arrays in memory.
     TorchRL       is_init              next/done, /terminated, /truncated  next/terminated              action
     TF-Agents     step_type 0          step_type 2                         discount 0, the row before   boundary
     RLDS, record  is_first             is_last                             is_terminal, terminated      boundary
+    rsl_rl        -                    done, dones, time_outs              not time_outs, timeouts,     action
+                                                                           truncated
     D4RL          -                    terminals, timeouts                 terminals                    action
-    rsl_rl        -                    done, dones, time_outs              not time_outs, truncated     action
     Gymnasium     -                    terminated, truncated               terminated                   `last_row`
     discount      start_of_episode     after a row of discount 0           each of these rows           boundary
     ids           the id changes       -                                   -                            -
@@ -86,8 +87,8 @@ _ENDS: Sequence[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool | 
     (("next/done", "next/terminated", "next/truncated"), ("next/terminated",), ("next/truncated",), True),
     (("step_type",), _TERMINAL, ("truncated",), False),
     (("is_last",), _TERMINAL, ("truncated",), False),
+    (("done", "dones", "time_outs"), ("terminated",), ("time_outs", "timeouts", "truncated"), True),
     (("terminals", "timeouts"), ("terminals",), ("timeouts",), True),
-    (("done", "dones", "time_outs"), ("terminated",), ("time_outs", "truncated"), True),
     ((*_TERMINAL, "truncated"), _TERMINAL, ("truncated",), None),
 )
 _ADVICE = f"{DOCS}/explanation/steps.html has the table of layouts."
@@ -176,6 +177,25 @@ def _after_start(like: Array, flags: Array) -> Array:
     """Return, for each row, the flag of the row before; True for the first row."""
     xp = array_namespace(like)
     return concatenated(xp, [xp.ones_like(flags[..., :1]), flags[..., :-1]], -1)
+
+
+def checked_kinds(kinds: Any, num_rows: int) -> Array:
+    """Return given kinds as uint8 [num_rows], a copy; raises StructureError if they are no kinds.
+
+    >>> checked_kinds([3, 12], 2)
+    array([ 3, 12], dtype=uint8)
+    """
+    array = np.asarray(kinds)
+    if array.dtype.kind not in "iu" or array.shape != (num_rows,):
+        raise StructureError(f"`kinds` must be integers, shape ({num_rows},), got {array.dtype} {array.shape}.")
+    is_wrong = (array < 0) | (array > PADDING) | (has(array, TERMINAL) & ~has(array, LAST))
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
+        raise StructureError(
+            f"row {row} has kind {array[row]}, expected a sum of FIRST 1, ACTION 2, LAST 4 and TERMINAL 8, which needs "
+            "LAST; or PADDING 16 alone."
+        )
+    return array.astype(np.uint8)
 
 
 # ------------------------------------------------------------------------------------------------ the rule of layouts

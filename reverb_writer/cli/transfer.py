@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -22,6 +22,7 @@ from reverb_writer.files.importing import Journal, Transferred, import_trajector
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_file import list_trajectories
 from reverb_writer.progress import progress
+from reverb_writer.rows import LastRow
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observers import EpisodeObserver, TrajectoryObserver
 
@@ -56,12 +57,16 @@ _WHOLE = (1 << 31) - 1
     help="Treatment of the last steps of an episode.",
 )
 @click.option("--whole-episodes", is_flag=True, help="Write each trajectory as one item, instead of windows.")
-@click.option("--mask", is_flag=True, help="Write a column that marks real steps, in contrast to padding.")
 @click.option(
     "--priority",
     default="1.0",
     show_default=True,
     help="Priority of all items, or `stored` with --whole-episodes for the exported priorities.",
+)
+@click.option(
+    "--last-row",
+    type=click.Choice(get_args(LastRow)),
+    help="Row of the flags of an end, for files without kinds of rows: the last action's, or the final observation's.",
 )
 @click.option("--again", is_flag=True, help="Send everything again, without a journal.")
 @connection_options
@@ -72,8 +77,8 @@ def import_command(
     stride_length: int,
     end_of_episode: str,
     whole_episodes: bool,
-    mask: bool,
     priority: str,
+    last_row: LastRow | None,
     again: bool,
     **connection: Any,
 ) -> None:
@@ -100,28 +105,23 @@ def import_command(
     if whole_episodes == (sequence_length is not None):
         raise click.UsageError("Give either --sequence-length or --whole-episodes.")
     context = click.get_current_context()
-    for name in ("stride_length", "end_of_episode", "mask"):
+    for name in ("stride_length", "end_of_episode"):
         if whole_episodes and context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name.replace('_', '-')} is for windows. Leave it out with --whole-episodes.")
     if priority == "stored" and not whole_episodes:
         raise click.UsageError("--priority stored needs --whole-episodes: windows have no stored priorities.")
     windows: dict[str, Any] = {"whole_episodes": True}
     if sequence_length is not None:
-        windows = {"length": sequence_length, "stride": stride_length, "end_of_episode": end_of_episode, "mask": mask}
+        windows = {"length": sequence_length, "stride": stride_length, "end_of_episode": end_of_episode}
+    if last_row is not None:
+        windows["last_row"] = last_row
     with report_errors(), new_client(**connection) as client:
         observer: Any
         if sequence_length is None:
             observer = EpisodeObserver(client, tables, _WHOLE, _number(priority))
         else:
-            observer = TrajectoryObserver(
-                client,
-                tables,
-                sequence_length,
-                stride_length,
-                _number(priority),
-                end_of_episode=end_of_episode,
-                mask=mask,
-            )
+            window = sequence_length, stride_length, _number(priority)
+            observer = TrajectoryObserver(client, tables, *window, end_of_episode=end_of_episode)
         journal = None if again else _journal(client, directory, {"tables": list(tables), **windows})
         paths = list_trajectories(directory)
         todo = [path for path in paths if journal is None or journal.name_of(path) not in journal.done]
@@ -131,7 +131,7 @@ def import_command(
 
         with observer:
             before = take_priority if priority == "stored" else None
-            transfer = import_trajectories(todo, observer, journal=journal, before=before)
+            transfer = import_trajectories(todo, observer, journal=journal, before=before, last_row=last_row)
             result = run_transfer(transfer, "importing", len(todo))
             num_items = observer.stats().items
     click.echo(

@@ -161,8 +161,11 @@ class Recording:
         state = self.state
         if self._num_envs is None:
             return self._no_episodes
-        ends = None if state.ends is None else state.ends * ~ended
-        return state._replace(is_first=state.is_first | ended, ends=ends if np.any(ends) else None)
+        ends = state.ends
+        if ends is not None:
+            ends = ends * ~ended
+            ends = ends if ends.any() else None
+        return state._replace(is_first=state.is_first | ended, ends=ends)
 
     def _write(self, fields: dict[str, Any], kinds: Any, after: _Episodes, env_mask: Any = None) -> None:
         """Pass a row to the observer; `after` is the state after it."""

@@ -87,7 +87,7 @@ def columns(data: Any, kinds: Any = None, last_row: LastRow | None = None) -> di
     def column(name: str, nest: Any, *, has_final: bool = False) -> InfiniteLookbackBuffer:
         rows = np.minimum(
             np.arange(num + has_final), len(found) - 1
-        )  # with `repeats`, the last observation is there twice
+        )  # with `repeats`, the last observation appears twice
         _, leaves = named_leaves(nest, f"`{name}`")
         return InfiniteLookbackBuffer.from_arrays(
             tree.unflatten_as(nest, [np.asarray(leaf)[rows] for leaf in leaves]), name
@@ -150,7 +150,7 @@ def _without_final(last: int) -> str:
 
 
 def _extras(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the extra model outputs by name: dicts of them, or nests of one name."""
+    """Return the extra model outputs by name; a nest that is no dict has the name of its leaf in the row."""
     found: dict[str, Any] = {}
     for name in _EXTRAS:
         nest = fields.get(name)

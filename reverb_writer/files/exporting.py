@@ -22,7 +22,7 @@ from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, Str
 from reverb_writer.files.importing import Transferred
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.saved_replay import open_saved
-from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
+from reverb_writer.files.trajectory_file import stored_metadata
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import Samples
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
@@ -39,7 +39,8 @@ def export_saved(
 ) -> Generator[Transferred, None, None]:
     """Write each saved item of a table as a trajectory, unless the writer's directory has it; yield each outcome.
 
-    The trajectory's metadata has key and priority. The table's compressed data are held in memory.
+    The trajectory has the kinds of the item's rows, and its metadata has key and priority. The table's compressed data
+    are held in memory.
 
     Args:
         folder: a checkpoint, such as `LocalServer.save` writes, or a folder of checkpoints: the newest one is read.
@@ -73,8 +74,8 @@ def export_saved(
 def export_items(client: Client, table: str, writer: RolloutWriter) -> Generator[Transferred, None, None]:
     """Write each item that `table` holds now as a trajectory, unless the directory of `writer` has it.
 
-    The trajectory's metadata has key and priority. An item is complete on disk, and its outcome yielded, before
-    `client` asks for the next one.
+    The trajectory has the kinds of the item's rows, and its metadata has key and priority. An item is complete on disk,
+    and its outcome yielded, before `client` asks for the next one.
 
     Raises:
         SpecError: the table can only be read by removing its items.
@@ -111,22 +112,15 @@ def export_items(client: Client, table: str, writer: RolloutWriter) -> Generator
 
 def _keys_on_disk(data_dir: Path, table: str) -> set[int]:
     """Return the keys of the table's items in the directory."""
-    keys = set()
-    for path in list_trajectories(data_dir):
-        try:
-            item = StoredTrajectory(path).manifest.metadata.get("reverb", {})
-        except FormatError:
-            continue
-        if item.get("table") == table:
-            keys.add(int(item["key"]))
-    return keys
+    items = [metadata.get("reverb", {}) for metadata in stored_metadata(data_dir)]
+    return {int(item["key"]) for item in items if item.get("table") == table}
 
 
 def _save(writer: RolloutWriter, table: str, sample: Sample) -> Transferred:
     key = str(sample.info.key)
     item = {"table": table, "key": key, "times_sampled": sample.info.times_sampled}
     try:
-        writer.save(sample.data, metadata={"priority": sample.info.priority, "reverb": item})
+        writer.save_rows(sample.data, sample.kinds, {"priority": sample.info.priority, "reverb": item})
     except StructureError as error:
         return Transferred(key, 0, f"item {key}: {error}")
     return Transferred(key, len(tree.flatten(sample.data)[0]))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tree
 
+from reverb_writer import rows
 from reverb_writer.errors import (
     FormatError,
     ReplayTimeoutError,
@@ -21,8 +22,8 @@ from reverb_writer.errors import (
     StructureError,
     UnsafeDataError,
 )
-from reverb_writer.files.manifest import End
 from reverb_writer.files.trajectory_file import StoredTrajectory
+from reverb_writer.rows import LastRow
 
 _LOG = logging.getLogger(__package__)
 _CONFIRM_S = 2.0
@@ -87,34 +88,47 @@ class Journal:
         self.done.update(names)
 
 
-def send_trajectory(trajectory: StoredTrajectory, observer: Any) -> int:
-    """Send the steps of `trajectory` to `observer`, which has one environment; return the number of steps.
+def send_trajectory(trajectory: StoredTrajectory, observer: Any, last_row: LastRow | None = None) -> int:
+    """Send the rows of `trajectory` to `observer`, which has one environment; return their number.
 
-    The episode ends as it ended in the recording.
+    Each episode ends as it ended in the recording. Padding is not sent: the observer pads as it is told.
+
+    Args:
+        trajectory: the trajectory; its rows may belong to several episodes.
+        observer: any observer of one environment.
+        last_row: only for files without kinds of rows, as for `RolloutDataset`.
 
     Raises:
         FormatError: the trajectory is damaged; no step was sent.
-        StructureError: its steps differ in structure from the observer's earlier steps.
+        StructureError: its steps differ in structure from the observer's earlier steps; or as for `load_rows`.
         ReplayTimeoutError, ServerUnavailableError: as for the observer.
     """
-    manifest, steps = trajectory.manifest, trajectory.load()
-    is_last = manifest.end is End.STEP
-    if manifest.num_steps > is_last:
-        observer.extend(tree.map_structure(lambda leaf: leaf[:-1], steps) if is_last else steps)
-    if is_last:
-        observer(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
-    if manifest.end is End.RESET:
-        try:
+    steps, kinds = trajectory.load_rows(last_row)
+    starts, stops = (found(kinds).nonzero()[0] for found in (rows.first_rows, rows.last_rows))
+    for start, stop in zip(starts.tolist(), (stops + 1).tolist(), strict=True):
+        part = slice(start, stop)
+        observer.extend(tree.map_structure(lambda leaf, part=part: leaf[part], steps), kinds=kinds[part])
+        if not kinds[stop - 1] & rows.LAST:
+            _end_cut(observer, discard=not trajectory.manifest.is_reset)
+    return len(kinds)
+
+
+def _end_cut(observer: Any, *, discard: bool) -> None:
+    """End an episode whose last row is missing."""
+    if not discard:
+        with suppress(SpecError):  # fewer steps than a window: live writing also drops them
             observer.reset()
-        except SpecError:  # fewer steps than a window: live writing also drops them
-            observer.reset(discard=True)
-    elif manifest.end is End.CUT:
-        observer.reset(discard=True)
-    return manifest.num_steps
+            return
+    observer.reset(discard=True)
 
 
 def import_trajectories(
-    paths: Iterable[Path], observer: Any, *, journal: Journal | None = None, before: Callable[[Any], None] | None = None
+    paths: Iterable[Path],
+    observer: Any,
+    *,
+    journal: Journal | None = None,
+    before: Callable[[Any], None] | None = None,
+    last_row: LastRow | None = None,
 ) -> Generator[Transferred, None, None]:
     """Send trajectories one by one, and yield the outcome of each; confirm them every two seconds and at the end.
 
@@ -127,6 +141,7 @@ def import_trajectories(
         observer: any observer of one environment.
         journal: record of confirmed trajectories: earlier ones are skipped, and new ones are added.
         before: called with each trajectory before its first step.
+        last_row: only for files without kinds of rows, as for `RolloutDataset`.
 
     Raises:
         StructureError: a trajectory's steps differ from earlier steps or from the table's; the error names it.
@@ -142,7 +157,7 @@ def import_trajectories(
                 trajectory = StoredTrajectory(path)
                 if before is not None:
                     before(trajectory)
-                num_steps = send_trajectory(trajectory, observer)
+                num_steps = send_trajectory(trajectory, observer, last_row)
             except (FormatError, UnsafeDataError) as error:
                 _LOG.warning("Skipped: %s", error)
                 yield Transferred(path.name, 0, str(error))

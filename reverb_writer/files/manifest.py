@@ -1,16 +1,18 @@
 """The description of a trajectory on disk: the member `manifest.json` of its file.
 
     format, version               "reverb-writer trajectory" and the format's version
-    num_steps                     number of steps, including the boundary step
-    boundary_step                 whether the last step only holds the final observation, as in TF-Agents and RLDS
-    end                           kind of its end, a value of `End`
-    terminated                    whether the environment ended it; null: unknown
-    truncated                     whether a limit ended it, so that its final state has a value; null: unknown
+    num_steps                     number of rows, including the boundary row
+    end                           end of the last real row, a value of `End`; null if the file has no kinds
+    reset                         whether `reset()` and no last row ended it: an import repeats the call
     structure                     the nest of one step with dtypes and shapes: a signature of Reverb, in base 64
     metadata                      the user's data
 
 Each leaf is an array named by its path, such as `observation/rgb`; the array of a step without a nest is named `step`.
-The strings of a leaf `text` are stored as their joined bytes, and their lengths as the array `text.lengths`.
+The strings of a leaf `text` are stored as their joined bytes, and their lengths as the array `text.lengths`. The kinds
+of rows (`reverb_writer.rows`) are the array `kinds`, [num_steps] uint8. Its member of the zip file is `kinds`; the
+member of a leaf of that name is `kinds.npy`. A file has no kinds if its writer did not know them: an item of another
+writer, or a file of version 1. Version 1 has `boundary_step`, `terminated` and `truncated` instead of kinds, and its
+`end` is `step`, `reset` or `cut`.
 
 A named tuple is read as a new class with the same name and fields, a `Trajectory` as `reverb_writer.Trajectory`.
 Reading imports no module and runs no code of the file.
@@ -24,33 +26,47 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
+from reverb_writer import rows
+from reverb_writer.errors import FormatError, ReverbWriterError, SpecError, StructureError
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import signatures
 from reverb_writer.protocol.messages import StructuredValue
-from reverb_writer.slices.markers import read_markers
-from reverb_writer.steps import boundary_steps
 
 Array = npt.NDArray[Any]
 Read = Callable[[str, np.dtype[Any], tuple[int, ...]], Array]
-"""Reads an array from a file, given its name, dtype and shape."""
+"""Reads an array from a file, given the name of its member, its dtype and its shape."""
 
 FORMAT = "reverb-writer trajectory"
-VERSION = 1
+VERSION = 2
+KINDS: Final = "kinds"  # the member of the kinds of rows
+MAX_BYTES: Final = 16 << 20  # of a manifest: a few bytes of a foreign file may inflate to gigabytes
 
 
 class End(enum.Enum):
-    """The kind of a trajectory's end; an import ends the episode in the same way."""
+    """The end of a trajectory, which the kinds of its rows show."""
 
-    STEP = "step"  # by the last step of the episode
-    RESET = "reset"  # by `reset()`, with the cached steps written
-    CUT = "cut"  # by `reset(discard=True)` or `close()`
+    TERMINATED = "terminated"  # the environment ended the episode
+    TRUNCATED = "truncated"  # a limit ended the episode, so that its final state has a value
+    CUT = "cut"  # the recording stopped before the episode ended
+
+
+def end_of(kinds: Array) -> End:
+    """Return the end of a trajectory: the end of its last real row.
+
+    >>> end_of(np.array([3, 12, 16], np.uint8))
+    <End.TERMINATED: 'terminated'>
+    """
+    real = kinds[kinds != rows.PADDING]
+    last = int(real[-1]) if len(real) else 0
+    if not last & rows.LAST:
+        return End.CUT
+    return End.TERMINATED if last & rows.TERMINAL else End.TRUNCATED
 
 
 @dataclass(frozen=True)
@@ -93,8 +109,18 @@ class RowLayout:
         for name, spec in self.leaves.items():
             shape = (num_steps, *spec.shape)
             is_text = spec.dtype.kind == "O"
-            columns.append(_strings(read, name, shape) if is_text else read(name, spec.dtype, shape).copy())
+            columns.append(_strings(read, name, shape) if is_text else read(member(name), spec.dtype, shape).copy())
         return columns
+
+
+@dataclass(frozen=True)
+class Former:
+    """How a trajectory of version 1 ended, if its leaves do not show it."""
+
+    boundary_step: bool  # whether the last row only holds the final observation
+    terminated: bool | None  # None: unknown
+    truncated: bool | None
+    ended: bool  # whether the last row ended the episode
 
 
 @dataclass(frozen=True)
@@ -102,73 +128,53 @@ class Manifest:
     """The description of a trajectory, with the fields listed above; `layout` is `structure`."""
 
     num_steps: int
-    boundary_step: bool
-    end: End
-    terminated: bool | None
-    truncated: bool | None
+    end: End | None
+    is_reset: bool
     layout: RowLayout
     metadata: Mapping[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        num_steps: int,
-        last_rows: Any,
-        end: End,
-        layout: RowLayout,
-        metadata: Mapping[str, Any],
-        *,
-        terminated: bool | None = None,
-        truncated: bool | None = None,
-        has_boundary: bool = False,
-    ) -> Manifest:
-        """Describe a trajectory; `last_rows`, leaves [2, ...], supply the outcome if the caller does not."""
-        is_boundary = boundary_steps(last_rows)
-        if end is not End.STEP:
-            terminated, truncated = terminated or False, True if truncated is None else truncated
-        else:
-            has_boundary = has_boundary or (is_boundary is not None and bool(is_boundary[-1]))
-            if terminated is None and truncated is None:
-                markers = read_markers(last_rows)
-                terminated = None if markers.terminated is None else bool(markers.terminated[-1])
-                truncated = None if markers.truncated is None else bool(markers.truncated[-1])
-            if truncated is None and terminated is not None:
-                truncated = not terminated
-        return cls(num_steps, has_boundary, end, terminated, truncated, layout, metadata)
+    former: Former | None = None
 
     @property
-    def num_transitions(self) -> int:
-        """The number of steps with an action: all but the boundary step."""
-        return self.num_steps - self.boundary_step
+    def has_kinds(self) -> bool:
+        """Whether the file has the kinds of its rows."""
+        return self.end is not None
 
     def to_json(self) -> str:
-        """Return the manifest as JSON."""
-        plain = {name: getattr(self, name) for name in ("num_steps", "boundary_step", "terminated", "truncated")}
-        plain |= {"end": self.end.value, "structure": self.layout.encoded, "metadata": dict(self.metadata)}
-        return json.dumps({"format": FORMAT, "version": VERSION, **plain})
+        """Return the manifest as JSON; raises SpecError if it is too large to be read again."""
+        end = None if self.end is None else self.end.value
+        plain: dict[str, Any] = {"num_steps": self.num_steps, "end": end, "reset": self.is_reset}
+        plain |= {"structure": self.layout.encoded, "metadata": dict(self.metadata)}
+        text = json.dumps({"format": FORMAT, "version": VERSION, **plain})
+        if len(text) > MAX_BYTES:
+            raise SpecError(
+                f"structure and metadata of the trajectory have {len(text):,} bytes, expected at most {MAX_BYTES:,}. "
+                "Store large data as leaves."
+            )
+        return text
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read a manifest; raises FormatError if it is invalid or has another version."""
+        """Read a manifest; raises FormatError if it is invalid or has an unknown version."""
         try:
             values = json.loads(text)
             found = values.get("format"), values.get("version")
-            if found == (FORMAT, VERSION):
+            if found in ((FORMAT, 1), (FORMAT, VERSION)):
                 num_steps = int(values["num_steps"])
                 if num_steps < 1:
                     raise FormatError(f"{num_steps} steps, expected at least one.")
-                return cls(
-                    num_steps,
-                    bool(values["boundary_step"]),
-                    End(values["end"]),
-                    values["terminated"],
-                    values["truncated"],
-                    RowLayout.read(values["structure"]),
-                    dict(values["metadata"]),
+                layout, metadata = RowLayout.read(values["structure"]), dict(values["metadata"])
+                if found[1] == VERSION:
+                    end = None if values["end"] is None else End(values["end"])
+                    return cls(num_steps, end, bool(values["reset"]), layout, metadata)
+                former = Former(
+                    bool(values["boundary_step"]), values["terminated"], values["truncated"], values["end"] == "step"
                 )
+                return cls(num_steps, None, values["end"] != "cut", layout, metadata, former)
         except (ReverbWriterError, AttributeError, DecodeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"its manifest cannot be read: {error!r}") from error
-        raise FormatError(f"its format is {found[0]!r}, version {found[1]!r}; expected {FORMAT!r}, version {VERSION}.")
+        raise FormatError(
+            f"its format is {found[0]!r}, version {found[1]!r}; expected {FORMAT!r}, version 1 or {VERSION}."
+        )
 
 
 def _leaves(nest: Any) -> dict[str, Any]:
@@ -182,16 +188,21 @@ def _leaves(nest: Any) -> dict[str, Any]:
     return dict(zip(names, specs, strict=True))
 
 
+def member(name: str) -> str:
+    """Return the name of a leaf's member in the zip file."""
+    return f"{name}.npy"
+
+
 def _lengths(name: str) -> str:
     return f"{name}.lengths"
 
 
 def _strings(read: Read, name: str, shape: tuple[int, ...]) -> Array:
-    lengths = read(_lengths(name), np.dtype(np.int64), shape).reshape(-1)
+    lengths = read(member(_lengths(name)), np.dtype(np.int64), shape).reshape(-1)
     if lengths.size and lengths.min() < 0:
         raise FormatError(f"leaf `{name}`: a string cannot have a negative length.")
     ends = np.cumsum(lengths).tolist()
-    joined = read(name, np.dtype(np.uint8), (ends[-1] if ends else 0,)).tobytes()
+    joined = read(member(name), np.dtype(np.uint8), (ends[-1] if ends else 0,)).tobytes()
     strings = np.empty(lengths.size, object)
     strings[:] = [joined[end - length : end] for length, end in zip(lengths.tolist(), ends, strict=True)]
     return strings.reshape(shape)

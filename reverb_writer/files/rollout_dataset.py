@@ -9,12 +9,9 @@ A cursor holds its trajectory in memory. A loop ends when all trajectories were 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
-import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,15 +20,14 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_wait, integer
-from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
+from reverb_writer.errors import SpecError
+from reverb_writer.files.shuffled_transitions import ShuffledTransitions
 from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
-from reverb_writer.files.transition_fields import Cursor, TransitionBatch, names_of_fields, read_transitions
+from reverb_writer.files.trajectory_source import TrajectorySource
+from reverb_writer.files.transition_fields import Cursor, TransitionBatch, names_of_fields
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
-from reverb_writer.protocol.signatures import ArraySpec
-
-_LOG = logging.getLogger(__package__)
-_POLL_S = 0.25  # interval of searches for trajectories
+from reverb_writer.rows import LastRow, checked_last_row
 
 
 class RolloutFileBase:
@@ -166,7 +162,11 @@ class RolloutDataset(RolloutFileBase):
     Attributes:
         num_dataset_looped: number of completed loops.
         skipped: unreadable trajectories: the reason by name.
+        num_left_out: number of actions, in the trajectories read since `reset`, that are no transitions, because no row
+            holds the observation after them.
     """
+
+    _repeats_last = False  # whether such an action is a transition whose next observation is its own
 
     def __init__(
         self,
@@ -181,6 +181,7 @@ class RolloutDataset(RolloutFileBase):
         seed: int | None = None,
         fields: Mapping[str, str] | None = None,
         wait_timeout_s: float = 30.0,
+        last_row: LastRow | None = None,
     ) -> None:
         """Set the arguments; the first batch looks for the trajectories.
 
@@ -196,6 +197,8 @@ class RolloutDataset(RolloutFileBase):
             seed: seed of the order and of the first steps; None for a random one.
             fields: name of the leaf by field, for unusual names.
             wait_timeout_s: time-out for the first trajectories, seconds, >= 0.
+            last_row: for files without kinds of rows, whose flags of an end do not show it by their names: "action" if
+                they stand beside the last action, "boundary" if on a row of the final observation; None otherwise.
 
         Raises:
             SpecError: an argument is out of range; nothing was read.
@@ -209,22 +212,55 @@ class RolloutDataset(RolloutFileBase):
         directories = [data_dir] if isinstance(data_dir, str | os.PathLike) else list(data_dir)
         self._directories = [Path(each) for each in directories]
         self._starts = (low, high)
-        self._names = names_of_fields(fields or {})
-        self._seed = seed
-        self._loops = integer("dataset_loops", dataset_loops, minimum=-(1 << 31))
-        self._shuffle, self._keep_latest = shuffle, integer("keep_latest", keep_latest, minimum=0)
-        self._wait_timeout_s = check_wait(wait_timeout_s, "wait_timeout_s")
-        self._shard = (0, 1)
-        self._rng = np.random.default_rng()
-        self.num_dataset_looped = 0
-        self._unused: collections.deque[Path] = collections.deque()  # trajectories of this loop, not taken yet
-        self._num_opened = 0  # trajectories taken in this loop
-        self.skipped: dict[str, str] = {}
+        self._source = TrajectorySource(
+            self._list_trajectories,
+            self.open_trajectory,
+            names_of_fields(fields or {}),
+            loops=integer("dataset_loops", dataset_loops, minimum=-(1 << 31)),
+            shuffle=shuffle,
+            keep_latest=integer("keep_latest", keep_latest, minimum=0),
+            seed=seed,
+            wait_timeout_s=check_wait(wait_timeout_s, "wait_timeout_s"),
+            last_row=checked_last_row(last_row),
+            repeats_last=self._repeats_last,
+        )
         self._cursors: list[Cursor | None] = []
-        self._layout: TransitionBatch | None = None
+
+    @property
+    def num_dataset_looped(self) -> int:
+        """Number of completed loops."""
+        return self._source.num_looped
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Unreadable trajectories: the reason by name."""
+        return self._source.skipped
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of actions that are no transitions, because no row holds the observation after them."""
+        return self._source.num_left_out
+
+    def shuffled(self, batch_size: int, *, pool_size: int = 100_000) -> ShuffledTransitions:
+        """Return an iterable over the same transitions in random order, in batches of one size, such as for cloning.
+
+        Each iteration starts again. Each loop over the trajectories has each transition once; its last batch may be
+        smaller. Transitions are drawn uniformly from a pool in memory, which is filled with whole trajectories until it
+        has `pool_size` transitions. If the pool has room for all transitions, each order is equally likely; otherwise
+        also pass `shuffle=True` to the data set.
+
+        Args:
+            batch_size: number of transitions in a batch, leaves [batch_size, ...], >= 1.
+            pool_size: number of transitions in memory, >= 1; the longest trajectory may exceed it.
+
+        Raises:
+            SpecError: an argument is out of range.
+        """
+        size = integer("batch_size", batch_size, minimum=1)
+        return ShuffledTransitions(self._source, size, integer("pool_size", pool_size, minimum=1), self.device)
 
     def open_trajectory(self, path: Path) -> Any:
-        """Return the trajectory at `path`, with `manifest` and `load` of a `StoredTrajectory`.
+        """Return the trajectory at `path`, with the method `load_rows` of a `StoredTrajectory`.
 
         A subclass may read other formats.
 
@@ -235,7 +271,8 @@ class RolloutDataset(RolloutFileBase):
 
     def shard(self, index: int, num_shards: int) -> None:
         """Read only each `num_shards`-th trajectory, from number `index` on; all environments start again."""
-        self._shard = (index, num_shards)
+        self._source = copy.copy(self._source)  # a share has its own
+        self._source.shard(index, num_shards)
         self._is_initialized = False
 
     def reset_all(self) -> None:
@@ -246,12 +283,9 @@ class RolloutDataset(RolloutFileBase):
         Raises:
             ReplayTimeoutError: too few trajectories exist after `wait_timeout_s`.
         """
-        index, _ = self._shard
-        self._rng = np.random.default_rng(self._seed if self._seed is None else [self._seed, index])
-        self.skipped = dict(self.skipped)  # a share has its own dict
         self._cursors = [None] * self.num_envs
-        self.num_dataset_looped = 0
-        self._start_loop()
+        self._source = copy.copy(self._source)
+        self._source.start()
         self.refresh_handlers(range(self.num_envs))
 
     def refresh_handlers(self, env_ids: Sequence[int]) -> None:
@@ -261,10 +295,10 @@ class RolloutDataset(RolloutFileBase):
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> TransitionBatch:
         """Make a batch of zeros and empty strings: leaves [N, ...], or [T, N, ...]; T is `num_transitions_per_env`."""
-        if self._layout is None:
+        if self._source.layout is None:
             raise StopIteration
         batch = (self.num_envs,) if num_transitions_per_env is None else (num_transitions_per_env, self.num_envs)
-        buffer: TransitionBatch = map_present(lambda spec: zeros(spec.dtype, batch + spec.shape), self._layout)
+        buffer: TransitionBatch = map_present(lambda spec: zeros(spec.dtype, batch + spec.shape), self._source.layout)
         return buffer
 
     def fill_transition(self, buffer: TransitionBatch, env_ids: Sequence[int] | None = None) -> TransitionBatch:
@@ -289,63 +323,6 @@ class RolloutDataset(RolloutFileBase):
         return list_trajectories(*self._directories)
 
     def _take(self) -> Cursor | None:
-        """Return the next undamaged trajectory; None after the last loop."""
-        while True:
-            while self._unused:
-                path = self._unused.popleft()
-                try:
-                    cursor = self._open(path)
-                except (FormatError, UnsafeDataError) as error:
-                    if path.name not in self.skipped:
-                        _LOG.warning("Skipped: %s", error)
-                    self.skipped[path.name] = str(error)
-                else:
-                    self._num_opened += 1
-                    return cursor
-            if not self._num_opened:
-                if self._shard != (0, 1):
-                    return None  # a shard without trajectories
-                raise FormatError(f"none of {len(self.skipped)} trajectories can be read: {self.skipped}")
-            if 0 < self._loops <= self.num_dataset_looped + 1:
-                self.num_dataset_looped = self._loops
-                return None
-            self.num_dataset_looped += 1
-            self._start_loop()
-
-    def _start_loop(self) -> None:
-        index, num_shards = self._shard
-        paths = self._wait()[index::num_shards]  # before the shuffle: shards must not overlap
-        order = self._rng.permutation(len(paths)) if self._shuffle else np.arange(len(paths))
-        self._unused = collections.deque(paths[number] for number in order)
-        self._num_opened = 0
-
-    def _wait(self) -> Sequence[Path]:
-        """Wait for enough trajectories, and return the paths to read."""
-        wanted = max(self._keep_latest, 1)
-        end = time.monotonic() + self._wait_timeout_s
-        while True:
-            paths = self._list_trajectories()
-            if len(paths) >= wanted:
-                return paths[-self._keep_latest :]
-            if time.monotonic() >= end:
-                raise ReplayTimeoutError(
-                    f"{len(paths)} complete trajectories after {self._wait_timeout_s:.1f} s, expected {wanted}. Start "
-                    "the writer, raise `wait_timeout_s`, or check `data_dir`."
-                )
-            time.sleep(min(_POLL_S, max(end - time.monotonic(), 0.0)))
-
-    def _open(self, path: Path) -> Cursor:
-        """Open a trajectory at the first step to deliver; raises if it is damaged."""
-        stored = self.open_trajectory(path)
-        start = int(self._rng.integers(*self._starts))
-        if not stored.manifest.num_transitions:
-            raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
-        cursor = Cursor(read_transitions(stored.load(), stored.manifest, self._names), start)
-        layout = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), cursor.transitions)
-        self._layout = self._layout or layout
-        if layout != self._layout:
-            raise StructureError(
-                f"trajectory `{path.name}` has {layout}, but those before it have {self._layout}. "
-                "Move it to another directory."
-            )
-        return cursor
+        """Return the next trajectory, at the first step to deliver; None after the last loop."""
+        found = self._source.take()
+        return None if found is None else Cursor(found, int(self._source.rng.integers(*self._starts)))

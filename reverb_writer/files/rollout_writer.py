@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import tree
 
+from reverb_writer import rows
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
-from reverb_writer.files.manifest import End, Manifest, RowLayout
+from reverb_writer.files.episode_kinds import kinds_of_episode
+from reverb_writer.files.manifest import Manifest, RowLayout, end_of
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
 from reverb_writer.leaves import env_flags
-from reverb_writer.nests import common_length, fields_of
+from reverb_writer.nests import common_length, with_texts
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
+from reverb_writer.writing.step_kinds import START, Row, StepKinds
 
 Array = npt.NDArray[Any]
 
-_Outcome: TypeAlias = Mapping[str, bool | None]
-"""`terminated` and `truncated`, where the caller gave them."""
+_Known: TypeAlias = tuple[StepStructure, RowLayout]
 
 _FIRST_LENGTH = 64  # initial capacity, in steps per environment
 
@@ -42,7 +45,7 @@ class RolloutWriter:
     Example:
         with RolloutWriter("demos", metadata={"env": "CartPole-v1"}) as writer:
             for step in episode:
-                writer(step)
+                writer(step, terminated=terminated, truncated=truncated, final_observation=observation)
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class RolloutWriter:
         *,
         num_envs: int | None = None,
         metadata: Mapping[str, Any] | None = None,
+        last_row: rows.LastRow | None = None,
     ) -> None:
         """Make the directory if it does not exist, and remove partial files of killed writers.
 
@@ -58,6 +62,9 @@ class RolloutWriter:
             data_dir: the directory of the trajectories.
             num_envs: N if steps have leaves [N, ...], one row per environment, as for `TrajectoryObserver`.
             metadata: JSON to store with each trajectory, such as the environment's name.
+            last_row: "action" if leaves that flag an end stand beside the last action, "boundary" if they stand on a
+                row of their own for the final observation; None if their names show it. Needed for Gymnasium's
+                `terminated` and `truncated` as leaves.
 
         Raises:
             SpecError: an argument is out of range or of the wrong type.
@@ -68,6 +75,7 @@ class RolloutWriter:
             self._metadata = json.loads(json.dumps(dict(metadata or {})))
         except (TypeError, ValueError) as error:
             raise SpecError(f"`metadata` must be JSON: {error}") from error
+        self.last_row = rows.checked_last_row(last_row)
         self.data_dir = Path(data_dir)
         self.data_dir.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.data_dir)
@@ -76,10 +84,13 @@ class RolloutWriter:
         self._num_steps = 0
         self._num_written = 0
         self._is_open = True
-        self._steps: tuple[StepStructure, RowLayout] | None = None  # None before the first step
-        self._all_envs = np.arange(self.num_envs or 1)
-        self._blocks: list[Array] = []  # steps of the current episodes, [N, capacity, ...] per leaf
-        self._lengths = np.zeros(self.num_envs or 1, np.intp)  # [N], steps of each current episode
+        self._known: _Known | None = None  # None before the first step
+        self._rule: StepKinds | None = None
+        count = self.num_envs or 1
+        self._all_envs = np.arange(count)
+        self._blocks: list[Array] = []  # rows of the current episodes: each leaf [N, capacity, ...], and their kinds
+        self._lengths = np.zeros(count, np.intp)  # [N], rows of each current episode
+        self._before = np.full(count, START, np.uint8)  # [N], state after the row before, as `StepKinds` has it
 
     def __repr__(self) -> str:
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
@@ -87,109 +98,127 @@ class RolloutWriter:
     def __call__(
         self,
         step: Any,
-        *,
         end_of_episode: Any = None,
+        env_mask: Any = None,
+        *,
         terminated: Any = None,
         truncated: Any = None,
         final_observation: Any = None,
-        env_mask: Any = None,
     ) -> None:
-        """Write a step.
+        """Write a step, and where an episode ends, a boundary row with the final observation and zeros.
 
         Args:
             step: any nest of arrays; leaves [N, ...] with `num_envs`.
             end_of_episode: whether the step is the last of its episode, [N] with `num_envs`; None to read it from
-                `terminated` and `truncated`, or from the step's `step_type` or `is_last`.
+                `terminated` and `truncated`, or from the step's own flags.
+            env_mask: whether each environment has a step, [N] with `num_envs`; None for all.
             terminated: whether the environment ended the episode, [N] with `num_envs`.
             truncated: whether a limit ended the episode, [N] with `num_envs`.
-            final_observation: the observation after the step, like `observation`. Where an episode ends, a boundary
-                step follows, with this observation and zeros in the other leaves, as in RLDS.
-            env_mask: whether each environment has a step, [N] with `num_envs`; None for all.
+            final_observation: the observation after the step, like `observation`; read only where an episode ends.
+                Without it, a terminated episode repeats its last observation, and the last action of a truncated one
+                is no transition.
 
         Raises:
-            StructureError: a leaf, named by path, differs from the first step's. Nothing changed.
-            SpecError: `env_mask` without `num_envs`. Nothing changed.
+            StructureError: a leaf, named by path, differs from the first step's; the end contradicts the step; or the
+                names of the step's flags do not show whose row they stand on, and `last_row` is None. Nothing changed.
+            SpecError: `env_mask` without `num_envs`, or an end is given twice. Nothing changed.
             ClosedError: after `close()`.
             OSError: the disk failed, for example because it is full. Episodes that were not written are dropped; other
                 environments continue.
         """
-        self._check_open()
-        num_envs = self.num_envs
-        flags = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
-        given = {name: env_flags(name, flag, num_envs) for name, flag in flags.items() if flag is not None}
-        known = self._steps or self._learn(step)
-        structure, _ = known
-        leaves = structure.flatten(step, self._num_steps)
-        last = given.get("end_of_episode")
-        if last is None and given:
-            last = np.logical_or.reduce([*given.values()])
-        elif last is None:
-            last = np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
-        final = None if final_observation is None else self._boundary_step(structure, final_observation)
-        env_ids = self._all_envs
-        present: Any = True  # [N], whether each environment has a step; True for all
-        if env_mask is not None:
-            if num_envs is None:
-                raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
-            present = env_flags("env_mask", env_mask, num_envs)
-            last, env_ids = last & present, np.flatnonzero(present)
-        ended = last.nonzero()[0].tolist()
-        outcomes: dict[int, _Outcome] = {
-            env: {name: bool(flag[env]) for name, flag in given.items() if name != "end_of_episode"} for env in ended
-        }
-        self._steps = known
-        self._put(leaves, env_ids)
-        self._num_steps += 1
-        if not ended:
-            self._lengths += present
-            return
-        try:
-            self._lengths += present
-            if final is not None:
-                self._put(final, np.array(ended))
-                self._lengths[ended] += 1
-            self._write(outcomes, End.STEP, has_boundary=final is not None)
-        finally:
-            self._lengths[ended] = 0  # also after an interrupt: the next step begins an episode
+        known, leaves, env_ids = self._examine(step, env_mask)
+        rule = self._rule or StepKinds(known[0], self.last_row)
+        row = rule.row(
+            leaves,
+            int(self._before[0]) if self.num_envs is None else self._before,
+            env_ids,
+            end_of_episode=end_of_episode,
+            terminated=terminated,
+            truncated=truncated,
+            final_observation=final_observation,
+        )
+        self._known, self._rule = known, rule
+        self._take(leaves, row, rule.state(row.kind, leaves), env_ids)
 
-    def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
-        """End the current episodes of the environments `env_ids`, or of all, as the observer's `reset` does.
+    def write_row(self, step: Any, kinds: Any, env_mask: Any = None) -> None:
+        """Write a row of known kind as it is; a LAST row ends the episode.
 
-        `end` is the kind of their end: by default they were cut.
+        Args:
+            step: as for a call of the writer.
+            kinds: the row's kind (`reverb_writer.rows`), an int, or uint8 [N] with `num_envs`.
+            env_mask: whether each environment has a row, [N] with `num_envs`; None for all.
 
         Raises:
+            ReverbWriterError, OSError: as for a call of the writer.
+        """
+        known, leaves, env_ids = self._examine(step, env_mask)
+        checked = rows.checked_kinds(np.broadcast_to(kinds, len(self._all_envs)), len(self._all_envs))
+        self._known = known
+        kind = int(checked[0]) if self.num_envs is None else checked
+        self._take(leaves, Row(kind, rows.has(checked, rows.LAST)), kind, env_ids)
+
+    def end_episode(self, *, end: Literal["cut", "reset"] = "cut", env_ids: Sequence[int] | None = None) -> None:
+        """End the current episodes of the environments `env_ids`, or of all, although their last row is missing.
+
+        An import calls `reset()` of its observer after a trajectory whose `end` is "reset", and `reset(discard=True)`
+        after one that was "cut".
+
+        Raises:
+            SpecError: an argument is out of range.
             OSError: the disk failed; episodes that were not written are dropped.
         """
-        how, last = End(end), len(self._lengths) - 1
+        if end not in ("cut", "reset"):
+            raise SpecError(f"`end` must be 'cut' or 'reset', got {end!r}.")
+        last = len(self._lengths) - 1
         chosen = [integer("env_ids", env, minimum=0, maximum=last) for env in env_ids or ()]
-        ended = self._all_envs.tolist() if env_ids is None else chosen
-        try:
-            self._write({env: {} for env in ended}, how)
-        finally:
-            self._lengths[ended] = 0
+        ended = self._all_envs if env_ids is None else np.array(chosen, np.intp)
+        with self._dropping(ended):
+            self._write(ended, is_reset=end == "reset")
 
     def save(
         self,
         steps: Any,
         *,
+        kinds: Any = None,
         terminated: bool | None = None,
         truncated: bool | None = None,
-        has_boundary: bool = False,
+        last_row: rows.LastRow | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a whole trajectory at once, and return its file.
 
         Args:
-            steps: nest with leaves [T, ...], T >= 1, whose steps are like this writer's first step.
-            terminated: whether the environment ended the trajectory.
-            truncated: whether a limit ended the trajectory.
-            has_boundary: whether the last step is a boundary step, even if it has no field for that.
+            steps: nest with leaves [T, ...], T >= 1, whose steps are like this writer's first step. A list of strings
+                is a leaf [T].
+            kinds: the kinds of the rows (`reverb_writer.rows`), uint8 [T]; None if `terminated` and `truncated` or the
+                leaves show them. If nothing shows an end, the trajectory was cut.
+            terminated: whether the environment ended the episode with the last row.
+            truncated: whether a limit ended the episode with the last row.
+            last_row: "boundary" if the last row only holds the final observation, "action" if it has the last action;
+                None for the writer's, or if the leaves show it. Without such leaves it has an action.
             metadata: JSON, in addition to the writer's.
 
         Raises:
             ClosedError: the writer is closed.
-            StructureError: the leaves differ in length, or from earlier steps. Nothing changed.
+            StructureError: the leaves differ in length, or from earlier steps; or they contradict themselves or the
+                arguments, or do not show whose row their flags stand on. Nothing changed.
             OSError: the disk failed, for example because it is full.
+        """
+        steps = with_texts(steps)
+        num_rows = common_length(steps, "`steps`")
+        if kinds is not None:
+            found = rows.checked_kinds(kinds, num_rows)
+        else:
+            found = kinds_of_episode(steps, num_rows, terminated, truncated, last_row or self.last_row)
+        return self.save_rows(steps, found, metadata or {})
+
+    def save_rows(self, steps: Any, kinds: Array | None, metadata: Mapping[str, Any]) -> Path:
+        """Write rows whose kinds are known or unknown, and return their file; errors as for `save`.
+
+        Args:
+            steps: nest with leaves [T, ...], T >= 1.
+            kinds: the kinds of the rows, uint8 [T], stored as they are; None if they are unknown.
+            metadata: JSON, in addition to the writer's.
         """
         self._check_open()
         num_steps = common_length(steps, "`steps`")
@@ -197,15 +226,14 @@ class RolloutWriter:
             raise StructureError("`steps` must have one step or more, got leaves without rows.")
         structure = StepStructure(steps, batch_size=num_steps)
         example = tree.map_structure(lambda leaf: np.asarray(leaf)[0], steps)
-        known = self._steps or self._learn(example, is_spec=True)
+        known = self._known or self._learn(example, is_spec=True)
         found, expected = ([*zip(each.paths, each.dtypes, each.shapes, strict=True)] for each in (structure, known[0]))
         if found != expected:
             raise StructureError(f"`steps` has leaves {found}, this writer's are {expected}.")
-        self._steps = known
+        self._known = known
         columns = [np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)]
         self._num_steps += num_steps
-        outcome = {"terminated": terminated, "truncated": truncated}
-        return self._write_columns(columns, End.STEP, outcome, metadata or {}, has_boundary=has_boundary)
+        return self._write_columns(columns, kinds, metadata, is_reset=True)
 
     def write_episode(self, episode: Episode) -> Path:
         """Write `episode`, whole or a cut chunk, as one trajectory, and return its file.
@@ -213,9 +241,7 @@ class RolloutWriter:
         Raises:
             ReverbWriterError, OSError: as for `save`; IncompleteError if the episode has no step.
         """
-        terminated = episode.is_terminated
-        truncated = episode.is_truncated or not terminated  # a cut episode has a next state
-        return self.save(episode.steps(), terminated=terminated, truncated=truncated, has_boundary=True)
+        return self.save(episode.steps(), kinds=episode.kinds())
 
     def close(self) -> None:
         """Write the unfinished episodes, marked as cut, and close. Idempotent."""
@@ -233,78 +259,97 @@ class RolloutWriter:
         if not self._is_open:
             raise ClosedError("the writer is closed. Make another one for the same directory to continue.")
 
+    def _examine(self, step: Any, env_mask: Any) -> tuple[_Known, Sequence[Any], Array]:
+        """Return the structure, the step's leaves, and the numbers of the environments that have a step."""
+        self._check_open()
+        if env_mask is not None and self.num_envs is None:
+            raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
+        known = self._known or self._learn(step)
+        leaves = known[0].flatten(step, self._num_steps)
+        given = env_mask is not None
+        return known, leaves, env_flags("env_mask", env_mask, self.num_envs).nonzero()[0] if given else self._all_envs
+
     def _learn(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, RowLayout]:
         """Return the structure of all steps, given an example: the first step, or a spec without N."""
         structure = StepStructure(example, batch_size=self.num_envs, is_spec=is_spec)
         specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
         return structure, RowLayout.of(structure.pack(specs))
 
-    def _put(self, leaves: Sequence[Any], env_ids: Array) -> None:
-        """Append a step of some environments, leaves [N, ...], without a change of `_lengths`."""
+    def _take(self, leaves: Sequence[Any], row: Row, state: Any, env_ids: Array) -> None:
+        """Append the rows of a step, and write the episodes that they end; `state` is the one after the step's row."""
+        count = len(self._all_envs)
+        self._put(leaves, row.kind, env_ids)
+        self._num_steps += 1
+        self._before[env_ids] = np.broadcast_to(state, count)[env_ids]
+        is_last, boundary = np.broadcast_to(row.is_last, count).copy(), row.boundary
+        with_boundary: Array = self._all_envs[:0]
+        if boundary is not None:
+            with_boundary = self._all_envs if boundary.env_ids is None else boundary.env_ids
+            is_last[with_boundary] = True
+        with self._dropping(ended := np.intersect1d(is_last.nonzero()[0], env_ids)):
+            self._lengths[env_ids] += 1
+            if boundary is not None:
+                self._put(boundary.leaves, boundary.kind, with_boundary)
+                self._lengths[with_boundary] += 1
+            self._write(ended)
+
+    def _put(self, leaves: Sequence[Any], kinds: Any, env_ids: Array) -> None:
+        """Append a row of some environments, leaves [N, ...], without a change of `_lengths`."""
+        self._make_room(int(self._lengths.max()))
         if self.num_envs is None:  # integers index faster than arrays
             at = int(self._lengths[0])
-            self._make_room(at)
-            for block, leaf in zip(self._blocks, leaves, strict=True):
+            for block, leaf in zip(self._blocks, [*leaves, kinds], strict=True):
                 block[0, at] = leaf
             return
-        self._make_room(int(self._lengths.max()))
-        ends, is_all = self._lengths[env_ids], len(env_ids) == len(self._lengths)
-        for block, leaf in zip(self._blocks, leaves, strict=True):
+        ends, is_all = self._lengths[env_ids], len(env_ids) == len(self._all_envs)
+        kinds = np.broadcast_to(kinds, len(self._all_envs))
+        for block, leaf in zip(self._blocks, [*leaves, kinds], strict=True):
             block[env_ids, ends] = leaf if is_all else leaf[env_ids]
 
     def _make_room(self, length: int) -> None:
         """Allocate the blocks, or double them if they are full; the new half is overwritten later."""
-        assert self._steps is not None  # noqa: S101  # because there is a step
-        if self._blocks and length < self._blocks[0].shape[1]:
+        assert self._known is not None  # noqa: S101  # because there is a step
+        if self._blocks and length < self._blocks[-1].shape[1]:
             return
-        structure, _ = self._steps
+        structure, _ = self._known
         room = len(self._lengths), max(2 * length, _FIRST_LENGTH)
-        of_leaves = zip(structure.dtypes, structure.shapes, strict=True)
-        blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]  # unused rows take no memory
+        of_columns = zip([*structure.dtypes, np.dtype(np.uint8)], [*structure.shapes, ()], strict=True)
+        blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_columns]  # unused rows take no memory
         for block, former in zip(blocks, self._blocks, strict=bool(self._blocks)):
             block[:, :length] = former
         self._blocks = blocks
 
-    def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:
+    @contextlib.contextmanager
+    def _dropping(self, ended: Array) -> Iterator[None]:
+        """Let the next step of these environments begin an episode, also after an error or an interrupt."""
+        try:
+            yield
+        finally:
+            self._lengths[ended], self._before[ended] = 0, START
+
+    def _write(self, env_ids: Array, *, is_reset: bool = False) -> None:
         """Write the non-empty episodes of some environments; after an OSError the others are still written."""
         errors = []
-        for env, outcome in outcomes.items():
+        for env in env_ids.tolist():
             length = int(self._lengths[env])
             if length:
                 try:
-                    columns = [block[env, :length] for block in self._blocks]
-                    self._write_columns(columns, end, outcome, {}, has_boundary=has_boundary)
+                    *columns, kinds = (block[env, :length] for block in self._blocks)
+                    self._write_columns(columns, kinds, {}, is_reset=is_reset)
                 except OSError as error:
                     errors.append(error)
         if errors:
             raise errors[0]
 
     def _write_columns(
-        self,
-        columns: Sequence[Array],
-        end: End,
-        outcome: _Outcome,
-        metadata: Mapping[str, Any],
-        *,
-        has_boundary: bool = False,
+        self, columns: Sequence[Array], kinds: Array | None, metadata: Mapping[str, Any], *, is_reset: bool
     ) -> Path:
-        assert self._steps is not None  # noqa: S101  # because there is a step
-        structure, layout = self._steps
-        last_rows = structure.pack([column[-2:] for column in columns])
-        metadata = {**self._metadata, **metadata}
-        manifest = Manifest.of(len(columns[0]), last_rows, end, layout, metadata, **outcome, has_boundary=has_boundary)
+        assert self._known is not None  # noqa: S101  # because there is a step
+        _, layout = self._known
+        end = None if kinds is None else end_of(kinds)
+        manifest = Manifest(len(columns[0]), end, is_reset, layout, {**self._metadata, **metadata})
         self._last_ns = max(self._last_ns + 1, time.time_ns())
         path = self.data_dir / f"{PREFIX}{self._last_ns:020d}_{self._id}_{self._num_written:08d}{SUFFIX}"
-        write_trajectory(path, manifest, columns)
+        write_trajectory(path, manifest, columns, kinds)
         self._num_written += 1
         return path
-
-    def _boundary_step(self, structure: StepStructure, observation: Any) -> Sequence[Any]:
-        """Return the leaves of a padding step with this observation, [...], or [N, ...] with `num_envs`."""
-        batch = () if self.num_envs is None else (self.num_envs,)
-        step = structure.pack([np.broadcast_to(leaf, batch + np.shape(leaf)) for leaf in structure.padding_step()])
-        fields = fields_of(step) or {}
-        if "observation" not in fields:
-            raise StructureError(f"`final_observation` needs `observation` in steps, got {', '.join(fields) or step}.")
-        replaced = {**fields, "observation": observation}
-        return structure.flatten(type(step)(**replaced) if isinstance(step, tuple) else replaced, self._num_steps)

@@ -3,7 +3,8 @@
 Images of uint8 are deflated. No member is a pickle, and none is unpickled.
 
 trajectory_01764000000000000000_1f3a9c2e_00000007.npz
-    manifest.json            length, kind of end, structure of the steps
+    manifest.json            length, end, structure of the steps
+    kinds                    an array: the kinds of the rows, [T] uint8
     observation/rgb.npy      all steps of a leaf: [T, ...]
     reward.npy               format of NumPy's NEP 1, version 1.0
 .partial_trajectory_...      in progress, or left by a killed writer; never read
@@ -21,16 +22,18 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.errors import FormatError
-from reverb_writer.files.manifest import Manifest
+from reverb_writer.errors import FormatError, StructureError
+from reverb_writer.files.episode_kinds import kinds_by_rule
+from reverb_writer.files.manifest import KINDS, MAX_BYTES, Manifest, member
 from reverb_writer.nests import packer
+from reverb_writer.rows import LastRow
 
 Array = npt.NDArray[Any]
 
@@ -47,20 +50,22 @@ _DEFLATE_LEVEL = 1  # writes images twice as fast as 6, to 1/60 of their size in
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError, RuntimeError, ValueError)
 
 
-def write_trajectory(path: Path, manifest: Manifest, columns: Sequence[Array]) -> None:
-    """Write a trajectory, columns [T, ...]. It becomes visible when it is complete; a failure leaves no file."""
+def write_trajectory(path: Path, manifest: Manifest, columns: Sequence[Array], kinds: Array | None) -> None:
+    """Write a trajectory, columns [T, ...], and the kinds of its rows [T], None if they are not known.
+
+    It becomes visible when it is complete; a failure leaves no file.
+    """
+    members = {member(name): array for name, array in manifest.layout.encode(columns).items()}
+    if kinds is not None:
+        members[KINDS] = kinds
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_MANIFEST), manifest.to_json())  # dated 1980: equal data makes equal files
-        for name, array in manifest.layout.encode(columns).items():
+        for name, array in members.items():
             is_image = array.dtype == np.uint8 and array.ndim >= _IMAGE_DIMS
             method = zipfile.ZIP_DEFLATED if is_image else zipfile.ZIP_STORED
-            archive.writestr(
-                zipfile.ZipInfo(f"{name}.npy"),
-                _header(array.dtype, array.shape) + array.tobytes(),
-                method,
-                _DEFLATE_LEVEL,
-            )
+            data = _header(array.dtype, array.shape) + array.tobytes()
+            archive.writestr(zipfile.ZipInfo(name), data, method, _DEFLATE_LEVEL)
     path.parent.mkdir(parents=True, exist_ok=True)  # a user may have removed it
     partial = path.with_name(f"{_PARTIAL}{path.name}")
     try:
@@ -100,7 +105,7 @@ class StoredTrajectory:
         """
         self.path = Path(path)
         with self._archive() as archive:
-            self.manifest = Manifest.from_json(_read(archive, _MANIFEST))
+            self.manifest = Manifest.from_json(_read_manifest(archive))
 
     def __repr__(self) -> str:
         return f"<StoredTrajectory in {self.path}: {self.manifest.num_steps} steps>"
@@ -111,9 +116,32 @@ class StoredTrajectory:
         Raises:
             FormatError: the file is damaged; the error names it.
         """
-        layout = self.manifest.layout
         with self._archive() as archive:
-            columns = layout.decode(functools.partial(_read_array, archive), self.manifest.num_steps)
+            return self._steps(archive)
+
+    def load_rows(self, last_row: LastRow | None = None) -> tuple[Any, Array]:
+        """Return all steps, leaves [T, ...], and the kinds of their rows, uint8 [T]; the caller owns both.
+
+        Args:
+            last_row: whose row the flags of an end stand on; only for files without kinds.
+
+        Raises:
+            FormatError: the file is damaged; the error names it.
+            StructureError: the file has no kinds, and its leaves contradict themselves, or do not show whose row the
+                flags of an end stand on.
+        """
+        with self._archive() as archive:
+            steps = self._steps(archive)
+            if self.manifest.has_kinds:
+                return steps, _read_array(archive, KINDS, np.dtype(np.uint8), (self.manifest.num_steps,)).copy()
+        try:
+            return steps, kinds_by_rule(steps, self.manifest.num_steps, self.manifest.former, last_row)
+        except StructureError as error:
+            raise StructureError(f"trajectory `{self.path.name}`: {error}") from error
+
+    def _steps(self, archive: zipfile.ZipFile) -> Any:
+        layout = self.manifest.layout
+        columns = layout.decode(functools.partial(_read_array, archive), self.manifest.num_steps)
         return packer(layout.nest)(columns)
 
     @contextlib.contextmanager
@@ -130,7 +158,7 @@ class StoredTrajectory:
 
 def _read_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     header, count = _header(dtype, shape), math.prod(shape)
-    data = _read(archive, f"{name}.npy", len(header) + count * dtype.itemsize)
+    data = _read(archive, name, len(header) + count * dtype.itemsize)
     if not data.startswith(header):
         raise FormatError(f"array `{name}` is not {dtype} {shape}, as the manifest says.")
     return np.frombuffer(data, dtype, count, len(header)).reshape(shape)
@@ -144,13 +172,29 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", size) + text.ljust(size - 1).encode("latin1") + b"\n"
 
 
-def _read(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes:
-    member = archive.getinfo(name)
-    if size is not None and member.file_size != size:  # before inflating: a few bytes may inflate to gigabytes
-        raise FormatError(f"`{name}` has {member.file_size} bytes, not {size}, as the manifest says.")
-    if member.compress_type not in _METHODS:  # other methods raise other errors
-        raise FormatError(f"`{name}` is compressed by method {member.compress_type}, expected one of {_METHODS}.")
-    return archive.read(member)
+def _read_manifest(archive: zipfile.ZipFile) -> bytes:
+    """Return the manifest; raises FormatError before more than `MAX_BYTES` are inflated."""
+    data = _read_at_most(archive, _MANIFEST, MAX_BYTES)
+    if len(data) > MAX_BYTES:
+        raise FormatError(f"its manifest has more than {MAX_BYTES:,} bytes.")
+    return data
+
+
+def _read(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
+    data = _read_at_most(archive, name, size)
+    found = archive.getinfo(name).file_size
+    if len(data) != size or found != size:
+        raise FormatError(f"`{name}` has {found} bytes, not {size}, as the manifest says.")
+    return data
+
+
+def _read_at_most(archive: zipfile.ZipFile, name: str, size: int) -> bytes:
+    """Return a member's bytes, or its first `size` + 1 bytes."""
+    info = archive.getinfo(name)
+    if info.compress_type not in _METHODS:  # other methods raise other errors
+        raise FormatError(f"`{name}` is compressed by method {info.compress_type}, expected one of {_METHODS}.")
+    with archive.open(info) as stream:
+        return stream.read(size + 1)
 
 
 def list_trajectories(*data_dirs: str | os.PathLike[str]) -> list[Path]:
@@ -164,3 +208,10 @@ def list_trajectories(*data_dirs: str | os.PathLike[str]) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(folder, name) for name in names if name.startswith(PREFIX) and name.endswith(SUFFIX)]
     return sorted(found, key=lambda path: (path.name, path))
+
+
+def stored_metadata(data_dir: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the metadata of the readable trajectories of a directory."""
+    for path in list_trajectories(data_dir):
+        with contextlib.suppress(FormatError):
+            yield StoredTrajectory(path).manifest.metadata

@@ -1,7 +1,13 @@
-"""The fields of transitions found in steps of any form: observation, action, reward, done, truncated.
+"""The fields of transitions found in the rows of a trajectory: observation, action, reward, done, truncated.
 
-A boundary step at the end of a trajectory (TF-Agents, RLDS) only holds the final observation: n steps are n - 1
-transitions. Without a boundary step each step is a transition; the final observation is known only if it was stored.
+    rows         kinds            transitions                            next observation
+    -----------  ---------------  -------------------------------------  ------------------------------------------
+    0 1 2 3 B    3 2 2 2 12       0 1 2 3, and 3 is terminal             of the next row; B is a boundary row
+    0 1 2 3      3 2 2 14         0 1 2 3, and 3 is terminal             of row 3: its own, which has no value
+    0 1 2 3      3 2 2 2, or 6    0 1 2, and 2 is truncated              of the next row; row 3 is left out
+
+Row 3 of the last trajectory is left out because no row holds the observation after it, unless each row has a
+`next_observation` of its own.
 """
 
 from __future__ import annotations
@@ -13,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
+from reverb_writer import rows
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.files.manifest import Manifest
 from reverb_writer.nests import fields_of, map_present, shapes_text
-from reverb_writer.slices.markers import read_markers
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
@@ -31,10 +36,7 @@ _NAMES: Final = {
     "privileged_observation": _PRIVILEGED,
     "action": ("action", "actions"),
     "reward": ("reward", "rewards"),
-    # Otherwise the markers of `slices.markers`, and the end flags of the manifest.
-    "done": ("dones",),
-    "truncated": ("timeout", "timeouts", "time_outs"),
-    # Otherwise the next step's observation.
+    # Otherwise the next row's observation.
     "next_observation": tuple(f"next_{name}" for name in _OBSERVATION),
     "next_privileged_observation": tuple(f"next_{name}" for name in _PRIVILEGED),
 }
@@ -48,14 +50,14 @@ class TransitionBatch(NamedTuple):
         observation: observation before the action, an array or a nest as stored.
         privileged_observation: the critic's own observation before the action, or None.
         action: the action taken.
-        reward: the reward of the action.
-        done: bool, whether the transition is the last of its trajectory.
-        truncated: bool, whether a limit and not the environment ended the trajectory, so that its final state has
-            a value.
-        next_observation: observation after the action, in the same trajectory. After the last step it is the final
-            observation; if none was stored, the last observation is repeated.
+        reward: the reward of the action, an array or a nest as stored.
+        done: bool, whether the transition is the last one of its episode in the file.
+        truncated: bool, whether the transition is done although the environment did not end the episode: a limit ended
+            it, or the recording stopped. Its final state has a value.
+        next_observation: observation after the action, in the same episode. Where the environment ended the episode and
+            no final observation was stored, the last observation is repeated.
         next_privileged_observation: the critic's own observation after the action, or None.
-        is_first: bool, whether the transition is the first delivered one of its trajectory.
+        is_first: bool, whether the transition is the first delivered one of its trajectory or episode.
         mask: bool, False for an environment without a trajectory; its other fields are zeros.
     """
 
@@ -70,6 +72,11 @@ class TransitionBatch(NamedTuple):
     is_first: Any
     mask: Any
 
+    @property
+    def is_terminal(self) -> Any:
+        """Whether the environment ended the episode with this transition, so that its next state has no value."""
+        return self.done & ~self.truncated
+
 
 def names_of_fields(given: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the possible names of each field: the given name, or the usual names."""
@@ -82,10 +89,19 @@ def names_of_fields(given: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def read_transitions(steps: Any, manifest: Manifest, names: Mapping[str, tuple[str, ...]]) -> TransitionBatch:
-    """Return the transitions of a trajectory, fields [T, ...], views where possible, without `is_first` and `mask`.
+def read_transitions(
+    steps: Any, kinds: Array, names: Mapping[str, tuple[str, ...]], *, repeats_last: bool = False
+) -> tuple[TransitionBatch, Array]:
+    """Return the transitions of a trajectory, and the kinds of the rows whose actions are none.
 
-    A reward [T, 1] becomes [T].
+    Args:
+        steps: the rows, leaves [T, ...].
+        kinds: their kinds, uint8 [T].
+        names: the possible names of each field.
+        repeats_last: whether each action without a next observation is a transition whose next observation is its own.
+
+    Returns:
+        Fields [n, ...], views where possible. `mask` is True everywhere. A reward [n, 1] becomes [n].
     """
     named = fields_of(steps) or {}
     found = {field: next((named[name] for name in names[field] if name in named), None) for field in names}
@@ -93,24 +109,35 @@ def read_transitions(steps: Any, manifest: Manifest, names: Mapping[str, tuple[s
         if found[field] is None:
             there = ", ".join(map(str, named)) or "no names"
             raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
+    has_next = found["next_observation"] is not None
+    is_action = rows.has(kinds, rows.ACTION)
+    is_followed, is_terminal = _closed(rows.pairs(kinds))
+    is_terminal |= is_action & rows.has(kinds, rows.TERMINAL)
+    chosen = is_action if has_next or repeats_last else is_followed | (is_terminal & is_action)
+    at = np.flatnonzero(chosen)
+    following = np.where(is_followed, np.arange(len(kinds)) + 1, np.arange(len(kinds)))[at]
     for field in ("observation", "privileged_observation"):
         before, after = found[field], found[f"next_{field}"]
         if before is None:
             found[f"next_{field}"] = None
-        elif after is None:  # not stored: take the next step's observation
-            if not manifest.boundary_step:  # nothing follows the last step
-                before = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), before)
-            found[field], found[f"next_{field}"] = before, tree.map_structure(lambda leaf: leaf[1:], before)
+        elif after is None:  # not stored: take the next row's observation
+            found[f"next_{field}"] = tree.map_structure(lambda leaf: _rows(leaf, following), before)
         elif _form(after) != _form(before):
             raise StructureError(
                 f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
                 "something else, rename it."
             )
-    found["reward"] = _flat(found["reward"])
-    found["done"], found["truncated"] = _ends(steps, found["done"], found["truncated"], manifest)
-    num_transitions = manifest.num_transitions
-    rows = {field: map_present(lambda leaf: leaf[:num_transitions], nest) for field, nest in found.items()}
-    return TransitionBatch(**rows, is_first=None, mask=None)
+        else:
+            found[f"next_{field}"] = tree.map_structure(lambda leaf: _rows(leaf, at), after)
+    for field in ("observation", "privileged_observation", "action", "reward"):
+        found[field] = map_present(lambda leaf: _rows(leaf, at), found[field])
+    found["reward"] = tree.map_structure(_flat, found["reward"])
+    goes_on = is_followed[at[:-1]] & (at[1:] == at[:-1] + 1)
+    done, is_first = np.ones(len(at), bool), np.ones(len(at), bool)
+    done[:-1], is_first[1:] = ~goes_on, ~goes_on
+    truncated = done & ~is_terminal[at]
+    transitions = TransitionBatch(**found, done=done, truncated=truncated, is_first=is_first, mask=done | True)
+    return transitions, kinds[is_action & ~chosen]
 
 
 class Cursor:
@@ -118,17 +145,17 @@ class Cursor:
 
     def __init__(self, transitions: TransitionBatch, start: int) -> None:
         """Begin at transition number `start`; a shorter trajectory begins at 0."""
-        num_transitions = len(transitions.reward)
+        num_transitions = len(transitions.done)
         start = start if start < num_transitions else 0
         self.num_left = num_transitions - start
-        is_first, mask = np.arange(num_transitions) == start, np.ones(num_transitions, bool)
-        self.transitions = transitions._replace(is_first=is_first, mask=mask)
+        is_first = transitions.is_first | (np.arange(num_transitions) == start)
+        self.transitions = transitions._replace(is_first=is_first)
         self._columns: list[Array | None] = tree.flatten(self.transitions)
 
     def fill(self, targets: Sequence[Array | None], at: int, env: int, room: int) -> int:
         """Copy transitions into rows `at` to `at + room` of column `env`, leaves [T, N, ...]; return their number."""
         length = min(room, self.num_left)
-        start = len(self.transitions.reward) - self.num_left
+        start = len(self.transitions.done) - self.num_left
         for target, column in zip(targets, self._columns, strict=True):
             if target is not None and column is not None:
                 target[at : at + length, env] = column[start : start + length]
@@ -136,25 +163,16 @@ class Cursor:
         return length
 
 
-def _ends(steps: Any, stored: Any, limits: Any, manifest: Manifest) -> tuple[Flags, Flags]:
-    """Return `done` and `truncated` of the steps: stored values, and the manifest's at the end."""
-    done, truncated = np.zeros((2, manifest.num_steps), bool)
-    is_recorded = False
-    if not manifest.boundary_step:
-        markers = read_markers(steps)
-        ends = markers.ends if stored is None else _flat(stored) != 0
-        limits = markers.truncated if limits is None else _flat(limits) != 0
-        is_recorded = ends is not None
-        done[:] = ends if is_recorded else False
-        truncated[:] = False if limits is None else limits
-    last = manifest.num_transitions - 1
-    if last >= 0:
-        if manifest.terminated is None and manifest.truncated is None:
-            truncated[last] |= is_recorded and not done[last]  # the recording stopped before the episode did
-        else:
-            truncated[last] |= bool(manifest.truncated) and not manifest.terminated
-        done[last] = True
-    return done, truncated
+def _closed(pairs: rows.Pairs) -> tuple[Flags, Flags]:
+    """Return whether each row begins a transition, and one to a terminal state, [T]; the last row begins none."""
+    return np.append(pairs.mask, False), np.append(pairs.terminal, False)
+
+
+def _rows(leaf: Array, at: Array) -> Array:
+    """Return some rows: a view if they are neighbours."""
+    if len(at) and at[-1] - at[0] + 1 == len(at) and (np.diff(at) == 1).all():
+        return leaf[at[0] : at[-1] + 1]
+    return leaf[at]
 
 
 def _form(nest: Any) -> list[tuple[Any, ...]]:

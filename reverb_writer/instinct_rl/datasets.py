@@ -65,6 +65,8 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
 
     Transition: Any = Transition
 
+    _repeats_last = True
+
     def __init__(
         self,
         data_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -84,8 +86,9 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
 
         Arguments and errors are the same as in `reverb_writer.files.RolloutDataset`, in the same order: `data_dir`,
         possibly with pickled trajectories, `num_envs`, `dataset_loops`, `random_shuffle_traj_order` (there `shuffle`),
-        `keep_latest_n_trajs` (`keep_latest`), `starting_frame_range` (`start_range`), `device`, `seed`, `fields`, with
-        the names of `Transition`, and `wait_timeout_s` in seconds. With `first_frame_done`, `done` is also set on the
+        `keep_latest_n_trajs` (`keep_latest`), `starting_frame_range` (`start_range`), `device`, `seed`, `fields` and
+        `wait_timeout_s` in seconds. Each frame is delivered: where no frame holds the next observation, it is the
+        frame's own. With `first_frame_done`, `done` is also set on the
         first transition of each trajectory, as in the original.
         """
         super().__init__(
@@ -97,7 +100,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
             starting_frame_range,
             device,
             seed=seed,
-            fields={"truncated" if field == "timeout" else field: name for field, name in (fields or {}).items()},
+            fields=fields,
             wait_timeout_s=wait_timeout_s,
         )
         self._first_frame_done = first_frame_done
@@ -117,7 +120,7 @@ class RolloutDataset(rollout_dataset.RolloutDataset, RolloutFileBase):
 
     def read_dataset_directory(self) -> bool:
         """Return whether enough trajectories exist: `keep_latest_n_trajs`, or one. `reset` waits for them."""
-        return len(self._list_trajectories()) >= max(self._keep_latest, 1)
+        return len(self._list_trajectories()) >= max(self._source.keep_latest, 1)
 
     def open_trajectory(self, path: Path) -> Any:
         """Return the trajectory at `path`, this project's or a pickled one."""

@@ -21,9 +21,8 @@ import numpy as np
 
 from reverb_writer import files
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
-from reverb_writer.files.manifest import End, Manifest, RowLayout
+from reverb_writer.files.episode_kinds import kinds_by_rule
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
-from reverb_writer.protocol.signatures import ArraySpec
 
 _FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\.(?!npz$).*)?")  # this project's trajectories are .npz files
 _LARGEST = 255
@@ -83,10 +82,8 @@ def load_trajectory(path: Path) -> dict[str, Any]:
 def open_pickled(path: Path) -> Any:
     """Load a pickled trajectory; the result has the part of `StoredTrajectory` that `RolloutDataset` needs."""
     steps = load_trajectory(path)
-    last_rows = {key: array[-2:] for key, array in steps.items()}
-    layout = RowLayout.of({key: ArraySpec(array.shape[1:], array.dtype) for key, array in steps.items()})
-    manifest = Manifest.of(len(next(iter(steps.values()))), last_rows, End.STEP, layout, {})
-    return SimpleNamespace(manifest=manifest, load=lambda: steps)  # the only copy of the steps
+    num_rows = len(next(iter(steps.values())))
+    return SimpleNamespace(load_rows=lambda last_row=None: (steps, kinds_by_rule(steps, num_rows, None, last_row)))
 
 
 def convert_trajectories(data_dir: str | os.PathLike[str], target: str | os.PathLike[str]) -> dict[str, str]:

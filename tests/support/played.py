@@ -128,7 +128,7 @@ def read(place: Place, **options: Any) -> rw.Batch | None:
         return next(iter(dataset))
 
 
-def read_slices(place: Place, num_items: int, slice_len: int, *, spans: bool, **options: Any) -> rw.Batch:
+def read_slices(place: Place, num_items: int, slice_len: int, **options: Any) -> rw.Batch:
     """Return a batch with slices of all items, twice as many as there are items."""
     with rw.SliceDataset(
         place.client,
@@ -136,7 +136,6 @@ def read_slices(place: Place, num_items: int, slice_len: int, *, spans: bool, **
         2 * num_items,
         slice_len,
         pool_size=num_items,
-        span=slice_len - 1 if spans else 0,
         timeout_s=60,
         max_in_flight_batches=1,
         **options,

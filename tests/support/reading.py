@@ -53,7 +53,7 @@ def read(client: rw.Client, table: str) -> list[rw.Sample]:
     """Take out all items of a table, oldest first, each with its columns as a flat tuple."""
     size = client.server_info()[table].current_size
     samples = client.sample(table, size) if size else ()
-    return [sample._replace(data=tuple(tree.flatten(sample.data))) for sample in samples]
+    return [rw.Sample.of(tuple(tree.flatten(sample.data)), sample.info, sample.kinds) for sample in samples]
 
 
 def read_column(client: rw.Client, table: str, column: int = 0) -> list[list[Any]]:

@@ -26,7 +26,9 @@ def write_transitions(data_dir: Path, lengths: list[int], *, truncated: tuple[in
         for episode, length in enumerate(lengths):
             for t in range(length):
                 last, is_cut = t == length - 1, episode in truncated
-                writer(transition(episode, t), terminated=last and not is_cut, truncated=last and is_cut)
+                step = transition(episode, t)
+                final = step["observation"]  # so that it is known which one comes
+                writer(step, terminated=last and not is_cut, truncated=last and is_cut, final_observation=final)
 
 
 def tf_agents_steps(episode: int, num_env_steps: int, *, terminal: bool = True) -> list[rw.Trajectory]:

@@ -171,7 +171,7 @@ def test_step_that_is_not_the_table_s_is_refused_by_leaf_path_and_stored_flags_a
         observer({"x": np.int64(1)})
     with rw.TrajectoryObserver(client, "flagged", 2, store_flags=True, end_of_episode="cover") as observer:
         observer({"x": np.int64(1)}, truncated=True)
-    (item,) = read(client, "flagged")
+    (item,) = client.sample("flagged")
     assert {name: column.tolist() for name, column in item.data.items()} == {
         "is_first": [True, False],
         "is_last": [True, False],

@@ -150,7 +150,6 @@ def test_export_of_a_saved_replay_needs_no_server(tmp_path: Path) -> None:
         (("import", ".", "-t", "a", "-l", "3", "--priority", "much"), "must be a number or `stored`, got 'much'"),
         (("import", ".", "-t", "a", "--whole-episodes", "-s", "1"), "--stride-length is for windows"),
         (("import", ".", "-t", "a", "--whole-episodes", "--end-of-episode", "pad"), "--end-of-episode is for windows"),
-        (("import", ".", "-t", "a", "--whole-episodes", "--mask"), "--mask is for windows"),
         (("import", ".", "-l", "0", "-t", "a"), "--sequence-length"),
         (("import", "no/such/directory", "-t", "a", "-l", "3"), "no/such/directory"),
         (("export", "x"), "--table"),

@@ -54,13 +54,14 @@ def test_next_observation_that_was_stored_is_delivered(tmp_path: Path, prefix: s
     if prefix:
         stored, other = other, batch.next_observation[:, 0, 1]
     assert stored.tolist() == [10, 11, 12]
-    assert other.tolist() == [1, 2, 2]
+    assert other.tolist() == [1, 2, 2 if prefix else 0]  # the last one is of the boundary row, and not used
 
 
 def test_interrupt_at_any_instruction_leaves_a_cursor_that_delivers_the_rest() -> None:
     def fill(interrupt_at: int) -> tuple[bool, list[int]]:
         batch, rows = TransitionBatch(*[None] * 10), np.zeros((4, 1), np.int64)
-        cursor = Cursor(batch._replace(reward=np.arange(1, 5)), 0)
+        flags = np.zeros(4, bool)
+        cursor = Cursor(batch._replace(reward=np.arange(1, 5), done=flags, is_first=flags), 0)
         targets = tree.flatten(batch._replace(reward=rows))
         num_events, tracer = 0, sys.gettrace()
 
@@ -94,11 +95,11 @@ def test_next_observation_is_that_of_the_observation(tmp_path: Path) -> None:
         for t in range(3):
             other = {"state": np.float32(t), "next_observation": np.float32(9)}
             writer({**transition(0, t), **other}, terminated=t == 2)
-    said = r"`next_observation` is float32 \[3\], expected float32 \[3, 2\]"
+    said = r"`next_observation` is float32 \[4\], expected float32 \[4, 2\]"
     with pytest.raises(rw.errors.StructureError, match=said):
         next(iter(RolloutDataset(tmp_path, 1)))
     batch = RolloutDataset(tmp_path, 1, fields={"observation": "state"}).get_batch(3)
-    assert batch.next_observation[:, 0].tolist() == [1, 2, 2]
+    assert batch.next_observation[:, 0].tolist() == [1, 2, 0]
     named = {"observation": "state", "next_observation": "next_observation"}
     batch = RolloutDataset(tmp_path, 1, fields=named).get_batch(3)
     assert batch.next_observation[:, 0].tolist() == [9, 9, 9]
@@ -120,15 +121,22 @@ def test_boundary_step_is_the_last_next_observation(tmp_path: Path, length: int)
     assert batch.truncated[:, 0].tolist() == [False, False, False, False, True]
 
 
-def test_recorded_dones_and_timeouts_are_delivered(tmp_path: Path) -> None:
+def test_recorded_dones_and_timeouts_are_delivered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = RolloutWriter(tmp_path)
-    steps = {"obs": np.zeros((4, 1), np.float32), "actions": np.zeros((4, 1)), "rewards": np.ones((4, 1), np.float32)}
+    obs = np.arange(4, dtype=np.float32)
+    steps = {"obs": obs, "actions": np.zeros((4, 1)), "rewards": np.ones((4, 1), np.float32)}
     writer.save({**steps, "dones": np.array([0, 1, 0, 1]), "timeouts": np.array([0, 1, 0, 0], bool)})
     writer.save({**steps, "dones": np.array([0, 0, 0, 0]), "timeouts": np.zeros(4, bool)})
-    batch = RolloutDataset(tmp_path, 1).get_batch(8)
-    assert batch.done[:, 0].tolist() == [False, True, False, True, False, False, False, True]
-    assert batch.truncated[:, 0].tolist() == [False, True, False, False, False, False, False, True]
-    assert batch.reward.shape == (8, 1)
+    dataset = RolloutDataset(tmp_path, 1)
+    batch = dataset.get_batch(6)
+    assert batch.observation[:, 0].tolist() == [0, 2, 3, 0, 1, 2]  # nobody knows the observation after 1, and after 3
+    assert batch.next_observation[:, 0].tolist() == [1, 3, 3, 1, 2, 3]
+    assert batch.done[:, 0].tolist() == [True, False, True, False, False, True]
+    assert batch.truncated[:, 0].tolist() == [True, False, False, False, False, True]
+    assert batch.is_first[:, 0].tolist() == [True, True, False, True, False, False]
+    assert batch.reward.shape == (6, 1)
+    assert dataset.num_left_out == 2
+    assert [record.getMessage().count("no row holds the observation after it") for record in caplog.records] == [1]
 
 
 def test_less_than_one_loop_is_for_ever(tmp_path: Path) -> None:
@@ -225,7 +233,7 @@ def test_what_the_environment_ended_at_its_limit_is_no_timeout(tmp_path: Path) -
 
 
 def test_fields_of_other_names_are_named_by_the_caller(tmp_path: Path) -> None:
-    RolloutWriter(tmp_path).save({"state": np.zeros((1, 2)), "u": np.ones(1), "r": np.ones(1)})
+    RolloutWriter(tmp_path).save({"state": np.zeros((2, 2)), "u": np.ones(2), "r": np.ones(2)})
     with pytest.raises(rw.errors.StructureError, match="steps have r, state, u, but no `observation`"):
         RolloutDataset(tmp_path, 1).get_batch()
     names = {"observation": "state", "action": "u", "reward": "r"}

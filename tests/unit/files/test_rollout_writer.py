@@ -72,7 +72,7 @@ def test_numpy_reads_the_file_and_unzip_finds_it_sound(tmp_path: Path) -> None:
         kinds = {member.filename: member.compress_type for member in archive.infolist()}
         manifest = json.loads(archive.read("manifest.json"))
     stored, deflated = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
-    assert kinds == {"manifest.json": stored, "camera/rgb.npy": deflated, "reward.npy": stored}
+    assert kinds == {"manifest.json": stored, "kinds": stored, "camera/rgb.npy": deflated, "reward.npy": stored}
     assert manifest["num_steps"] == 3
 
 
@@ -81,23 +81,21 @@ def test_end_flags_are_read_from_the_steps(tmp_path: Path) -> None:
         for terminal in (True, False):
             for step in tf_agents_steps(0, 2, terminal=terminal):
                 writer(step)
-    first, second = (StoredTrajectory(path).manifest for path in list_trajectories(tmp_path / "types"))
-    assert (first.terminated, first.truncated, first.end, first.boundary_step) == (True, False, End.STEP, True)
-    assert (second.terminated, second.truncated) == (False, True)
-    assert (first.num_steps, first.num_transitions) == (3, 2)
+    first, second = (StoredTrajectory(path) for path in list_trajectories(tmp_path / "types"))
+    assert (first.manifest.end, first.load_rows()[1].tolist()) == (End.TERMINATED, [3, 2, 12])
+    assert (second.manifest.end, second.load_rows()[1].tolist()) == (End.TRUNCATED, [3, 2, 4])
+    assert first.manifest.num_steps == 3
     with RolloutWriter(tmp_path / "rlds") as writer:
         for t in range(3):
             writer({"observation": np.float32(t), "is_last": t == 2, "is_terminal": t == 2})
-    manifest = only(tmp_path / "rlds").manifest
-    assert (manifest.terminated, manifest.truncated, manifest.boundary_step) == (True, False, True)
+    assert only(tmp_path / "rlds").load_rows()[1].tolist() == [3, 2, 12]
 
 
 def test_episode_that_close_cuts_off_is_marked(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path, metadata={"env": "ant"}) as writer:
         writer({"x": 1.0})
     manifest = only(tmp_path).manifest
-    assert (manifest.end, manifest.terminated, manifest.truncated) == (End.CUT, False, True)
-    assert manifest.metadata == {"env": "ant"}
+    assert (manifest.end, manifest.is_reset, manifest.metadata) == (End.CUT, False, {"env": "ant"})
     with pytest.raises(rw.errors.ClosedError, match="Make another one"):
         writer({"x": 1.0})
 
@@ -109,20 +107,32 @@ def test_final_observation_is_stored_as_a_boundary_step(tmp_path: Path) -> None:
     loaded = only(tmp_path).load()
     assert loaded["observation"].tolist() == [[0, 0], [0, 1], [7, 7]]
     assert loaded["reward"].tolist() == pytest.approx([0, 0.1, 0])
-    assert only(tmp_path).manifest.boundary_step
-    assert only(tmp_path).manifest.truncated
+    assert only(tmp_path).load_rows()[1].tolist() == [3, 2, 4]
+    assert only(tmp_path).manifest.end is End.TRUNCATED
 
 
 def test_environments_are_episodes_of_their_own(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path, num_envs=2) as writer:
         for t in range(3):
-            writer({"x": np.array([t, 10 + t])}, terminated=[t == 1, False], truncated=[False, t == 2])
+            step = {"observation": np.array([t, 10 + t])}
+            writer(step, terminated=[t == 1, False], truncated=[False, t == 2])
     stored = [StoredTrajectory(path) for path in list_trajectories(tmp_path)]
-    assert [each.load()["x"].tolist() for each in stored] == [[0, 1], [10, 11, 12], [2]]
-    assert [each.manifest.terminated for each in stored] == [True, False, False]
-    assert [each.manifest.truncated for each in stored] == [False, True, True]
+    assert [each.load()["observation"].tolist() for each in stored] == [[0, 1, 1], [10, 11, 12], [2]]
+    assert [each.load_rows()[1].tolist() for each in stored] == [[3, 2, 12], [3, 2, 6], [3]]
+    assert [each.manifest.end.value for each in stored if each.manifest.end] == ["terminated", "truncated", "cut"]
     with pytest.raises(rw.errors.ClosedError):
-        writer({"x": np.array([0, 0])})
+        writer({"observation": np.array([0, 0])})
+
+
+def test_final_observations_are_of_the_environments_that_end(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path, num_envs=3) as writer:
+        writer({"observation": np.array([0, 10, 20])}, env_mask=[True, True, False])
+        step = {"observation": np.array([1, 11, 21])}
+        final = np.array([2, 12, 22])
+        writer(step, terminated=[True, False, False], truncated=[False, False, True], final_observation=final)
+    found = [StoredTrajectory(path).load_rows() for path in list_trajectories(tmp_path)]
+    assert [steps["observation"].tolist() for steps, _ in found] == [[0, 1, 2], [21, 22], [10, 11]]
+    assert [kinds.tolist() for _, kinds in found] == [[3, 2, 12], [3, 4], [3, 2]]
 
 
 def test_step_unlike_the_first_is_refused_by_leaf_and_nothing_changes(tmp_path: Path) -> None:
@@ -152,7 +162,7 @@ def test_writer_goes_on_after_its_directory_was_removed(tmp_path: Path) -> None:
     writer(transition(0, 0), terminated=True)
     shutil.rmtree(tmp_path / "demos")
     writer(transition(1, 0), terminated=True)
-    assert only(tmp_path / "demos").manifest.num_steps == 1
+    assert only(tmp_path / "demos").manifest.num_steps == 2
 
 
 def test_nothing_is_seen_of_a_trajectory_before_it_is_complete(tmp_path: Path) -> None:
@@ -257,9 +267,9 @@ def replaced(path: Path, old: str, new: str) -> bytes:
         (lambda path: path.read_bytes()[: path.stat().st_size // 2], "torn or damaged"),
         (lambda _: b"", "torn or damaged"),
         (lambda path: replaced(path, '"num_steps".*', ""), "its manifest cannot be read"),
-        (lambda path: replaced(path, '"version": 1', '"version": 2'), "version 2; expected"),
-        (lambda path: replaced(path, '"num_steps": 4', '"num_steps": 5'), "as the manifest says"),
-        (lambda path: replaced(path, '"num_steps": 4', '"num_steps": 0'), "at least one"),
+        (lambda path: replaced(path, '"version": 2', '"version": 3'), "version 3; expected"),
+        (lambda path: replaced(path, '"num_steps": 5', '"num_steps": 6'), "as the manifest says"),
+        (lambda path: replaced(path, '"num_steps": 5', '"num_steps": 0'), "at least one"),
         (lambda path: replaced(path, '"structure": ".*?"', '"structure": ""'), "`structure`"),
         (lambda path: with_member(path, "reward.npy", lambda data: data.replace(b"<f4", b"<i4")), "is not float32"),
         (

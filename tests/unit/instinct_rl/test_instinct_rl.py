@@ -18,7 +18,7 @@ import pytest
 import tree
 
 import reverb_writer as rw
-from reverb_writer import instinct_rl
+from reverb_writer import instinct_rl, rows
 from reverb_writer.instinct_rl import RolloutDataset, convert_trajectories
 from reverb_writer.instinct_rl.pickles import frame_range, load_trajectory
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
@@ -270,8 +270,8 @@ def test_arguments_mean_the_same_as_those_of_files(tmp_path: Path) -> None:
         for episode in range(6):
             for t in range(5):
                 state = {"a": np.float32(episode), "b": np.full(2, t)}
-                writer({"state": state, "action": 0.0, "reward": 1.0}, end_of_episode=t == 4)
-    options: dict[str, Any] = {"seed": 3, "fields": {"observation": "state"}}
+                writer({"observation": state, "u": 0.0, "reward": 1.0}, terminated=t == 4)
+    options: dict[str, Any] = {"seed": 3, "fields": {"action": "u"}}
     ours = rw.files.RolloutDataset(tmp_path, 2, 2, shuffle=True, keep_latest=4, start_range=(1, 4), **options)
     theirs = RolloutDataset(tmp_path, 2, 2, True, 4, [1, 4], **options)  # the original's order
     for batches in zip(ours, theirs, strict=True):
@@ -338,12 +338,12 @@ def test_pickles_are_converted_once_for_all(tmp_path: Path) -> None:
     assert not left_out
     paths = rw.files.list_trajectories(converted)
     assert [rw.files.StoredTrajectory(path).manifest.metadata for path in paths] == [{"env": "Go1"}] * 2
-    own, theirs = (
-        kind(folder, 1) for kind, folder in ((rw.files.RolloutDataset, converted), (RolloutDataset, pickled))
-    )
+    own, theirs = RolloutDataset(converted, 1), RolloutDataset(pickled, 1)
     for ours, same in zip(own, theirs, strict=True):
         assert [leaf.tolist() for leaf in ours] == [leaf.tolist() for leaf in same]
     assert len(list(own)) == 5
+    transitions = rw.files.RolloutDataset(converted, 1)
+    assert (len(list(transitions)), transitions.num_left_out) == (4, 1)  # no frame follows the last one of number 0
     mixed = RolloutDataset([converted, pickled], 1)
     assert len(list(mixed)) == 10
 
@@ -356,7 +356,7 @@ def test_reading_pickles_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     dataset = RolloutDataset(tmp_path / "data", 1)
     assert [batch.observation.tolist() for batch in dataset] == [[[0]], [[1]]]
     write(tmp_path / "trajectory_1", (0, 1, {"observations": np.zeros((1, 1)), "dones": np.zeros((1, 1))}))
-    assert dataset.open_trajectory(tmp_path / "trajectory_1").manifest.num_steps == 1
+    assert dataset.open_trajectory(tmp_path / "trajectory_1").load_rows()[1].tolist() == [rows.ACTION]
     assert not list(scratch.iterdir())
 
 

@@ -19,6 +19,7 @@ from reverb_writer.rollouts import (
     split_and_pad_trajectories,
     unpad_trajectories,
 )
+from reverb_writer.slices.batch import Batch
 
 COUNT = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
 
@@ -385,6 +386,66 @@ def test_an_end_that_is_flagged_on_the_boundary_step_is_refused(flag: str, bound
     batch = window(8, 3)
     fields = {**batch.data, flag: np.array([[0, 0, 1]])}
     batch.data |= {name: np.array(column) for name, column in boundary.items()}
-    with pytest.raises(StructureError, match=f"`{flag}` is set on 1 boundary steps, .* one row before"):
+    with pytest.raises(StructureError, match=f"`{flag}` is set on 1 boundary rows, .* one row before"):
         storage.fill_from([batch], lambda _: fields)
     assert storage.num_rows == 0
+
+
+# The kinds of a window's rows show its ends.
+
+
+def rows_of(kinds: list[int], **columns: Any) -> Batch:
+    """Return a batch of one window whose rows have these kinds, without fields of ends, with values 1, 2, 3, ..."""
+    numbers = np.arange(1.0, len(kinds) + 1)[None]
+    data = {
+        "observations": numbers[..., None],
+        "actions": numbers[..., None],
+        "rewards": numbers * 0,
+        "values": numbers,
+    }
+    return Batch({**data, **columns}, None, row_kinds=np.array([kinds], np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "dones", "truncated", "mask"),
+    [
+        ([2, 2, 2, 2], [0, 0, 0], [0, 0, 0], [1, 1, 1]),
+        ([3, 14, 3, 2], [0, 1, 0], [0, 0, 0], [1, 1, 1]),  # terminated
+        ([3, 6, 3, 2], [0, 1, 0], [0, 1, 0], [1, 1, 1]),  # truncated, without a final observation
+        ([3, 2, 12, 3], [0, 1, 1], [0, 0, 0], [1, 1, 0]),  # a boundary row is no training data
+        ([3, 2, 4, 3], [0, 1, 1], [0, 1, 0], [1, 1, 0]),
+        ([2, 2, 3, 2], [0, 1, 0], [0, 1, 0], [1, 1, 1]),  # cut, because another episode begins
+        ([2, 2, 2, 12], [0, 0, 1], [0, 0, 0], [1, 1, 1]),  # the step after the last row shows it
+        ([3, 12, 16, 16], [1, 1, 1], [0, 0, 0], [1, 0, 0]),
+    ],
+)
+def test_ends_of_windows_come_from_the_kinds_of_their_rows(
+    device: Any, kinds: list[int], dones: list[int], truncated: list[int], mask: list[int]
+) -> None:
+    storage = RolloutStorage(1, 3, (1,), None, (1,), device=device)
+    storage.fill_from([rows_of(kinds)])
+    flags = [np.asarray(column)[:3, 0, 0].tolist() for column in (storage.dones, storage.truncated, storage.mask)]
+    assert flags == [dones, truncated, mask]
+
+
+def test_fields_of_the_windows_come_before_the_kinds() -> None:
+    storage = RolloutStorage(1, 3, (1,), None, (1,))
+    storage.fill_from([rows_of([3, 6, 3, 2], dones=np.array([[0, 1, 0, 0]]))])  # `dones` alone: the episode terminated
+    assert (storage.dones[:, 0, 0].tolist(), storage.truncated[:, 0, 0].tolist()) == ([0, 1, 0], [0, 0, 0])
+
+
+def test_returns_of_recorded_windows_stop_at_a_terminal_state_and_need_the_value_after_a_truncation() -> None:
+    storage = RolloutStorage(1, 3, (1,), None, (1,))
+    following = storage.fill_from([rows_of([3, 2, 12, 3])])
+    assert following is not None
+    storage.compute_returns(following.values, 0.5, 1.0)
+    assert storage.returns[:2, 0, 0].tolist() == [0, 0]  # rewards are 0
+    storage.clear()
+    final = np.array([[np.nan, 8, np.nan, np.nan]])
+    storage.fill_from([rows_of([3, 2, 4, 3], final_values=final)])
+    storage.compute_returns([[9.0]], 0.5, 1.0)
+    assert storage.returns[:2, 0, 0].tolist() == [2, 4]
+    storage.clear()
+    storage.fill_from([rows_of([3, 2, 4, 3])])
+    with pytest.raises(SpecError, match="1 values of final observations are not known"):
+        storage.compute_returns([[9.0]], 0.5, 1.0)
