@@ -43,8 +43,10 @@ class Steps(NamedTuple):
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def _is_cut(episodes: Sequence[Played]) -> bool:
-    return episodes[-1].end == "cut"
+def _end(observer: Any, episodes: Sequence[Played]) -> None:
+    """End an episode that was cut: by an observer, or by a writer of files."""
+    if episodes[-1].end == "cut":
+        observer.reset() if hasattr(observer, "reset") else observer.end_episode(end="reset")
 
 
 def _rows(layout: str) -> Callable[[Any, Sequence[Played]], None]:
@@ -54,8 +56,7 @@ def _rows(layout: str) -> Callable[[Any, Sequence[Played]], None]:
         for episode in episodes:
             for row in rows_of(episode, layout):
                 observer(row)
-        if _is_cut(episodes):
-            observer.reset()
+        _end(observer, episodes)
 
     return write
 
@@ -79,8 +80,7 @@ def _said(*, discount: bool = False, final: bool = True) -> Callable[[Any, Seque
                     truncated=is_end and episode.end == "truncated",
                     final_observation=np.int64(episode.first + t + 1) if final else None,
                 )
-        if _is_cut(episodes):
-            observer.reset()
+        _end(observer, episodes)
 
     return write
 
@@ -90,23 +90,20 @@ def _end_of_episode(observer: Any, episodes: Sequence[Played]) -> None:
     for episode in episodes:
         for t in range(episode.size + (episode.end == "cut")):
             observer(_plain(episode, t), end_of_episode=t == episode.size - 1 and episode.end != "cut")
-    if _is_cut(episodes):
-        observer.reset()
+    _end(observer, episodes)
 
 
 def _by_row(observer: Any, episodes: Sequence[Played]) -> None:
     for episode in episodes:
         for row, kind in zip(rows_of(episode, "kinds"), kinds_by_hand(episode), strict=True):
             observer.write_row(row, int(kind))
-    if _is_cut(episodes):
-        observer.reset()
+    _end(observer, episodes)
 
 
 def _by_column(observer: Any, episodes: Sequence[Played]) -> None:
     for episode in episodes:
         observer.extend(stacked(rows_of(episode, "kinds")), kinds_by_hand(episode))
-    if _is_cut(episodes):
-        observer.reset()
+    _end(observer, episodes)
 
 
 def _of_two_envs(observer: Any, episodes: Sequence[Played]) -> None:
@@ -125,8 +122,7 @@ def _of_two_envs(observer: Any, episodes: Sequence[Played]) -> None:
             truncated=np.array([end == "truncated" for end in ends]),
             final_observation=np.array([one.first + t + 1 for one, t in both]),
         )
-    if _is_cut(episodes):
-        observer.reset()
+    _end(observer, episodes)
 
 
 def _episodes(observer: Any, episodes: Sequence[Played]) -> None:
