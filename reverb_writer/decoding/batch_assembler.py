@@ -123,8 +123,8 @@ class BatchAssembler:
         self._set_aside()
         parts = [part.columns for part in self._parts]
         columns = parts[0] if len(parts) == 1 else [joined(of, self._memory) for of in zip(*parts, strict=True)]
-        of_parts = [part.kinds for part in self._parts]
-        kinds = np.concatenate(of_parts) if of_parts and not any(one is None for one in of_parts) else None
+        of_parts = [part.kinds for part in self._parts if part.kinds is not None]
+        kinds: Array | None = np.concatenate(of_parts) if of_parts and len(of_parts) == len(self._parts) else None
         all_lengths = [*{id(column.lengths): column.lengths for column in columns}.values()]  # mostly one array
         info = self._info(functools.reduce(np.maximum, all_lengths or [np.zeros(0, np.int64)]))
         self.begin_next()

@@ -178,7 +178,8 @@ class Observer(ObserverLife):
 
     def _note_unknown(self, count: int) -> None:
         """Count ends that do not show whether the environment ended the episode; log the first."""
-        if not self._unknown_ends and any(path.split("/")[0] == "reward" for path in self._structure.paths):
+        paths = self._structure.paths if self._structure else ()
+        if not self._unknown_ends and any(path.split("/")[0] == "reward" for path in paths):
             _LOG.warning(
                 "`end_of_episode` does not show whether the environment ended the episode, so the last action of each "
                 "episode is in no transition. Pass `terminated=`, `truncated=` and `final_observation=` instead. "

@@ -74,7 +74,7 @@ class StepKinds:
         """Find the leaves that say what a row is.
 
         Raises:
-            StructureError: the names of flags do not show whose row they stand on; or a flag is no scalar.
+            StructureError: a flag that marks ends is no scalar.
         """
         self._structure, self._last_row, self._num_envs = structure, last_row, structure.batch_size
         self._any: Any = bool if self._num_envs is None else np.any
@@ -88,8 +88,7 @@ class StepKinds:
                 "end of an episode. Remove a batch dimension, or rename the leaf."
             )
         layout = rows.layout_of(scalars, last_row)
-        if layout is not None and layout.last and layout.has_action is None:
-            raise rows.ambiguous(layout)
+        self._ambiguous = layout if layout is not None and layout.last and layout.has_action is None else None
         self._last = layout.last if layout else ()
         self.marks_ends = bool(self._last)
         self._first = layout.first if layout else None
@@ -105,7 +104,7 @@ class StepKinds:
         self._known: dict[Any, int] = {}  # kinds of rows, by the state before and the flags
 
     def plain(self, leaves: Sequence[Any], before: int) -> int:
-        """Return the kind of a row of one environment of which the caller says nothing."""
+        """Return the kind of a row of one environment of which the caller says nothing; errors as in `row`."""
         if not self.marks_ends and self._first is None:
             return ACTION | FIRST if before & LAST else ACTION
         try:
@@ -113,6 +112,8 @@ class StepKinds:
             return self._known[key]
         except (KeyError, TypeError):  # an array cannot be a key
             pass
+        if self._ambiguous is not None:
+            raise rows.ambiguous(self._ambiguous)
         kind: int = self._told(leaves, before) if self.marks_ends else ACTION | FIRST * self._begins(leaves, before)
         if not (self._has_action and self._discount is not None) and len(self._known) < _MAX_KNOWN:
             with contextlib.suppress(TypeError):
@@ -135,6 +136,8 @@ class StepKinds:
         `before` is the state after the row before. With N environments, only those in `env_ids` have a row; the kinds
         of the others have no meaning.
         """
+        if self._ambiguous is not None:
+            raise rows.ambiguous(self._ambiguous)
         if self.marks_ends:
             if terminated is not None or truncated is not None:
                 raise StructureError(
@@ -159,9 +162,9 @@ class StepKinds:
         kind = kind | LAST * ends_here
         if not self._any(has_boundary):
             return Row(kind, ends_here)
-        env_ids = None if self._num_envs is None else has_boundary.nonzero()[0]
+        of_envs = None if self._num_envs is None else has_boundary.nonzero()[0]
         final = self._final_leaves(leaves, final_observation)
-        return Row(kind, ends_here, Boundary(final, LAST | TERMINAL * is_terminal, env_ids))
+        return Row(kind, ends_here, Boundary(final, LAST | TERMINAL * is_terminal, of_envs))
 
     def block(self, columns: Sequence[npt.NDArray[Any]], before: int) -> Kinds:
         """Return the kinds [T] of rows of one environment, columns [T, ...], that `extend` writes."""
