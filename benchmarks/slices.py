@@ -86,10 +86,9 @@ def _steps(kind: str, episode_length: int) -> dict[str, Any]:
 
 
 def _write(address: str, steps: dict[str, Any], episode_length: int) -> None:
-    with rw.EpisodeObserver(address, TABLE, episode_length) as observer:
+    with rw.EpisodeObserver(address, TABLE, episode_length, last_row="action") as observer:
         for row in range(len(steps["episode"])):
-            step = {name: leaf[row, ...] for name, leaf in steps.items()}
-            observer(step, end_of_episode=bool(step["terminated"]))
+            observer({name: leaf[row, ...] for name, leaf in steps.items()})
 
 
 def _read(address: str, connect: Any, seconds: float) -> float:

@@ -62,8 +62,8 @@ def play(observer: rw.EpisodeObserver, network: Network, rng: np.random.Generato
         following = network.step(observation, state)
         action = rng.integers(2) if rng.random() < explore else np.argmax(following @ network.c)
         rewards.append(float((-1, 1)[action] == cue))
-        step = {"observation": observation, "state": state, "action": action, "reward": rewards[-1], "is_first": t == 0}
-        observer(step, end_of_episode=t == length - 1)
+        step = {"observation": observation, "state": state, "action": action, "reward": rewards[-1]}
+        observer(step, truncated=t == length - 1)  # nothing is observed after the last action
         state = following
     return sum(rewards) / len(rewards)
 
@@ -81,7 +81,7 @@ def learn(address: str, num_updates: int, seed: int = 0) -> Iterator[float]:
             observer.flush()
             batch = next(dataset)
             data = batch.data  # leaves [N, ...], N <= NUM_SLICES x SLICE_LEN
-            network.learn(data["observation"], batch.markers.is_init, data["state"], data["action"], data["reward"])
+            network.learn(data["observation"], batch.slices.starts, data["state"], data["action"], data["reward"])
             yield sum(shares) / len(shares)
 
 

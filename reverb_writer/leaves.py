@@ -102,8 +102,16 @@ def _read(value: Any, where: str, *, copy: bool = False) -> Array:
     if isinstance(value, str | bytes):
         return np.array(value, object)  # NumPy's fixed-width strings drop NUL characters at the end
     try:
-        return np.array(value) if copy else np.asarray(value)
-    except (TypeError, RuntimeError) as error:  # of PyTorch: a gradient, bfloat16 or another device
+        try:
+            return np.array(value) if copy else np.asarray(value)
+        except ValueError:  # of TensorFlow: a scalar of bfloat16
+            return np.array(value.numpy())
+    except (
+        TypeError,
+        RuntimeError,
+        ValueError,
+        AttributeError,
+    ) as error:  # of PyTorch: a gradient, bfloat16 or another device
         raise StructureError(f"{where}: {error}") from error
 
 

@@ -38,10 +38,10 @@ def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     """
     try:
         with_paths = tree.flatten_with_path(nest)
-    except TypeError as error:
-        raise StructureError(f"{where}: {error} Use keys of one type.") from error
-    except RuntimeError as error:  # dm-tree asks a TensorDict for its truth
-        raise StructureError(
+    except (TypeError, RuntimeError) as error:
+        if "sort" in str(error):
+            raise StructureError(f"{where}: {error} Use keys of one type.") from error
+        raise StructureError(  # dm-tree asks a TensorDict for its truth, or for a row by name
             f"{where}: a part is a dict that cannot be read as a nest, such as a TensorDict. Pass `.to_dict()` of it."
         ) from error
     return tuple("/".join(map(str, path)) for path, _ in with_paths), [leaf for _, leaf in with_paths]
@@ -133,8 +133,29 @@ def shapes_text(nest: Any) -> str:
 
 
 def structure_of(nest: Any) -> Any:
-    """Return a nest of the same structure with None for leaves."""
-    return tree.map_structure(lambda _: None, nest)
+    """Return a nest of the same structure with None for leaves.
+
+    Raises StructureError if a part is a sequence that cannot be a part of a nest, such as a range.
+    """
+    try:
+        return tree.map_structure(lambda _: None, nest)
+    except (TypeError, ValueError) as error:
+        path, part = _foreign_part(nest, ())
+        raise StructureError(
+            f"leaf `{'/'.join(map(str, path))}`: {type(part).__name__} is neither an array, a number, a string nor a "
+            "nest of dicts, lists and tuples. Turn it into an array."
+        ) from error
+
+
+def _foreign_part(nest: Any, path: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """Return the path of the first container that is no dict, list or tuple, and the container; else the nest."""
+    if isinstance(nest, Mapping | list | tuple):
+        for key, part in nest.items() if isinstance(nest, Mapping) else enumerate(nest):
+            if tree.is_nested(part):
+                found = _foreign_part(part, (*path, key))
+                if not isinstance(found[1], Mapping | list | tuple):
+                    return found
+    return path, nest
 
 
 def flattener(example: Any) -> Callable[[Any], Sequence[Any]]:

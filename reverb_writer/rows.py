@@ -42,7 +42,7 @@ Source: RLDS, dm_env and TF-Agents (boundary rows); Gymnasium, TorchRL, D4RL and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -70,6 +70,14 @@ FLAG_NAMES: Final = frozenset(
 """All names of leaves that only say what a row is; a `discount` and an id of a trajectory have a value, too."""
 
 _ID_NAMES: Final = ("collector/traj_ids", "traj_ids", "episode")
+FLAGS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "is_first": lambda kinds: (kinds & FIRST) != 0,
+    "is_last": lambda kinds: (kinds & LAST) != 0,
+    "terminated": lambda kinds: (kinds & TERMINAL) != 0,
+    "truncated": lambda kinds: (kinds & (LAST | TERMINAL)) == LAST,
+}
+"""Leaves of flags for readers that do not know kinds, and their values by the kinds of the rows."""
+
 STEP_FIRST, STEP_LAST = 0, 2
 """Values of `step_type`, as in dm_env and TF-Agents."""
 
@@ -163,21 +171,6 @@ def last_rows(kinds: Array, starts: Array | None = None) -> Array:
     xp = array_namespace(kinds)
     ends = concatenated(xp, [begins[..., 1:], xp.ones_like(begins[..., :1])], -1)
     return (ends | has(kinds, LAST)) & ~has(kinds, PADDING)
-
-
-def flags_of(kinds: Array) -> dict[str, Array]:
-    """Return the kinds as leaves of flags, for readers that do not know kinds.
-
-    >>> {name: bool(flag) for name, flag in flags_of(np.uint8(LAST | TERMINAL)).items()}
-    {'is_first': False, 'is_last': True, 'terminated': True, 'truncated': False}
-    """
-    is_last, terminated = has(kinds, LAST), has(kinds, TERMINAL)
-    return {
-        "is_first": has(kinds, FIRST),
-        "is_last": is_last,
-        "terminated": terminated,
-        "truncated": is_last & ~terminated,
-    }
 
 
 def _after_start(like: Array, flags: Array) -> Array:

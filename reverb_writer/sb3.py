@@ -22,6 +22,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.client.client import as_client
 from reverb_writer.lazy import needs
 from reverb_writer.reading.replay_dataset import ReplayDataset
+from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL
 from reverb_writer.writing.observers import TrajectoryObserver
 
 __all__ = ["ReplayBuffer", "ReplayBufferSamples"]
@@ -67,7 +68,7 @@ class ReplayBuffer:
         table: str = "replay",
         timeout_s: float = 30.0,
     ) -> None:
-        """Connect at the first call.
+        """Connect to the replay.
 
         Args:
             replay: an address or several, a `Client`, or an object with an address, such as a `LocalServer`.
@@ -98,6 +99,7 @@ class ReplayBuffer:
         self._client, self._owns_client = as_client(replay, timeout_s)
         self._table, self._timeout_s = table, timeout_s
         self._observer = TrajectoryObserver(self._client, table, 1, num_envs=self._n_envs, timeout_s=timeout_s)
+        self._begins = np.ones(self._n_envs, bool)
         self._dataset: ReplayDataset | None = None
 
     def add(
@@ -130,7 +132,10 @@ class ReplayBuffer:
             "reward": np.asarray(reward, np.float32).reshape(self._n_envs, 1),
             "done": (ends & ~is_cut).astype(np.float32)[:, None],
         }
-        self._observer(step, end_of_episode=ends)
+        # A row has both observations, so the last row of an episode has an action.
+        kinds = np.uint8(ACTION) | self._begins * np.uint8(FIRST) | ends * np.uint8(LAST)
+        self._observer.write_row(step, kinds | (ends & ~is_cut) * np.uint8(TERMINAL))
+        self._begins = ends.copy()  # `done` may be the caller's array
 
     def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
         """Return a batch of transitions; wait until the table has enough.

@@ -9,39 +9,20 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import itertools
 import keyword
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import NO_NUMBERS, Fit, as_array, fit, python_numbers, stored_dtype, zeros
-from reverb_writer.nests import at_leaf, check_same_leaves, fields_of, flattener, named_leaves, packer, structure_of
+from reverb_writer.nests import at_leaf, check_same_leaves, flattener, named_leaves, packer, structure_of
 
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
-
-FLAG_NAMES: Final = {
-    "first": ("is_first",),
-    "last": ("is_last",),
-    "terminated": ("terminated", "is_terminal"),
-    "truncated": ("truncated",),
-    "step_type": ("step_type",),
-}
-"""Names of leaves with flags of a row's state, by kind; the first name that the steps have counts.
-
-`slices.markers` adds TorchRL's.
-"""
-
-MARKER_NAMES: Final = frozenset(itertools.chain(["next_step_type"], *FLAG_NAMES.values()))
-"""All names of flags, and the name of the next row's type."""
-
-_BOUNDARY_MARKS = (("step_type", LAST), ("is_last", 1))
-"""The fields that mark a boundary step, and their values there; the first field that a step has counts."""
 
 _NUMPY = np.ndarray, np.generic
 
@@ -84,35 +65,6 @@ def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     return collections.namedtuple(name if usable else "NamedTuple", fields, rename=True)  # noqa: PYI024  # made at run time
 
 
-def boundary_steps(steps: Any) -> Any:
-    """Return flags of boundary steps, which have a final observation and no action; None for steps without marks.
-
-    The marks are RLDS' `is_last` and TF-Agents' `step_type`, in a dict or a named tuple; the flags have their shape.
-
-    >>> boundary_steps({"is_last": [[0, 1], [0, 0]]})
-    array([[False,  True],
-           [False, False]])
-    """
-    fields = fields_of(steps) or {}
-    for name, last in _BOUNDARY_MARKS:
-        if fields.get(name) is not None:
-            return np.asarray(fields[name]) == last
-    return None
-
-
-def find_flags(steps: Any, names: Mapping[str, Sequence[str]] = FLAG_NAMES) -> dict[str, Any]:
-    """Return the leaves that are flags, by kind: the first name of each kind that the steps have.
-
-    >>> find_flags({"is_last": 0, "done": 1}, {"first": ["is_first"], "last": ["done", "is_last"]})
-    {'last': 1}
-    """
-    fields = fields_of(steps) or {}
-    found = {
-        kind: [fields[name] for name in of_kind if fields.get(name) is not None] for kind, of_kind in names.items()
-    }
-    return {kind: leaves[0] for kind, leaves in found.items() if leaves}
-
-
 class StepStructure:
     """The structure, dtypes and shapes that every step must have. Immutable; safe to share between threads.
 
@@ -125,7 +77,7 @@ class StepStructure:
     """
 
     def __init__(self, example: Any, *, batch_size: int | None = None, is_spec: bool = False) -> None:
-        """Take the structure from the first step, or from a nest of array specs: objects with `dtype` and `shape`.
+        """Take the structure from the first step; with `is_spec`, from a nest of objects with `dtype` and `shape`.
 
         `batch_size` is N if the leaves of steps are [N, ...]. `shapes` do not contain N; with `is_spec`, the shapes of
         `example` do not contain it either. An example that cannot be a step raises StructureError.
@@ -136,7 +88,8 @@ class StepStructure:
         self.example = structure_of(example)
         self.pack = packer(self.example)
         self.batch_size = batch_size
-        specs = [leaf_spec(leaf, at_leaf("first step", path)) for path, leaf in zip(self.paths, leaves, strict=True)]
+        read = leaf_spec if is_spec else _array_spec
+        specs = [read(leaf, at_leaf("first step", path)) for path, leaf in zip(self.paths, leaves, strict=True)]
         self.dtypes = tuple(dtype for dtype, _ in specs)
         self.shapes = tuple(shape for _, shape in specs)
         batch = () if batch_size is None else (batch_size,)
@@ -150,8 +103,9 @@ class StepStructure:
             self.shapes = tuple(shape[1:] for shape in self.shapes)
         self._expected = [(dtype, batch + shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         self._numbers = [python_numbers(dtype) if shape == () else NO_NUMBERS for dtype, shape in self._expected]
-        # Elements of an object array need a check one by one, so strings never take the fast path.
-        self._fast = None if np.dtype(object) in self.dtypes else self._expected
+        # Strings need a check one by one, and NumPy cannot read TensorFlow's scalars of bfloat16.
+        is_slow = any(of.kind == "O" or (of.name == "bfloat16" and not shape) for of, shape in self._expected)
+        self._fast = None if is_slow else self._expected
         self._flatten = flattener(example)
 
     def flatten(self, step: Any, which: int | str) -> Sequence[Any]:
@@ -205,5 +159,10 @@ def leaf_spec(leaf: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
                 f"{where}: shape {sizes}, expected one without unknown sizes and without the time dimension."
             )
         return stored_dtype(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))), tuple(sizes)
+    return _array_spec(leaf, where)
+
+
+def _array_spec(leaf: Any, where: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype of a stored array, number or string, and its shape."""
     array = as_array(leaf, where, "Take it out of the step, or turn it into an array.")
     return stored_dtype(array.dtype), array.shape

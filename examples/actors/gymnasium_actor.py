@@ -3,9 +3,9 @@
     reverb-writer local --port 8000 --table replay
     python examples/actors/gymnasium_actor.py --server localhost:8000 --env CartPole-v1
     python examples/actors/gymnasium_actor.py --server localhost:8000 --env ALE/Breakout-v5
-    python examples/actors/gymnasium_actor.py --server localhost:8000 --env HalfCheetah-v5 --n-step 3
+    python examples/actors/gymnasium_actor.py --server localhost:8000 --env HalfCheetah-v5
 
-An item is a window of 16 steps or, with `--n-step`, one transition.
+An item is a window of 16 rows. A learner reads transitions over n steps with `dataset.transitions(n=3, gamma=0.99)`.
 """
 
 from __future__ import annotations
@@ -43,15 +43,12 @@ def main() -> None:
     parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS")
     parser.add_argument("--env", default="CartPole-v1", metavar="ID")
     parser.add_argument("--steps", type=int, default=10_000, help="environment steps to take")
-    parser.add_argument("--n-step", type=int, metavar="N", help="write transitions over N steps instead of windows")
     parser.add_argument("--seed", type=int)
     arguments = parser.parse_args()
 
-    # `align_end`: the last window of an episode moves back, so that the terminal observation is in a window.
-    length, end = (1, "drop") if arguments.n_step else (16, "align_end")
-    with rw.TrajectoryObserver(arguments.server, "replay", length, length, end_of_episode=end) as observer:
-        sink = rw.environments.NStepTransform(observer, arguments.n_step, 0.99) if arguments.n_step else observer
-        with contextlib.closing(rw.environments.record(make(arguments.env), sink)) as env:
+    # `align_end`: the last window of an episode moves back, so that the final observation is in a window.
+    with rw.TrajectoryObserver(arguments.server, "replay", 16, 16, end_of_episode="align_end") as observer:
+        with contextlib.closing(rw.environments.record(make(arguments.env), observer)) as env:
             play(env, arguments.steps, arguments.seed)
         observer.flush()
         stats = observer.stats()

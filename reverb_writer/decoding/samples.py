@@ -208,23 +208,34 @@ class SampleRows:
         self._sources, self.info, self._kinds = sources, info, kinds
         self.num_columns = len(sources)
 
-    def take_kinds(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
-        """Return copies [N] of the kinds of rows with these numbers [N]; None if the samples have no kinds."""
-        if self._kinds is None:
-            return None
-        source, joined = self._kinds
-        kinds: npt.NDArray[np.uint8] = source.take(rows if joined is None else joined.rows(rows))
-        return kinds
-
     def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
         """Return copies [N, ...] of rows with these numbers [N]; None for columns that are not in `only`."""
-        places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns share places
-        taken: list[Any] = []
-        for index, (source, joined) in enumerate(self._sources):
-            if only is not None and index not in only:
-                taken.append(None)
-                continue
-            if joined not in places and joined is not None:
-                places[joined] = joined.rows(rows)
-            taken.append(source.take(places[joined], axis=0))
-        return taken
+        return _taken(self._sources, rows, only)
+
+    def take_kinds(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
+        """Return copies [N] of the kinds of rows with these numbers [N]; None if the samples have no kinds."""
+        return None if self._kinds is None else _taken([self._kinds], rows)[0]
+
+    def take_with_kinds(self, rows: npt.NDArray[np.int64]) -> tuple[list[Any], npt.NDArray[np.uint8] | None]:
+        """Return copies of rows and their kinds, as `take` and `take_kinds`."""
+        if self._kinds is None:
+            return self.take(rows), None
+        *columns, kinds = _taken([*self._sources, self._kinds], rows)
+        return columns, kinds
+
+
+def _taken(
+    sources: Sequence[tuple[Array, JoinedRows | None]],
+    rows: npt.NDArray[np.int64],
+    only: Container[int] | None = None,
+) -> list[Any]:
+    places: dict[JoinedRows | None, npt.NDArray[Any]] = {None: rows}  # several columns share places
+    taken: list[Any] = []
+    for index, (source, joined) in enumerate(sources):
+        if only is not None and index not in only:
+            taken.append(None)
+            continue
+        if joined not in places and joined is not None:
+            places[joined] = joined.rows(rows)
+        taken.append(source.take(places[joined], axis=0))
+    return taken

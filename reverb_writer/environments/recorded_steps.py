@@ -17,7 +17,7 @@ truncated. A reset without a step after it records nothing. docs/explanation/ste
 An observer with `write_row` gets rows and kinds. Another function gets rows with flags instead of kinds:
 
     discount      0 if the action led to a terminal state, otherwise the environment's discount, mostly 1
-    is_first, is_last, terminated, truncated      see `reverb_writer.rows.flags_of`
+    is_first, is_last, terminated, truncated      see `reverb_writer.rows.FLAGS`
 
 Source: RLDS (a reward beside the action that led to it, a last step without a transition).
 """
@@ -33,7 +33,7 @@ import tree
 
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import stored_dtype, zeros
-from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL, flags_of, has
+from reverb_writer.rows import ACTION, FIRST, FLAGS, LAST, TERMINAL, has
 
 Result = TypeVar("Result")
 
@@ -161,8 +161,11 @@ class Recording:
         state = self.state
         if self._num_envs is None:
             return self._no_episodes
-        ends = None if state.ends is None else state.ends * ~ended
-        return state._replace(is_first=state.is_first | ended, ends=ends if np.any(ends) else None)
+        ends = state.ends
+        if ends is not None:
+            ends = ends * ~ended
+            ends = ends if ends.any() else None
+        return state._replace(is_first=state.is_first | ended, ends=ends)
 
     def _write(self, fields: dict[str, Any], kinds: Any, after: _Episodes, env_mask: Any = None) -> None:
         """Pass a row to the observer; `after` is the state after it."""
@@ -178,7 +181,7 @@ class Recording:
         self._open_call = num_taken, after
         try:
             if self._write_row is None:
-                self.observer({**row, **flags_of(kinds)}, **options)
+                self.observer({**row, **{name: flag(kinds) for name, flag in FLAGS.items()}}, **options)
             else:
                 self._write_row(row, int(kinds) if self._num_envs is None else kinds, **options)
         except BaseException:

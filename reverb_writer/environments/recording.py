@@ -74,11 +74,13 @@ def record(
         )
     if is_vector or is_single:
         with needs("`record`", "reverb-writer[gymnasium]"):  # the installed version may be too old
-            from reverb_writer.environments import gymnasium_recorders as recorders  # noqa: PLC0415
+            from reverb_writer.environments.gymnasium_recorders import (  # noqa: PLC0415
+                Recorder,
+                SimulatorRecorder,
+                VectorRecorder,
+            )
 
-        wrapper = recorders.SimulatorRecorder if is_simulator else recorders.Recorder
-        if is_vector:
-            wrapper = recorders.VectorRecorder
+        wrapper = VectorRecorder if is_vector else SimulatorRecorder if is_simulator else Recorder
         return wrapper(env, observer, extras=extras, final_extras=final_extras)
     if dm_env is not None and isinstance(env, dm_env.Environment):
         from reverb_writer.environments.dm_env_recorder import RecordedEnvironment  # noqa: PLC0415  # needs dm_env

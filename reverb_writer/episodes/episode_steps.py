@@ -10,7 +10,7 @@ of their action. Strings are bytes, as Reverb stores them. The kinds of the rows
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,11 +67,13 @@ def kinds(episode: EpisodeData) -> npt.NDArray[np.uint8]:
 
 def columns(data: Any, kinds: Any = None, last_row: LastRow | None = None) -> dict[str, Any]:
     """Return the arguments of `Episode` for rows with leaves [T + 1, ...]; arguments as for `Episode.from_steps`."""
-    fields = fields_of(data) or {}
+    paths, _ = named_leaves(data, "steps")
+    fields = fields_of(data)
+    fields = {} if fields is None else fields
     if missing := [name for name in _NEEDED if fields.get(name) is None]:
         raise StructureError(f"steps must have an observation, an action and a reward; missing: {', '.join(missing)}.")
     num_rows = len(np.asarray(fields["reward"]))
-    found = _real_kinds(_kinds_of(data, kinds, num_rows, checked_last_row(last_row)))
+    found = _real_kinds(_kinds_of(data, paths, kinds, num_rows, checked_last_row(last_row)))
     num = len(found) - 1
     last = int(found[-1]) if num >= 0 else 0
     repeats = last & ACTION and last & LAST and last_row != "boundary"
@@ -85,7 +87,7 @@ def columns(data: Any, kinds: Any = None, last_row: LastRow | None = None) -> di
     def column(name: str, nest: Any, *, has_final: bool = False) -> InfiniteLookbackBuffer:
         rows = np.minimum(
             np.arange(num + has_final), len(found) - 1
-        )  # with `repeats`, the last observation is there twice
+        )  # with `repeats`, the last observation appears twice
         _, leaves = named_leaves(nest, f"`{name}`")
         return InfiniteLookbackBuffer.from_arrays(
             tree.unflatten_as(nest, [np.asarray(leaf)[rows] for leaf in leaves]), name
@@ -107,10 +109,9 @@ def _num_steps(episode: EpisodeData) -> int:
     return len(episode)
 
 
-def _kinds_of(data: Any, kinds: Any, num_rows: int, last_row: LastRow | None) -> Array:
+def _kinds_of(data: Any, paths: Sequence[str], kinds: Any, num_rows: int, last_row: LastRow | None) -> Array:
     """Return the kinds of all rows."""
     if kinds is None:
-        paths, _ = named_leaves(data, "steps")
         if layout_of(paths) is None:
             raise StructureError(
                 "no leaf of these steps shows where the episode ends. Pass their kinds: `kinds=episode.kinds()`, or "
@@ -149,7 +150,7 @@ def _without_final(last: int) -> str:
 
 
 def _extras(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the extra model outputs by name: dicts of them, or nests of one name."""
+    """Return the extra model outputs by name; a nest that is no dict has the name of its leaf in the row."""
     found: dict[str, Any] = {}
     for name in _EXTRAS:
         nest = fields.get(name)

@@ -65,9 +65,11 @@ class InfiniteLookbackBuffer:
 
     @classmethod
     def from_arrays(cls, nest: Any, name: str = "data") -> InfiniteLookbackBuffer:
-        """Make a finalized buffer without look-back of a nest with leaves [T, ...], copied; a list is a nest of leaves.
+        """Make a finalized buffer without look-back of arrays.
 
-        `name` is for errors.
+        Args:
+            nest: leaves [T, ...], copied; a list is a nest of leaves, not a list of rows.
+            name: name of the nest in errors.
 
         Raises:
             StructureError: leaves differ in T, or are not numbers or strings.

@@ -198,7 +198,7 @@ class SlicesOfPools(BatchMaker):
         slices = pool.slices.part(first, stop)
         size = len(slices.rows)
         numbers = np.append(slices.rows, slices.next_rows) if self.with_next else slices.rows
-        columns, kinds = rows.take(numbers), rows.take_kinds(numbers)
+        columns, kinds = rows.take_with_kinds(numbers)
         data = pack([column[:size] for column in columns])
         return Batch(
             data,

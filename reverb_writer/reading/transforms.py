@@ -50,7 +50,7 @@ def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Cal
 
 def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
     steps, column = rows.steps_and_mask(batch.data)
-    slices: Any = getattr(batch, "slices", None)
+    slices = batch.slices
     shape = _windows_shape(batch, "`frame_stack`") if slices is None else (len(slices.rows),)
     starts = np.broadcast_to(np.arange(shape[-1]) == 0 if slices is None else slices.starts, shape)
     leaf_at(steps, leaf)  # raises an error that names the leaves
@@ -166,7 +166,7 @@ def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:
     """Return B and T of windows."""
     sizes = {tuple(np.shape(leaf)[:2]) for leaf in tree.flatten(batch.data)}
     shape = sizes.pop() if len(sizes) == 1 else ()
-    if len(shape) != 2 or shape[0] != len(batch.info) or getattr(batch, "slices", None) is not None:  # noqa: PLR2004
+    if len(shape) != 2 or shape[0] != len(batch.info) or batch.slices is not None:  # noqa: PLR2004
         raise StructureError(
             f"{what} needs leaves [B, T, ...] with equal T, got {shapes_text(batch.data)}. Use `collate='pad'` "
             "if lengths differ."

@@ -131,7 +131,7 @@ def gather(nest: Any, slices: Slices, kinds: Kinds | None = None) -> Batch:
 
 def kinds_of_slices(kinds: Kinds, slices: Slices) -> Kinds:
     """Return the kinds [N] of the rows of slices, given the kinds of the stored rows, which padding repeats."""
-    return np.where(slices.mask, kinds, np.uint8(of_rows.PADDING))
+    return kinds if slices.mask.all() else np.where(slices.mask, kinds, np.uint8(of_rows.PADDING))
 
 
 def with_ids(slices: Slices, data: Any, num_before: int = 0) -> Slices:

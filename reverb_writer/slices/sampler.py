@@ -61,7 +61,7 @@ class Slices:
     probabilities: npt.NDArray[np.float64] = field(metadata=SAMPLES)
     next_rows: Integers = field(metadata=SAMPLES)
     storage_shape: tuple[int, ...]
-    members: Integers | None = field(default=None, metadata=SAMPLES)
+    members: Integers | Any = field(default=None, metadata=SAMPLES)  # Any: readers need not check for None
 
     def __len__(self) -> int:
         """Return S."""
@@ -81,7 +81,7 @@ class Slices:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Slices], numbers: Sequence[int] | None = None) -> Slices:
-        """Return slices of several storages or draws, laid end to end; `numbers` are those of the `members`."""
+        """Return slices of several storages or draws, `parts`, laid end to end; `numbers` has each part's member."""
         before = np.cumsum([0, *(len(part.rows) for part in parts[:-1])])
         first_rows = np.concatenate([part.first_rows + rows for part, rows in zip(parts, before, strict=True)])
         members = None if numbers is None else np.repeat(numbers, [len(part) for part in parts])
@@ -195,9 +195,10 @@ class SliceSampler:
         return self._slices(trajectories, units, np.tile(np.flatnonzero(units.weights), num_rounds), rng)
 
     def of_pool(self, trajectories: Trajectories, rng: np.random.Generator, num_rounds: int = 1) -> Slices:
-        """Draw the slices of a pool of items, `num_rounds` for each trajectory; `num_slices` is not used.
+        """Draw the slices of a pool of items: as many as `each` draws; `num_slices` is not used.
 
-        "trajectory" draws as `each`. "row" draws as many slices as `each`, of all trajectories, with replacement.
+        "trajectory" draws as `each`. "row" draws among all slices of the `trajectories`, with replacement. `rng` and
+        `num_rounds` are as in `each`.
 
         Raises:
             IncompleteError: all trajectories are too short.
@@ -207,7 +208,7 @@ class SliceSampler:
         return self._drawn(trajectories, rng, num_rounds * len(trajectories))
 
     def advice(self, trajectories: Trajectories) -> str:
-        """Return a warning if rows of several trajectories lie in one storage, and none is as long as a slice."""
+        """Return a warning if there are several `trajectories`, and none is as long as a slice; otherwise ""."""
         if self.short == "skip" or len(trajectories) == 1 or trajectories.lengths.max() >= self.slice_len:
             return ""
         return (
@@ -278,20 +279,22 @@ class SliceSampler:
             begin = units.number[drawn]
         lengths = np.minimum(self.slice_len, all_lengths - begin)
         cut_by_sampler = begin + lengths < all_lengths
-        rows, widths = trajectories.rows(which, begin, lengths), lengths
-        place = positions(lengths)
+        rows, first_rows = trajectories.rows(which, begin, lengths), np.cumsum(lengths) - lengths
         mask = np.ones(len(rows), bool)
         if self.short == "pad":
             widths = np.full_like(lengths, self.slice_len)
             place, last = positions(widths), np.repeat(lengths - 1, widths)
             mask = place <= last
-            rows = rows[np.repeat(np.cumsum(lengths) - lengths, widths) + np.minimum(place, last)]
+            rows = rows[np.repeat(first_rows, widths) + np.minimum(place, last)]
+            first_rows = np.cumsum(widths) - widths
+        starts = np.zeros(len(rows), bool)
+        starts[first_rows] = True
         return Slices(
             rows=rows,
-            starts=place == 0,
+            starts=starts,
             mask=mask,
             lengths=lengths,
-            first_rows=np.cumsum(widths) - widths,
+            first_rows=first_rows,
             trajectories=which,
             cut_by_sampler=cut_by_sampler,
             probabilities=probabilities,

@@ -82,7 +82,7 @@ def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
 def one_per_window(
     batch: Any, n: int, gamma: float, rng: np.random.Generator, *, is_prioritized: bool = False
 ) -> NStepTransitions:
-    """Return one transition over n steps per window, leaves [B, ...], copies.
+    """Return one transition over n steps per window, leaves [B, ...]; `next_observation` is a copy.
 
     A window of n + 1 rows or fewer gives its first row. A longer window gives a row at random, uniformly among the rows
     whose n steps are in the window or end with the episode; if no row is, uniformly among its transitions. So rows near
@@ -114,7 +114,7 @@ def one_per_window(
         raise StructureError(
             "the batch has slices, whose rows all are transitions. Use `n_step(to_transitions(batch))`."
         )
-    num_windows, size = (int(length) for length in found.mask.shape)
+    size = int(found.mask.shape[1])
     num_rows = size + (batch.last_row != "action")
     if is_prioritized and num_rows > n + 1:
         raise SpecError(
@@ -123,20 +123,22 @@ def one_per_window(
             "table uniformly."
         )
     folded = _fold(found, n, gamma)
-    columns = np.zeros((num_windows, 1), np.int64)
+    columns = None
     if size > n and not is_prioritized:
         columns = _drawn(*map(host_array, (found.mask, ends, folded.last)), n, rng)
     xp, shape = folded.xp, tuple(found.mask.shape)
 
     def of_row(leaf: Any) -> Any:
-        return take_along_time(xp, leaf, columns)[:, 0] if has_rows(leaf, shape) else leaf
+        if not has_rows(leaf, shape):
+            return leaf
+        return leaf[:, 0] if columns is None else take_along_time(xp, leaf, columns)[:, 0]
 
-    last = take_along_time(xp, folded.last, columns)
-    folded_fields = found._replace(reward=folded.reward, discount=folded.discount, next_observation=())
-    chosen = NStepTransitions(*tree.map_structure(of_row, tuple(folded_fields)))
-    return chosen._replace(
-        next_observation=tree.map_structure(lambda leaf: take_along_time(xp, leaf, last)[:, 0], found.next_observation),
-        continues=chosen.mask & ~chosen.mask,
+    last = of_row(folded.last)[:, None]
+    chosen = found._replace(
+        reward=folded.reward, discount=folded.discount, continues=found.mask ^ found.mask, next_observation=()
+    )
+    return NStepTransitions(*tree.map_structure(of_row, tuple(chosen)))._replace(
+        next_observation=tree.map_structure(lambda leaf: take_along_time(xp, leaf, last)[:, 0], found.next_observation)
     )
 
 

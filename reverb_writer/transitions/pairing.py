@@ -95,7 +95,7 @@ def paired(
     data = batch
     if is_record(batch):
         batch = batch if last_row is None else dataclasses.replace(batch, last_row=last_row)
-        data, slices, after, last_row = batch.data, getattr(batch, "slices", None), batch.next, batch.last_row
+        data, slices, after, last_row = batch.data, batch.slices, batch.next, batch.last_row
     fields = read(data)
     reward = tree.flatten(fields["reward"])[0]
     xp = array_namespace(reward)

@@ -14,7 +14,6 @@ from threading import get_ident
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
@@ -28,7 +27,7 @@ from reverb_writer.transport.delivery import Wait
 from reverb_writer.writing.observer_life import ObserverLife
 from reverb_writer.writing.ring import Reset
 from reverb_writer.writing.sender import Sender
-from reverb_writer.writing.step_kinds import Row
+from reverb_writer.writing.step_kinds import Boundary, EnvIds
 from reverb_writer.writing.window_kinds import can_align
 
 _LOG = logging.getLogger(__package__)
@@ -94,19 +93,23 @@ class Observer(ObserverLife):
                 if flags is not None:
                     env_flags(name, flags, self._num_envs)
         sender = self._sender or self._start(step)
-        leaves = self._leaves(sender, step)
+        written, _, _, before = sender.ring.head
+        leaves = self._flatten(step, (self._num_before + written) // len(env_ids))
+        if self._num_envs is None and end_of_episode is None is terminated is truncated:
+            kind = self._kinds.plain(leaves, before)
+            self._write(sender, leaves, env_ids, kind, (kind & LAST) != 0)
+            return
         row = self._kinds.row(
             leaves,
-            sender.ring.head[3],
+            before,
             env_ids,
             end_of_episode=end_of_episode,
             terminated=terminated,
             truncated=truncated,
             final_observation=final_observation,
         )
-        if not self._is_marked:
-            self._is_marked = end_of_episode is not None or terminated is not None or truncated is not None
-        self._write(sender, leaves, row, env_ids)
+        self._is_marked = self._is_marked or not (end_of_episode is None is terminated is truncated)
+        self._write(sender, leaves, env_ids, *row)
 
     def write_row(self, step: Any, kinds: Any, env_mask: Any = None) -> None:
         """Write a row of a known kind; with `num_envs`, one row of each environment or of some.
@@ -123,47 +126,52 @@ class Observer(ObserverLife):
         """
         env_ids = self._all_envs if env_mask is None else self._env_ids(env_mask)
         sender = self._sender or self._start(step)
-        leaves = self._leaves(sender, step)
+        leaves = self._flatten(step, (self._num_before + sender.ring.head[0]) // len(self._all_envs))
         self._is_marked = True
-        self._write(sender, leaves, Row(kinds, (kinds & LAST) != 0), env_ids)
+        self._write(sender, leaves, env_ids, kinds, (kinds & LAST) != 0)
 
-    def _env_ids(self, env_mask: Any) -> npt.NDArray[np.integer[Any]]:
+    def _env_ids(self, env_mask: Any) -> EnvIds:
         self._need_envs("env_mask")
         return np.flatnonzero(env_flags("env_mask", env_mask, self._num_envs))
 
-    def _leaves(self, sender: Sender, step: Any) -> Sequence[Any]:
-        """Return the checked leaves of a step."""
-        return self._flatten(step, (self._num_before + sender.ring.head[0]) // len(self._all_envs))
-
-    def _write(self, sender: Sender, leaves: Sequence[Any], row: Row, env_ids: npt.NDArray[np.integer[Any]]) -> None:
-        """Wait for room, and write rows whose kinds are known."""
+    def _write(
+        self,
+        sender: Sender,
+        leaves: Sequence[Any],
+        env_ids: EnvIds,
+        kind: Any,
+        is_last: Any,
+        boundary: Boundary | None = None,
+        num_unknown: int = 0,
+    ) -> None:
+        """Wait for room, and write a row, or the rows of some environments; the arguments are those of `Row`."""
         ring = sender.ring
         written, num_steps, *_ = ring.head
         if get_ident() != self._thread:
-            self._change_thread(np.max(num_steps))
+            self._change_thread(int(np.max(num_steps)))
         if written >= ring.granted:
             self._wait_for_room(sender, written)
-        state = self._kinds.state(row.kind, leaves)
+        state = self._kinds.state(kind, leaves)
         if self._num_envs is None:
-            ring.write(leaves, row.kind, state, row.boundary, last=row.is_last)
+            ring.write(leaves, kind, state, boundary, last=is_last)
         else:
-            ring.write_envs(leaves, row.kind, state, env_ids, row.boundary, last=row.is_last)
+            ring.write_envs(leaves, kind, state, env_ids, boundary, last=is_last)
         if ring.head[0] > (wake_at := ring.wake_at) != self._woken_for:
             self._wake(sender, wake_at)
-        if row.num_unknown:
-            self._note_unknown(row.num_unknown)
+        if num_unknown:
+            self._note_unknown(num_unknown)
         if self._max_steps is not None:
-            self._check_length(num_steps, row, env_ids, self._max_steps)
+            self._check_length(num_steps, self._max_steps, env_ids, boundary)
 
-    def _check_length(self, before: Any, row: Row, env_ids: npt.NDArray[np.integer[Any]], max_steps: int) -> None:
+    def _check_length(self, before: Any, max_steps: int, env_ids: EnvIds, boundary: Boundary | None) -> None:
         """Raise or log if an episode has become too long; `before` is the number of its steps before this call."""
         if self._num_envs is None:
-            is_too_long = before <= max_steps < before + 1 + (row.boundary is not None)
+            is_too_long = before <= max_steps < before + 1 + (boundary is not None)
         else:
             counts = before.copy()
             counts[env_ids] += 1
-            if row.boundary is not None:
-                counts[row.boundary.env_ids] += 1
+            if boundary is not None:
+                counts[boundary.env_ids] += 1
             is_too_long = ((before <= max_steps) & (counts > max_steps)).any()
         if is_too_long:
             self._on_overflow()
@@ -314,7 +322,7 @@ class Observer(ObserverLife):
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps), kinds[:-1])
             last = tree.map_structure(lambda leaf: leaf[-1], steps)
             sender = self._sender or self._start(last)
-            self._write(sender, self._leaves(sender, last), Row(int(kinds[-1]), is_last=True), self._all_envs)
+            self._write(sender, self._flatten(last, num_steps - 1), self._all_envs, int(kinds[-1]), is_last=True)
         except BaseException:
             if self._sender is not None and not process_hooks.is_forked() and self._sender.ring.head[0] != written:
                 self._mark(self._sender, Reset([0], discard=True))

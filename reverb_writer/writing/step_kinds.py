@@ -19,6 +19,7 @@ Flags and kinds are Python numbers for one environment, and arrays [N] for N. Th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ EnvIds = npt.NDArray[np.integer[Any]]
 
 ZERO_DISCOUNT = 32
 """A bit of the state only: the discount of the row before is 0."""
+
+_MAX_KNOWN = 256
 
 START = LAST
 """The state before the first row of a stream."""
@@ -61,7 +64,7 @@ class Row(NamedTuple):
 
 
 class StepKinds:
-    """The rule of one observer, decided once from the structure of the steps. Immutable.
+    """The rule of one observer, decided once from the structure of the steps. Not thread-safe.
 
     Attributes:
         marks_ends: whether a leaf of the steps marks the ends of episodes.
@@ -92,11 +95,29 @@ class StepKinds:
         self._first = layout.first if layout else None
         self._terminal = layout.terminal if layout else None
         self._truncated = layout.truncated if layout and layout.last != (layout.truncated,) else None
-        self._discount = layout.discount if layout else None
+        shows_outcome = self.marks_ends and (self._terminal or self._truncated)
+        self._discount = layout.discount if layout and not shows_outcome else None
         self._has_action = bool(layout and layout.has_action)
         self._at = {path: index for index, path in enumerate(structure.paths)}
         self._of_observation = [at for path, at in self._at.items() if path.split("/")[0] == "observation"]
         self._observation: StepStructure | None = None
+        self._told_by = [self._at[path] for path in (*self._last, self._first, self._terminal, self._truncated) if path]
+        self._known: dict[Any, int] = {}  # kinds of rows, by the state before and the flags
+
+    def plain(self, leaves: Sequence[Any], before: int) -> int:
+        """Return the kind of a row of one environment of which the caller says nothing."""
+        if not self.marks_ends and self._first is None:
+            return ACTION | FIRST if before & LAST else ACTION
+        try:
+            key = before, *[leaves[at] for at in self._told_by]
+            return self._known[key]
+        except (KeyError, TypeError):  # a flag of shape (1,) is no key
+            pass
+        kind: int = self._told(leaves, before) if self.marks_ends else ACTION | FIRST * self._begins(leaves, before)
+        if not (self._has_action and self._discount is not None) and len(self._known) < _MAX_KNOWN:
+            with contextlib.suppress(TypeError):
+                self._known[key] = kind
+        return kind
 
     def row(
         self,
@@ -150,13 +171,17 @@ class StepKinds:
             return kinds
         for number in range(len(kinds)):
             leaves = [column[number] for column in columns]
-            kind = self._told(leaves, before) if self.marks_ends else ACTION | FIRST * self._begins(leaves, before)
-            kinds[number], before = kind, self.state(kind, leaves)
+            kinds[number] = kind = self.plain(leaves, before)
+            before = self.state(kind, leaves)
         return kinds
 
     def state(self, kind: Any, leaves: Sequence[Any]) -> Any:
         """Return the state after a row."""
-        return kind if self._discount is None else kind | ZERO_DISCOUNT * (self._value(self._discount, leaves) == 0)
+        if self._discount is None:
+            return kind
+        if self._num_envs is None:
+            return kind if leaves[self._at[self._discount]] else kind | ZERO_DISCOUNT
+        return kind | ZERO_DISCOUNT * (self._value(self._discount, leaves) == 0)
 
     # ------------------------------------------------------------------------------------------------ what is inside
 

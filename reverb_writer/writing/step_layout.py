@@ -7,21 +7,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from reverb_writer import rows
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import join_paths, named_leaves, packer, structure_of
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
-from reverb_writer.rows import FIRST, LAST, PADDING, TERMINAL
 from reverb_writer.steps import StepStructure
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.window_kinds import WindowTarget
 
 FLAGS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "is_first": lambda kinds: (kinds & FIRST) != 0,
-    "is_last": lambda kinds: (kinds & LAST) != 0,
-    "terminated": lambda kinds: (kinds & TERMINAL) != 0,
-    "truncated": lambda kinds: (kinds & (LAST | TERMINAL)) == LAST,
-    "mask": lambda kinds: (kinds & PADDING) == 0,
+    **rows.FLAGS,
+    "mask": lambda kinds: (kinds & rows.PADDING) == 0,
 }
 """The leaves that `store_flags` adds, and their values by the kinds of the rows."""
 

@@ -33,7 +33,7 @@ class MisbehavingServer:
         info: the answer to ServerInfo, or what makes it.
         checkpoint: likewise, to Checkpoint.
         sample: called with an iterator over the requests of a sample stream; yields its responses.
-        insert: likewise, of an insert stream.
+        insert: likewise, of an insert stream; an error of Python's `PermissionError` refuses the stream.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,18 @@ class MisbehavingServer:
             "ServerInfo": grpc.unary_unary_rpc_method_handler(lambda _, __: _made(self.info)),
             "Checkpoint": grpc.unary_unary_rpc_method_handler(lambda _, __: _made(self.checkpoint)),
             "SampleStream": grpc.stream_stream_rpc_method_handler(lambda requests, _: self.sample(requests)),
-            "InsertStream": grpc.stream_stream_rpc_method_handler(lambda requests, _: self.insert(requests)),
+            "InsertStream": grpc.stream_stream_rpc_method_handler(self._insert),
         }
         service = messages.SERVER_INFO.split("/")[1]
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
         self.address = f"localhost:{self._server.add_insecure_port('localhost:0')}"
         self._server.start()
+
+    def _insert(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        try:
+            yield from self.insert(requests)
+        except PermissionError as error:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
 
     def __enter__(self) -> MisbehavingServer:
         return self

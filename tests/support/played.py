@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reading import Place
 
 import reverb_writer as rw
-from reverb_writer.steps import FIRST, LAST, MID
+from reverb_writer.rows import STEP_FIRST, STEP_LAST
 
 GAMMA, LAM, N = 0.9, 0.7, 3
 
@@ -75,11 +75,16 @@ def has_discounts(layout: str) -> bool:
     return layout in ("recorded", "rlds with discounts", "discount", "trajectory")
 
 
+def last_row_of(layout: str) -> str | None:
+    """Return the `last_row` that observers and `to_transitions` need for steps of this layout."""
+    return "boundary" if layout in ("flags", "discount") else None
+
+
 def laid_out(row: dict[str, Any], layout: str, following: dict[str, Any] | None = None) -> Any:
     if layout != "trajectory":
         return {name: row[name] for name in LAYOUTS[layout]}
     kind, next_kind = (
-        LAST if one["is_last"] else FIRST if one["is_first"] else MID
+        STEP_LAST if one["is_last"] else STEP_FIRST if one["is_first"] else 1
         for one in (row, following or {"is_last": False, "is_first": False})
     )
     return rw.Trajectory(
@@ -87,7 +92,7 @@ def laid_out(row: dict[str, Any], layout: str, following: dict[str, Any] | None 
         row["observation"],
         row["action"],
         (),
-        np.int32(FIRST if row["is_last"] else next_kind),
+        np.int32(STEP_FIRST if row["is_last"] else next_kind),
         row["reward"],
         np.float32(1) if row["is_last"] else row["discount"],  # as TF-Agents' boundary steps
     )
@@ -123,7 +128,7 @@ def read(place: Place, **options: Any) -> rw.Batch | None:
         return next(iter(dataset))
 
 
-def read_slices(place: Place, num_items: int, slice_len: int, *, spans: bool, **options: Any) -> rw.Batch:
+def read_slices(place: Place, num_items: int, slice_len: int, **options: Any) -> rw.Batch:
     """Return a batch with slices of all items, twice as many as there are items."""
     with rw.SliceDataset(
         place.client,
@@ -131,7 +136,6 @@ def read_slices(place: Place, num_items: int, slice_len: int, *, spans: bool, **
         2 * num_items,
         slice_len,
         pool_size=num_items,
-        span=slice_len - 1 if spans else 0,
         timeout_s=60,
         max_in_flight_batches=1,
         **options,

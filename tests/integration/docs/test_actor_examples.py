@@ -17,11 +17,12 @@ from kinds import client_by_socket
 from reading import Serve, fifo, read
 
 import reverb_writer as rw
+from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL, has
 
 pytestmark = client_by_socket
 
 ACTORS = Path(__file__).parents[3] / "examples" / "actors"
-STEP = ["action", "discount", "is_first", "is_last", "observation", "reward", "terminated", "truncated"]
+STEP = ["action", "observation", "reward"]
 
 pytest.importorskip("gymnasium")
 
@@ -55,6 +56,10 @@ def columns(items: Sequence[rw.Sample], names: Sequence[str]) -> dict[str, Any]:
     return {name: np.stack([item.data[index] for item in items]) for index, name in enumerate(names)}
 
 
+def kinds_of(items: Sequence[rw.Sample]) -> Any:
+    return np.stack([np.asarray(item.kinds) for item in items])
+
+
 @pytest.mark.parametrize(
     ("env", "package", "shape", "dtype"),
     [
@@ -67,41 +72,32 @@ def test_an_environment_of_gymnasium_is_recorded(
     client: rw.Client, env: str, package: str, shape: tuple[int, ...], dtype: Any
 ) -> None:
     pytest.importorskip(package)
-    windows = columns(run(client, "gymnasium_actor.py", "--env", env), STEP)
+    items = run(client, "gymnasium_actor.py", "--env", env)
+    windows, is_last = columns(items, STEP), has(kinds_of(items), LAST)
     assert windows["observation"].dtype == dtype
     assert windows["observation"].shape[1:] == (16, *shape)
-    ends = windows["is_last"].sum(axis=1)
-    assert ends.sum() >= 1  # at least that of the episode that the actor left
-    assert not windows["is_last"][:, :-1].any()  # an episode ends where its last window does
-    np.testing.assert_array_equal(windows["terminated"] | windows["truncated"], windows["is_last"])
+    assert is_last.any()  # at least that of the episode that the actor left
+    assert not is_last[:, :-1].any()  # an episode ends where its last window does
+    assert {*np.unique(kinds_of(items)).tolist()} <= {FIRST | ACTION, ACTION, LAST, LAST | TERMINAL}
     observations = windows["observation"].reshape(-1, *shape)
     assert len({observation.tobytes() for observation in observations}) > 20
 
 
-def test_n_step_transitions_of_a_mujoco_environment_are_recorded(client: rw.Client) -> None:
-    pytest.importorskip("mujoco")
-    items = run(client, "gymnasium_actor.py", "--env", "InvertedPendulum-v5", "--n-step", 3, steps=100)
-    transitions = columns(items, ["action", "discount", "next_observation", "observation", "reward"])
-    assert len(items) >= 100
-    assert transitions["reward"].max() == pytest.approx(1 + 0.99 + 0.99**2)
-    assert {round(float(discount), 4) for discount in transitions["discount"].flat} <= {0, 0.9801, 0.99, 1}
-
-
 def test_a_vector_environment_is_recorded(client: rw.Client) -> None:
-    windows = columns(run(client, "vector_actor.py", steps=800), STEP)
-    assert windows["observation"].shape[1:] == (16, 4)
-    assert windows["is_first"][:, 0].sum() >= 8
-    assert windows["is_last"].sum() >= 8
-    assert (windows["terminated"] & windows["is_last"]).any()
+    items = run(client, "vector_actor.py", steps=800)
+    kinds = kinds_of(items)
+    assert columns(items, STEP)["observation"].shape[1:] == (16, 4)
+    assert has(kinds[:, 0], FIRST).sum() >= 8
+    assert has(kinds, LAST).sum() >= 8
+    assert has(kinds, TERMINAL).any()
 
 
 def test_episodes_of_a_dm_env_environment_are_recorded(client: rw.Client) -> None:
     pytest.importorskip("dm_env")
     items = run(client, "dm_env_actor.py", steps=45)
-    names = ["action", "discount", "extras", "is_first", "is_last", "observation", "reward", "terminated", "truncated"]
-    episodes = columns(items, names)
+    episodes = columns(items, ["action", "discount", "extras", "observation", "reward"])
     assert episodes["observation"].shape == (5, 10, 10, 5)
-    assert episodes["terminated"][:, -1].all()
+    assert (kinds_of(items)[:, -1] == LAST | TERMINAL).all()
     assert np.abs(episodes["reward"][:, -2]).tolist() == [1] * 5
     np.testing.assert_allclose(episodes["extras"][:, :-1], -np.log(3))
 

@@ -157,11 +157,10 @@ def test_states_of_flat_slices_are_those_of_the_episodes() -> None:
                 example.play(observer, network, rng, explore=1.0)
         with rw.SliceDataset(server.address, "episodes", 32, example.SLICE_LEN, seed=0) as dataset:
             batch = next(dataset)
-    stored, is_init = batch.data["state"], batch.markers.is_init
-    assert is_init is not None
-    assert (is_init & ~batch.data["is_first"]).any()  # a slice begins in the middle of its episode
-    only_first_rows = np.where(is_init[:, None], stored, np.nan)
-    before, _ = network.run(batch.data["observation"], is_init, only_first_rows)
+    stored, starts = batch.data["state"], batch.slices.starts
+    assert (starts & ~batch.is_first).any()  # a slice begins in the middle of its episode
+    only_first_rows = np.where(starts[:, None], stored, np.nan)
+    before, _ = network.run(batch.data["observation"], starts, only_first_rows)
     np.testing.assert_array_equal(before, stored)
 
 

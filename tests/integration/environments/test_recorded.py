@@ -14,6 +14,7 @@ from kinds import client_alone
 from reading import Place
 
 import reverb_writer as rw
+from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -94,7 +95,10 @@ def test_each_recorded_transition_has_happened(place: Place, kind: str) -> None:
             for sample in place.client.sample("a", place.client.server_info()["a"].current_size):
                 observations = sample.data["observation"][:, 0]
                 assert (np.diff(observations) == 1).all()
-                assert sample.data["is_last"].tolist() == [False] * (len(observations) - 1) + [True]
+                assert sample.kinds is not None
+                assert sample.kinds[0] == FIRST | ACTION
+                assert (sample.kinds[1:-1] == ACTION).all()
+                assert sample.kinds[-1] in (LAST, LAST | TERMINAL)
 
 
 @client_alone

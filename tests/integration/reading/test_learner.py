@@ -252,7 +252,7 @@ def test_mixture_routes_priorities_back_and_sets_none_of_a_batch_if_one_is_bad(s
     assert [next(client.sample(table, 1)).info.priority for table in "ab"] == [10.0, 20.0]
     with rw.MixedDataset([rw.SliceDataset(client, table, 2, 1) for table in "ab"]) as slices:
         batch = next(slices)
-        assert np.asarray(batch.markers.members).tolist() == [0, 0, 1, 1]
+        assert batch.slices.members.tolist() == [0, 0, 1, 1]
         with pytest.raises(rw.errors.SpecError, match="must be finite and >= 0, got nan"):
             slices.update_priorities(batch, one_is_bad)
     assert [stats.priority_updates for stats in slices.stats()] == [0, 0]

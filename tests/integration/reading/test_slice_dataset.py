@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from threads import at_once
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL
 
 pytestmark = contents
 
@@ -29,40 +29,33 @@ QUEUE = rw.TableConfig("queue", 1000, sampler="fifo", max_times_sampled=1)
 
 
 def write_episodes(address: str, table: str, lengths: list[int], actor: int = 0) -> None:
-    """Write episodes of rows 100 * episode + t, the last one terminated if the episode's number is even."""
+    """Write episodes of rows 100 * episode + t. The last one is a boundary row, terminal if the number is even."""
     with rw.EpisodeObserver(address, table, 1000) as observer:
         for episode, length in enumerate(lengths):
             for t in range(length):
-                last = t == length - 1
-                step = {
-                    "row": np.int64(10_000 * actor + 100 * episode + t),
-                    "terminated": last and episode % 2 == 0,
-                    "truncated": last and episode % 2 == 1,
-                }
-                observer(step, end_of_episode=last)
+                kind = FIRST * (t == 0) | (LAST | TERMINAL * (episode % 2 == 0) if t == length - 1 else ACTION)
+                observer.write_row({"row": np.int64(10_000 * actor + 100 * episode + t), "kind": np.uint8(kind)}, kind)
 
 
 def slices_of(batch: rw.Batch) -> list[list[int]]:
-    ends = np.cumsum(batch.markers.slices.widths)
-    return [part.tolist() for part in np.split(batch.data["row"], ends[:-1])]
+    return [part.tolist() for part in np.split(batch.data["row"], batch.slices.first_rows[1:])]
 
 
 def assert_is_well_marked(batch: rw.Batch) -> None:
-    """Check all markers against the rows' numbers: consecutive within a slice, an episode a hundred."""
-    firsts = np.cumsum(batch.markers.slices.widths) - batch.markers.slices.widths
-    lasts = np.cumsum(batch.markers.slices.widths) - 1
-    assert batch.markers.is_init is not None
-    assert np.flatnonzero(batch.markers.is_init).tolist() == firsts.tolist()
-    assert np.flatnonzero(batch.markers.truncated).tolist() == lasts.tolist()
-    np.testing.assert_array_equal(batch.markers.terminated, batch.data["terminated"])
-    np.testing.assert_array_equal(
-        batch.markers.done, batch.markers.truncated | batch.data["terminated"] | batch.data["truncated"]
-    )
+    """Check kinds and slices against the rows' numbers: consecutive within a slice, an episode a hundred."""
+    slices = batch.slices
+    lengths = [len(rows) for rows in slices_of(batch)]
+    assert slices.lengths.tolist() == lengths
+    assert np.flatnonzero(slices.starts).tolist() == slices.first_rows.tolist() == [*np.cumsum([0, *lengths[:-1]])]
+    assert slices.last_rows.tolist() == (np.cumsum(lengths) - 1).tolist()
+    np.testing.assert_array_equal(batch.kinds, batch.data["kind"])
+    np.testing.assert_array_equal(batch.is_first, batch.data["row"] % 100 == 0)
+    np.testing.assert_array_equal(batch.is_terminal, (batch.data["row"] // 100 % 2 == 0) & batch.is_last)
+    np.testing.assert_array_equal(batch.is_last[slices.last_rows], ~slices.cut_by_sampler)
+    assert batch.mask.all()
     for rows in slices_of(batch):
         assert rows == list(range(rows[0], rows[0] + len(rows)))
         assert len({row // 100 for row in rows}) == 1
-    for ids, rows in zip(np.split(batch.markers.traj_ids, lasts[:-1] + 1), slices_of(batch), strict=True):
-        assert len(set(ids.tolist())) == 1, rows
 
 
 def test_slices_of_whole_episodes_that_many_actors_write_at_once(serve: Serve) -> None:
@@ -74,13 +67,11 @@ def test_slices_of_whole_episodes_that_many_actors_write_at_once(serve: Serve) -
         for _ in range(30):
             batch = next(dataset)
             assert_is_well_marked(batch)
-            assert len(batch.markers.slices.lengths) == 8
+            assert len(batch.slices) == 8
             assert all(len(rows) == min(5, [3, 12, 1, 30][rows[0] // 100 % 100]) for rows in slices_of(batch))
             assert (batch.info.table_sizes == 12).all()
             assert batch.info.server == client.address
-            assert batch.markers.mask is None
-            assert batch.markers.members is None
-            assert batch.next is None
+            assert batch.slices.members is batch.next is batch.next_kinds is None
             seen |= set(batch.data["row"].tolist())
     assert len(seen) > 3 * 30
 
@@ -120,7 +111,8 @@ def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_precedes_i
         client.insert(each, {"queue": 1.0})
     with rw.SliceDataset(client, "queue", 3, 2, seed=0) as dataset:
         batch = next(dataset)
-    assert batch.markers.terminated.tolist() == [False, False, False, False, discount == 0]
+    assert batch.row_kinds is None  # `Client.insert` stores none
+    assert batch.is_terminal.tolist() == [False, False, False, False, discount == 0]
 
 
 def test_ensemble_of_tables_has_its_shares_and_what_follows_laid_end_to_end(serve: Serve) -> None:
@@ -134,12 +126,10 @@ def test_ensemble_of_tables_has_its_shares_and_what_follows_laid_end_to_end(serv
             assert_is_well_marked(batch)
             assert_next_follows(batch)
             assert (batch.next["row"] // 10_000).tolist() == [0] * 2 + [1] * 6
-            assert batch.markers.members is not None
-            np.testing.assert_array_equal(batch.markers.members, batch.data["row"] // 10_000)
-            assert np.bincount(batch.markers.members[batch.markers.slices.first_rows]).tolist() == [2, 6]
-            assert np.asarray(batch.info.members).tolist() == [0] * 2 + [1] * 6
-            ids = zip(batch.markers.members.tolist(), batch.markers.traj_ids.tolist(), strict=True)
-            assert len(set(ids)) == 8
+            of_slices = batch.slices.members.tolist()
+            assert of_slices == np.asarray(batch.info.members).tolist() == [0] * 2 + [1] * 6
+            assert of_slices == (batch.data["row"][batch.slices.first_rows] // 10_000).tolist()
+            assert len(set(zip(of_slices, batch.slices.trajectories.tolist(), strict=True))) == 8
         dataset.update_priorities(batch, np.arange(8))
         dataset.flush_priorities()
         priorities = {sample.info.key: sample.info.priority for sample in client.sample("a", 50)}
@@ -188,24 +178,54 @@ def test_episodes_that_are_all_too_short_are_left_out_and_an_error_in_the_end(
     assert sum("Such samples are left out" in message for message in caplog.messages) == 1
 
 
-def test_slices_begin_where_priorities_of_rows_are_computed_in_the_thread_that_fetches(serve: Serve) -> None:
-    threads: list[str] = []
-
-    def priorities(data: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return (data["row"] % 100 == 2) * 1.0
-
+def test_slices_start_with_an_episode_if_so_asked(serve: Serve) -> None:
+    """Windows that span episodes: rows 1 to 5, 4 to 8 and so on of episodes of four rows."""
     client = serve(EPISODES)
-    write_episodes(client.address, "episodes", [7, 9])
-    with rw.SliceDataset(client, "episodes", 4, 3, by="row", row_priority_fn=priorities) as dataset:
-        batches = [next(dataset) for _ in range(3)]
-    for batch in batches:
-        assert_is_well_marked(batch)
-        assert {rows[0] % 100 for rows in slices_of(batch)} == {2}
-        assert [len(rows) for rows in slices_of(batch)] == [3] * 4
-    assert set(threads) == {"reverb-writer-prefetch"}
-    with pytest.raises(rw.errors.SpecError, match="`row_priority_fn` is for slices that are drawn by row"):
-        rw.SliceDataset(client, "episodes", 4, 3, row_priority_fn=priorities)
+    with rw.SequenceObserver(client, "episodes", 5, 3) as observer:
+        for row in range(20):
+            kind = ACTION if row % 4 < 3 else LAST
+            observer.write_row({"row": np.int64(row)}, kind | FIRST * (row % 4 == 0))
+    for by in ("trajectory", "row"):
+        with rw.SliceDataset(client, "episodes", 6, 3, by=by, start="episode", slices_per_item=4) as dataset:
+            for _ in range(4):
+                batch = next(dataset)
+                assert {rows[0] % 4 for rows in slices_of(batch)} == {0}
+                np.testing.assert_array_equal(batch.is_first, batch.slices.starts)
+                assert all(row // 4 == rows[0] // 4 for rows in slices_of(batch) for row in rows)
+
+
+def test_padding_of_windows_is_in_no_slice_and_padding_of_slices_has_its_kind(serve: Serve) -> None:
+    """Neither the windows' leaves nor a mask show the padding; the stored kinds do."""
+    client = serve(EPISODES)
+    with rw.TrajectoryObserver(client, "episodes", 8, 8, end_of_episode="tile") as observer:
+        for row in range(1, 11):
+            step = {"row": np.int64(row), "is_last": np.bool_(row == 10), "is_terminal": np.bool_(row == 10)}
+            observer(step)
+    with rw.SliceDataset(client, "episodes", 16, 4, short="pad") as dataset:
+        for _ in range(4):
+            batch = next(dataset)
+            assert len(batch.data["row"]) == 16 * 4
+            for rows, kinds in zip(slices_of(batch), np.split(batch.kinds, 16), strict=True):
+                assert min(rows) > 0
+                real = [row for row, kind in zip(rows, kinds, strict=True) if kind != PADDING]
+                assert real == list(range(rows[0], rows[0] + len(real)))
+                assert len(real) == (2 if rows[0] == 9 else 4)
+            np.testing.assert_array_equal(batch.mask, batch.kinds != PADDING)
+            np.testing.assert_array_equal(batch.is_terminal, (batch.data["row"] == 10) & batch.mask)
+
+
+def test_mixed_slices_have_kinds_also_of_the_table_that_stores_none(serve: Serve) -> None:
+    client = serve(EPISODES, QUEUE)
+    flags = {"is_first": np.arange(3) == 0, "is_last": np.arange(3) == 2, "is_terminal": np.arange(3) == 2}
+    with rw.EpisodeObserver(client, "episodes", 10) as observer:
+        for t in range(3):
+            observer({"row": np.int64(t), **{name: flag[t] for name, flag in flags.items()}})
+    client.insert({"row": np.arange(3), **flags}, {"queue": 1.0})
+    members = [rw.SliceDataset(client, table, 1, 3) for table in ("episodes", "queue")]
+    with rw.MixedDataset(members) as dataset:
+        batch = next(dataset)
+    assert batch.row_kinds.tolist() == [FIRST | ACTION, ACTION, LAST | TERMINAL] * 2
+    assert batch.slices.members.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("cache_bytes", [1, 2_000, 1 << 28])
@@ -223,10 +243,11 @@ def test_slices_do_not_depend_on_the_size_of_the_cache(serve: Serve, cache_bytes
 
 def assert_next_follows(batch: rw.Batch) -> None:
     """Check that `next` has the row after each slice that was cut, and else the slice's last row."""
-    slices = batch.markers.slices
+    slices = batch.slices
     last = np.array([rows[length - 1] for rows, length in zip(slices_of(batch), slices.lengths, strict=True)])
     assert batch.next["row"].tolist() == (last + slices.cut_by_sampler).tolist()
-    assert batch.next["terminated"].shape == (len(batch.info),)
+    assert batch.next_kinds.tolist() == batch.next["kind"].tolist()
+    assert len(batch.next_kinds) == len(batch.info)
 
 
 def test_each_item_gives_one_slice_in_each_round_also_if_they_are_copied_in_parts(serve: Serve) -> None:
@@ -271,7 +292,7 @@ def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(serve: Serve) 
     with rw.SliceDataset(client, "queue", 1, 2, timeout_s=10.0) as dataset:
         with pytest.raises(rw.errors.StructureError, match="number of rows"):
             next(dataset)
-        assert len(next(dataset).markers) == 2
+        assert len(next(dataset).data["a"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -281,6 +302,8 @@ def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(serve: Serve) 
         ({"table": 3}, "`table` must be the name of one table, got 3"),
         ({"table": ["a", "b"]}, "`table` must be the name of one table, got ['a', 'b']"),
         ({"seed": "x"}, "`seed` must be an integer, got 'x'"),
+        ({"start": "first"}, "`start` must be one of 'any', 'episode', got 'first'"),
+        ({"last_row": "last"}, "`last_row` must be 'boundary', 'action' or None, got 'last'"),
     ],
 )
 def test_argument_that_can_never_work_is_refused_by_name(given: dict[str, Any], message: str) -> None:

@@ -18,6 +18,7 @@ from reading import Serve
 from server_process import StartServer
 
 import reverb_writer as rw
+from reverb_writer import rows
 
 pytestmark = contents
 
@@ -189,7 +190,8 @@ def test_transform_may_make_tensors_itself(linear: rw.Client) -> None:
     assert batch.data["x"].dtype == torch.float16
 
 
-MARKERS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "mask", "traj_ids")
+KINDS = ("kinds", "is_first", "is_last", "is_terminal", "mask")
+SLICES = ("starts", "mask", "first_rows", "lengths", "trajectories", "cut_by_sampler", "probabilities", "next_rows")
 
 
 @pytest.fixture
@@ -199,8 +201,8 @@ def sliced(serve: Serve) -> rw.Client:
     client = serve(*(rw.TableConfig(name, 100, sampler="fifo", max_times_sampled=1) for name in names))
     with rw.EpisodeObserver(client, names, 10) as observer:
         for row in range(9):
-            last = row in (1, 4, 8)
-            observer({"row": np.full(3, row, np.float32), "terminated": last}, end_of_episode=last)
+            kind = rows.LAST | rows.TERMINAL if row in (1, 4, 8) else rows.ACTION
+            observer.write_row({"row": np.full(3, row, np.float32)}, kind | rows.FIRST * (row in (0, 2, 5)))
     return client
 
 
@@ -213,7 +215,8 @@ def slices_in_numpy(client: rw.Client, *, with_next: bool) -> list[rw.Batch]:
     """Return the batches of one queue as NumPy has them."""
     with open_slices(client, "numpy", with_next=with_next) as dataset:
         expected = list(dataset)
-    assert [len(batch.markers) for batch in expected] == [6, 3]
+    assert [len(batch.kinds) for batch in expected] == [6, 3]
+    assert expected[0].kinds.tolist() == [3, 12, 16, 3, 2, 12]
     if with_next:  # rows 5 to 7 or 6 to 8 are drawn of the last episode, so row 8 is next either way
         assert [batch.next["row"].tolist() for batch in expected] == [[[1] * 3, [4] * 3], [[8] * 3]]
     return expected
@@ -221,7 +224,7 @@ def slices_in_numpy(client: rw.Client, *, with_next: bool) -> list[rw.Batch]:
 
 @pytest.mark.parametrize("with_next", [False, True])
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_arrays_of_slices_and_their_markers(sliced: rw.Client, framework: str, with_next: bool) -> None:
+def test_arrays_of_slices_and_their_kinds(sliced: rw.Client, framework: str, with_next: bool) -> None:
     library = pytest.importorskip(framework)
     expected = slices_in_numpy(sliced, with_next=with_next)
     kind = library.Tensor if framework == "torch" else library.Array
@@ -230,8 +233,9 @@ def test_arrays_of_slices_and_their_markers(sliced: rw.Client, framework: str, w
         dataset.update_priorities(found[0], np.ones(2))
     for mine, wanted in zip(found, expected, strict=True):
         pairs = [(mine.data["row"], wanted.data["row"])]
-        pairs += [(getattr(mine.markers, name), getattr(wanted.markers, name)) for name in MARKERS]
-        pairs += [(mine.next["row"], wanted.next["row"])] if with_next else []
+        pairs += [(getattr(mine, name), getattr(wanted, name)) for name in KINDS]
+        pairs += [(getattr(mine.slices, name), getattr(wanted.slices, name)) for name in (*SLICES, "last_rows")]
+        pairs += [(mine.next["row"], wanted.next["row"]), (mine.next_kinds, wanted.next_kinds)] if with_next else []
         for one, other in pairs:
             assert isinstance(one, kind)
             np.testing.assert_array_equal(np.asarray(one), other)
@@ -239,19 +243,22 @@ def test_arrays_of_slices_and_their_markers(sliced: rw.Client, framework: str, w
 
 
 @pytest.mark.parametrize("with_next", [False, True])
-def test_tensorflow_gets_the_data_their_markers_and_what_follows(sliced: rw.Client, with_next: bool) -> None:
+def test_tensorflow_gets_the_data_their_kinds_and_what_follows(sliced: rw.Client, with_next: bool) -> None:
     tf = tensorflow()
     expected = slices_in_numpy(sliced, with_next=with_next)
     with open_slices(sliced, "other", with_next=with_next) as dataset:
         batches = dataset.as_tf()
         spec, numbers_spec, *_ = batches.element_spec
         assert spec["row"] == tf.TensorSpec((None, 3), tf.float32)
-        assert numbers_spec["is_init"] == tf.TensorSpec((None,), tf.bool)
+        assert numbers_spec["kinds"] == tf.TensorSpec((None,), tf.uint8)
+        assert numbers_spec["slices"]["starts"] == tf.TensorSpec((None,), tf.bool)
         found = list(batches)
     for (data, numbers, *after), wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(data["row"], wanted.data["row"])
-        for name in MARKERS:
-            np.testing.assert_array_equal(numbers[name], getattr(wanted.markers, name))
+        np.testing.assert_array_equal(numbers["kinds"], wanted.kinds)
+        for name in SLICES:
+            np.testing.assert_array_equal(numbers["slices"][name], getattr(wanted.slices, name))
+        assert ("next_kinds" in numbers) == with_next
         np.testing.assert_array_equal(numbers["priorities"], wanted.info.priorities)
         assert len(after) == with_next
         for nest in after:
@@ -264,7 +271,7 @@ def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: rw.Clie
         view = dataset.as_torch()
         assert len(list(dataset)) == 2
     for row in range(4):
-        data = {"row": np.full((3, 3), row, np.float32), "terminated": np.zeros(3, bool)}
+        data = {"row": np.full((3, 3), row, np.float32)}
         sliced.insert(data, {"other": 1.0})
     assert [batch.data["row"][:, 0].tolist() for batch in in_workers(view)] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
 
@@ -353,7 +360,7 @@ def test_slices_give_the_transitions_of_their_rows(played: rw.Client, with_next:
     with rw.SliceDataset(played, "episodes", 8, 5, with_next=with_next) as dataset:
         found = next(dataset.transitions())
         check(found, 1, 0.99)
-        assert len(found.mask) == len(found.batch.markers) - (not with_next)
+        assert len(found.mask) == len(found.batch.slices.rows) - (not with_next)
         dataset.update_priorities(found.batch, np.ones(8))
 
 

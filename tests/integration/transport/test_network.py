@@ -77,6 +77,33 @@ def test_connection_that_falls_silent_is_given_up_for_a_new_one(
 
 
 @client_by_socket
+def test_connection_that_falls_silent_before_the_first_item_is_given_up_for_a_new_one(
+    server: HostedServer, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No insert stream is open yet, so only the call before it can find out."""
+    monkeypatch.setattr(channel, "_ANSWER_WITHIN_S", 1.0)
+    with rw.TrajectoryObserver(forwarder.address, "replay", 2, timeout_s=60) as observer:
+        forwarder.mute()
+        write_numbers(observer, range(100))
+        observer.flush()
+    assert column_at(server.address) == pairs(range(100))
+
+
+@client_by_socket
+def test_connection_that_was_given_up_is_not_shared_with_a_later_client(
+    server: HostedServer, forwarder: Forwarder
+) -> None:
+    with rw.Client(forwarder.address, timeout_s=60) as client:
+        client.server_info()
+        forwarder.mute()
+        with pytest.raises(rw.errors.ReplayTimeoutError):
+            client.server_info(timeout_s=1)
+        assert client.server_info(timeout_s=60).keys() == {"replay"}  # over a new connection
+        with rw.Client(forwarder.address) as later:
+            assert later.server_info(timeout_s=20).keys() == {"replay"}
+
+
+@client_by_socket
 def test_silent_connection_is_given_up_by_client_and_dataset_after_a_late_call(
     server: HostedServer, forwarder: Forwarder
 ) -> None:

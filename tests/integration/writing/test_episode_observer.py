@@ -84,7 +84,7 @@ def test_refused_episode_does_not_end_a_stream_that_spans_episodes(place: Place)
         with pytest.raises(rw.errors.StructureError, match="observation/n"):
             observer.write_episode(OTHER)
         observer.write_episode(episode(4, first=11))
-    numbers = [item.data[5].tolist() for item in read(place.client, "a")]
+    numbers = [item.data[2].tolist() for item in read(place.client, "a")]
     assert numbers == [[1, 2, 3, 11], [12, 13, 14, 15]]
 
 

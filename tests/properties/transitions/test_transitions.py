@@ -10,7 +10,7 @@ import tree
 from episodes import observed, specs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import LAYOUTS, Pair, Played, check_targets, has_discounts, pairs_of, played, read, write
+from played import LAYOUTS, Pair, Played, check_targets, has_discounts, last_row_of, pairs_of, played, read, write
 from reading import Place
 
 import reverb_writer as rw
@@ -23,13 +23,12 @@ pytestmark = [
 patient = settings(max_examples=20)
 
 
-def check(batch: rw.Batch | None, layout: str, expected: list[list[Pair]], *, mask: bool = False) -> None:
+def check(batch: rw.Batch | None, layout: str, expected: list[list[Pair]]) -> None:
     """Compare the transitions of a batch, and their targets, with those of the episodes."""
     if batch is None:
         assert not expected
         return
-    steps = batch.data[0] if mask else batch.data
-    observation = steps.observation if layout == "trajectory" else steps["observation"]
+    observation = batch.data.observation if layout == "trajectory" else batch.data["observation"]
     if observation.shape[1] > 1:
         found = rw.to_transitions(batch)
         assert pairs_of(found) == expected
@@ -41,13 +40,11 @@ def check(batch: rw.Batch | None, layout: str, expected: list[list[Pair]], *, ma
     episodes=played(),
     layout=st.sampled_from([*LAYOUTS]),
     spec=st.sampled_from(specs(range(2, 6), range(1, 5))),
-    mask=st.booleans(),
 )
 def test_windows_give_the_pairs_of_their_episodes(
-    place: Place, episodes: list[Played], layout: str, spec: rw.WindowSpec, mask: bool
+    place: Place, episodes: list[Played], layout: str, spec: rw.WindowSpec
 ) -> None:
     place.client.reset("a")
-    mask = mask or layout in ("flags", "discount")  # padding that no flag tells
     expected: list[list[Pair]] = []
     for episode in episodes:
         windows = spec.windows(episode.num_rows)
@@ -56,9 +53,9 @@ def test_windows_give_the_pairs_of_their_episodes(
         for start, stop in windows:
             rows = range(start, min(stop, episode.num_rows) - 1)
             expected.append([episode.pair(t, has_discounts(layout)) for t in rows])
-    with observed(place, spec, mask=mask, timeout_s=60) as observer:
+    with observed(place, spec, last_row=last_row_of(layout), timeout_s=60) as observer:
         write(observer, episodes, layout)
-        check(read(place, collate="pad"), layout, expected, mask=mask)
+        check(read(place, collate="pad"), layout, expected)
 
 
 @patient
@@ -67,13 +64,13 @@ def test_whole_episodes_give_all_their_pairs(place: Place, episodes: list[Played
     place.client.reset("a")
     whole = [episode for episode in episodes if episode.end != "cut"]
     expected = [[one.pair(t, has_discounts(layout)) for t in range(one.size)] for one in whole]
-    with rw.EpisodeObserver(place.client, "a", 100, timeout_s=60) as observer:
+    with rw.EpisodeObserver(place.client, "a", 100, last_row=last_row_of(layout), timeout_s=60) as observer:
         write(observer, whole, layout)
         check(read(place, collate="pad"), layout, expected)
 
 
 @patient
-@given(episodes=played(), layout=st.sampled_from(["recorded", "rlds", "trajectory"]), length=st.integers(2, 9))
+@given(episodes=played(), layout=st.sampled_from([*LAYOUTS]), length=st.integers(2, 9))
 def test_windows_that_span_episodes_have_no_pair_of_two(
     place: Place, episodes: list[Played], layout: str, length: int
 ) -> None:
@@ -84,7 +81,7 @@ def test_windows_that_span_episodes_have_no_pair_of_two(
         window = rows[start : start + length]
         pairs = [one.pair(t, has_discounts(layout)) for one, t in window[:-1] if t < one.size]
         expected.append(pairs)
-    with rw.SequenceObserver(place.client, "a", length, length, timeout_s=60) as observer:
+    with rw.SequenceObserver(place.client, "a", length, length, last_row=last_row_of(layout), timeout_s=60) as observer:
         write(observer, episodes, layout)
         check(read(place), layout, expected)
 
@@ -132,4 +129,4 @@ def test_episodes_of_an_actors_memory_give_their_pairs(
         return
     assert pairs_of(rw.to_transitions(batch)) == expected
     steps = tree.map_structure(lambda leaf: leaf[None], first.steps())
-    assert pairs_of(rw.to_transitions(steps)) == [whole]
+    assert pairs_of(rw.to_transitions(steps, kinds=first.kinds()[None])) == [whole]

@@ -191,3 +191,18 @@ def test_nests_of_every_kind_come_back_as_they_were() -> None:
     found, column = accumulator.build(), np.array([1.0, 2.0])
     assert found["c"] == {"x": 5.0, "nothing": None, "empty": ()}
     assert_equal(found["a"], rw.Trajectory._make([*[column] * 6, (np.array([[1.0] * 3, [2.0] * 3]), [column])]))
+
+
+def test_a_list_is_a_nest_of_leaves() -> None:
+    accumulator = rw.TrajectoryAccumulator({"step": [np.zeros((3, 2)), [np.zeros(3)]], "end": [np.int32(0)]})
+    for t in range(3):
+        accumulator.add("step", [np.array([t, -t]), [t]])
+    accumulator.add("end", [7])
+    built = accumulator.build()
+    assert tree.map_structure(lambda leaf: leaf.tolist(), built) == {
+        "step": [[[0, 0], [1, -1], [2, -2]], [[0, 1, 2]]],
+        "end": [7],
+    }
+    with pytest.raises(StructureError, match="step"):  # two leaves, not one array of two numbers
+        accumulator.add("step", [[1, 2], [3]])
+    assert accumulator.counts["step"] == 0

@@ -11,7 +11,7 @@ import reverb_writer as rw
 
 gymnasium = pytest.importorskip("gymnasium")
 
-from gymnasium import spaces  # noqa: E402  # as the next one: only where gymnasium is
+from gymnasium import Env, spaces  # noqa: E402  # as the next one: only where gymnasium is
 from worlds import told_kinds  # noqa: E402
 
 LENGTHS = np.array([2, 3])
@@ -49,7 +49,7 @@ class Copied:
         return self._array if dtype is None else self._array.astype(dtype)
 
 
-class Simulator(gymnasium.Env[Any, Any]):
+class Simulator(Env[Any, Any]):
     """Environment e is observed as 1000 * e + 100 * episode + step; it ends, terminated or truncated, after its length.
 
     It has the attributes of Isaac Lab's environments.
@@ -147,7 +147,7 @@ def test_extras_and_final_extras_have_a_row_per_environment() -> None:
     env = rw.environments.record(
         Simulator(),
         lambda row, env_mask=None: rows.append((row, env_mask)),
-        extras=lambda infos: {"value": Tensor(np.float32([1, 2])), "is_over": np.full(2, bool(infos))},
+        extras=lambda infos: {"value": Tensor(np.array([1, 2], np.float32)), "is_over": np.full(2, bool(infos))},
         final_extras=lambda observation: {"value": Tensor(observation["policy"][:, 0])},
     )
     env.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import re
 from types import MappingProxyType
@@ -82,7 +83,7 @@ def test_example_may_change_afterwards() -> None:
 
 def test_spec_is_as_good_as_a_first_step() -> None:
     example = {"a": spec((2,), np.float32), "s": spec((), np.object_)}
-    structure = StepStructure(example)
+    structure = StepStructure(example, is_spec=True)
     assert (structure.dtypes, structure.shapes) == ((np.dtype(np.float32), np.dtype(object)), ((2,), ()))
     assert structure.flatten({"a": f32(1, 2), "s": "x"}, 0)[1] == b"x"
     with pytest.raises(StructureError, match=r"step 3, leaf `a`: float64 \(2,\), expected float32 \(2,\)"):
@@ -92,10 +93,23 @@ def test_spec_is_as_good_as_a_first_step() -> None:
 @pytest.mark.parametrize("shape", [None, (None, 3), (3, None)])
 def test_spec_with_unknown_sizes_is_refused(shape: Any) -> None:
     with pytest.raises(StructureError, match=r"step, leaf `a`: shape .*None.* expected one without unknown sizes"):
-        StepStructure({"a": spec(shape, np.float32)})
+        StepStructure({"a": spec(shape, np.float32)}, is_spec=True)
 
 
 # What is refused at the first step.
+
+
+def test_an_object_with_dtype_and_shape_that_is_no_array_is_refused() -> None:
+    with pytest.raises(StructureError, match=r"first step, leaf `a`: .* is not an array, number or string"):
+        StepStructure({"a": spec((2,), np.float32)})
+
+
+@pytest.mark.parametrize(
+    "leaf", [range(3), memoryview(b"ab"), array.array("f", [1.0])], ids=lambda leaf: str(type(leaf))
+)
+def test_a_sequence_that_is_neither_list_nor_tuple_is_refused_by_name(leaf: Any) -> None:
+    with pytest.raises(StructureError, match=r"`part/0/a`: .* is neither .* Turn it into an array"):
+        StepStructure({"part": [{"a": leaf}], "b": 0})
 
 
 NO_LEAVES: list[Any] = [(), {}, [], {"a": (), "b": [{}]}]

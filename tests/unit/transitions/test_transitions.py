@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ import tree
 from played import LAYOUTS, Played, laid_out
 
 import reverb_writer as rw
+from reverb_writer import rows
 from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, STEP_FIRST, STEP_LAST, TERMINAL
-from reverb_writer.slices import SliceSampler, find_trajectories, gather, read_markers
+from reverb_writer.slices import SliceSampler, find_trajectories, gather
 
 ENDS = ("terminated", "truncated", "cut")
 
@@ -23,11 +24,11 @@ REWARDS = [1, 2, 4, 0]
 
 def steps_of(layout: str, end: str) -> Any:
     """Return a window of the episode's rows in a layout, leaves [1, 4, ...]."""
-    rows = [
+    listed = [
         {**Played(10, 3, end, 1.0).row(t), "reward": np.float32(reward or 8 * (end == "cut"))}
         for t, reward in enumerate(REWARDS)
     ]
-    steps = [laid_out(row, layout, following) for row, following in zip(rows, [*rows[1:], None], strict=True)]
+    steps = [laid_out(row, layout, following) for row, following in zip(listed, [*listed[1:], None], strict=True)]
     return tree.map_structure(lambda *leaves: np.stack(leaves)[None], *steps)
 
 
@@ -289,14 +290,31 @@ def test_kinds_and_argument_work_on_tensors_and_jax_arrays(name: str) -> None:
     assert rw.n_step(found, 2, 0.5).next_observation["text"].tolist() == [["b", "b", "c"]]
 
 
-def test_slices_of_tensors_are_taken() -> None:
-    torch = frameworks("torch")
-    steps = tree.map_structure(lambda column: column[0], recorded("terminated"))
-    batch = gather(steps, SliceSampler(1, 3).each(find_trajectories(read_markers(steps)), np.random.default_rng(0)))
-    info = SimpleNamespace(mask=None, lengths=np.array([4]))
-    converted = rw.Batch(batch.data, info, batch.markers).map_arrays(torch)
-    found = rw.to_transitions(converted)
-    np.testing.assert_array_equal(np.asarray(found.mask), rw.to_transitions(batch).mask)
+def slices_of(steps: Any, slice_len: int, kinds: Any = None) -> rw.Batch:
+    """Return all slices of this length, with the row after each; steps without kinds show them."""
+    found = rows.kinds_of(steps)
+    sampler, rng = SliceSampler(4, slice_len, by="row"), np.random.default_rng(0)
+    slices = next(sampler.one_pass(find_trajectories(found), rng, shuffle=False))
+    after = tree.map_structure(lambda leaf: leaf[slices.next_rows], steps)
+    next_kinds = None if kinds is None else kinds[slices.next_rows]
+    return dataclasses.replace(gather(steps, slices, kinds), next=after, next_kinds=next_kinds)
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.parametrize("has_kinds", [True, False])
+def test_slices_of_tensors_are_taken(name: str, has_kinds: bool) -> None:
+    make = frameworks(name)
+    steps = tree.map_structure(lambda column: column[0], joined(*map(recorded, ENDS[:2])))
+    steps = {
+        **steps,
+        "observation": {"x": steps["observation"], "text": steps["observation"].astype(str).astype(object)},
+    }
+    batch = slices_of(steps, 3, rows.kinds_of(steps) if has_kinds else None)
+    for one in (batch, dataclasses.replace(batch, next=None, next_kinds=None)):
+        converted = one.map_arrays(lambda leaf: leaf if leaf.dtype.kind == "O" else make(leaf))
+        found, expected = rw.to_transitions(converted), rw.to_transitions(one)
+        for leaf, other in zip(tree.flatten(found), tree.flatten(expected), strict=True):
+            np.testing.assert_array_equal(np.asarray(leaf), other)
 
 
 def test_jax_compiles_it() -> None:
@@ -368,16 +386,18 @@ def test_final_values_that_the_recorder_knows_count() -> None:
     assert rw.returns.gae(batch, "value", gamma=0.5, lambda_=0.5).advantages.tolist() == [[-2]]
 
 
-def test_slices_with_the_row_after_them_have_a_target_for_each_row() -> None:
-    steps = tree.map_structure(lambda column: column[0], joined(*map(recorded, ENDS[:2])))
-    steps["value"] = np.array([8.0, 4.0, 2.0, 6.0, 8.0, 4.0, 2.0, 6.0])
-    sampler, rng = SliceSampler(4, 3, by="row"), np.random.default_rng(0)
-    slices = next(sampler.one_pass(find_trajectories(read_markers(steps)), rng, shuffle=False))
-    gathered = gather(steps, slices)  # rows 0 to 2 and 1 to 3, and 4 to 6 and 5 to 7
-    after = tree.map_structure(lambda leaf: leaf[slices.next_rows], steps)
-    batch = rw.Batch(gathered.data, None, gathered.markers, after)
+@pytest.mark.parametrize("layout", [*LAYOUTS, "kinds"])
+def test_slices_with_the_row_after_them_have_a_target_for_each_row(layout: str) -> None:
+    if layout in ("flags", "discount"):  # one needs the argument, and the other shows no truncated episode
+        return
+    of_layout = "recorded" if layout == "kinds" else layout
+    steps = tree.map_structure(lambda column: column[0], joined(*(steps_of(of_layout, end) for end in ENDS[:2])))
+    fields = steps._asdict() if layout == "trajectory" else steps
+    fields = {**without(fields, "policy_info"), "value": np.array([8.0, 4.0, 2.0, 6.0, 8.0, 4.0, 2.0, 6.0])}
+    # Rows 0 to 2 and 1 to 3, and 4 to 6 and 5 to 7.
+    batch = slices_of(fields, 3, rows.kinds_of(fields) if layout == "kinds" else None)
     found = rw.to_transitions(batch)
-    assert found.observation.tolist() == gathered.data["observation"].tolist()
+    assert found.observation.tolist() == batch.data["observation"].tolist()
     assert found.mask.tolist() == [True] * 3 + [True, True, False] + [True] * 3 + [True, True, False]
     assert found.next_observation[found.mask].tolist() == [11, 12, 13, 12, 13] * 2
     assert found.discount[found.mask].tolist() == [1, 1, 0, 1, 0, 1, 1, 1, 1, 1]
@@ -385,3 +405,22 @@ def test_slices_with_the_row_after_them_have_a_target_for_each_row() -> None:
     advantages = rw.returns.gae(batch, "value", gamma=0.5, lambda_=0.5).advantages
     # By hand, as in docs/explanation/steps.md: terminated, then truncated.
     assert advantages.tolist() == [-5.125, -0.5, 2, -0.5, 2, 0, -4.9375, 0.25, 5, 0.25, 5, 0]
+    alone = rw.to_transitions(dataclasses.replace(batch, next=None, next_kinds=None))
+    assert alone.mask.tolist() == [True, True, False] * 3 + [True, True]
+    assert alone.discount[alone.mask].tolist() == [1, 1, 1, 0, 1, 1, 1, 1]
+
+
+def test_slices_whose_last_row_has_an_action() -> None:
+    """Two terminated episodes of two actions; slices of three rows are the whole episodes."""
+    kinds = np.array([FIRST | ACTION, ACTION | LAST | TERMINAL] * 2, np.uint8)
+    steps = {"observation": np.arange(4), "action": np.arange(4), "reward": np.arange(4.0)}
+    slices = SliceSampler(2, 3).each(find_trajectories(kinds), np.random.default_rng(0))
+    batch = dataclasses.replace(gather(steps, slices, kinds), last_row="action")
+    with_next = dataclasses.replace(
+        batch, next={name: leaf[slices.next_rows] for name, leaf in steps.items()}, next_kinds=kinds[slices.next_rows]
+    )
+    for found in (rw.to_transitions(batch), rw.to_transitions(with_next)):
+        assert (found.mask.tolist(), found.discount.tolist()) == ([True] * 4, [1, 0, 1, 0])
+        assert found.next_observation.tolist() == [1, 1, 3, 3]
+        assert found.continues.tolist() == [True, False, True, False]
+    assert rw.to_transitions(dataclasses.replace(batch, last_row=None)).mask.tolist() == [True, False, True]

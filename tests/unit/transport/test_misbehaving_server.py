@@ -96,6 +96,33 @@ def test_acknowledgement_and_answer_to_a_checkpoint_that_are_none_are_named(misb
             observer.close()
 
 
+def test_refusal_that_ends_an_idle_stream_is_over_when_the_server_accepts_again(
+    misbehaving: MisbehavingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the first stream is refused, when nothing is in flight."""
+    refuse = threading.Event()
+    streams = itertools.count()
+
+    def confirm(requests: Iterator[bytes]) -> Iterator[bytes]:
+        is_first = not next(streams)
+        for request in requests:
+            keys = [item.key for item in messages.InsertStreamRequest.FromString(request).items]
+            yield messages.InsertStreamResponse(keys=keys).SerializeToString()
+            if is_first:
+                refuse.wait(60)
+                raise PermissionError("the token is renewed")
+
+    misbehaving.insert = confirm
+    with rw.TrajectoryObserver(misbehaving.address, "replay", 1, max_delay_s=0.01, timeout_s=60) as observer:
+        observer({"n": np.int64(0)}, end_of_episode=False)
+        observer.flush()
+        refuse.set()
+        eventually(lambda: "the token is renewed" in caplog.text)
+        observer({"n": np.int64(1)}, end_of_episode=False)
+        observer.flush()
+        assert observer.stats().acknowledged_items == 2
+
+
 @pytest.mark.parametrize("num_asked", [0, 2])
 def test_unasked_samples_end_the_stream_and_do_not_pile_up(misbehaving: MisbehavingServer, num_asked: int) -> None:
     misbehaving.sample = lambda _: itertools.repeat(sample())
