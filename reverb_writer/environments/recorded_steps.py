@@ -37,6 +37,8 @@ from reverb_writer.rows import ACTION, FIRST, FLAGS, LAST, TERMINAL, has
 
 Result = TypeVar("Result")
 
+_FIRST, _ACTION, _LAST, _TERMINAL = map(np.uint8, (FIRST, ACTION, LAST, TERMINAL))
+
 
 class _Episodes(NamedTuple):
     """The ongoing episodes, of one environment or of N; arrays are never changed in place."""
@@ -126,7 +128,7 @@ class Recording:
             terminated = self._false if ends is None else has(ends, TERMINAL)
             result = {**result, "discount": (~terminated).astype(np.float32)}
         fields = state.zeros or tree.map_structure(_zeros, result)
-        kinds, is_last = state.is_first * np.uint8(FIRST) | np.uint8(ACTION), self._false
+        kinds, is_last = state.is_first * _FIRST | _ACTION, self._false
         if state.ends is not None:  # environments have reset themselves (NEXT_STEP): the action had no effect there
             is_last = state.ends != 0
             kinds = _choose(is_last, state.ends, kinds)
@@ -148,7 +150,7 @@ class Recording:
         state = self.state
         ending = mask & ~state.is_first
         if ending.any():
-            kinds = (self._false if state.ends is None else state.ends) | np.uint8(LAST)
+            kinds = (self._false if state.ends is None else state.ends) | _LAST
             env_mask = None if self._num_envs is None else ending
             self._write(self._last_fields(state.zeros), kinds, self._without(ending), env_mask)
 
@@ -210,7 +212,7 @@ def end_kinds(terminated: Any, truncated: Any) -> Any:
     >>> end_kinds(np.array([True, False, False]), np.array([True, True, False])).tolist()
     [12, 4, 0]
     """
-    return (terminated | truncated) * np.uint8(LAST) | terminated * np.uint8(TERMINAL)
+    return (terminated | truncated) * _LAST | terminated * _TERMINAL
 
 
 def _zeros(leaf: Any) -> Any:

@@ -25,6 +25,7 @@ import tree
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import Fit, fit, host_array, python_numbers
+from reverb_writer.leaves import convert as cast
 from reverb_writer.nests import check_same_leaves, named_leaves
 
 Array = npt.NDArray[Any]
@@ -226,18 +227,23 @@ def array_encoder(
     float rounding.
     """
     scalar, (numbers, low, high) = dtype.type, python_numbers(dtype)
+    where, advice = f"`{name}`", f"It must be {dtype} {shape}, {like}."
 
     def convert(element: Any) -> Any:
         array = host_array(element)
         if array.shape != shape and array.size == math.prod(shape) and max(array.ndim, len(shape)) == 1:
             array = array.reshape(shape)  # a number as [1], or [1] as a number
         given = element if array.dtype == object else array  # the error has its type
-        found = fit(given, dtype, shape, f"`{name}`", like, Fit.LOSSLESS, f"It must be {dtype} {shape}, {like}.")
+        found = fit(given, dtype, shape, where, like, Fit.LOSSLESS, advice)
         return found.copy() if found is array else found
 
     def encode(element: Any) -> Any:
-        if type(element) is np.ndarray and element.dtype == dtype and element.shape == shape:
-            return element.copy()
+        if type(element) is np.ndarray and element.shape == shape:
+            if element.dtype == dtype:
+                return element.copy()
+            found = cast(element, dtype, where, Fit.LOSSLESS, advice)
+            if found is not None:
+                return found
         return convert(element)
 
     def encode_scalar(element: Any) -> Any:
