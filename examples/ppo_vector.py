@@ -63,7 +63,7 @@ def train(agent: ActorCritic, optimizer: Any, batch: rw.Batch) -> None:
     with torch.no_grad():
         advantages, returns = rw.returns.gae(found, agent.values(batch.data["observation"]), gamma=GAMMA, lambda_=LAM)
     rows = found.mask.reshape(-1).nonzero()[:, 0]  # boundary steps have no action
-    columns = [found.observation, found.action, found.extras["extras"]["log_prob"], advantages, returns]
+    columns = [found.observation, found.action, found.extras["log_prob"], advantages, returns]
     columns = [column.flatten(0, 1)[rows] for column in columns]
     columns[3] = (columns[3] - columns[3].mean()) / (columns[3].std() + 1e-8)
     for _ in range(NUM_EPOCHS):

@@ -67,13 +67,13 @@ def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
     def is_wanted(path: tuple[Any, ...]) -> bool:
         return list(map(str, path[: len(wanted)])) == wanted
 
-    def stack(path: tuple[Any, ...], stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def stack(path: tuple[Any, ...], stored: npt.NDArray[Any]) -> Any:
         if not is_wanted(path):
             return stored
         sizes = stored.shape[len(shape) :]
         return stored.reshape(len(begins), *sizes)[of_stack].reshape(*shape, k, *sizes)
 
-    def stack_after(path: tuple[Any, ...], stacks: npt.NDArray[Any], after: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def stack_after(path: tuple[Any, ...], stacks: npt.NDArray[Any], after: npt.NDArray[Any]) -> Any:
         """Return the stacks of the rows after slices, which continue the stacks of the slices' last rows."""
         if not is_wanted(path):
             return after

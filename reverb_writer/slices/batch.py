@@ -18,9 +18,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
 from reverb_writer import rows
+from reverb_writer.arrays import array_like, array_namespace
 from reverb_writer.errors import StructureError
+from reverb_writer.leaves import host_array
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
 from reverb_writer.slices.axes import ROWS, SAMPLES, converted, joined
 from reverb_writer.slices.sampler import Slices
@@ -64,7 +67,7 @@ class Batch:
         """
         if self.row_kinds is not None:
             return self.row_kinds
-        mask, starts = (None, None) if self.slices is None else (self.slices.mask, self.slices.starts)
+        mask, starts = (self._own, None) if self.slices is None else (self.slices.mask, self.slices.starts)
         return rows.kinds_of(self.data, mask=mask, starts=starts, last_row=self.last_row)
 
     @property
@@ -84,8 +87,23 @@ class Batch:
 
     @property
     def mask(self) -> Any:
-        """Whether each row is real, [B, T] or [N]: False for padding; errors of windows as in `kinds`."""
-        return ~rows.has(self.kinds, rows.PADDING) if self.slices is None else self.slices.mask
+        """Whether each row is real, [B, T] or [N]: False for padding; errors of windows of one length as in `kinds`."""
+        if self.slices is not None:
+            return self.slices.mask
+        own = self._own
+        if own is not None and self.row_kinds is None and not rows.leaves_of_kinds(self.data):
+            return own
+        return ~rows.has(self.kinds, rows.PADDING)
+
+    @property
+    def _own(self) -> Any:
+        """The rows [B, T] that are of the item itself, where `collate="pad"` added others; None if it added none."""
+        lengths, leaves = getattr(self.info, "lengths", None), tree.flatten(self.data)
+        sizes = {tuple(np.shape(leaf)[:2]) for leaf in leaves}
+        if lengths is None or len(sizes) != 1 or len(shape := sizes.pop()) < 2 or len(lengths) != shape[0]:  # noqa: PLR2004
+            return None
+        own = np.arange(shape[1]) < host_array(lengths)[:, None]
+        return None if own.all() else array_like(array_namespace(leaves[0]), own, leaves[0])
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""

@@ -1,9 +1,9 @@
-"""From steps to transitions (s, a, r, discount, s'): the one convention of steps, and n-step transitions.
+"""From rows to transitions (s, a, r, discount, s'), over one step and over n steps.
 
     windows [B, T, ...] ──> to_transitions ──> Transitions [B, T - 1, ...] ──> n_step, or rw.returns
     slices [N, ...]                                        [N - 1, ...]
 
-docs/explanation/steps.md draws the convention: the rows of observation, action and flags in each layout.
+`reverb_writer.rows` has the kinds of rows, and docs/explanation/steps.md draws them.
 """
 
 from __future__ import annotations

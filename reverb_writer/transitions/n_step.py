@@ -125,7 +125,8 @@ def one_per_window(
     folded = _fold(found, n, gamma)
     columns = None
     if size > n and not is_prioritized:
-        columns = _drawn(*map(host_array, (found.mask, ends, folded.last)), n, rng)
+        mask, ends, last = (host_array(leaf) for leaf in (found.mask, ends, folded.last))
+        columns = _drawn(mask, ends, last, n, rng)
     xp, shape = folded.xp, tuple(found.mask.shape)
 
     def of_row(leaf: Any) -> Any:

@@ -23,7 +23,7 @@ Arrays are batch-major: [B, T, ...]. With `time_axis=0` they are [T, ...] or [T,
 Arguments that the functions share:
 
     rewards       [B, T, ...] with T >= 1, or `Transitions`, or a `Batch` or its data, which `rw.to_transitions`
-                  converts. A batch only needs the reward and the flags
+                  converts. A batch only needs the reward and the kinds
     values        [B, T + 1, ...], the values of the observations of all rows and of the observation after the last
                   row. With `next_values`: [B, T, ...]. With a batch it may be the name of a leaf, such as
                   "extras/value", which must include the values of final observations; rows [B, T] give results
@@ -31,17 +31,17 @@ Arguments that the functions share:
     gamma         the agent's discount, a number in [0, 1]
     lambda_       a number in [0, 1]
     discounts     [B, T, ...] or None, d_t: 0, or False, where the action of the row terminated the episode, otherwise
-                  usually 1. All layouts store `discount` beside the action. Not with `Transitions`, which have it
+                  usually 1. Not with `Transitions`, which have it
     continues     [B, T, ...] or None, flags: False where the next row is not the next step of the same episode, because
                   the episode ended or the rows are cut. None if all rows are one run. Needs `next_values`. Not with
                   `Transitions`, which have it
     next_values   [B, T, ...] or None, v'_t of all rows. None to take the values of the next rows from `values`
     time_axis     1, or 0
 
-No argument takes flags of ends. Recorders write `terminated` on the boundary step, loops over transitions write it on
-the row of the action, and an array does not show which row it is. `to_transitions` knows the row, and refuses ambiguous
-steps; docs/explanation/steps.md draws it. These functions take no boundary steps: without `next_values`, `values` must
-have one row more than the rewards.
+No argument takes flags of ends. Some programs write `terminated` on a boundary row, others on the row of the action,
+and an array does not show which row it is. `to_transitions` knows it from the kinds of rows; docs/explanation/steps.md
+draws them. These functions take no boundary rows: without `next_values`, `values` must have one row more than the
+rewards.
 
 If the final observations are unknown, pass the values of the last observations as their `next_values`. This is the
 approximation V(s_t) of legged-robot training, which writes `rewards += gamma * values * time_outs`.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reading import Place
 
 import reverb_writer as rw
-from reverb_writer.rows import STEP_FIRST, STEP_LAST
+from reverb_writer.rows import STEP_FIRST, STEP_LAST, LastRow
 
 GAMMA, LAM, N = 0.9, 0.7, 3
 
@@ -75,7 +75,7 @@ def has_discounts(layout: str) -> bool:
     return layout in ("recorded", "rlds with discounts", "discount", "trajectory")
 
 
-def last_row_of(layout: str) -> str | None:
+def last_row_of(layout: str) -> LastRow | None:
     """Return the `last_row` that observers and `to_transitions` need for steps of this layout."""
     return "boundary" if layout in ("flags", "discount") else None
 

@@ -76,7 +76,7 @@ def rows_of(episode: Played, layout: str) -> list[Any]:
         row = {name: episode.row(t)[name] for name in COMMON}
         is_last = t == episode.size - 1
         terminated, truncated = (np.bool_(is_last and episode.end == end) for end in ("terminated", "truncated"))
-        flags = {
+        flags: dict[str, dict[str, Any]] = {
             "gymnasium": {"terminated": terminated, "truncated": truncated},
             "d4rl": {"terminals": terminated, "timeouts": truncated},
             "rsl_rl": {"dones": terminated | truncated, "time_outs": truncated},

@@ -7,9 +7,10 @@ and `SAMPLERS` some. To add a way, add a function to one of the four tables.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -20,6 +21,9 @@ from ways import all_pairs, kinds_by_hand, pairs_in, pairs_of_actions, rows_of, 
 import reverb_writer as rw
 from reverb_writer.errors import IncompleteError
 from reverb_writer.transitions.n_step import one_per_window
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 ENDED = frozenset(("terminated", "truncated"))
 ALL_ENDS = ENDED | {"cut"}
@@ -163,8 +167,8 @@ class Scripted(gymnasium.Env[Any, Any]):
         pair, is_end = self._now.pair(self._t, has_discounts=False), self._t == self._now.size - 1
         assert action == pair.action
         self._t += 1
-        ends = (is_end and self._now.end == end for end in ("terminated", "truncated"))
-        return np.int64(pair.next_observation), pair.reward, *ends, {}
+        terminated, truncated = (is_end and self._now.end == end for end in ("terminated", "truncated"))
+        return np.int64(pair.next_observation), pair.reward, terminated, truncated, {}
 
 
 FILLER = 2**20
@@ -187,7 +191,8 @@ def _recorded_envs(mode: str) -> Callable[[Any, Sequence[Played]], None]:
     def write(observer: Any, episodes: Sequence[Played]) -> None:
         scripted = [Scripted(episodes[::2]), Scripted(episodes[1::2])]
         autoreset = gymnasium.vector.AutoresetMode(mode)
-        vector = gymnasium.vector.SyncVectorEnv([lambda one=one: one for one in scripted], autoreset_mode=autoreset)
+        making: Any = [functools.partial(lambda one: one, one) for one in scripted]
+        vector = gymnasium.vector.SyncVectorEnv(making, autoreset_mode=autoreset)
         env = rw.environments.record(vector, observer)
         observation, _ = env.reset()
         while not all(one.is_over for one in scripted):
@@ -277,7 +282,7 @@ def read_batch(replay: Any, last_row: Any) -> rw.Batch | None:
         return next(dataset)
 
 
-def _has_pairs(batch: rw.Batch | None, last_row: Any) -> bool:
+def _has_pairs(batch: rw.Batch | None, last_row: Any) -> TypeGuard[rw.Batch]:
     """Return whether windows are long enough for a transition."""
     return batch is not None and (last_row == "action" or len(tree.flatten(batch.data)[0][0]) > 1)
 
@@ -301,8 +306,9 @@ def _samples(replay: Any, last_row: Any) -> Iterable[Pair]:
     size = _num_items(replay)
     with rw.Client(replay) as client:
         for sample in client.sample("a", size) if size else ():
-            if len(sample.kinds) > 1 or last_row == "action":
-                yield from pairs_in(rw.to_transitions(sample.data, kinds=sample.kinds, last_row=last_row))
+            kinds: Any = sample.kinds
+            if len(kinds) > 1 or last_row == "action":
+                yield from pairs_in(rw.to_transitions(sample.data, kinds=kinds, last_row=last_row))
 
 
 def _slices(replay: Any, last_row: Any) -> Iterable[Pair]:
@@ -344,6 +350,13 @@ READERS = {
 
 SAMPLERS = {"slices": _slices, "one per window": _one_per_window}
 """Each gives some transitions of the items, maybe several times."""
+
+
+def suits(steps: str, observer: str, episodes: Sequence[Played]) -> bool:
+    """Return whether the steps can end so, and fill a window."""
+    num_rows = sum(episode.size + (STEPS[steps].last_row != "action") for episode in episodes)
+    fills = num_rows > 1 or observer != "windows across episodes"
+    return fills and {episode.end for episode in episodes} <= STEPS[steps].ends
 
 
 def write(replay: Any, steps: str, observer: str, episodes: Sequence[Played]) -> None:

@@ -114,7 +114,7 @@ def test_padded_batch_of_several_servers_has_the_mask_of_its_rows() -> None:
                 client.insert([np.array(rows)], {"replay": 1.0})
         with rw.ReplayDataset(servers, "replay", 8, collate="pad", timeout_s=60) as dataset:
             batch = next(dataset)
-    np.testing.assert_array_equal(batch.info.mask, batch.data[0] != 0)
+    np.testing.assert_array_equal(batch.mask, batch.data[0] != 0)
 
 
 def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:

@@ -56,7 +56,7 @@ def test_stack_does_not_cross_episodes_inside_a_window(flags: Any) -> None:
 
 def test_kinds_separate_episodes_where_no_leaf_does() -> None:
     batch = dataclasses.replace(
-        windows([[10, 11, 30, 31, 32]]), row_kinds=np.uint8([[ACTION, LAST, FIRST | ACTION, 2, 2]])
+        windows([[10, 11, 30, 31, 32]]), row_kinds=np.array([[ACTION, LAST, FIRST | ACTION, 2, 2]], np.uint8)
     )
     (stacks,) = rw.frame_stack(2)(batch).data["observation"]["rgb"].tolist()
     assert stacks == [[10, 10], [10, 11], [30, 30], [30, 31], [31, 32]]
@@ -142,7 +142,7 @@ def test_stack_of_what_is_not_there_is_refused() -> None:
 
 
 def test_burn_in_splits_windows_kinds_and_lengths() -> None:
-    kinds = np.uint8([[ACTION] * 5, [ACTION, LAST, PADDING, PADDING, PADDING]])
+    kinds = np.array([[ACTION] * 5, [ACTION, LAST, PADDING, PADDING, PADDING]], np.uint8)
     batch = dataclasses.replace(windows(np.arange(10).reshape(2, 5)), info=info_of([5, 2]), row_kinds=kinds)
     before, after = rw.burn_in(batch, 3)
     assert before.data["observation"]["rgb"].tolist() == [[0, 1, 2], [5, 6, 7]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from types import SimpleNamespace
 
@@ -53,6 +54,20 @@ def test_information_prints_as_a_table_of_shapes() -> None:
 def test_mask_of_windows_is_that_of_their_kinds() -> None:
     kinds = np.array([[3, 12], [3, 16]], np.uint8)
     assert Batch({}, info_of(2), row_kinds=kinds).mask.tolist() == [[True, True], [True, False]]
+
+
+def test_rows_after_a_shorter_item_are_padding() -> None:
+    """Of items without kinds: the first was cut after two rows, so that no leaf shows its end."""
+    info = dataclasses.replace(info_of(2), lengths=np.array([2, 3]))
+    steps = {name: np.ones((2, 3)) for name in ("observation", "action", "reward", "discount")}
+    batch = Batch(steps, info)
+    assert batch.mask.tolist() == [[True, True, False], [True, True, True]]
+    assert batch.kinds.tolist() == [[2, 2, 16], [2, 2, 2]]
+    assert rw.to_transitions(batch).mask.tolist() == [[True, False], [True, True]]
+    without_names = Batch([np.ones((2, 3)), np.ones((2, 3))], info)
+    assert without_names.mask.tolist() == [[True, True, False], [True, True, True]]
+    with pytest.raises(rw.errors.StructureError, match="no leaf shows where episodes end"):
+        _ = without_names.kinds
 
 
 def test_memory_is_pinned_of_tensors_and_not_of_strings() -> None:

@@ -19,7 +19,7 @@ def windows(kinds: list[int], count: int = 1, last_row: Any = None) -> rw.Batch:
     """Return equal windows, whose observations, actions and rewards are the numbers of their rows."""
     number = np.tile(np.arange(float(len(kinds))), (count, 1))
     data = {"observation": number, "action": number, "reward": number, "extras": {"log_prob": number}}
-    return rw.Batch(data, None, row_kinds=np.tile(np.uint8(kinds), (count, 1)), last_row=last_row)
+    return rw.Batch(data, None, row_kinds=np.tile(np.array(kinds, np.uint8), (count, 1)), last_row=last_row)
 
 
 def chosen(kinds: list[int], n: int, **options: Any) -> dict[float, int]:

@@ -221,9 +221,9 @@ def test_some_flags_may_have_a_last_axis_of_size_one() -> None:
 
 def test_masks_and_kinds_of_other_shapes_are_refused() -> None:
     kinds = np.full((1, 4), ACTION, np.uint8)
-    for steps in ({"kinds": kinds}, {}):
+    for known in (kinds, None):
         with pytest.raises(rw.errors.StructureError, match=r"the mask has shape \(4,\), expected \(1, 4\) as the"):
-            rw.to_transitions(STEPS, mask=np.ones(4, bool), **steps)
+            rw.to_transitions(STEPS, mask=np.ones(4, bool), kinds=known)
     with pytest.raises(rw.errors.StructureError, match=r"begin with the shape of the kinds, \(1, 5\)"):
         rw.to_transitions(STEPS, kinds=np.full((1, 5), ACTION, np.uint8))
     with pytest.raises(rw.errors.StructureError, match=r"the kinds must be \[B, T\] .* got shape \(1, 4, 1\)"):
