@@ -115,22 +115,22 @@ def read_transitions(
     is_terminal |= is_action & rows.has(kinds, rows.TERMINAL)
     chosen = is_action if has_next or repeats_last else is_followed | (is_terminal & is_action)
     at = np.flatnonzero(chosen)
-    following = np.where(is_followed, np.arange(len(kinds)) + 1, np.arange(len(kinds)))[at]
+    own, following = _indices(at), _indices(at + is_followed[at])
     for field in ("observation", "privileged_observation"):
         before, after = found[field], found[f"next_{field}"]
         if before is None:
             found[f"next_{field}"] = None
         elif after is None:  # not stored: take the next row's observation
-            found[f"next_{field}"] = tree.map_structure(lambda leaf: _rows(leaf, following), before)
+            found[f"next_{field}"] = tree.map_structure(lambda leaf: leaf[following], before)
         elif _form(after) != _form(before):
             raise StructureError(
                 f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
                 "something else, rename it."
             )
         else:
-            found[f"next_{field}"] = tree.map_structure(lambda leaf: _rows(leaf, at), after)
+            found[f"next_{field}"] = tree.map_structure(lambda leaf: leaf[own], after)
     for field in ("observation", "privileged_observation", "action", "reward"):
-        found[field] = map_present(lambda leaf: _rows(leaf, at), found[field])
+        found[field] = map_present(lambda leaf: leaf[own], found[field])
     found["reward"] = tree.map_structure(_flat, found["reward"])
     goes_on = is_followed[at[:-1]] & (at[1:] == at[:-1] + 1)
     done, is_first = np.ones(len(at), bool), np.ones(len(at), bool)
@@ -168,11 +168,11 @@ def _closed(pairs: rows.Pairs) -> tuple[Flags, Flags]:
     return np.append(pairs.mask, False), np.append(pairs.terminal, False)
 
 
-def _rows(leaf: Array, at: Array) -> Array:
-    """Return some rows: a view if they are neighbours."""
-    if len(at) and at[-1] - at[0] + 1 == len(at) and (np.diff(at) == 1).all():
-        return leaf[at[0] : at[-1] + 1]
-    return leaf[at]
+def _indices(at: Array) -> Array | slice:
+    """Return the numbers of rows, or a slice if the rows are neighbours, because a slice makes views."""
+    if len(at) and at[-1] - at[0] + 1 == len(at) and (at[1:] > at[:-1]).all():
+        return slice(int(at[0]), int(at[-1]) + 1)
+    return at
 
 
 def _form(nest: Any) -> list[tuple[Any, ...]]:
