@@ -28,7 +28,7 @@ writers, files of other programs, arrays in memory.
                                                                            truncated
     D4RL          -                    terminals, timeouts                 terminals                    action
     Gymnasium     -                    terminated, truncated               terminated                   `last_row`
-    discount      start_of_episode     after a row of discount 0           each of these rows           boundary
+    discount      start_of_episode     after a row of discount 0           each last row                boundary
     ids           the id changes       -                                   -                            -
 
 The first line whose `last rows` the steps have counts, and `first row` may have the name of any line. The ids are
@@ -67,7 +67,7 @@ FLAG_NAMES: Final = frozenset(
         *("is_terminal", "truncated", "terminals", "timeouts", "done", "dones", "time_outs"),
     }
 )
-"""All names of leaves that only say what a row is; a `discount` and an id of a trajectory also have a value."""
+"""All names of leaves that only say what a row is; a `discount` and the id of a trajectory also have a value."""
 
 _ID_NAMES: Final = ("collector/traj_ids", "traj_ids", "episode")
 FLAGS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -123,7 +123,7 @@ def pairs(
         kinds: [B, T] or [N].
         starts: flags in the same shape: rows that do not follow the row before, because another slice begins; or None.
         following: kinds of the row after each row, in the same shape; None if these are the neighbours.
-        last_row: "action" for pairs of all rows: also a TERMINAL row with ACTION is a transition.
+        last_row: "action" for pairs of all rows: a TERMINAL row with ACTION is also a transition.
 
     >>> pairs(np.array([FIRST | ACTION, ACTION, LAST | TERMINAL, PADDING], np.uint8)).mask.tolist()
     [True, True, False]
@@ -151,7 +151,7 @@ def pairs(
 def first_rows(kinds: Array, starts: Array | None = None) -> Array:
     """Return the real rows at which a trajectory begins: FIRST rows, and rows after LAST, PADDING or a start.
 
-    The first row of an item is such a row.
+    A trajectory begins at the first row of an item.
 
     >>> first_rows(np.array([ACTION, LAST, FIRST | ACTION, ACTION, PADDING], np.uint8)).tolist()
     [True, False, True, False, False]

@@ -76,7 +76,7 @@ class _ReverbObserver(Observer):
             tables = client.server_info(math.ceil(self._timeout_s))
             return tables[self._targets[0].tables[0]].signature
 
-    def __call__(self, step: Any, end_of_episode: Any = None, env_mask: Any = None) -> None:
+    def __call__(self, step: Any, end_of_episode: Any = None, env_mask: Any = None, **ends: Any) -> None:
         """Write a step.
 
         Args:
@@ -85,6 +85,7 @@ class _ReverbObserver(Observer):
                 step or of the table's signature.
             end_of_episode: whether the step is the last of its episode; None to read `step_type`.
             env_mask: as for `TrajectoryObserver`, with `num_envs`.
+            **ends: `terminated`, `truncated` and `final_observation`, as for `TrajectoryObserver`.
 
         Raises:
             NoWriterError: the observer is closed.
@@ -94,7 +95,7 @@ class _ReverbObserver(Observer):
         """
         if type(step) in (list, tuple):
             step = self._unflatten(step)
-        super().__call__(step, end_of_episode, env_mask)
+        super().__call__(step, end_of_episode, env_mask, **ends)
 
     def reset(
         self, write_cached_steps: bool = True, *, discard: bool = False, env_ids: Sequence[int] | None = None

@@ -111,9 +111,9 @@ def read_transitions(
             raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
     has_next = found["next_observation"] is not None
     is_action = rows.has(kinds, rows.ACTION)
-    is_followed, is_terminal = _closed(rows.pairs(kinds))
-    is_terminal |= is_action & rows.has(kinds, rows.TERMINAL)
-    chosen = is_action if has_next or repeats_last else is_followed | (is_terminal & is_action)
+    is_transition, is_terminal, _ = rows.pairs(kinds, last_row="action")
+    is_followed = is_transition & ~rows.has(kinds, rows.LAST)
+    chosen = is_action if has_next or repeats_last else is_transition
     at = np.flatnonzero(chosen)
     own, following = _indices(at), _indices(at + is_followed[at])
     for field in ("observation", "privileged_observation"):
@@ -161,11 +161,6 @@ class Cursor:
                 target[at : at + length, env] = column[start : start + length]
         self.num_left -= length  # one assignment, which an interrupt cannot divide
         return length
-
-
-def _closed(pairs: rows.Pairs) -> tuple[Flags, Flags]:
-    """Return whether each row begins a transition, and one to a terminal state, [T]; the last row begins none."""
-    return np.append(pairs.mask, False), np.append(pairs.terminal, False)
 
 
 def _indices(at: Array) -> Array | slice:

@@ -23,7 +23,6 @@ import tree
 from reverb_writer import rows
 from reverb_writer.arrays import array_like, array_namespace
 from reverb_writer.errors import StructureError
-from reverb_writer.leaves import host_array
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
 from reverb_writer.slices.axes import ROWS, SAMPLES, converted, joined
 from reverb_writer.slices.sampler import Slices
@@ -67,7 +66,11 @@ class Batch:
         """
         if self.row_kinds is not None:
             return self.row_kinds
-        mask, starts = (self._own, None) if self.slices is None else (self.slices.mask, self.slices.starts)
+        mask, starts = (self._within_lengths(), None)
+        if self.slices is not None:
+            mask, starts = self.slices.mask, self.slices.starts
+        elif bool(mask.all()):  # no sample was padded, so rows after an end may be the observer's padding
+            mask = None
         return rows.kinds_of(self.data, mask=mask, starts=starts, last_row=self.last_row)
 
     @property
@@ -87,23 +90,23 @@ class Batch:
 
     @property
     def mask(self) -> Any:
-        """Whether each row is real, [B, T] or [N]: False for padding; errors of windows of one length as in `kinds`."""
+        """Whether each row is real, [B, T] or [N]: False for padding; errors of windows as in `kinds`.
+
+        If no leaf says what a row is, only the rows that `collate="pad"` appended are padding.
+        """
         if self.slices is not None:
             return self.slices.mask
-        own = self._own
-        if own is not None and self.row_kinds is None and not rows.leaves_of_kinds(self.data):
-            return own
-        return ~rows.has(self.kinds, rows.PADDING)
+        has_kinds = self.row_kinds is not None or rows.leaves_of_kinds(self.data)
+        return ~rows.has(self.kinds, rows.PADDING) if has_kinds else self._within_lengths()
 
-    @property
-    def _own(self) -> Any:
-        """The rows [B, T] that are of the item itself, where `collate="pad"` added others; None if it added none."""
-        lengths, leaves = getattr(self.info, "lengths", None), tree.flatten(self.data)
-        sizes = {tuple(np.shape(leaf)[:2]) for leaf in leaves}
-        if lengths is None or len(sizes) != 1 or len(shape := sizes.pop()) < 2 or len(lengths) != shape[0]:  # noqa: PLR2004
-            return None
-        own = np.arange(shape[1]) < host_array(lengths)[:, None]
-        return None if own.all() else array_like(array_namespace(leaves[0]), own, leaves[0])
+    def _within_lengths(self) -> Any:
+        """Return whether each row of windows [B, T] is within its sample, which `collate="pad"` may have padded."""
+        lengths = getattr(self.info, "lengths", None)
+        sizes = {tuple(leaf.shape[:2]) for leaf in tree.flatten(self.data) if getattr(leaf, "ndim", 0) > 1}
+        if lengths is None or len(sizes) != 1:
+            return np.ones(1, bool)
+        xp = array_namespace(lengths)
+        return array_like(xp, np.arange(sizes.pop()[1]), lengths) < lengths[:, None]
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""

@@ -162,7 +162,7 @@ def _extras(fields: Mapping[str, Any]) -> dict[str, Any]:
     if both := [name for name in inner if name in others]:
         raise StructureError(
             f"{join_paths(both)}: a field of the steps and a field of their `extras` have one name, so one of the two "
-            "would be lost in `transitions.extras`. Rename one of the two first."
+            "would be lost in `transitions.extras`. Rename a field first."
         )
     return {**others, **inner}
 

@@ -72,7 +72,7 @@ class Observer(ObserverLife):
                 environments are ignored. None for all.
             terminated: whether the environment ended the episode with the step's action; with `num_envs` [N] booleans.
                 Not for steps that mark their ends themselves.
-            truncated: likewise, whether a limit ended the episode.
+            truncated: whether a limit ended the episode with the step's action; as `terminated`.
             final_observation: the observation after the last action, a nest like the step's `observation`, with
                 `num_envs` leaves [N, ...]; read only where `terminated` or `truncated` is true. None if there is
                 none: a terminated episode then ends with the step's own observation, and the last action of a truncated

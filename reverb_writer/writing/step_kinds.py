@@ -111,7 +111,7 @@ class StepKinds:
         try:
             key = before, *[leaves[at] for at in self._told_by]
             return self._known[key]
-        except (KeyError, TypeError):  # a flag of shape (1,) is no key
+        except (KeyError, TypeError):  # an array cannot be a key
             pass
         kind: int = self._told(leaves, before) if self.marks_ends else ACTION | FIRST * self._begins(leaves, before)
         if not (self._has_action and self._discount is not None) and len(self._known) < _MAX_KNOWN:
@@ -132,8 +132,8 @@ class StepKinds:
     ) -> Row:
         """Return the kind of a row, and its boundary row if it has one. Errors change nothing.
 
-        `before` is the state after the row before. Of N environments, only those in `env_ids` have a row; the others
-        get any kind.
+        `before` is the state after the row before. With N environments, only those in `env_ids` have a row; the kinds
+        of the others have no meaning.
         """
         if self.marks_ends:
             if terminated is not None or truncated is not None:

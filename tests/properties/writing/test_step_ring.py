@@ -248,8 +248,8 @@ class Writer:
             self.ring.write_envs(leaves, kinds, kinds, ids, boundary, last=np.array(ends, bool))
         else:
             alone = boundary and Boundary([leaf[0] for leaf in boundary.leaves], int(boundary.kind[0]), None)
-            kind = int(kinds[0])
-            self.ring.write([leaf[0] for leaf in leaves], kind, kind, alone, last=ends[0])
+            of_row = int(kinds[0])
+            self.ring.write([leaf[0] for leaf in leaves], of_row, of_row, alone, last=ends[0])
         for env in env_ids:
             self.oracle.step(env, self._next[env], int(kinds[env]), last=ends[env])
             self._next[env] += 1
