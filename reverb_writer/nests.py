@@ -94,10 +94,10 @@ def common_length(nest: Any, what: str) -> int:
     return int(lengths.pop()[0])
 
 
-def with_texts(nest: Any) -> Any:
+def with_texts(nest: Any, what: str) -> Any:
     """Return a nest with leaves [T, ...] in which each list of strings is a leaf: an array [T].
 
-    >>> with_texts({"text": ["go", "stop"], "pair": [np.zeros(2), np.zeros(2)]})["text"]
+    >>> with_texts({"text": ["go", "stop"], "pair": [np.zeros(2), np.zeros(2)]}, "steps")["text"]
     array(['go', 'stop'], dtype=object)
     """
 
@@ -105,6 +105,7 @@ def with_texts(nest: Any) -> Any:
         is_text = isinstance(part, list) and part and all(isinstance(item, str | bytes) for item in part)
         return np.array(part, object) if is_text else None
 
+    named_leaves(nest, what)  # refuses parts that cannot be traversed
     return tree.traverse(text, nest)
 
 

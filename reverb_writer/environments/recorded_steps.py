@@ -24,8 +24,8 @@ Source: RLDS (a reward beside the action that led to it, a last step without a t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -112,7 +112,7 @@ class Recording:
         if mask.all():
             self.state = self._no_episodes._replace(observation=observation)
         else:
-            chosen = tree.map_structure(partial(_choose, mask), observation, state.observation)
+            chosen = tree.map_structure(functools.partial(_choose, mask), observation, state.observation)
             self.state = state._replace(observation=chosen)
         self.needs_reset = self.needs_reset & ~mask
 
@@ -125,14 +125,14 @@ class Recording:
         self.needs_reset = self._true
         state = self.state
         if self._write_row is None and "discount" not in result:
-            terminated = self._false if ends is None else has(ends, TERMINAL)
-            result = {**result, "discount": (~terminated).astype(np.float32)}
+            continues = self._true if ends is None else ~has(ends, TERMINAL)
+            result = {**result, "discount": continues.astype(np.float32)}
         fields = state.zeros or tree.map_structure(_zeros, result)
         kinds, is_last = state.is_first * _FIRST | _ACTION, self._false
         if state.ends is not None:  # environments have reset themselves (NEXT_STEP): the action had no effect there
             is_last = state.ends != 0
             kinds = _choose(is_last, state.ends, kinds)
-            result = tree.map_structure(partial(_choose, is_last), self._last_fields(fields), result)
+            result = tree.map_structure(functools.partial(_choose, is_last), self._last_fields(fields), result)
         self._write(result, kinds, _Episodes(observation, is_last, ends, fields))
         over = self._false
         if ends is not None and self._mode != "NextStep":
@@ -183,7 +183,7 @@ class Recording:
         self._open_call = num_taken, after
         try:
             if self._write_row is None:
-                self.observer({**row, **{name: flag(kinds) for name, flag in FLAGS.items()}}, **options)
+                self.observer({**row, **(_flags(int(kinds)) if self._num_envs is None else flags(kinds))}, **options)
             else:
                 self._write_row(row, int(kinds) if self._num_envs is None else kinds, **options)
         except BaseException:
@@ -213,6 +213,17 @@ def end_kinds(terminated: Any, truncated: Any) -> Any:
     [12, 4, 0]
     """
     return (terminated | truncated) * _LAST | terminated * _TERMINAL
+
+
+def flags(kinds: Any) -> dict[str, Any]:
+    """Return the kinds of rows as leaves of flags."""
+    return {name: flag(kinds) for name, flag in FLAGS.items()}
+
+
+@functools.lru_cache
+def _flags(kind: int) -> dict[str, Any]:
+    """Return the flags of one row, as scalars of NumPy."""
+    return flags(np.uint8(kind))
 
 
 def _zeros(leaf: Any) -> Any:

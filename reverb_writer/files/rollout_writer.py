@@ -204,7 +204,7 @@ class RolloutWriter:
                 arguments, or do not show whose row their flags stand on. Nothing changed.
             OSError: the disk failed, for example because it is full.
         """
-        steps = with_texts(steps)
+        steps = with_texts(steps, "`steps`")
         num_rows = common_length(steps, "`steps`")
         if kinds is not None:
             found = rows.checked_kinds(kinds, num_rows)

@@ -94,7 +94,7 @@ class Observer(ObserverLife):
                     env_flags(name, flags, self._num_envs)
         sender = self._sender or self._start(step)
         written, _, _, before = sender.ring.head
-        leaves = self._flatten(step, (self._num_before + written) // len(env_ids))
+        leaves = self._flatten(step, (self._num_before + written) // len(self._all_envs))
         if self._num_envs is None and end_of_episode is None is terminated is truncated:
             kind = self._kinds.plain(leaves, before)
             self._write(sender, leaves, env_ids, kind, (kind & LAST) != 0)

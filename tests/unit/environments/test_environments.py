@@ -16,6 +16,8 @@ from gymnasium import Env, spaces  # noqa: E402  # as the next ones: only where 
 from gymnasium.vector import VectorEnv  # noqa: E402
 from worlds import Counting, Rows, Sampling, refusing, told  # noqa: E402
 
+from reverb_writer.steps import StepStructure  # noqa: E402
+
 EPISODES = [(2, "terminated"), (1, "truncated"), (2, "both")]
 
 
@@ -188,7 +190,7 @@ def test_spaces_of_this_kind_are_recorded_as_they_are(name: str) -> None:
         assert space.contains(dict(step["observation"]) if name == "dict" else step["observation"])
     for step, action in zip(steps, actions, strict=False):
         assert equal(step["action"], action)
-    structure = rw.steps.StepStructure(steps[0])
+    structure = StepStructure(steps[0])
     assert all(structure.flatten(step, 0) for step in steps)
 
 

@@ -17,6 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noq
 from worlds import Counting, Sampling, counting, refusing, told, told_kinds  # noqa: E402
 
 from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL  # noqa: E402
+from reverb_writer.steps import StepStructure  # noqa: E402
 
 MODES = [*AutoresetMode]
 ENVS = [[(2, "terminated"), (1, "truncated")], [(3, "both"), (9, "terminated")]]
@@ -224,7 +225,7 @@ def test_nested_spaces_are_recorded_environment_by_environment(mode: AutoresetMo
     if kind is SyncVectorEnv:
         finals = zip(*(leaves_of(env.observed[3]) for env in envs), strict=True)
         assert leaves_of(last["observation"]) == [list(pair) for pair in finals]
-    structure = rw.steps.StepStructure(observer.steps[0], batch_size=2)
+    structure = StepStructure(observer.steps[0], batch_size=2)
     assert all(structure.flatten(step, 0) for step in observer.steps)
     env.close()
 

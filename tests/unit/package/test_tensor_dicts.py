@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,24 @@ def test_a_row(entry: Callable[[Any], Any], nested: bool) -> None:
 def test_many_rows(entry: Callable[[Any], Any]) -> None:
     with pytest.raises(StructureError, match=r"such as a TensorDict. Pass `.to_dict\(\)` of it"):
         entry(ROWS)
+
+
+def test_rows_of_a_file(tmp_path: Path) -> None:
+    with rw.files.RolloutWriter(tmp_path) as writer:
+        for entry in (writer, writer.save):
+            with pytest.raises(StructureError, match=r"such as a TensorDict. Pass `.to_dict\(\)` of it"):
+                entry(ROWS)
+
+
+def test_rows_of_a_storage_and_of_a_table() -> None:
+    storage = rw.rollouts.RolloutStorage(4, 2, {"x": ()}, None, ())
+    with pytest.raises(StructureError, match=r"such as a TensorDict. Pass `.to_dict\(\)` of it"):
+        storage.add_transitions(storage.Transition(observations=ROWS))
+    with (
+        rw.LocalServer([rw.TableConfig("t")]) as server,
+        rw.TrajectoryObserver(server, "t", 2) as observer,
+        rw.Client(server) as client,
+    ):
+        for entry in (observer, observer.extend, lambda rows: client.insert(rows, {"t": 1.0})):
+            with pytest.raises(StructureError, match=r"such as a TensorDict. Pass `.to_dict\(\)` of it"):
+                entry(ROWS)
