@@ -67,7 +67,7 @@ FLAG_NAMES: Final = frozenset(
         *("is_terminal", "truncated", "terminals", "timeouts", "done", "dones", "time_outs"),
     }
 )
-"""All names of leaves that only say what a row is; a `discount` and an id of a trajectory also have a value."""
+"""All names of leaves that only say what a row is; a `discount` and the id of a trajectory also have a value."""
 
 _ID_NAMES: Final = ("collector/traj_ids", "traj_ids", "episode")
 FLAGS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -123,7 +123,7 @@ def pairs(
         kinds: [B, T] or [N].
         starts: flags in the same shape: rows that do not follow the row before, because another slice begins; or None.
         following: kinds of the row after each row, in the same shape; None if these are the neighbours.
-        last_row: "action" for pairs of all rows: also a TERMINAL row with ACTION is a transition.
+        last_row: "action" for pairs of all rows: a TERMINAL row with ACTION is also a transition.
 
     >>> pairs(np.array([FIRST | ACTION, ACTION, LAST | TERMINAL, PADDING], np.uint8)).mask.tolist()
     [True, True, False]

@@ -59,10 +59,11 @@ def kinds_by_rule(steps: Any, num_rows: int, former: Former | None, last_row: ro
     if layout is None:
         return _ended(np.full(num_rows, rows.ACTION, np.uint8), former)
     if not layout.last:
-        return _ended(rows.kinds_of(steps, outcome=layout.discount is not None), former)
+        kinds: Kinds = rows.kinds_of(steps, last_row=last_row, outcome=layout.discount is not None)
+        return _ended(kinds, former)
     if layout.has_action is None and former is not None and former.boundary_step:
         last_row = "boundary"
-    kinds: Kinds = rows.kinds_of(steps, last_row=last_row, outcome=layout.shows_outcome)
+    kinds = rows.kinds_of(steps, last_row=last_row, outcome=layout.shows_outcome)
     if not layout.shows_outcome and former is not None:
         _add_outcome(kinds, former.terminated)
     return kinds

@@ -156,14 +156,10 @@ class RolloutDataset(RolloutFileBase):
         dataset = RolloutDataset("demos", num_envs=64, dataset_loops=10, shuffle=True, seed=0)
         for batch in dataset:
             ...  # batch.observation [64, ...], batch.done, batch.truncated, batch.next_observation, ...
+        for batch in dataset.shuffled(batch_size=256):
+            ...  # batch.observation [256, ...], transitions in random order
 
     Source: the description of instinct_rl's `RolloutDataset`; docs/how-to/from-instinct-rl.md lists the differences.
-
-    Attributes:
-        num_dataset_looped: number of completed loops.
-        skipped: unreadable trajectories: the reason by name.
-        num_left_out: number of actions, in the trajectories read since `reset`, that are no transitions, because no row
-            holds the observation after them.
     """
 
     _repeats_last = False  # whether such an action is a transition whose next observation is its own
@@ -238,7 +234,7 @@ class RolloutDataset(RolloutFileBase):
 
     @property
     def num_left_out(self) -> int:
-        """Number of actions that are no transitions, because no row holds the observation after them."""
+        """Number of actions that are no transitions, because no row holds the observation after them, since `reset`."""
         return self._source.num_left_out
 
     def shuffled(self, batch_size: int, *, pool_size: int = 100_000) -> ShuffledTransitions:

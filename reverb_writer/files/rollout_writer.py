@@ -155,7 +155,7 @@ class RolloutWriter:
         checked = rows.checked_kinds(np.broadcast_to(kinds, len(self._all_envs)), len(self._all_envs))
         self._known = known
         kind = int(checked[0]) if self.num_envs is None else checked
-        self._take(leaves, Row(kind, rows.has(checked, rows.LAST)), kind, env_ids)
+        self._take(leaves, Row(kind, (kind & rows.LAST) != 0), kind, env_ids)
 
     def end_episode(self, *, end: Literal["cut", "reset"] = "cut", env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, although their last row is missing.
@@ -213,12 +213,17 @@ class RolloutWriter:
         return self.save_rows(steps, found, metadata or {})
 
     def save_rows(self, steps: Any, kinds: Array | None, metadata: Mapping[str, Any]) -> Path:
-        """Write rows whose kinds are known or unknown, and return their file; errors as for `save`.
+        """Write rows whose kinds are known or unknown, and return their file.
 
         Args:
             steps: nest with leaves [T, ...], T >= 1.
             kinds: the kinds of the rows, uint8 [T], stored as they are; None if they are unknown.
             metadata: JSON, in addition to the writer's.
+
+        Raises:
+            ClosedError: the writer is closed.
+            StructureError: the leaves differ in length, or from earlier steps. Nothing changed.
+            OSError: the disk failed, for example because it is full.
         """
         self._check_open()
         num_steps = common_length(steps, "`steps`")
@@ -277,17 +282,21 @@ class RolloutWriter:
 
     def _take(self, leaves: Sequence[Any], row: Row, state: Any, env_ids: Array) -> None:
         """Append the rows of a step, and write the episodes that they end; `state` is the one after the step's row."""
-        count = len(self._all_envs)
+        is_single, boundary = self.num_envs is None, row.boundary
+        # A slice is faster than an array of all numbers.
+        at: Any = slice(None) if len(env_ids) == len(self._all_envs) else env_ids
         self._put(leaves, row.kind, env_ids)
         self._num_steps += 1
-        self._before[env_ids] = np.broadcast_to(state, count)[env_ids]
-        is_last, boundary = np.broadcast_to(row.is_last, count).copy(), row.boundary
+        self._before[at] = state if is_single else state[at]
+        if boundary is None and not (row.is_last if is_single else row.is_last[at].any()):
+            self._lengths[at] += 1
+            return
         with_boundary: Array = self._all_envs[:0]
         if boundary is not None:
             with_boundary = self._all_envs if boundary.env_ids is None else boundary.env_ids
-            is_last[with_boundary] = True
-        with self._dropping(ended := np.intersect1d(is_last.nonzero()[0], env_ids)):
-            self._lengths[env_ids] += 1
+        is_last = np.broadcast_to(row.is_last, len(self._all_envs)).nonzero()[0]
+        with self._dropping(ended := np.intersect1d(np.union1d(is_last, with_boundary), env_ids)):
+            self._lengths[at] += 1
             if boundary is not None:
                 self._put(boundary.leaves, boundary.kind, with_boundary)
                 self._lengths[with_boundary] += 1
@@ -295,14 +304,14 @@ class RolloutWriter:
 
     def _put(self, leaves: Sequence[Any], kinds: Any, env_ids: Array) -> None:
         """Append a row of some environments, leaves [N, ...], without a change of `_lengths`."""
-        self._make_room(int(self._lengths.max()))
         if self.num_envs is None:  # integers index faster than arrays
             at = int(self._lengths[0])
+            self._make_room(at)
             for block, leaf in zip(self._blocks, [*leaves, kinds], strict=True):
                 block[0, at] = leaf
             return
+        self._make_room(int(self._lengths.max()))
         ends, is_all = self._lengths[env_ids], len(env_ids) == len(self._all_envs)
-        kinds = np.broadcast_to(kinds, len(self._all_envs))
         for block, leaf in zip(self._blocks, [*leaves, kinds], strict=True):
             block[env_ids, ends] = leaf if is_all else leaf[env_ids]
 

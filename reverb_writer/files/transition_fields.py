@@ -111,26 +111,26 @@ def read_transitions(
             raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
     has_next = found["next_observation"] is not None
     is_action = rows.has(kinds, rows.ACTION)
-    is_followed, is_terminal = _closed(rows.pairs(kinds))
-    is_terminal |= is_action & rows.has(kinds, rows.TERMINAL)
-    chosen = is_action if has_next or repeats_last else is_followed | (is_terminal & is_action)
+    is_transition, is_terminal, _ = rows.pairs(kinds, last_row="action")
+    is_followed = is_transition & ~rows.has(kinds, rows.LAST)
+    chosen = is_action if has_next or repeats_last else is_transition
     at = np.flatnonzero(chosen)
-    following = np.where(is_followed, np.arange(len(kinds)) + 1, np.arange(len(kinds)))[at]
+    own, following = _indices(at), _indices(at + is_followed[at])
     for field in ("observation", "privileged_observation"):
         before, after = found[field], found[f"next_{field}"]
         if before is None:
             found[f"next_{field}"] = None
         elif after is None:  # not stored: take the next row's observation
-            found[f"next_{field}"] = tree.map_structure(lambda leaf: _rows(leaf, following), before)
+            found[f"next_{field}"] = tree.map_structure(lambda leaf: leaf[following], before)
         elif _form(after) != _form(before):
             raise StructureError(
                 f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
                 "something else, rename it."
             )
         else:
-            found[f"next_{field}"] = tree.map_structure(lambda leaf: _rows(leaf, at), after)
+            found[f"next_{field}"] = tree.map_structure(lambda leaf: leaf[own], after)
     for field in ("observation", "privileged_observation", "action", "reward"):
-        found[field] = map_present(lambda leaf: _rows(leaf, at), found[field])
+        found[field] = map_present(lambda leaf: leaf[own], found[field])
     found["reward"] = tree.map_structure(_flat, found["reward"])
     goes_on = is_followed[at[:-1]] & (at[1:] == at[:-1] + 1)
     done, is_first = np.ones(len(at), bool), np.ones(len(at), bool)
@@ -163,16 +163,11 @@ class Cursor:
         return length
 
 
-def _closed(pairs: rows.Pairs) -> tuple[Flags, Flags]:
-    """Return whether each row begins a transition, and one to a terminal state, [T]; the last row begins none."""
-    return np.append(pairs.mask, False), np.append(pairs.terminal, False)
-
-
-def _rows(leaf: Array, at: Array) -> Array:
-    """Return some rows: a view if they are neighbours."""
-    if len(at) and at[-1] - at[0] + 1 == len(at) and (np.diff(at) == 1).all():
-        return leaf[at[0] : at[-1] + 1]
-    return leaf[at]
+def _indices(at: Array) -> Array | slice:
+    """Return the numbers of rows, or a slice if the rows are neighbours, because a slice makes views."""
+    if len(at) and at[-1] - at[0] + 1 == len(at) and (at[1:] > at[:-1]).all():
+        return slice(int(at[0]), int(at[-1]) + 1)
+    return at
 
 
 def _form(nest: Any) -> list[tuple[Any, ...]]:

@@ -140,7 +140,8 @@ class RolloutStorage:
                 is T, or T + 1 if the windows include the step after the last row, with observation and values. The
                 batch size divides B.
             fields_fn: converts `batch.data` to a dict of fields of `Transition`; None if it already has these names.
-                Hidden states are [batch size, L, layers, H].
+                Hidden states are [batch size, L, layers, H]. Windows without `dones` get `dones`, `truncated` and
+                `mask` from `batch.kinds`.
 
         Returns:
             Step T, [B, ...], with the observations and values to bootstrap from; None if L is T.

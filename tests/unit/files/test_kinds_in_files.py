@@ -218,6 +218,12 @@ def test_an_end_without_an_outcome_gets_it_from_the_caller(tmp_path: Path) -> No
     assert kinds_in(tmp_path) == [[3, 4], [3, 12], [3, 4]]
 
 
+def test_discount_beside_the_last_action_shows_its_end(tmp_path: Path) -> None:
+    RolloutWriter(tmp_path, last_row="action").save(columns([0, 1, 2], discount=[1.0, 1.0, 0.0]))
+    RolloutWriter(tmp_path).save(columns([0, 1, 2], discount=[1.0, 0.0, 0.0]))  # 2 is the final observation
+    assert kinds_in(tmp_path) == [[3, 2, 14], [3, 2, 12]]
+
+
 def test_ends_that_contradict_the_step_are_refused_and_nothing_changes(tmp_path: Path) -> None:
     with RolloutWriter(tmp_path / "discount") as writer:
         with pytest.raises(StructureError, match="`end_of_episode=True` beside `discount` 0"):

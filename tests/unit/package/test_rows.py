@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL, first_rows, kinds_of, last_rows, pairs
+from reverb_writer.rows import (
+    ACTION,
+    FIRST,
+    LAST,
+    PADDING,
+    TERMINAL,
+    checked_kinds,
+    first_rows,
+    kinds_of,
+    last_rows,
+    pairs,
+)
 
 
 def rows(**columns: list[Any]) -> dict[str, Any]:
@@ -44,6 +55,9 @@ ACTIONS = [3, 2, 14, 3, 2, 6]
         (rows(terminated=[0, 0, 1, 0, 0, 0], truncated=[0, 0, 0, 0, 0, 1]), "action", [2, 2, 14, 3, 2, 6]),
         (rows(terminals=[0, 0, 1, 0, 0, 0], timeouts=[0, 0, 0, 0, 0, 1]), None, [2, 2, 14, 3, 2, 6]),
         (rows(dones=LASTS, time_outs=[0, 0, 0, 0, 0, 1]), None, [2, 2, 14, 3, 2, 6]),
+        (rows(dones=LASTS, timeouts=[0, 0, 0, 0, 0, 1]), None, [2, 2, 14, 3, 2, 6]),
+        (rows(discount=[1.0, 1.0, 0.0]), "action", [2, 2, 14]),
+        (rows(is_first=FIRSTS, discount=[1, 1, 0, 1, 1, 1]), "action", [3, 2, 14, 3, 2, 2]),
         (
             {
                 **rows(is_init=FIRSTS, done=[0, 1, 0, 0, 1, 0]),  # the root's `done` is of the row before
@@ -189,3 +203,25 @@ def test_a_discount_of_0_beside_the_last_action_ends_its_own_row() -> None:
     first = np.array([[True, False, False, True]])
     begins = kinds_of({"discount": discount, "is_first": first}, last_row="action")
     assert begins.tolist() == [[BEGIN, ACTION, ACTION | LAST | TERMINAL, BEGIN | LAST | TERMINAL]]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text"),
+    [
+        ([2], r"integers, shape \(2,\), got int64 \(1,\)"),
+        ([2.0, 2.0], "got float64"),
+        ([2, 18], "row 1 has kind 18"),
+        ([-1, 2], "row 0 has kind -1"),
+        ([2, 8], "TERMINAL 8, which needs LAST"),
+    ],
+)
+def test_numbers_that_are_no_kinds_are_refused(kinds: list[Any], text: str) -> None:
+    with pytest.raises(StructureError, match=text):
+        checked_kinds(kinds, 2)
+
+
+def test_checked_kinds_are_a_copy() -> None:
+    given = np.array([FIRST | ACTION, PADDING], np.uint8)
+    found = checked_kinds(given, 2)
+    given[:] = 0
+    assert found.tolist() == [3, 16]
