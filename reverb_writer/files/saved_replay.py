@@ -22,6 +22,7 @@ from typing import Any
 from reverb_writer.errors import FormatError
 from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, TABLES, read_messages
 from reverb_writer.protocol import messages, signatures
+from reverb_writer.tables import SAVES
 
 OWNER, KEPT = "OWNER.json", "kept"
 PARTIAL = ".partial-"  # prefix of entries of `kept` that are being written or deleted
@@ -45,9 +46,17 @@ class SavedReplay:
 
     path: Path  # its folder
 
-    def tables(self) -> list[Any]:
-        """Return the tables as PriorityTableCheckpoint messages."""
+    def all_tables(self) -> list[Any]:
+        """Return the tables as PriorityTableCheckpoint messages, the reserved table of `tables.saves` included."""
         return [table for table, _ in read_messages(self.path / TABLES, messages.PriorityTableCheckpoint)]
+
+    def tables(self) -> list[Any]:
+        """Return the tables as PriorityTableCheckpoint messages, without the reserved table."""
+        return [table for table in self.all_tables() if table.table_name != SAVES]
+
+    def save_number(self) -> int:
+        """Return the number of the save, by which writers know it; 0 if its server did not count saves."""
+        return next((each.rate_limiter.insert_count for each in self.all_tables() if each.table_name == SAVES), 0)
 
     def signatures(self) -> dict[str, Any]:
         """Return the nest of each table's items, None if it is unknown, by table name."""

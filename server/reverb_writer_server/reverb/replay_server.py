@@ -22,6 +22,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol import messages
 from reverb_writer.tables import Selector, TableConfig, check_tables
+from reverb_writer.tables.saves import saves_table
 from reverb_writer.tables.table_messages import write_selector
 from reverb_writer_server.checkpoints.owner import UnrestorableError
 from reverb_writer_server.reverb.sockets import ALL, LOOPBACK, free_port, port_in_use, reserved, restrict_to_loopback
@@ -75,7 +76,7 @@ class ReplayServer:
         self.address = f"localhost:{self.port}"
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        reverb_tables = [_reverb_table(table) for table in tables]
+        reverb_tables = [_reverb_table(table) for table in (*tables, saves_table())]
         with contextlib.ExitStack() as undo:
             folder = checkpoints or undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
             checkpointer = DefaultCheckpointer(

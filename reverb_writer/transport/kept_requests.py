@@ -1,0 +1,274 @@
+"""Confirmed requests that their writer keeps until a restart of the server cannot lose them. No I/O, no threads.
+
+    confirmed --add--> kept --answered---> let go      (a checkpoint has them, or their tables have dropped them)
+                       kept --add--------> let go      (no room: uncovered)
+                       kept --restarted--> sent again  (in order, before all others)
+
+Three rules let a request go:
+
+- A save that began later is safe. The server counts its saves (`tables.saves`): a request that was confirmed before
+  save number n began is in its checkpoint. `n` is one more than the number seen after the confirmation.
+- All its tables have dropped it. A table that removes its oldest item, and samples items any number of times, has
+  dropped an item after `max_size` further inserts; a table that samples its oldest item has given out its first n
+  items after n times `max_times_sampled` samples. Items that a client deletes make both rules late or early.
+- The kept requests have more than `max_bytes`: the oldest go. They are counted in `uncovered_items`, as are items
+  that a checkpoint had which the restarted server has not restored.
+
+A table that was reset begins anew: its kept items are never sent again. A reset shows in a count that is lower than in
+the answer before; so a reset is not seen if the table exceeds all its former counts before the next question.
+
+Not thread-safe: its owner calls it from one thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reverb_writer.tables.saves import Saves
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
+from reverb_writer.transport.in_flight import InsertRequest
+
+_MAX_NUMBERS = 64  # saves whose numbers of inserts are remembered
+
+_Inserts = Mapping[str, int]
+"""The number of inserts of each table."""
+
+
+@dataclass(eq=False)
+class _Mark:
+    """The state of the server after the confirmation of some requests."""
+
+    save: int | None  # number of the first save that has them; None if the server does not count saves
+    inserts: _Inserts  # of the tables of any kept request
+    num_let_go: int = 0  # items that were let go because save number `save` has them
+
+
+@dataclass(eq=False)
+class _Kept:
+    request: InsertRequest
+    mark: _Mark | None = None  # None until the first answer to a later question
+
+
+class KeptRequests:
+    """Confirmed requests that a restart of the server could lose.
+
+    Attributes:
+        max_bytes: bound on the memory of the requests, in bytes; 0 to keep none.
+        num_bytes: memory of the requests, chunks that they share counted once.
+        saves: the server's saves in the newest answer; None if it does not count them.
+    """
+
+    def __init__(self, max_bytes: int, counts: collections.Counter[str]) -> None:
+        """Keep nothing yet; raise counters of `ObserverStats` in `counts`."""
+        self.max_bytes, self._counts = max_bytes, counts
+        self.num_bytes = 0
+        self.saves: Saves | None = None
+        self._kept: collections.deque[_Kept] = collections.deque()
+        self._num_asked = 0  # kept requests that were confirmed before the open question
+        self._chunks: collections.Counter[int] = collections.Counter()  # kept requests of each chunk
+        self._tables: set[str] = set()
+        self._before: Mapping[str, TableInfo] = {}  # tables of the newest answer
+        self._at_saves: dict[int, _Inserts] = {}  # by save: inserts that its checkpoint has at least
+        self._in_checkpoints: collections.deque[_Mark] = collections.deque()  # marks of items that were let go
+        self._since: dict[str, int] = {}  # by table: inserts that a restarted server had restored
+        self._num_again: collections.Counter[str] = collections.Counter()  # items sent again since the last answer
+
+    def __len__(self) -> int:
+        """Return the number of kept requests."""
+        return len(self._kept)
+
+    @property
+    def num_items(self) -> int:
+        """Number of kept items."""
+        return sum(kept.request.num_kept for kept in self._kept)
+
+    def add(self, request: InsertRequest) -> int:
+        """Keep a request that the server has just confirmed; return the number of items let go for want of room."""
+        if not self.max_bytes:
+            return 0
+        self._tables |= request.tables
+        if request.is_again:
+            self._num_again.update({table: request.count(table) for table in request.tables})
+            request.is_again = False
+        self._kept.append(_Kept(request))
+        self.num_bytes += sum(rows.nbytes for rows in request.rows)
+        for key, chunk in request.chunks.items():
+            self.num_bytes += 0 if self._chunks[key] else len(chunk)
+            self._chunks[key] += 1
+        num_items = 0
+        while self.num_bytes > self.max_bytes:
+            num_items += self._let_go().request.num_kept
+        self._counts["uncovered_items"] += num_items
+        return num_items
+
+    def asked(self) -> None:
+        """Note that the server is asked for its tables now."""
+        self._num_asked = len(self._kept)
+
+    def answered(self, info: ServerInfo) -> None:
+        """Take the answer to the last question: let go of safe requests, and of the items of tables that were reset."""
+        for table in self._tables & info.tables.keys() & self._before.keys():
+            if _was_reset(self._before[table], info.tables[table]):
+                self._leave_out(table)
+        self._note(info)
+        mark = _Mark(
+            None if info.saves is None else info.saves.begun + 1,
+            {name: info.tables[name].rate_limiter.num_inserts for name in self._tables & info.tables.keys()},
+        )
+        for kept in [self._kept[number] for number in range(self._num_asked)]:
+            kept.mark = kept.mark or mark
+        self._num_asked = 0
+        while self._kept and (first := self._kept[0]).mark is not None:
+            if self._is_safe(first.mark):
+                if not self._in_checkpoints or self._in_checkpoints[-1] is not first.mark:
+                    self._in_checkpoints.append(first.mark)
+                first.mark.num_let_go += first.request.num_kept
+            elif not _is_dropped(first.mark, info, first.request.tables):
+                break
+            self._let_go()
+        while self._in_checkpoints and _is_dropped(self._in_checkpoints[0], info, self._tables):
+            self._in_checkpoints.popleft()
+
+    def restarted(self, info: ServerInfo) -> list[InsertRequest]:
+        """Return the requests that the restarted server needs, in order, and keep none; `info` is its first answer.
+
+        A table that removes its oldest item gets as many items as it has room for beside the items that were inserted
+        since the restart: no item pushes out a newer one. The rest is counted in `uncovered_items`.
+        """
+        begun = 0 if info.saves is None else info.saves.begun
+        if info.saves is not None or self.saves is not None:
+            self._counts["uncovered_items"] += sum(
+                mark.num_let_go for mark in self._in_checkpoints if (mark.save or 0) > begun
+            )
+        self._in_checkpoints.clear()
+        requests = [kept.request for kept in self._kept]
+        self._since = {table: self._restored_inserts(table, info) for table in self._tables & info.tables.keys()}
+        for name, since in self._since.items():
+            table = info.tables[name]
+            if not _drops_oldest(table):
+                continue
+            room = max(table.max_size - (table.rate_limiter.num_inserts - since), 0)
+            for request in reversed(requests):
+                self._counts["uncovered_items"] += request.leave_out(name, room)
+                room = max(room - request.count(name), 0)
+        for request in requests:
+            self._counts["recovered_items"] += request.num_kept
+            for name in request.tables & info.tables.keys():
+                if info.tables[name].max_times_sampled:
+                    self._counts["repeatable_items"] += request.count(name)
+        self._forget()
+        self._at_saves = {begun: dict(self._since)}
+        self._before, self.saves = info.tables, info.saves
+        return requests
+
+    def seen(self, info: ServerInfo) -> None:
+        """Take the first answer of a server, before anything was confirmed."""
+        self._note(info)
+
+    def close(self) -> int:
+        """Keep nothing any more; return the number of items that were kept."""
+        num_items = self.num_items
+        self._forget()
+        return num_items
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _is_safe(self, mark: _Mark) -> bool:
+        return self.saves is not None and mark.save is not None and mark.save <= self.saves.safe <= self.saves.begun
+
+    def _let_go(self) -> _Kept:
+        kept = self._kept.popleft()
+        self._num_asked = max(self._num_asked - 1, 0)
+        self.num_bytes -= sum(rows.nbytes for rows in kept.request.rows)
+        for key, chunk in kept.request.chunks.items():
+            self._chunks[key] -= 1
+            if not self._chunks[key]:
+                del self._chunks[key]
+                self.num_bytes -= len(chunk)
+        return kept
+
+    def _forget(self) -> None:
+        self._kept.clear()
+        self._chunks.clear()
+        self.num_bytes = self._num_asked = 0
+
+    def _leave_out(self, table: str) -> None:
+        """Leave out a table's items that were confirmed before the open question, because the table was reset.
+
+        Items since the last answer may have been inserted after the reset.
+        """
+        for number in range(self._num_asked):
+            kept = self._kept[number]
+            num_items = kept.request.leave_out(table)
+            if kept.mark is None:
+                self._counts["uncovered_items"] += num_items
+
+    def _note(self, info: ServerInfo) -> None:
+        """Remember the numbers of an answer."""
+        saves, known = info.saves, self.saves
+        earlier = info.tables if known is None else self._before
+        if saves is not None and known is not None and saves.begun < known.begun:  # the reserved table was reset
+            for kept in self._kept:
+                kept.mark = None
+            self._at_saves.clear()
+            self._in_checkpoints.clear()
+        elif saves is not None and (known is None or saves.begun > known.begun):
+            inserts = {name: table.rate_limiter.num_inserts for name, table in earlier.items()}
+            first = saves.begun if known is None else max(known.begun + 1, saves.begun - _MAX_NUMBERS)
+            for number in range(first, saves.begun + 1):
+                self._at_saves.setdefault(number, inserts)
+            while len(self._at_saves) > _MAX_NUMBERS:
+                del self._at_saves[next(iter(self._at_saves))]
+        self.saves = saves
+        for name in self._num_again.keys() & self._before.keys() & info.tables.keys():
+            before, now, since = self._before[name], info.tables[name], self._since.get(name, 0)
+            if _drops_oldest(now):
+                num_newer = _num_pushed_out(now, since) - _num_pushed_out(before, since)
+                self._counts["displaced_items"] += min(self._num_again[name], max(num_newer, 0))
+        self._num_again.clear()
+        self._before = info.tables
+
+    def _restored_inserts(self, table: str, info: ServerInfo) -> int:
+        """Return the inserts of a table that a restarted server had restored, as far as it is known."""
+        now = info.tables[table].rate_limiter.num_inserts
+        if info.saves is None:
+            return now
+        known = self._at_saves.get(info.saves.begun, {}) if info.saves.begun else {table: 0}
+        return min(known.get(table, now), now)
+
+
+def _drops_oldest(table: TableInfo) -> bool:
+    return table.remover == "fifo" and not table.max_times_sampled
+
+
+def _num_pushed_out(table: TableInfo, since: int) -> int:
+    """Return how many items a full table has removed of those that were inserted after the first `since` ones."""
+    return max(table.rate_limiter.num_inserts - since - table.max_size, 0)
+
+
+def _is_dropped(mark: _Mark, info: ServerInfo, tables: set[str] | frozenset[str]) -> bool:
+    """Return whether all tables have dropped the items that they had at the mark."""
+    for name in tables:
+        if name not in mark.inserts or name not in info.tables:
+            return False
+        table, inserts = info.tables[name], mark.inserts[name]
+        limiter = table.rate_limiter
+        if _drops_oldest(table):
+            if limiter.num_inserts - inserts < table.max_size:
+                return False
+        elif table.sampler != "fifo" or limiter.num_samples < inserts * (table.max_times_sampled or math.inf):
+            return False
+    return True
+
+
+def _was_reset(before: TableInfo, now: TableInfo) -> bool:
+    """Return whether a count of a table has fallen between two answers."""
+    return any(a > b for a, b in zip(_counts(before), _counts(now), strict=True))
+
+
+def _counts(table: TableInfo) -> tuple[int, ...]:
+    limiter = table.rate_limiter
+    return limiter.num_inserts, limiter.num_samples, table.num_deleted_episodes, table.num_unique_samples
