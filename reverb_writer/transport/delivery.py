@@ -55,7 +55,7 @@ _SILENCE_S = 10.0  # silence after which the connection is examined, if a confir
 _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
 _LOG_EVERY_S = 10.0
-_SAVES_EVERY_S = 2.0  # interval of questions which kept requests a checkpoint has
+_SAVES_EVERY_S = 1.0  # interval of questions for the kept requests that a checkpoint has
 _LONGEST = 10  # bound of every wait, as a multiple of the time-out
 
 
@@ -142,6 +142,11 @@ class Delivery:
     def kept_bytes(self) -> int:
         """Memory of confirmed requests that are kept, or are sent again."""
         return self.kept.num_bytes + self.flight.again_bytes
+
+    def take_over(self, other: Delivery) -> None:
+        """Keep the confirmed requests that another delivery to the same server has kept until now."""
+        self.kept, other.kept = other.kept, self.kept
+        self._state_id = other._state_id
 
     def close(self) -> int:
         """End the connection, give up pending items and return their number; let go of kept items. Idempotent."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class InsertRequest:
     num_bytes: int  # memory that the request adds: its rows, and chunks that no earlier request had
     num_pending: int = field(init=False)  # items that the present server has not confirmed
     num_new: int = field(init=False)  # items that no server has confirmed
+    sent_at: float | None = field(init=False, default=None)  # `time.monotonic()`; minus infinity if it was sent twice
     is_again: bool = field(init=False, default=False)  # whether it was confirmed as a whole, and is sent again
 
     def __post_init__(self) -> None:
@@ -83,6 +85,8 @@ class InsertRequest:
 
     def count(self, table: str) -> int:
         """Return the number of items of a table that are not left out."""
+        if self.tables == {table}:
+            return self.num_kept
         stops = itertools.accumulate(map(len, self.rows))
         blocks = zip(self.block_tables(), self.rows, stops, strict=True)
         left_out = self._is_left_out
@@ -177,6 +181,7 @@ class InFlight:
             for rows in request.remaining_rows():
                 parts.append(rows.data)
                 size += rows.nbytes
+            request.sent_at = -math.inf if request.sent_at is not None else time.monotonic()
             self._sent.append(request)
         self._on_server.intersection_update(itertools.chain(self._needed(), *[each.chunks for each in self._queued]))
         parts.append(InsertStreamRequest(keep_chunk_keys=self._on_server).SerializeToString())
@@ -205,8 +210,8 @@ class InFlight:
         return self.acknowledged - before
 
     def requeue(self) -> int:
-        """Put all sent requests back at the head of the queue, in order; return the number of their pending items."""
-        num_items = self.sent_items
+        """Put all sent requests back at the head of the queue, in order; return the number of unconfirmed items."""
+        num_items = sum(request.num_new for request in self._sent)
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
         self._on_server.clear()

@@ -15,7 +15,8 @@ Three rules let a request go:
   that a checkpoint had which the restarted server has not restored.
 
 A table that was reset begins anew: its kept items are never sent again. A reset shows in a count that is lower than in
-the answer before; so a reset is not seen if the table exceeds all its former counts before the next question.
+the answer before, to which the items are added that were sent since. So it shows at the next question, unless other
+writers have inserted more since the reset than all had before.
 
 Not thread-safe: its owner calls it from one thread.
 """
@@ -23,6 +24,7 @@ Not thread-safe: its owner calls it from one thread.
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,6 +73,7 @@ class KeptRequests:
         self._chunks: collections.Counter[int] = collections.Counter()  # kept requests of each chunk
         self._tables: set[str] = set()
         self._before: Mapping[str, TableInfo] = {}  # tables of the newest answer
+        self._answered_at = 0.0  # `time.monotonic()` of the newest answer
         self._at_saves: dict[int, _Inserts] = {}  # by save: inserts that its checkpoint has at least
         self._in_checkpoints: collections.deque[_Mark] = collections.deque()  # marks of items that were let go
         self._since: dict[str, int] = {}  # by table: inserts that a restarted server had restored
@@ -110,9 +113,9 @@ class KeptRequests:
 
     def answered(self, info: ServerInfo) -> None:
         """Take the answer to the last question: let go of safe requests, and of the items of tables that were reset."""
-        for table in self._tables & info.tables.keys() & self._before.keys():
-            if _was_reset(self._before[table], info.tables[table]):
-                self._leave_out(table)
+        for name in self._tables & info.tables.keys() & self._before.keys():
+            if _was_reset(self._before[name], info.tables[name], self._num_sent_since_answer(name)):
+                self._leave_out(name)
         self._note(info)
         mark = _Mark(
             None if info.saves is None else info.saves.begun + 1,
@@ -145,9 +148,9 @@ class KeptRequests:
             )
         self._in_checkpoints.clear()
         requests = [kept.request for kept in self._kept]
-        self._since = {table: self._restored_inserts(table, info) for table in self._tables & info.tables.keys()}
-        for name, since in self._since.items():
-            table = info.tables[name]
+        self._since = {table: self._restored_inserts(table, info) for table in info.tables}
+        for name in self._tables & info.tables.keys():
+            table, since = info.tables[name], self._since[name]
             if not _drops_oldest(table):
                 continue
             room = max(table.max_size - (table.rate_limiter.num_inserts - since), 0)
@@ -161,7 +164,7 @@ class KeptRequests:
                     self._counts["repeatable_items"] += request.count(name)
         self._forget()
         self._at_saves = {begun: dict(self._since)}
-        self._before, self.saves = info.tables, info.saves
+        self._before, self._answered_at, self.saves = info.tables, info.at, info.saves
         return requests
 
     def seen(self, info: ServerInfo) -> None:
@@ -195,10 +198,16 @@ class KeptRequests:
         self._chunks.clear()
         self.num_bytes = self._num_asked = 0
 
+    def _num_sent_since_answer(self, table: str) -> int:
+        """Return the number of a table's items that were sent after the last answer, once, and confirmed since."""
+        asked = itertools.islice(self._kept, self._num_asked)
+        new = (kept.request for kept in asked if (kept.request.sent_at or 0) > self._answered_at)
+        return sum(request.count(table) for request in new if table in request.tables)
+
     def _leave_out(self, table: str) -> None:
         """Leave out a table's items that were confirmed before the open question, because the table was reset.
 
-        Items since the last answer may have been inserted after the reset.
+        Items since the last answer may have been inserted after the reset: they count as uncovered.
         """
         for number in range(self._num_asked):
             kept = self._kept[number]
@@ -229,7 +238,7 @@ class KeptRequests:
                 num_newer = _num_pushed_out(now, since) - _num_pushed_out(before, since)
                 self._counts["displaced_items"] += min(self._num_again[name], max(num_newer, 0))
         self._num_again.clear()
-        self._before = info.tables
+        self._before, self._answered_at = info.tables, info.at
 
     def _restored_inserts(self, table: str, info: ServerInfo) -> int:
         """Return the inserts of a table that a restarted server had restored, as far as it is known."""
@@ -237,6 +246,8 @@ class KeptRequests:
         if info.saves is None:
             return now
         known = self._at_saves.get(info.saves.begun, {}) if info.saves.begun else {table: 0}
+        if self.saves is not None and info.saves.begun > self.saves.begun and table in self._before:
+            return min(self._before[table].rate_limiter.num_inserts, now)  # the save began after the newest answer
         return min(known.get(table, now), now)
 
 
@@ -264,9 +275,10 @@ def _is_dropped(mark: _Mark, info: ServerInfo, tables: set[str] | frozenset[str]
     return True
 
 
-def _was_reset(before: TableInfo, now: TableInfo) -> bool:
-    """Return whether a count of a table has fallen between two answers."""
-    return any(a > b for a, b in zip(_counts(before), _counts(now), strict=True))
+def _was_reset(before: TableInfo, now: TableInfo, num_own: int) -> bool:
+    """Return whether a table was reset between two answers, in which time `num_own` items were inserted at least."""
+    has_too_few = now.rate_limiter.num_inserts < before.rate_limiter.num_inserts + num_own
+    return has_too_few or any(a > b for a, b in zip(_counts(before), _counts(now), strict=True))
 
 
 def _counts(table: TableInfo) -> tuple[int, ...]:

@@ -262,9 +262,10 @@ class Outbox:
                 _LOG.info("Shard %s answers again.", destination.server.address)
             elif not destination.is_lost and has_other and (is_told or is_silent):
                 silence = f"has neither confirmed nor answered anything for {silent_s:.1f} s"
+                another = self._destinations[name] = self._new_destination(destination.server)
+                another.delivery.take_over(destination.delivery)  # a shard that is restarted gets its confirmed items
                 self._give_up(destination, "is called lost by the target" if is_told else silence)
                 lost.append(destination)
-                another = self._destinations[name] = self._new_destination(destination.server)
                 another.is_lost, another.asked_at = True, now
             elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
                 destination.asked_at = now
