@@ -100,7 +100,7 @@ def load(folder: str | os.PathLike[str], max_bytes: int, max_item_bytes: int | N
     try:
         tables = saved.all_tables()
         configs = [read_table(table) for table in tables if table.table_name != SAVES]
-        store = Store(configs, max_bytes, max_item_bytes)
+        store = Store(configs, max_bytes, max_item_bytes, saved.save())
         _fill(store, saved)
     except Refusal as error:
         raise FormatError(f"{saved.path}: cannot be restored: {error.details()}") from None

@@ -16,7 +16,7 @@ from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.table import Table
 from reverb_writer.tables import SAVES, TableConfig
-from reverb_writer.tables.saves import saves_table
+from reverb_writer.tables.saves import NO_SAVE, saves_table
 from reverb_writer.tables.table_messages import encode_signature
 
 
@@ -34,8 +34,14 @@ class Store:
         is_closed: whether the server was closed; then it takes no more streams and calls.
     """
 
-    def __init__(self, configs: Sequence[TableConfig], max_bytes: int, max_item_bytes: int | None = None) -> None:
-        """Make empty tables.
+    def __init__(
+        self,
+        configs: Sequence[TableConfig],
+        max_bytes: int,
+        max_item_bytes: int | None = None,
+        restored: tuple[str, int] = NO_SAVE,
+    ) -> None:
+        """Make empty tables; `restored` is the save that will fill them.
 
         Raises:
             SpecError, StructureError: a table's signature is invalid.
@@ -43,7 +49,7 @@ class Store:
         self.lock = threading.RLock()
         self.chunks, self.max_item_bytes = ChunkStore(max_bytes), max_item_bytes
         rng = np.random.default_rng()
-        every = [*configs, saves_table()]
+        every = [*configs, saves_table(restored)]
         self.tables = {config.name: Table(config, self.chunks, rng) for config in every}
         self.signatures = {config.name: encode_signature(config.signature) for config in every}
         self.state_id = secrets.randbits(128)

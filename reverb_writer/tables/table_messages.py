@@ -30,7 +30,7 @@ from reverb_writer.tables import (
     Stack,
     TableConfig,
 )
-from reverb_writer.tables.saves import Saves
+from reverb_writer.tables.saves import read_saves
 from reverb_writer.tables.table_info import COUNTS, RateLimiterInfo, ServerInfo, TableInfo
 
 _MAX_TABLES = 10_000
@@ -130,9 +130,10 @@ def read_server_info(reply: bytes, at: float) -> ServerInfo:
     if len(response.table_info) > _MAX_TABLES:
         raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected at most {_MAX_TABLES}.")
     tables = {table.name: _table_info(table) for table in response.table_info}
-    state, counts = response.tables_state_id, tables.pop(SAVES, None)
-    limiter = None if counts is None else counts.rate_limiter
-    saves = None if limiter is None else Saves(limiter.num_inserts, limiter.num_samples)
+    state, saves = response.tables_state_id, None
+    if (counts := tables.pop(SAVES, None)) is not None:
+        limiter = counts.rate_limiter
+        saves = read_saves(limiter.num_inserts, limiter.num_samples, counts.signature)
     return ServerInfo((state.high << 64) | state.low, tables, at, saves)
 
 

@@ -28,8 +28,9 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from reverb_writer.tables.saves import Saves
+from reverb_writer.tables.saves import NO_SAVE, Saves
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.in_flight import InsertRequest
 
@@ -136,19 +137,20 @@ class KeptRequests:
             self._in_checkpoints.popleft()
 
     def restarted(self, info: ServerInfo) -> list[InsertRequest]:
-        """Return the requests that the restarted server needs, in order, and keep none; `info` is its first answer.
+        """Return the requests that the restarted server lacks, in order, and keep the others; `info` is its answer.
 
         A table that removes its oldest item gets as many items as it has room for beside the items that were inserted
         since the restart: no item pushes out a newer one. The rest is counted in `uncovered_items`.
         """
-        begun = 0 if info.saves is None else info.saves.begun
-        if info.saves is not None or self.saves is not None:
-            self._counts["uncovered_items"] += sum(
-                mark.num_let_go for mark in self._in_checkpoints if (mark.save or 0) > begun
-            )
-        self._in_checkpoints.clear()
-        requests = [kept.request for kept in self._kept]
-        self._since = {table: self._restored_inserts(table, info) for table in info.tables}
+        restored = self._restored_number(info)
+        while self._in_checkpoints and (self._in_checkpoints[-1].save or 0) > restored:
+            self._counts["uncovered_items"] += self._in_checkpoints.pop().num_let_go
+        requests = []
+        while self._kept and ((mark := self._kept[-1].mark) is None or mark.save is None or mark.save > restored):
+            requests.append(self._let_go(-1).request)
+        requests.reverse()
+        self._num_asked = 0
+        self._since = {table: self._restored_inserts(table, info, restored) for table in info.tables}
         for name in self._tables & info.tables.keys():
             table, since = info.tables[name], self._since[name]
             if not _drops_oldest(table):
@@ -162,8 +164,7 @@ class KeptRequests:
             for name in request.tables & info.tables.keys():
                 if info.tables[name].max_times_sampled:
                     self._counts["repeatable_items"] += request.count(name)
-        self._forget()
-        self._at_saves = {begun: dict(self._since)}
+        self._at_saves = {restored: self._since}
         self._before, self._answered_at, self.saves = info.tables, info.at, info.saves
         return requests
 
@@ -174,7 +175,9 @@ class KeptRequests:
     def close(self) -> int:
         """Keep nothing any more; return the number of items that were kept."""
         num_items = self.num_items
-        self._forget()
+        self._kept.clear()
+        self._chunks.clear()
+        self.num_bytes = self._num_asked = 0
         return num_items
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -182,8 +185,9 @@ class KeptRequests:
     def _is_safe(self, mark: _Mark) -> bool:
         return self.saves is not None and mark.save is not None and mark.save <= self.saves.safe <= self.saves.begun
 
-    def _let_go(self) -> _Kept:
-        kept = self._kept.popleft()
+    def _let_go(self, end: Literal[0, -1] = 0) -> _Kept:
+        """Remove the oldest kept request, or the newest one."""
+        kept = self._kept.pop() if end else self._kept.popleft()
         self._num_asked = max(self._num_asked - 1, 0)
         self.num_bytes -= sum(rows.nbytes for rows in kept.request.rows)
         for key, chunk in kept.request.chunks.items():
@@ -192,11 +196,6 @@ class KeptRequests:
                 del self._chunks[key]
                 self.num_bytes -= len(chunk)
         return kept
-
-    def _forget(self) -> None:
-        self._kept.clear()
-        self._chunks.clear()
-        self.num_bytes = self._num_asked = 0
 
     def _num_sent_since_answer(self, table: str) -> int:
         """Return the number of a table's items that were sent after the last answer, once, and confirmed since."""
@@ -240,15 +239,21 @@ class KeptRequests:
         self._num_again.clear()
         self._before, self._answered_at = info.tables, info.at
 
-    def _restored_inserts(self, table: str, info: ServerInfo) -> int:
+    def _restored_number(self, info: ServerInfo) -> int:
+        """Return the number of the save that a restarted server has restored; 0 for none of the life known here."""
+        if info.saves is None or self.saves is None or not self.saves.life:
+            return 0
+        life, number = info.saves.restored
+        return number if life == self.saves.life else 0
+
+    def _restored_inserts(self, table: str, info: ServerInfo, restored: int) -> int:
         """Return the inserts of a table that a restarted server had restored, as far as it is known."""
         now = info.tables[table].rate_limiter.num_inserts
-        if info.saves is None:
-            return now
-        known = self._at_saves.get(info.saves.begun, {}) if info.saves.begun else {table: 0}
-        if self.saves is not None and info.saves.begun > self.saves.begun and table in self._before:
+        if info.saves is not None and info.saves.life and info.saves.restored == NO_SAVE:
+            return 0
+        if self.saves is not None and restored > self.saves.begun and table in self._before:
             return min(self._before[table].rate_limiter.num_inserts, now)  # the save began after the newest answer
-        return min(known.get(table, now), now)
+        return min(self._at_saves.get(restored, {}).get(table, now), now)
 
 
 def _drops_oldest(table: TableInfo) -> bool:

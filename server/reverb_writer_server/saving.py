@@ -157,7 +157,7 @@ class Saver:
         """Tell writers the newest save that `safe_after` checkpoints of the served data have."""
         ours = [one for one in self._folder.sound() if one.sequence > self._first or one.sequence <= self._restored]
         if len(ours) >= self._safe_after:
-            publish_safe(self._channel, ours[self._safe_after - 1].save_number())
+            publish_safe(self._channel, ours[self._safe_after - 1].save()[1])
         self._is_unpublished = False
 
     def close(self) -> None:

@@ -1,8 +1,17 @@
-"""Writers on a server that is killed at random: is each confirmed item there, once, or counted as uncovered?"""
+"""Writers on a server that is killed at random: is each confirmed item there, once, or counted as uncovered?
+
+python kills.py FOLDER PORT EVERY_S     a `LocalServer` with a table `replay`, which saves, until SIGTERM
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -10,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from ports import free_port
+from service_process import ServiceProcess, flip, kept
 from tensor_codec import decode
 
 import reverb_writer as rw
@@ -18,6 +29,17 @@ from reverb_writer.protocol import messages
 
 EPISODE = 20
 PATIENCE_S = 120.0
+DAMAGED = 0.3  # share of the kills after which the newest checkpoint is damaged, or the save is deleted
+MAX_SIZE = 10_000_000
+CONFIGURATION = """
+[checkpoints]
+directory = "{folder}/checkpoints"
+every_s = 1
+keep = 4
+safe_after = 2
+[tables.replay]
+max_size = {size}
+"""
 
 
 class Writer:
@@ -102,3 +124,94 @@ def check(there: Counter[int], made: list[Writer]) -> str:
     assert max(there.values(), default=1) == 1, line
     assert len(missing) <= uncovered, line
     return line
+
+
+class Service:
+    """`reverb-writer-server`, of which the child, the supervisor or both are killed."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self._folder, self._chance = folder, chance
+        self._process = ServiceProcess(folder, CONFIGURATION.format(folder=folder, size=MAX_SIZE))
+        self._process.wait_ready()
+        self.address, self.saved, self.life_s = self._process.address, folder / "checkpoints", 6.0
+
+    def kill(self) -> None:
+        """Kill it, damage its newest checkpoint now and then, and start it again."""
+        victims = [self._process.child(), self._process.process.pid]
+        for victim in self._chance.choice([victims[:1], victims[1:], victims]):
+            os.kill(victim, signal.SIGKILL)
+        self._process.process.wait(PATIENCE_S)
+        found = kept(self._folder)
+        if len(found) > 1 and self._chance.random() < DAMAGED:
+            flip(self.saved / "kept" / found[-1] / "items.tfrecord")
+        self._process.restart()
+
+    def end(self) -> None:
+        """End it with a last checkpoint."""
+        assert self._process.end() == 0, self._process.log()
+
+    def close(self) -> None:
+        self._process.close()
+
+
+class Local:
+    """A `LocalServer` in a process of its own, which is killed."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self._chance, self.saved, self._port = chance, folder / "saved", free_port()
+        self.address, self.life_s = f"127.0.0.1:{self._port}", 2.5
+        self._start()
+
+    def _start(self) -> None:
+        line = [sys.executable, __file__, str(self.saved), str(self._port), "0.3"]
+        self._process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def kill(self) -> None:
+        """Kill it, delete its save now and then, and start it again."""
+        self._process.kill()
+        self._process.communicate()
+        if self._chance.random() < DAMAGED / 3:
+            shutil.rmtree(self.saved, ignore_errors=True)
+        self._start()
+
+    def end(self) -> None:
+        """End it with a last save."""
+        self._process.terminate()
+        assert self._process.wait(PATIENCE_S) == 0
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def kill_at_random(kind: type[Service | Local], folder: Path, num_kills: int, seed: int) -> str:
+    """Kill a server under three writers again and again, check its items, and return the books as a line."""
+    chance = random.Random(seed)  # noqa: S311  # no secrets
+    with contextlib.closing(kind(folder, chance)) as server:
+        with writers(server.address, 3) as made:
+            for _ in range(num_kills):
+                time.sleep(chance.uniform(0.1, server.life_s))
+                server.kill()
+        server.end()
+        return check(numbers_in(server.saved), made)
+
+
+def _serve_local() -> None:
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    folder, port, every_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    try:
+        server = rw.LocalServer.restore(folder, port)
+    except rw.errors.FormatError:
+        server = rw.LocalServer([rw.TableConfig("replay", MAX_SIZE)], port)
+    print("ready", flush=True)
+    with server:
+        while not ended.wait(every_s):
+            server.save(folder)
+        server.save(folder)
+
+
+if __name__ == "__main__":
+    _serve_local()

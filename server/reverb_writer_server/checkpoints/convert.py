@@ -175,7 +175,9 @@ def _deal(items: Sequence[_Item], sizes: Sequence[int]) -> list[list[_Item]]:
 
 def _tables_of(target: Target, tables: Mapping[str, Sequence[Any]], targets: Sequence[Target]) -> Iterable[bytes]:
     for name, before in tables.items():
-        if name in target.tables:
+        if name == SAVES and name in target.tables:
+            yield before[0].SerializeToString()  # it names the save
+        elif name in target.tables:
             total = sum(len(one.items.get(name, ())) for one in targets)
             num_items = len(target.items.get(name, ()))
             yield _table(target.tables[name], before, num_items, num_items / total if total else 1 / len(targets))

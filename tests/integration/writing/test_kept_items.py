@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forwarder import Forwarder
 from kills import numbers_in
 from waiting import eventually
 
@@ -246,23 +248,24 @@ def test_older_save_that_is_restored_is_counted(server: Restartable, tmp_path: P
 
 def test_item_that_comes_back_late_pushes_out_nothing_that_is_newer_than_the_save(tmp_path: Path) -> None:
     server = Restartable(tmp_path / "saved", rw.TableConfig("replay", 10))
-    with observing(server.address) as early:
-        late = observing(server.address)
+    may_connect = threading.Event()
+    may_connect.set()
+
+    def greet(_: object) -> None:
+        may_connect.wait(60)
+
+    held = Forwarder(server.port, greet=greet)
+    with observing(server.address) as early, held, observing(held.address) as late:
         write(early, *range(100, 110))
         server.save()
         write(late, 0, 1, 2, 3)
         eventually(lambda: _is_marked(late), "the server was asked")
-        server.server.close()
-        held = late._sender._outbox._destinations  # noqa: SLF001  # the late writer's connection is held back
-        delivery = next(iter(held.values())).delivery
-        eventually(lambda: delivery.loss is not None, "the connection is lost")
-        delivery._retry_at = float("inf")  # noqa: SLF001
-        server.start()
+        may_connect.clear()
+        server.restart()
         write(early, *range(200, 208))
-        delivery._retry_at = 0.0  # noqa: SLF001
+        may_connect.set()
         write(late, 4)
         there, stats = server.numbers(), late.stats()
-        late.close()
     server.server.close()
     # 8 of 10 are new: there is room for the newest two of the four; then comes 4, in the place of the oldest of all.
     assert there == Counter([*range(201, 208), 2, 3, 4])
@@ -291,13 +294,14 @@ def test_shard_that_was_given_up_gets_its_items_when_it_comes_back(tmp_path: Pat
 
 
 def _kept(observer: rw.TrajectoryObserver) -> Any:
-    return next(iter(observer._sender._outbox._destinations.values())).delivery.kept  # noqa: SLF001
+    sender: Any = observer._sender
+    return next(iter(sender._outbox._destinations.values())).delivery.kept
 
 
 def _is_marked(observer: rw.TrajectoryObserver) -> bool:
     """Return whether the observer has asked the server since its last confirmation."""
-    return all(kept.mark is not None for kept in [*_kept(observer)._kept])  # noqa: SLF001
+    return all(kept.mark is not None for kept in [*_kept(observer)._kept])
 
 
 def _is_left_out(observer: rw.TrajectoryObserver) -> bool:
-    return all(kept.request.num_kept < kept.request.num_items for kept in [*_kept(observer)._kept])  # noqa: SLF001
+    return all(kept.request.num_kept < kept.request.num_items for kept in [*_kept(observer)._kept])
