@@ -13,7 +13,7 @@ from service_process import ServiceProcess, configuration, flip, kept, run_comma
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.tables.saves import SAVES
+from reverb_writer.tables import SAVES
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 pytestmark = pytest.mark.timeout(900)
