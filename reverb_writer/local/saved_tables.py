@@ -50,7 +50,7 @@ _saving = threading.Lock()  # the main thread never takes it, because it may be 
 def save(store: Store, folder: str | os.PathLike[str]) -> Path:
     """Write all tables into a folder, in place of an earlier save. Saves into one folder take turns.
 
-    Writers let go of items that the save has, because the reserved table of `tables.saves` counts it.
+    Writers release the items that the save has, because the reserved table of `tables.saves` counts it.
 
     Returns:
         The checkpoint.

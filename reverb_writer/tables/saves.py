@@ -54,7 +54,7 @@ def saves_table(restored: _Save = NO_SAVE) -> TableConfig:
 
 
 def read_saves(num_inserts: int, num_samples: int, signature: Any) -> Saves:
-    """Return the saves that the reserved table tells of.
+    """Return the saves in the reserved table.
 
     >>> read_saves(7, 6, ArraySpec((), np.uint8, "b-a-5"))
     Saves(begun=7, safe=6, life='b', restored=('a', 5))

@@ -13,13 +13,11 @@ end, and its error.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import logging
 import math
 import queue
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -55,8 +53,8 @@ _SILENCE_S = 10.0  # silence after which the connection is examined, if a confir
 _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
 _LOG_EVERY_S = 10.0
-_SAVES_EVERY_S = 1.0  # interval of questions for the kept requests that a checkpoint has
 _LONGEST = 10  # bound of every wait, as a multiple of the time-out
+_SAVES_EVERY_S = 1.0  # interval of questions for the kept requests that a checkpoint has
 
 
 class Delivery:
@@ -102,7 +100,7 @@ class Delivery:
         self._is_connecting = self._is_closed = False
         self._retry_at, self._failures = 0.0, 0
         self._state_id: int | None = None
-        self._ask_saves_at, self._has_let_go = 0.0, False
+        self._ask_saves_at, self._has_released = 0.0, False
         self._forget_answers()
 
     # --------------------------------------------------------------------------------------------------- what to send
@@ -149,7 +147,7 @@ class Delivery:
         self._state_id = other._state_id
 
     def close(self) -> int:
-        """End the connection, give up pending items and return their number; let go of kept items. Idempotent."""
+        """End the connection, give up pending items and return their number; release kept items. Idempotent."""
         self._is_closed = True
         if self._pipe is not None:
             self._pipe.close()
@@ -245,11 +243,11 @@ class Delivery:
 
     def _keep(self, request: InsertRequest) -> None:
         """Keep a request that the server has confirmed as a whole."""
-        if self.kept.add(request) and not self._has_let_go and self.kept.saves is not None and self.kept.saves.begun:
-            self._has_let_go = True
+        if self.kept.add(request) and not self._has_released and self.kept.saves is not None and self.kept.saves.begun:
+            self._has_released = True
             text = (
                 "%s: more than `max_kept_bytes` = %d bytes of confirmed items are in no checkpoint yet. The oldest are "
-                "let go, counted in `stats().uncovered_items`, and lost if the server is killed before its next "
+                "released, counted in `stats().uncovered_items`, and lost if the server is killed before its next "
                 "checkpoint. Raise `max_kept_bytes`, or lower `checkpoints.every_s` of the server."
             )
             _LOG.warning(text, self.channel.address, self.kept.max_bytes)
@@ -398,25 +396,3 @@ class Wait:
         now = time.monotonic()
         times = (self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S, self._look_at, *self._ask_at)
         return max(min(times) - now, 0.0)
-
-
-def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, info: ServerInfo | None = None) -> None:
-    """Send items by their own stream, and return when the server has confirmed every item.
-
-    A server inserts the items of a stream in order, so a waiting item blocks all later items of the stream: unrelated
-    items must not share a stream. After an error, the server may still insert received items. `Delivery` documents
-    `info`.
-    """
-    inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    with contextlib.closing(Delivery(channel, inbox.put, collections.Counter(), info=info)) as delivery:
-        delivery.flight.add(request)
-        wait = Wait("flush", timeout_s)
-        while num_pending := delivery.flight.pending:
-            if late := wait.proceed(delivery, delivery.flight.progress_at, num_pending):
-                raise late
-            pause_s = min(delivery.proceed(), wait.left_s(), threading.TIMEOUT_MAX)
-            with contextlib.suppress(queue.Empty):
-                inbox.get(timeout=pause_s)()
-            if delivery.fault is not None:
-                kind, text = delivery.fault
-                raise kind(text)

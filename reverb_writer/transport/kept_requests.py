@@ -1,10 +1,10 @@
 """Confirmed requests that their writer keeps until a restart of the server cannot lose them. No I/O, no threads.
 
-    confirmed --add--> kept --answered---> let go      (a checkpoint has them, or their tables have dropped them)
-                       kept --add--------> let go      (no room: uncovered)
+    confirmed --add--> kept --answered---> released    (a checkpoint has them, or their tables have dropped them)
+                       kept --add--------> released    (no room: uncovered)
                        kept --restarted--> sent again  (in order, before all others)
 
-Three rules let a request go:
+Three rules release a request:
 
 - A save that began later is safe. The server counts its saves (`tables.saves`): a request that was confirmed before
   save number n began is in its checkpoint. `n` is one more than the number seen after the confirmation.
@@ -14,7 +14,7 @@ Three rules let a request go:
 - The kept requests have more than `max_bytes`: the oldest go. They are counted in `uncovered_items`, as are items
   that a checkpoint had which the restarted server has not restored.
 
-A table that was reset begins anew: its kept items are never sent again. A reset shows in a count that is lower than in
+The kept items of a table that was reset are never sent again. A reset shows in a count that is lower than in
 the answer before, to which the items are added that were sent since. So it shows at the next question, unless other
 writers have inserted more since the reset than all had before.
 
@@ -46,7 +46,7 @@ class _Mark:
 
     save: int | None  # number of the first save that has them; None if the server does not count saves
     inserts: _Inserts  # of the tables of any kept request
-    num_let_go: int = 0  # items that were let go because save number `save` has them
+    num_released: int = 0  # items released because save number `save` has them
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class KeptRequests:
         self._before: Mapping[str, TableInfo] = {}  # tables of the newest answer
         self._answered_at = 0.0  # `time.monotonic()` of the newest answer
         self._at_saves: dict[int, _Inserts] = {}  # by save: inserts that its checkpoint has at least
-        self._in_checkpoints: collections.deque[_Mark] = collections.deque()  # marks of items that were let go
+        self._in_checkpoints: collections.deque[_Mark] = collections.deque()  # marks of released items
         self._since: dict[str, int] = {}  # by table: inserts that a restarted server had restored
         self._num_again: collections.Counter[str] = collections.Counter()  # items sent again since the last answer
 
@@ -90,7 +90,7 @@ class KeptRequests:
         return sum(kept.request.num_kept for kept in self._kept)
 
     def add(self, request: InsertRequest) -> int:
-        """Keep a request that the server has just confirmed; return the number of items let go for want of room."""
+        """Keep a request that the server has just confirmed; return the number of items released for `max_bytes`."""
         if not self.max_bytes:
             return 0
         self._tables |= request.tables
@@ -104,7 +104,7 @@ class KeptRequests:
             self._chunks[key] += 1
         num_items = 0
         while self.num_bytes > self.max_bytes:
-            num_items += self._let_go().request.num_kept
+            num_items += self._release().request.num_kept
         self._counts["uncovered_items"] += num_items
         return num_items
 
@@ -113,7 +113,7 @@ class KeptRequests:
         self._num_asked = len(self._kept)
 
     def answered(self, info: ServerInfo) -> None:
-        """Take the answer to the last question: let go of safe requests, and of the items of tables that were reset."""
+        """Take the answer to the last question: release safe requests, leave out items of tables that were reset."""
         for name in self._tables & info.tables.keys() & self._before.keys():
             if _was_reset(self._before[name], info.tables[name], self._num_sent_since_answer(name)):
                 self._leave_out(name)
@@ -129,10 +129,10 @@ class KeptRequests:
             if self._is_safe(first.mark):
                 if not self._in_checkpoints or self._in_checkpoints[-1] is not first.mark:
                     self._in_checkpoints.append(first.mark)
-                first.mark.num_let_go += first.request.num_kept
+                first.mark.num_released += first.request.num_kept
             elif not _is_dropped(first.mark, info, first.request.tables):
                 break
-            self._let_go()
+            self._release()
         while self._in_checkpoints and _is_dropped(self._in_checkpoints[0], info, self._tables):
             self._in_checkpoints.popleft()
 
@@ -144,10 +144,10 @@ class KeptRequests:
         """
         restored = self._restored_number(info)
         while self._in_checkpoints and (self._in_checkpoints[-1].save or 0) > restored:
-            self._counts["uncovered_items"] += self._in_checkpoints.pop().num_let_go
+            self._counts["uncovered_items"] += self._in_checkpoints.pop().num_released
         requests = []
         while self._kept and ((mark := self._kept[-1].mark) is None or mark.save is None or mark.save > restored):
-            requests.append(self._let_go(-1).request)
+            requests.append(self._release(-1).request)
         requests.reverse()
         self._num_asked = 0
         self._since = {table: self._restored_inserts(table, info, restored) for table in info.tables}
@@ -185,7 +185,7 @@ class KeptRequests:
     def _is_safe(self, mark: _Mark) -> bool:
         return self.saves is not None and mark.save is not None and mark.save <= self.saves.safe <= self.saves.begun
 
-    def _let_go(self, end: Literal[0, -1] = 0) -> _Kept:
+    def _release(self, end: Literal[0, -1] = 0) -> _Kept:
         """Remove the oldest kept request, or the newest one."""
         kept = self._kept.pop() if end else self._kept.popleft()
         self._num_asked = max(self._num_asked - 1, 0)

@@ -45,7 +45,7 @@ class StreamOptions:
         max_in_flight_bytes: bytes of unconfirmed items and chunks at which steps wait; also bounds the memory of steps
             that are not encoded yet.
         max_kept_bytes: bytes of confirmed items that are kept until a checkpoint of the server has them, or their table
-            has removed them. A restarted server gets them again. If they need more memory, the oldest are let go and
+            has removed them. A restarted server gets them again. If they need more memory, the oldest are released and
             counted; no step waits for them. 0 to keep none.
         on_block: action of a step without room: "wait" while there is progress, "raise" at once, or "drop_oldest" to
             drop the oldest items that are not sent.
@@ -123,9 +123,9 @@ class ObserverStats(Scalars):
         repeatable_items: recovered items of tables with `max_times_sampled`; those that a learner had received since
             the checkpoint are given out twice.
         displaced_items: newer items that recovered items may have pushed out of a full table.
-        uncovered_items: confirmed items that a restart of the server could lose or has lost, because they were let go:
-            for want of room, at `close`, with a lost shard, at a reset, or because the server restored an older
-            checkpoint than its newest one.
+        uncovered_items: confirmed items that a restart of the server could lose or has lost. They were released because
+            of `max_kept_bytes`, at `close`, with a shard that left the target, or at a reset; or the server has
+            restored an older checkpoint than its newest one.
         failed_priorities: dropped items whose priority function failed.
         unmarked_steps: steps before the first mark of an episode's end, if there are at least 10,000; else 0.
     """

@@ -1,6 +1,6 @@
 """The numbers of saves, which writers read in the reserved table of `reverb_writer.tables.saves`.
 
-A save without a number is kept all the same: its checkpoint has the number of the save before, so writers keep more.
+If a save gets no number, its checkpoint has the number of the save before, so writers keep more.
 """
 
 from __future__ import annotations

@@ -100,10 +100,10 @@ class Saver:
             jobs: runs the saves, and counts failures.
             stop: ends a save early, because the last one follows.
             restored: checkpoint with which the process has begun; None if it began empty.
-            safe_after: number of kept checkpoints that must have an item before its writer lets it go.
+            safe_after: number of kept checkpoints that must have an item before its writer releases it.
         """
         self._restored, self._safe_after = -1 if restored is None else restored.sequence, safe_after
-        self._first = folder.owner.mark.sequence  # older checkpoints than the restored one are of these data, too
+        self._first = folder.owner.mark.sequence  # the restored checkpoint and older ones have the same data
         self._is_unpublished = True  # whether writers do not know the newest safe save
         self._folder, self._process, self._state, self._jobs, self._stop = folder, process, state, jobs, stop
         self._channel = Channel(state.address, permanent=True)

@@ -87,7 +87,7 @@ class ServerConfig:
     checkpoints_every_s: float = quantity(600.0, "seconds", "time between checkpoints; 0 for no periodic ones")
     checkpoints_keep: int = whole(3, 1, 1000, "number of checkpoints to keep")
     checkpoints_safe_after: int = whole(
-        1, 1, 1000, "number of checkpoints with an item after which its writer lets it go; 2 if one may be damaged"
+        1, 1, 1000, "number of checkpoints that must have an item before its writer releases it"
     )
     checkpoints_restore: str = key(
         "latest", '"latest", "none" or a name', "checkpoint to restore; `latest` is the newest sound one", "--restore"

@@ -1,4 +1,4 @@
-"""A service counts its saves, so writers let go of what a checkpoint has, and send again what none has."""
+"""A service counts its saves, so writers release items that a checkpoint has, and send the others again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def save(server: ServiceProcess, observer: rw.TrajectoryObserver, folder: Path) 
     eventually(lambda: observer.stats().kept_bytes == 0, f"a checkpoint has all items; {kept(folder)}\n{server.log()}")
 
 
-def test_items_since_the_last_checkpoint_come_back_and_are_let_go_by_the_next_one(tmp_path: Path) -> None:
+def test_items_since_the_last_checkpoint_come_back_and_are_released_by_the_next_one(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path, every_s=1)) as server:
         with rw.TrajectoryObserver(server.address, "replay", 1, timeout_s=100) as observer:
             write(observer, *range(10))
