@@ -19,6 +19,7 @@ from benchmarks.failover import failover
 from benchmarks.footprint import footprint
 from benchmarks.gateway import gateway
 from benchmarks.in_flight import in_flight
+from benchmarks.kept_items import kept_frames, kept_small
 from benchmarks.local_server import local_server
 from benchmarks.one_process import one_process
 from benchmarks.read import (
@@ -67,6 +68,8 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         chunk_length_small,
         chunk_length_frames,
         in_flight,
+        kept_small,
+        kept_frames,
         allocator,
         gateway,
         episode_steps,

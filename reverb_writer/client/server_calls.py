@@ -33,9 +33,9 @@ from reverb_writer.protocol.responses import Samples, parse
 from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
 from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.delivery import insert_items
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.transport.sample_stream import Limit, SampleStream
+from reverb_writer.transport.single_request import insert_items
 
 _LOG = logging.getLogger(__package__)
 

@@ -22,6 +22,8 @@ from typing import Any
 from reverb_writer.errors import FormatError
 from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, TABLES, read_messages
 from reverb_writer.protocol import messages, signatures
+from reverb_writer.tables import SAVES
+from reverb_writer.tables.saves import NO_SAVE, read_saves
 
 OWNER, KEPT = "OWNER.json", "kept"
 PARTIAL = ".partial-"  # prefix of entries of `kept` that are being written or deleted
@@ -45,9 +47,21 @@ class SavedReplay:
 
     path: Path  # its folder
 
-    def tables(self) -> list[Any]:
-        """Return the tables as PriorityTableCheckpoint messages."""
+    def all_tables(self) -> list[Any]:
+        """Return the tables as PriorityTableCheckpoint messages, the reserved table of `tables.saves` included."""
         return [table for table, _ in read_messages(self.path / TABLES, messages.PriorityTableCheckpoint)]
+
+    def tables(self) -> list[Any]:
+        """Return the tables as PriorityTableCheckpoint messages, without the reserved table."""
+        return [table for table in self.all_tables() if table.table_name != SAVES]
+
+    def save(self) -> tuple[str, int]:
+        """Return the name by which writers know the save: its server's life, and a number; 0 if none was counted."""
+        for table in self.all_tables():
+            if table.table_name == SAVES:
+                number = table.rate_limiter.insert_count
+                return read_saves(number, 0, signatures.decode(table.signature)).life, number
+        return NO_SAVE
 
     def signatures(self) -> dict[str, Any]:
         """Return the nest of each table's items, None if it is unknown, by table name."""

@@ -36,6 +36,7 @@ from reverb_writer.local.streams import read_chunk
 from reverb_writer.local.table import Table
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.trajectory_parsing import parse_trajectory
+from reverb_writer.tables import SAVES
 from reverb_writer.tables.table_messages import read_table, write_table
 
 try:
@@ -49,13 +50,18 @@ _saving = threading.Lock()  # the main thread never takes it, because it may be 
 def save(store: Store, folder: str | os.PathLike[str]) -> Path:
     """Write all tables into a folder, in place of an earlier save. Saves into one folder take turns.
 
+    Writers release the items that the save has, because the reserved table of `tables.saves` counts it.
+
     Returns:
         The checkpoint.
 
     Raises:
         OSError: the folder cannot be written; an earlier save is unchanged.
     """
+    counter = store.tables[SAVES]
     with store.lock:  # copies data that may change, and shares the bytes of chunks and trajectories
+        counter.num_inserts += 1  # of the reserved table, which has no items here
+        number = counter.num_inserts
         chunks = {chunk.key: chunk for table in store.tables.values() for item in table for chunk in item.shared.chunks}
         items = [item for table in store.tables.values() for item in table.encoded_items()]
         tables = [_encode_table(table) for table in store.tables.values()]
@@ -75,6 +81,8 @@ def save(store: Store, folder: str | os.PathLike[str]) -> Path:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        with store.lock:
+            counter.num_samples = max(counter.num_samples, number)
         if not (Path(folder) / OWNER).exists():  # a server that owns the folder deletes checkpoints itself
             for old in older:
                 _delete(old)
@@ -90,8 +98,9 @@ def load(folder: str | os.PathLike[str], max_bytes: int, max_item_bytes: int | N
     """
     saved = open_saved(Path(folder))
     try:
-        tables = saved.tables()
-        store = Store([read_table(table) for table in tables], max_bytes, max_item_bytes)
+        tables = saved.all_tables()
+        configs = [read_table(table) for table in tables if table.table_name != SAVES]
+        store = Store(configs, max_bytes, max_item_bytes, saved.save())
         _fill(store, saved)
     except Refusal as error:
         raise FormatError(f"{saved.path}: cannot be restored: {error.details()}") from None
@@ -102,6 +111,7 @@ def load(folder: str | os.PathLike[str], max_bytes: int, max_item_bytes: int | N
         counted.num_inserts, counted.num_samples = limiter.insert_count, limiter.sample_count
         counted.num_unique_samples = table.num_unique_samples
         counted.num_deleted_episodes = table.num_deleted_episodes
+    store.tables[SAVES].num_samples = store.tables[SAVES].num_inserts  # the restored save is safe
     return store
 
 
@@ -145,7 +155,8 @@ def _encode_table(table: Table) -> bytes:
     write_table(table.config, message)
     message.num_unique_samples, message.num_deleted_episodes = table.num_unique_samples, table.num_deleted_episodes
     limiter = message.rate_limiter
-    limiter.insert_count, limiter.sample_count = table.num_inserts, table.num_samples
+    limiter.insert_count = table.num_inserts
+    limiter.sample_count = table.num_inserts if table.config.name == SAVES else table.num_samples  # of this save
     limiter.delete_count = table.num_inserts - len(table)  # Reverb computes the number of items from it
     data: bytes = message.SerializeToString()
     return data

@@ -24,7 +24,7 @@ from reverb_writer.local.endpoint import LocalEndpoint
 from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.store import Store
 from reverb_writer.progress import progress
-from reverb_writer.tables import TableConfig, check_tables
+from reverb_writer.tables import SAVES, TableConfig, check_tables
 from reverb_writer.transport import endpoints, process_hooks
 
 _HOST = "127.0.0.1"
@@ -156,7 +156,8 @@ class LocalServer:
 
     def __repr__(self) -> str:
         """Return the address, and the number of items in each table."""
-        tables = (f"{name}: {len(table)} items" for name, table in self._store.tables.items())
+        every = self._store.tables.items()
+        tables = (f"{name}: {len(table)} items" for name, table in every if name != SAVES)
         return f"<LocalServer at {self.address}: {', '.join(tables)}>"
 
     def wait(self, timeout_s: float | None) -> bool:

@@ -1,6 +1,7 @@
 """The configuration of a replay server's tables: samplers, removers and rate limiters.
 
     balance          the rule of every rate limiter
+    saves            the reserved table in which a server counts its saves
     table_dicts      a table as plain values, for TOML and JSON
     table_messages   a table in Reverb's messages, and a server's answer about its tables
     shares           one shard's part of a table that several shards serve together
@@ -38,6 +39,8 @@ __all__ = [
     "check_tables",
     "check_unique_names",
 ]
+
+SAVES = "__saves"  # name of the reserved table of `tables.saves`
 
 _MAX_COUNT = 2**31 - 1  # Reverb counts a table's items in 32 bits
 
@@ -307,12 +310,17 @@ def check_tables(tables: Sequence[TableConfig]) -> None:
     """Refuse `tables` that no server can serve.
 
     Raises:
-        SpecError: The list is empty, two tables have the same name, or an element is not a table.
+        SpecError: The list is empty, two tables have the same name, one has the reserved name, or an element is not a
+            table.
     """
     if not isinstance(tables, Sequence) or not all(isinstance(table, TableConfig) for table in tables):
         raise SpecError(f"`tables` must be a sequence of TableConfig, got {tables!r}.")
     if not tables:
         raise SpecError("`tables` must not be empty: a server needs a table to write to.")
+    if any(table.name == SAVES for table in tables):
+        raise SpecError(
+            f"a table must not have the name `{SAVES}`: servers count their saves in it. Name it otherwise."
+        )
     check_unique_names([table.name for table in tables])
 
 

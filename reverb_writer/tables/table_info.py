@@ -9,6 +9,7 @@ from typing import Any
 from reverb_writer.errors import StructureError
 from reverb_writer.scalars import Scalars
 from reverb_writer.tables import Balance
+from reverb_writer.tables.saves import Saves
 
 COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 
@@ -117,11 +118,13 @@ class ServerInfo:
         state_id: random number, new at every start of the server.
         tables: the tables by name.
         at: `time.monotonic()` at that moment.
+        saves: the server's saves; None if it does not count them, as dm-reverb by itself.
     """
 
     state_id: int
     tables: dict[str, TableInfo]
     at: float
+    saves: Saves | None = None
 
 
 def check_tables_exist(tables: Iterable[str], info: ServerInfo, address: str) -> None:

@@ -19,6 +19,7 @@ from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.responses import parse
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables import (
+    SAVES,
     Balance,
     MinSize,
     Prioritized,
@@ -29,6 +30,7 @@ from reverb_writer.tables import (
     Stack,
     TableConfig,
 )
+from reverb_writer.tables.saves import read_saves
 from reverb_writer.tables.table_info import COUNTS, RateLimiterInfo, ServerInfo, TableInfo
 
 _MAX_TABLES = 10_000
@@ -123,13 +125,16 @@ def encode_signature(signature: Any) -> Any:
 
 
 def read_server_info(reply: bytes, at: float) -> ServerInfo:
-    """Read a ServerInfoResponse that arrived at `at` of `time.monotonic()`."""
+    """Read a ServerInfoResponse that arrived at `at` of `time.monotonic()`; the reserved table becomes `saves`."""
     response = parse("ServerInfoResponse", messages.ServerInfoResponse, reply)
     if len(response.table_info) > _MAX_TABLES:
         raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected at most {_MAX_TABLES}.")
     tables = {table.name: _table_info(table) for table in response.table_info}
-    state = response.tables_state_id
-    return ServerInfo((state.high << 64) | state.low, tables, at)
+    state, saves = response.tables_state_id, None
+    if (counts := tables.pop(SAVES, None)) is not None:
+        limiter = counts.rate_limiter
+        saves = read_saves(limiter.num_inserts, limiter.num_samples, counts.signature)
+    return ServerInfo((state.high << 64) | state.low, tables, at, saves)
 
 
 def _read_rate_limiter(message: Any, sampler: Selector) -> RateLimiter:

@@ -4,21 +4,20 @@
     answers, and the end of a connection -> post() -> the owner's thread runs them
 
 A `Delivery` has no thread and no lock: its owner calls it from one thread, and there runs the functions that other
-threads give to `post`. After a loss of the connection, all unconfirmed items are sent again with the same keys. The
-server keeps an item with a known key and only sets the new priority, so no item exists twice. A `Wait` is a call that
-waits for confirmations: its end, and its error.
+threads give to `post`. After a loss of the connection, all unconfirmed items are sent again with the same keys; after a
+restart of the server, `kept_requests` names confirmed items that are sent before them. The server keeps an item with a
+known key and only sets the new priority, so no item exists twice. A `Wait` is a call that waits for confirmations: its
+end, and its error.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import logging
 import math
 import queue
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -39,6 +38,7 @@ from reverb_writer.tables.rate_limits import explain_inserts, explain_limiter, i
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
+from reverb_writer.transport.kept_requests import KeptRequests
 from reverb_writer.transport.pipes import Event, LocalPipe, Pipe, open_pipe
 
 _LOG = logging.getLogger(__package__)
@@ -54,6 +54,7 @@ _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
 _LOG_EVERY_S = 10.0
 _LONGEST = 10  # bound of every wait, as a multiple of the time-out
+_SAVES_EVERY_S = 1.0  # interval of questions for the kept requests that a checkpoint has
 
 
 class Delivery:
@@ -61,6 +62,7 @@ class Delivery:
 
     Attributes:
         flight: unconfirmed items, and counters.
+        kept: confirmed requests that a restart of the server could lose.
         fault: kind and text of the error with which the server refuses items; None without a refusal.
         loss: error of the last attempt to connect; None while there is a connection, or before one is needed.
     """
@@ -73,6 +75,7 @@ class Delivery:
         *,
         needed: Callable[[], Iterable[int]] = lambda: (),
         max_sent_items: float = math.inf,
+        max_kept_bytes: int = 0,
         info: ServerInfo | None = None,
     ) -> None:
         """Prepare the delivery. It connects when it has items, and does not close the channel.
@@ -83,10 +86,12 @@ class Delivery:
             counts: counters to raise.
             needed: as for `InFlight`.
             max_sent_items: bound of the sent and unconfirmed items; sent items cannot be dropped.
+            max_kept_bytes: bound of the confirmed requests that are kept.
             info: the server's answer of a moment ago, instead of a question before the first connection.
         """
         self.channel = channel
-        self.flight = InFlight(needed)
+        self.kept = KeptRequests(max_kept_bytes, counts)
+        self.flight = InFlight(needed, self._keep)
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: Exception | None = None
         self._post, self._counts, self._max_sent_items, self._info = post, counts, max_sent_items, info
@@ -95,6 +100,7 @@ class Delivery:
         self._is_connecting = self._is_closed = False
         self._retry_at, self._failures = 0.0, 0
         self._state_id: int | None = None
+        self._ask_saves_at, self._has_released = 0.0, False
         self._forget_answers()
 
     # --------------------------------------------------------------------------------------------------- what to send
@@ -104,8 +110,8 @@ class Delivery:
         if self._is_closed:
             return math.inf
         if self._pipe is not None:
-            return self._send(self._pipe)
-        if not self.flight.has_queued or self._is_connecting:
+            return min(self._send(self._pipe), self._ask_saves())
+        if not (self.flight.has_queued or self.kept) or self._is_connecting:
             return math.inf
         left_s = self._retry_at - time.monotonic()
         if left_s > 0:
@@ -130,12 +136,30 @@ class Delivery:
         self.channel.examine()
         return _SILENCE_S / 10
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of confirmed requests that are kept, or are sent again."""
+        return self.kept.num_bytes + self.flight.again_bytes
+
+    def take_over(self, other: Delivery) -> None:
+        """Keep the confirmed requests that another delivery to the same server has kept until now."""
+        self.kept, other.kept = other.kept, self.kept
+        self._state_id = other._state_id
+
     def close(self) -> int:
-        """End the connection and give up pending items; return their number. Idempotent."""
+        """End the connection, give up pending items and return their number; release kept items. Idempotent."""
         self._is_closed = True
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
+        if num_uncovered := self.flight.again + self.kept.close():
+            self._counts["uncovered_items"] += num_uncovered
+            if self.kept.saves is not None:
+                text = (
+                    "%s: the observer ends with %d confirmed items that are in no checkpoint yet. They are lost if the "
+                    "server is killed before its next checkpoint."
+                )
+                _LOG.info(text, self.channel.address, num_uncovered)
         return self.flight.drop_all()
 
     # ------------------------------------------------------------------------------------------------- the connection
@@ -162,9 +186,13 @@ class Delivery:
                 self._counts["server_restarts"] += 1
                 text = (
                     "%s: the server was restarted; its tables are as in the checkpoint that it has restored, or empty. "
-                    "%d unconfirmed items are sent again."
+                    "%d unconfirmed and %d confirmed items are sent again."
                 )
-                _LOG.warning(text, self.channel.address, self.flight.pending)
+                _LOG.warning(text, self.channel.address, self.flight.pending, self.kept.num_items)
+                if self.kept.max_bytes:
+                    self.flight.send_again(self.kept.restarted(info))
+            elif self._state_id is None:
+                self.kept.seen(info)
             self._state_id = info.state_id
             check_tables_exist(self.flight.tables(), info, self.channel.address)
             self._attempt += 1
@@ -210,6 +238,43 @@ class Delivery:
         longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
         self._retry_at = time.monotonic() + random.uniform(longest_s / 2, longest_s)  # noqa: S311  # no secret
         self._failures += 1
+
+    # ------------------------------------------------------------------------------------------------ kept requests
+
+    def _keep(self, request: InsertRequest) -> None:
+        """Keep a request that the server has confirmed as a whole."""
+        if self.kept.add(request) and not self._has_released and self.kept.saves is not None and self.kept.saves.begun:
+            self._has_released = True
+            text = (
+                "%s: more than `max_kept_bytes` = %d bytes of confirmed items are in no checkpoint yet. The oldest are "
+                "released, counted in `stats().uncovered_items`, and lost if the server is killed before its next "
+                "checkpoint. Raise `max_kept_bytes`, or lower `checkpoints.every_s` of the server."
+            )
+            _LOG.warning(text, self.channel.address, self.kept.max_bytes)
+
+    def _ask_saves(self) -> float:
+        """Ask which kept requests a checkpoint has, if it is time; return as `proceed`."""
+        if not self.kept or self._ask_saves_at == math.inf:
+            return math.inf
+        left_s = self._ask_saves_at - time.monotonic()
+        if left_s > 0:
+            return left_s
+        self._ask_saves_at = math.inf
+        self.kept.asked()
+        self._question(_PROBE_TIMEOUT_S, functools.partial(self._on_saves, self._attempt))
+        return math.inf
+
+    def _on_saves(self, attempt: int, info: ServerInfo | Exception) -> None:
+        self._ask_saves_at = time.monotonic() + _SAVES_EVERY_S
+        pipe = self._pipe
+        if attempt != self._attempt or pipe is None or not isinstance(info, ServerInfo):
+            return
+        if info.state_id == self._state_id:
+            self.kept.answered(info)
+        else:  # it was restarted between the question for its tables and the stream
+            self._pipe = None
+            pipe.close()
+            self._lost(ServerUnavailableError(f"the server at {self.channel.address} was restarted."))
 
     # --------------------------------------------------------------------------------------------- why nothing moves
 
@@ -331,25 +396,3 @@ class Wait:
         now = time.monotonic()
         times = (self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S, self._look_at, *self._ask_at)
         return max(min(times) - now, 0.0)
-
-
-def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, info: ServerInfo | None = None) -> None:
-    """Send items by their own stream, and return when the server has confirmed every item.
-
-    A server inserts the items of a stream in order, so a waiting item blocks all later items of the stream: unrelated
-    items must not share a stream. After an error, the server may still insert received items. `Delivery` documents
-    `info`.
-    """
-    inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    with contextlib.closing(Delivery(channel, inbox.put, collections.Counter(), info=info)) as delivery:
-        delivery.flight.add(request)
-        wait = Wait("flush", timeout_s)
-        while num_pending := delivery.flight.pending:
-            if late := wait.proceed(delivery, delivery.flight.progress_at, num_pending):
-                raise late
-            pause_s = min(delivery.proceed(), wait.left_s(), threading.TIMEOUT_MAX)
-            with contextlib.suppress(queue.Empty):
-                inbox.get(timeout=pause_s)()
-            if delivery.fault is not None:
-                kind, text = delivery.fault
-                raise kind(text)

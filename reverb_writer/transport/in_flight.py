@@ -1,8 +1,12 @@
 """Requests in flight, queued or sent, and the chunks that they share. No I/O, no threads.
 
-    add -> queued --take_message--> sent --acknowledge--> removed
+    add -> queued --take_message--> sent --acknowledge--> removed; `finished` gets the request
              ^                        |
              +-------- requeue -------+   (the connection was lost)
+
+    send_again -> the head of the queue   (the server was restarted, and may lack requests that it had confirmed)
+
+Requests that are sent again were counted when they were confirmed: no counter counts them a second time.
 
 Each request lists chunks to keep. The server forgets all other chunks, and refuses a request that lists an unknown
 chunk. A message lists the chunks on the server that queued requests or later windows may refer to.
@@ -16,9 +20,10 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -37,17 +42,66 @@ class InsertRequest:
     rows: list[npt.NDArray[np.uint8]]  # as `encode_items` makes them, in the order of insertion: one item per row
     chunks: dict[int, bytes]  # all encoded chunks of the items, by key, in the order of their steps
     num_bytes: int  # memory that the request adds: its rows, and chunks that no earlier request had
+    num_pending: int = field(init=False)  # items that the present server has not confirmed
+    num_new: int = field(init=False)  # items that no server has confirmed
+    sent_at: float | None = field(init=False, default=None)  # `time.monotonic()`; minus infinity if it was sent twice
+    is_again: bool = field(init=False, default=False)  # whether it was confirmed as a whole, and is sent again
 
     def __post_init__(self) -> None:
-        self.num_items = self.num_pending = sum(map(len, self.rows))
+        self.num_items = self.num_pending = self.num_new = sum(map(len, self.rows))
         self._is_pending = np.ones(self.num_items, bool)
+        self._is_left_out = self._was_confirmed = np.zeros(self.num_items, bool)  # replaced, never changed in place
 
     def acknowledge(self, keys: Keys) -> int:
-        """Mark items of the request as acknowledged; return how many were new. Other keys are ignored."""
+        """Mark items of the request as confirmed; return how many the present server confirms for the first time.
+
+        Other keys are ignored.
+        """
         index = keys - np.uint64(self.first_key)  # keys below the first one wrap around to huge numbers
         self._is_pending[index[index < self.num_items]] = False
         before, self.num_pending = self.num_pending, int(np.count_nonzero(self._is_pending))
+        if self.num_new:
+            self.num_new = int(np.count_nonzero(self._is_pending & ~self._was_confirmed))
         return before - self.num_pending
+
+    def renew(self) -> None:
+        """Make confirmed items pending again, because another server has taken over, except those left out."""
+        self._was_confirmed = self._was_confirmed | ~self._is_pending
+        self._is_pending = ~self._is_left_out
+        self.num_pending = int(np.count_nonzero(self._is_pending))
+
+    def leave_out(self, table: str, num_left: float = 0) -> int:
+        """Never send items of a table again, except the newest `num_left`; return how many are left out by the call."""
+        is_left_out, before = self._is_left_out.copy(), np.count_nonzero(self._is_left_out)
+        stop = self.num_items
+        for name, rows in zip(reversed(self.block_tables()), reversed(self.rows), strict=True):
+            if name == table:
+                num_kept = int(min(len(rows), num_left))
+                num_left -= num_kept
+                is_left_out[stop - len(rows) : stop - num_kept] = True
+            stop -= len(rows)
+        self._is_left_out = is_left_out
+        return int(np.count_nonzero(is_left_out) - before)
+
+    def count(self, table: str) -> int:
+        """Return the number of items of a table that are not left out."""
+        if self.tables == {table}:
+            return self.num_kept
+        stops = itertools.accumulate(map(len, self.rows))
+        blocks = zip(self.block_tables(), self.rows, stops, strict=True)
+        left_out = self._is_left_out
+        return sum(len(rows) - int(left_out[at - len(rows) : at].sum()) for name, rows, at in blocks if name == table)
+
+    @property
+    def num_kept(self) -> int:
+        """Number of items that are not left out."""
+        return self.num_items - int(np.count_nonzero(self._is_left_out))
+
+    def block_tables(self) -> list[str]:
+        """Return the table of each array of `rows`."""
+        if len(self.tables) == 1:
+            return [*self.tables] * len(self.rows)
+        return [InsertStreamRequest.FromString(rows[0].tobytes()).items[0].table for rows in self.rows]
 
     def remaining_rows(self) -> list[npt.NDArray[np.uint8]]:
         """Return the items that are not acknowledged."""
@@ -61,16 +115,26 @@ class InFlight:
     """Requests in flight.
 
     Attributes:
-        acknowledged: number of items that the server has confirmed.
+        acknowledged: number of items that a server has confirmed.
         pending: number of items that are neither confirmed nor given up.
         pending_bytes: memory of the pending items.
+        again_bytes: memory of requests that are sent again.
         progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending after it, of the next `add`.
     """
 
-    def __init__(self, needed: Callable[[], Iterable[int]] = lambda: ()) -> None:
-        """Start with nothing in flight; `needed` returns the keys of chunks that later windows may refer to."""
-        self._needed = needed
-        self.acknowledged = self.pending = self.pending_bytes = 0
+    def __init__(
+        self,
+        needed: Callable[[], Iterable[int]] = lambda: (),
+        finished: Callable[[InsertRequest], object] = lambda _: None,
+    ) -> None:
+        """Start with nothing in flight.
+
+        Args:
+            needed: returns the keys of chunks that later windows may refer to.
+            finished: gets each request when its last item is confirmed.
+        """
+        self._needed, self._finished = needed, finished
+        self.acknowledged = self.pending = self.pending_bytes = self.again_bytes = 0
         self.progress_at = 0.0
         self._queued: collections.deque[InsertRequest] = collections.deque()
         self._sent: collections.deque[InsertRequest] = collections.deque()
@@ -80,6 +144,11 @@ class InFlight:
     def has_queued(self) -> bool:
         """Whether `take_message` has a request to take."""
         return bool(self._queued)
+
+    @property
+    def again(self) -> int:
+        """Number of items that were confirmed and are sent again."""
+        return sum(request.num_pending - request.num_new for request in (*self._sent, *self._queued))
 
     @property
     def sent_items(self) -> int:
@@ -112,6 +181,7 @@ class InFlight:
             for rows in request.remaining_rows():
                 parts.append(rows.data)
                 size += rows.nbytes
+            request.sent_at = -math.inf if request.sent_at is not None else time.monotonic()
             self._sent.append(request)
         self._on_server.intersection_update(itertools.chain(self._needed(), *[each.chunks for each in self._queued]))
         parts.append(InsertStreamRequest(keep_chunk_keys=self._on_server).SerializeToString())
@@ -123,38 +193,56 @@ class InFlight:
         for request in [*self._sent]:
             if not expected:
                 break
+            num_new = request.num_new
             found = request.acknowledge(keys)
             expected -= found
-            self.acknowledged += found
-            self.pending -= found
+            self.acknowledged += num_new - request.num_new
+            self.pending -= num_new - request.num_new
             if found:
                 self.progress_at = time.monotonic()
             if not request.num_pending:
-                self.pending_bytes -= request.num_bytes
+                if request.is_again:
+                    self.again_bytes -= request.num_bytes
+                else:
+                    self.pending_bytes -= request.num_bytes
                 self._sent.remove(request)  # nearly always the first
+                self._finished(request)
         return self.acknowledged - before
 
     def requeue(self) -> int:
         """Put all sent requests back at the head of the queue, in order; return the number of unconfirmed items."""
-        num_items = self.sent_items
+        num_items = sum(request.num_new for request in self._sent)
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
         self._on_server.clear()
         return num_items
 
+    def send_again(self, requests: Sequence[InsertRequest]) -> None:
+        """Queue confirmed requests before all others, and confirmed items of other requests; nothing may be sent."""
+        for request in (*requests, *self._queued):
+            request.renew()
+        for request in reversed(requests):
+            if request.num_pending:
+                request.is_again = True
+                self.again_bytes += request.num_bytes
+                self._queued.appendleft(request)
+        self.progress_at = time.monotonic()
+
     def drop_oldest(self) -> bool:
-        """Give up the oldest request in the queue unless it is the only one; return whether one was given up."""
-        if len(self._queued) <= 1:
+        """Give up the oldest unconfirmed request in the queue unless it is the only one; return whether one was."""
+        whole = (each for each in self._queued if each.num_new == each.num_items)
+        request = next(whole, None)
+        if request is None or next(whole, None) is None:
             return False
-        request = self._queued.popleft()
-        self.pending -= request.num_pending
+        self._queued.remove(request)
+        self.pending -= request.num_new
         self.pending_bytes -= request.num_bytes
         return True
 
     def drop_all(self) -> int:
-        """Give up all pending items; return their number."""
+        """Give up all items; return the number of pending ones."""
         undelivered = self.pending
-        self.pending = self.pending_bytes = 0
+        self.pending = self.pending_bytes = self.again_bytes = 0
         self._queued.clear()
         self._sent.clear()
         return undelivered

@@ -219,14 +219,28 @@ class Outbox:
         for shard in shards:
             if shard.name not in self._destinations:
                 self._destinations[shard.name] = self._new_destination(shard)
+        for destination in self._all:
+            destination.delivery.kept.max_bytes = self._max_kept_bytes
         return left
 
     def _new_destination(self, server: Server) -> Destination:
         limit = ItemLimit(self._options.max_in_flight_items, self._kinds.items_per_step * self._ring.num_envs)
         max_sent = limit.items / 2 if self._drops_oldest else math.inf  # a sent item cannot be dropped
         needed, counts = self._cutter.needed_chunks, self._books.counts
-        delivery = Delivery(server.channel, self._post, counts, needed=needed, max_sent_items=max_sent)
+        delivery = Delivery(
+            server.channel,
+            self._post,
+            counts,
+            needed=needed,
+            max_sent_items=max_sent,
+            max_kept_bytes=self._max_kept_bytes,
+        )
         return Destination(server, delivery, limit)
+
+    @property
+    def _max_kept_bytes(self) -> int:
+        """The equal part of each server."""
+        return self._options.max_kept_bytes // max(len(self._shards), 1)
 
     def check_shards(self) -> None:
         """Ask silent servers if it is time; give up lost servers and cut their open episodes."""
@@ -248,9 +262,10 @@ class Outbox:
                 _LOG.info("Shard %s answers again.", destination.server.address)
             elif not destination.is_lost and has_other and (is_told or is_silent):
                 silence = f"has neither confirmed nor answered anything for {silent_s:.1f} s"
+                another = self._destinations[name] = self._new_destination(destination.server)
+                another.delivery.take_over(destination.delivery)  # a shard that is restarted gets its confirmed items
                 self._give_up(destination, "is called lost by the target" if is_told else silence)
                 lost.append(destination)
-                another = self._destinations[name] = self._new_destination(destination.server)
                 another.is_lost, another.asked_at = True, now
             elif now - destination.asked_at >= patience_s / 2 and (destination.is_lost or silent_s >= patience_s / 2):
                 destination.asked_at = now
@@ -324,6 +339,7 @@ class Outbox:
             **{**counts, "items": counts["items"] + self._cutter.num_unencoded},
             pending_items=self.num_pending,
             pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self._all),
+            kept_bytes=sum(destination.delivery.kept_bytes for destination in self._all),
             dropped_items=counts["items"] - counts["acknowledged_items"] - num_written,
             dropped_steps=dict(self._books.dropped_steps),
         )

@@ -23,6 +23,7 @@ class StreamKeywords(TypedDict, total=False):
     max_delay_s: float
     max_in_flight_items: int | None
     max_in_flight_bytes: int
+    max_kept_bytes: int
     on_block: OnBlock
     chunk_length: int | None
     patience_s: float
@@ -45,6 +46,9 @@ class StreamOptions:
             calls complete if that is more, and up to 16,384 while the server confirms more in a tenth of a second.
         max_in_flight_bytes: bytes of unconfirmed items and chunks at which steps wait; also bounds the memory of steps
             that are not encoded yet.
+        max_kept_bytes: bytes of confirmed items that are kept until a checkpoint of the server has them, or their table
+            has removed them. A restarted server gets them again. If they need more memory, the oldest are released and
+            counted; no step waits for them. 0 to keep none.
         on_block: action of a step without room: "wait" while there is progress, "raise" at once, or "drop_oldest" to
             drop the oldest items that are not sent.
         chunk_length: steps in a chunk, at most 16,383; None for a length that suits the windows.
@@ -69,6 +73,7 @@ class StreamOptions:
     max_delay_s: float = 0.5
     max_in_flight_items: int | None = None
     max_in_flight_bytes: int = 128 << 20
+    max_kept_bytes: int = 64 << 20
     on_block: OnBlock = "wait"
     chunk_length: int | None = None
     patience_s: float = 10.0
@@ -80,6 +85,7 @@ class StreamOptions:
         """Check all options that have no check elsewhere."""
         checked_last_row(self.last_row)
         integer("max_in_flight_bytes", self.max_in_flight_bytes, minimum=1)
+        integer("max_kept_bytes", self.max_kept_bytes, minimum=0)
         bounds = {"max_in_flight_items": None, "chunk_length": MAX_CHUNK_LENGTH}
         for name, maximum in bounds.items():
             if (number := getattr(self, name)) is not None:
@@ -98,7 +104,7 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class ObserverStats(Scalars):
-    """Counters of an observer since it was made. `pending_items` and `pending_bytes` are present values.
+    """Counters of an observer since it was made. `pending_items`, `pending_bytes` and `kept_bytes` are present values.
 
     Attributes:
         steps: steps taken, including boundary steps, without padding.
@@ -117,6 +123,15 @@ class ObserverStats(Scalars):
         resent_items: items sent again after a lost connection; a server stores each item once.
         lost_shards: number of times that one of several servers was given up.
         unconfirmed_items: dropped items that a lost shard had not confirmed; the shard may have stored some.
+        kept_bytes: memory of confirmed items that no checkpoint of the server has, in bytes; see `max_kept_bytes`.
+        recovered_items: confirmed items sent again to a restarted server; an item that its checkpoint has takes its
+            first priority again.
+        repeatable_items: recovered items of tables with `max_times_sampled`; those that a learner had received since
+            the checkpoint are given out twice.
+        displaced_items: newer items that recovered items may have pushed out of a full table.
+        uncovered_items: confirmed items that a restart of the server could lose or has lost. They were released because
+            of `max_kept_bytes`, at `close`, with a shard that left the target, or at a reset; or the server has
+            restored an older checkpoint than its newest one.
         failed_priorities: dropped items whose priority function failed.
         unmarked_steps: steps before the first mark of an episode's end, if it is late; else 0.
         unknown_ends: ends of episodes that do not show whether the environment ended the episode. Their last action is
@@ -137,6 +152,11 @@ class ObserverStats(Scalars):
     resent_items: int = 0
     lost_shards: int = 0
     unconfirmed_items: int = 0
+    kept_bytes: int = 0
+    recovered_items: int = 0
+    repeatable_items: int = 0
+    displaced_items: int = 0
+    uncovered_items: int = 0
     failed_priorities: int = 0
     unmarked_steps: int = 0
     unknown_ends: int = 0

@@ -17,12 +17,14 @@ import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import parse
 from reverb_writer.transport.channel import Channel
+from reverb_writer_server.checkpoints.contents import Checkpoint
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checkpoints.owner import advice_on_room
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.observability.banner import format_bytes
 from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
+from reverb_writer_server.save_numbers import begin_save, publish_safe
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.05
@@ -79,9 +81,30 @@ class Saver:
     """The saves of one Reverb process. Used by one thread."""
 
     def __init__(
-        self, folder: CheckpointFolder, process: ReverbProcess, state: ServiceState, jobs: Jobs, stop: threading.Event
+        self,
+        folder: CheckpointFolder,
+        process: ReverbProcess,
+        state: ServiceState,
+        jobs: Jobs,
+        stop: threading.Event,
+        *,
+        restored: Checkpoint | None = None,
+        safe_after: int = 1,
     ) -> None:
-        """Connect, while the server still has descriptors; `stop` ends a save early, because the last one follows."""
+        """Connect, while the server still has descriptors.
+
+        Args:
+            folder: folder of the checkpoints.
+            process: process that serves.
+            state: state of the service.
+            jobs: runs the saves, and counts failures.
+            stop: ends a save early, because the last one follows.
+            restored: checkpoint with which the process has begun; None if it began empty.
+            safe_after: number of kept checkpoints that must have an item before its writer releases it.
+        """
+        self._restored, self._safe_after = -1 if restored is None else restored.sequence, safe_after
+        self._first = folder.owner.mark.sequence  # the restored checkpoint and older ones have the same data
+        self._is_unpublished = True  # whether writers do not know the newest safe save
         self._folder, self._process, self._state, self._jobs, self._stop = folder, process, state, jobs, stop
         self._channel = Channel(state.address, permanent=True)
         self._refreshed_at = self._began_at = time.monotonic()
@@ -93,6 +116,8 @@ class Saver:
     def tick(self) -> None:
         """Keep finished checkpoints, and save if a save is due."""
         self._jobs.run("keep", self._keep_finished)
+        if self._is_unpublished:
+            self._jobs.run("number", self._publish)
         is_due = 0 < self._state.checkpoint_every_s <= time.monotonic() - self._began_at
         if (is_due or self._is_requested.is_set()) and not self._stop.is_set():
             self._is_requested.clear()
@@ -128,6 +153,13 @@ class Saver:
         self._refreshed_at = time.monotonic()
         self._state.kept = self._folder.kept()
 
+    def _publish(self) -> None:
+        """Tell writers the newest save that `safe_after` checkpoints of the served data have."""
+        ours = [one for one in self._folder.sound() if one.sequence > self._first or one.sequence <= self._restored]
+        if len(ours) >= self._safe_after:
+            publish_safe(self._channel, ours[self._safe_after - 1].save()[1])
+        self._is_unpublished = False
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._channel.close()
@@ -152,6 +184,7 @@ class Saver:
         self._folder.clear_unfinished(0.0 if self._stop.is_set() else _YOUNG_S)
         self._keep_finished()
         self._make_room()
+        self._jobs.run("number", lambda: begin_save(self._channel))
         started = time.monotonic()
         reply = self._channel.start(messages.CHECKPOINT, b"", _FOR_EVER_S)
         try:
@@ -220,6 +253,7 @@ class Saver:
         for one in adopted.kept.values():
             _logger.info("checkpoint %s, %s", one.name, format_bytes(one.size_bytes))
         if adopted.kept:
+            self._is_unpublished = True
             self._refresh()
         elif adopted.refused:
             raise SaveError(f"Reverb reported success, but its checkpoint is damaged: {adopted.refused}")

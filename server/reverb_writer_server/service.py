@@ -296,7 +296,15 @@ class Service:
         self._figures = monitor.latest()
         saver = None
         if self._folder is not None:
-            saver = Saver(self._folder, process, state, self._jobs, self._stop)
+            saver = Saver(
+                self._folder,
+                process,
+                state,
+                self._jobs,
+                self._stop,
+                restored=started.restored,
+                safe_after=self._config.checkpoints_safe_after,
+            )
             resources.callback(saver.close)
         if self._config.memory_alert_bytes:
             self._jobs.every("memory", _TICK_S, lambda: self._look_at_memory(saver))

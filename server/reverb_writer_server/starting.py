@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import reverb_writer as rw
+from reverb_writer.tables.saves import saves_table
 from reverb_writer_server.checkpoints.contents import Checkpoint, differences
 from reverb_writer_server.checkpoints.convert import Target, convert
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, check_directory, first_restorable
@@ -85,7 +86,7 @@ class Start:
             if restore is not None and folder is not None and config.checkpoints_on_mismatch == "config":
                 path = folder.fitted
                 copy.callback(shutil.rmtree, path, ignore_errors=True)
-                left_out = convert([restore], [Target(path, {table.name: table for table in tables})])
+                left_out = convert([restore], [Target(path, {table.name: table for table in (*tables, saves_table())})])
                 for name, count in left_out.items():
                     about = "items of the checkpoint do not fit the configuration and are left out"
                     _logger.warning("table `%s`: %d %s", name, count, about)

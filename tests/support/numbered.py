@@ -10,7 +10,7 @@ import numpy as np
 import reverb_writer as rw
 from reverb_writer.client.server_calls import one_item
 from reverb_writer.protocol import messages
-from reverb_writer.transport.delivery import insert_items
+from reverb_writer.transport.single_request import insert_items
 
 QUEUE = rw.TableConfig("queue", 10_000, sampler="fifo", max_times_sampled=1)
 

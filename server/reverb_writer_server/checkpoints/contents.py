@@ -17,7 +17,7 @@ from reverb_writer.errors import FormatError
 from reverb_writer.files.saved_replay import SavedReplay, sequence_of
 from reverb_writer.files.tfrecord import DONE, FILES, read_file
 from reverb_writer.protocol import messages, signatures
-from reverb_writer.tables import Prioritized, Selector, TableConfig
+from reverb_writer.tables import SAVES, Prioritized, Selector, TableConfig
 from reverb_writer.tables.table_messages import read_balance, read_selector, write_table
 
 MANIFEST = "MANIFEST.json"  # size and checksum of each file; the size shows a short file without reading it
@@ -140,7 +140,7 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     if fault:
         raise FormatError(f"{checkpoint.path}: {fault}. It is incomplete; use another one.")
     tables = tuple(checkpoint.tables())
-    names = {table.table_name for table in tables}
+    names = {table.table_name for table in checkpoint.all_tables()}
     items: Counter[str] = Counter()
     needed: set[int] = set()
     for item in checkpoint.parsed_items(messages.PrioritizedItem):
@@ -157,7 +157,7 @@ def inspect(checkpoint: Checkpoint) -> Contents:
         raise FormatError(
             f"{checkpoint.path}: {len(needed)} chunks that items refer to are missing; the checkpoint has {chunks}."
         )
-    return Contents(tables, {name: items[name] for name in sorted(names)}, chunks, steps)
+    return Contents(tables, {name: items[name] for name in sorted(names - {SAVES})}, chunks, steps)
 
 
 def differences(tables: Sequence[TableConfig], saved: Iterable[Any]) -> list[str]:

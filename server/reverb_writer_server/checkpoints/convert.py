@@ -24,7 +24,7 @@ from reverb_writer.files.saved_replay import SavedReplay, open_saved
 from reverb_writer.files.tfrecord import CHUNKS, DONE, ITEMS, TABLES, RecordWriter, write_records
 from reverb_writer.progress import progress
 from reverb_writer.protocol import messages
-from reverb_writer.tables import Queue, TableConfig
+from reverb_writer.tables import SAVES, Queue, TableConfig
 from reverb_writer.tables.table_messages import read_balance, write_table
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, finished_in
 from reverb_writer_server.checkpoints.owner import CheckpointError
@@ -62,7 +62,7 @@ def convert(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> dict[s
     left_out: dict[str, int] = {}
     for name, items in _items_by_table(sources, targets[0].tables).items():
         if name not in targets[0].tables or name not in tables:
-            left_out[name] = len(items)
+            left_out[name] = 0 if name == SAVES else len(items)
             continue
         sizes = [target.tables[name].max_size for target in targets]
         if max(sizes) == 1:
@@ -150,7 +150,7 @@ def _items_by_table(sources: Sequence[SavedReplay], tables: Mapping[str, TableCo
 def _tables_by_name(sources: Sequence[SavedReplay]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for source in sources:
-        for table in source.tables():
+        for table in source.all_tables():
             found.setdefault(table.table_name, []).append(table)
     return found
 
@@ -175,7 +175,9 @@ def _deal(items: Sequence[_Item], sizes: Sequence[int]) -> list[list[_Item]]:
 
 def _tables_of(target: Target, tables: Mapping[str, Sequence[Any]], targets: Sequence[Target]) -> Iterable[bytes]:
     for name, before in tables.items():
-        if name in target.tables:
+        if name == SAVES and name in target.tables:
+            yield before[0].SerializeToString()  # it names the save
+        elif name in target.tables:
             total = sum(len(one.items.get(name, ())) for one in targets)
             num_items = len(target.items.get(name, ()))
             yield _table(target.tables[name], before, num_items, num_items / total if total else 1 / len(targets))

@@ -190,6 +190,10 @@ class CheckpointFolder:
         """Return the newest sound checkpoint, or None."""
         return next(self._sound(), None)
 
+    def sound(self) -> list[Checkpoint]:
+        """Return the sound checkpoints, newest first."""
+        return [*self._sound()]
+
     def kept(self) -> Kept:
         """Return the facts about the sound checkpoints."""
         sound = list(self._sound())

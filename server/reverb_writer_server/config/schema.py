@@ -86,6 +86,9 @@ class ServerConfig:
     checkpoints_directory: _Path = path("folder for checkpoints only; without one, no data are kept", "--checkpoints")
     checkpoints_every_s: float = quantity(600.0, "seconds", "time between checkpoints; 0 for no periodic ones")
     checkpoints_keep: int = whole(3, 1, 1000, "number of checkpoints to keep")
+    checkpoints_safe_after: int = whole(
+        1, 1, 1000, "number of checkpoints that must have an item before its writer releases it"
+    )
     checkpoints_restore: str = key(
         "latest", '"latest", "none" or a name', "checkpoint to restore; `latest` is the newest sound one", "--restore"
     )
@@ -133,6 +136,11 @@ def load(
         name.replace(".", "_"): value for name, value in settings.values().items() if not name.startswith("tables.")
     }
     config = ServerConfig(**found)
+    if config.checkpoints_safe_after > config.checkpoints_keep:
+        origin, allowed = settings.origin("checkpoints", "safe_after"), f"at most `keep`, {config.checkpoints_keep}"
+        raise ConfigError(
+            f"{origin}: `checkpoints.safe_after`: got {config.checkpoints_safe_after}, allowed: {allowed}."
+        )
     shards, shard, directory = config.cluster_shards, config.cluster_shard, config.checkpoints_directory
     if shards > 1 or shard:
         if shard is None or shard >= shards:

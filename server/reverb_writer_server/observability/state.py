@@ -14,7 +14,7 @@ _MAX_PAUSE_S = 30.0  # limit of a pause of a live thread, whose calls end within
 # Factor of `max_silence_s` for the thread that waits for disks: a slow disk syncs gigabytes for minutes.
 _DISK_PATIENCE = 10
 
-Job: TypeAlias = Literal["checkpoint", "keep", "connect", "figures", "memory", "disk", "certificate"]
+Job: TypeAlias = Literal["checkpoint", "keep", "number", "connect", "figures", "memory", "disk", "certificate"]
 """The kinds of periodic work, by which failures are counted."""
 
 

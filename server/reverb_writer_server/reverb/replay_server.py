@@ -8,6 +8,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +23,9 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol import messages
 from reverb_writer.tables import Selector, TableConfig, check_tables
+from reverb_writer.tables.saves import saves_table
 from reverb_writer.tables.table_messages import write_selector
+from reverb_writer_server.checkpoints.new_life import for_new_life
 from reverb_writer_server.checkpoints.owner import UnrestorableError
 from reverb_writer_server.reverb.sockets import ALL, LOOPBACK, free_port, port_in_use, reserved, restrict_to_loopback
 
@@ -75,12 +78,14 @@ class ReplayServer:
         self.address = f"localhost:{self.port}"
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        reverb_tables = [_reverb_table(table) for table in tables]
+        reverb_tables = [_reverb_table(table) for table in (*tables, saves_table())]
         with contextlib.ExitStack() as undo:
             folder = checkpoints or undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
-            checkpointer = DefaultCheckpointer(
-                os.fspath(folder), fallback_checkpoint_path=None if restore is None else os.fspath(restore)
-            )
+            fallback = None
+            if restore is not None:
+                renamed = undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
+                fallback = os.fspath(for_new_life(Path(restore), Path(renamed)))
+            checkpointer = DefaultCheckpointer(os.fspath(folder), fallback_checkpoint_path=fallback)
             with reserved(self.port):
                 try:
                     server = reverb.Server(reverb_tables, self.port, checkpointer)

@@ -17,7 +17,7 @@ from threads import at_once
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import one_item
-from reverb_writer.transport.delivery import insert_items
+from reverb_writer.transport.single_request import insert_items
 
 
 def test_server_info_tells_of_every_table(client: rw.Client) -> None:

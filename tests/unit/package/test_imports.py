@@ -37,8 +37,8 @@ CLIENT = [
     "scalars", "arrays", "lazy", "errors",
 ]  # fmt: skip
 SERVER = [
-    "cli", "service", "turn", "starting", "saving", "jobs", "certs", "observability", "reverb", "checkpoints", "config",
-    "machine", "log_setup", "signals",
+    "cli", "service", "turn", "starting", "saving", "save_numbers", "jobs", "certs", "observability", "reverb",
+    "checkpoints", "config", "machine", "log_setup", "signals",
 ]  # fmt: skip
 LAYERS = {"reverb_writer": CLIENT, "reverb_writer_server": SERVER}
 FOLDERS = {"reverb_writer": ROOT / "reverb_writer", "reverb_writer_server": ROOT / "server" / "reverb_writer_server"}
