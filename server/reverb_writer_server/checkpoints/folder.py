@@ -216,9 +216,10 @@ class CheckpointFolder:
 
     def kept(self) -> Kept:
         """Return the facts about the sound checkpoints."""
-        sound = list(self._sound())
-        newest = [(one.name, one.size_bytes, one.written_at.timestamp()) for one in sound[:1]]
-        return Kept(len(sound), *(newest[0] if newest else (None, 0, None)), sum(self._left_out.values()))
+        sound, left_out = list(self._sound()), sum(self._left_out.values())
+        if not sound:
+            return Kept(left_out=left_out)
+        return Kept(len(sound), sound[0].name, sound[0].size_bytes, sound[0].written_at.timestamp(), left_out)
 
     def close(self) -> None:
         """Unlock the folder, so that another server can use it. Idempotent."""
