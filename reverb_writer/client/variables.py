@@ -68,8 +68,9 @@ class Variables:
     `TableConfig.variables(name)` makes such a table: `max_size` 1, and items that may be sampled any number of times.
 
     A version is a number that grows with each publication, also when the learner or a server starts again: the first
-    number of a publisher is the time in milliseconds since 1970, and each further number is larger by one. Readers take
-    only versions with larger numbers than their own. So a table must have one publisher at a time.
+    number of a publisher is the time in milliseconds since 1970, or larger by one than the table's number if a clock
+    was set back, and each further number is larger by one. Readers take only versions with larger numbers than their
+    own. So a table must have one publisher at a time.
 
     One of several servers gets a version: the first that is up and answers, in an order that depends only on the
     table's name. Readers look at all servers.
@@ -153,6 +154,7 @@ class Variables:
 
         Raises:
             StructureError: Reverb cannot store the nest, or it is too large. Nothing changed.
+            FormatError: the table's item was not written by `publish`. Nothing changed.
             ReplayTimeoutError: not confirmed in time.
         """
         return self._publish(nest.state_dict() if hasattr(nest, "state_dict") else nest)
@@ -173,6 +175,9 @@ class Variables:
         modules = [type(leaf).__name__ for leaf in tree.flatten(nest) if hasattr(leaf, "state_dict")]
         if modules:
             raise StructureError(f"a nest with a {modules[0]}, expected arrays. Publish its `state_dict()` instead.")
+        deadline = Deadline(self._timeout_s)
+        if not self._last_number:  # this machine's clock may be behind the clock of the last publisher
+            newest = max(newest, self._look({}, deadline).version)
         leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
         num_bytes = sum(leaf.nbytes for leaf in leaves)
         if num_bytes > _MAX_BYTES:
@@ -182,7 +187,6 @@ class Variables:
             first = 0 if self._last_number else time.time_ns() // 1_000_000
             version = self._last_number = max(newest + 1, self._last_number + 1, self.version + 1, first)
         structure = np.array([encoded, str(version).encode(), *([_LAST] if is_last else [])], object)
-        deadline = Deadline(self._timeout_s)
         shards = {shard.name: shard for shard in self._client.connections.in_state("up")}
         chosen = first_that_answers([shards[name] for name in rank_shards(self._table, shards)], deadline)
         if self._publishes_to not in (None, chosen.name):

@@ -54,6 +54,22 @@ def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer, mo
             assert other.publish(WEIGHTS) == first + 4
 
 
+def test_learner_whose_clock_is_behind_publishes_weights_that_actors_take(
+    server: rw.LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rw.Variables(server, "weights") as learner, rw.Variables(server, "weights") as actor:
+        first = learner.publish([np.arange(3)])
+        assert actor.wait()[0].tolist() == [0, 1, 2]
+        monkeypatch.setattr("time.time_ns", lambda: 1_000_000_000)  # on another machine, 1 s after 1970
+        with rw.Variables(server, "weights") as later:
+            assert [later.publish([np.arange(3, 6)]), later.publish([np.arange(3)])] == [first + 1, first + 2]
+        assert actor.wait(timeout_s=10.0)[0].tolist() == [0, 1, 2]
+        assert actor.version == first + 2
+        with rw.Variables(server, "weights") as last:
+            last.finish()
+        assert actor.wait(timeout_s=10.0) is None
+
+
 def test_variables_may_be_sent_to_another_process(server: rw.LocalServer) -> None:
     with rw.Variables(server, "weights", timeout_s=60) as learner:
         learner.publish(WEIGHTS)
