@@ -38,7 +38,8 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     StructureError,
 )
-from reverb_writer.leaves import host_array
+from reverb_writer.leaves import Array, host_array
+from reverb_writer.nests import at_leaf, named_leaves
 from reverb_writer.protocol.signatures import ArraySpec, decode_spec, encode_spec
 
 _LOG = logging.getLogger(__package__)
@@ -146,8 +147,9 @@ class Variables:
         """Make a nest the newest version; return when the server has it.
 
         Args:
-            nest: arrays in dicts with keys of type `str`, lists, tuples and named tuples, at most 1 GB. Tensors may
-                have gradients and be on any device. Or a PyTorch module or another object with `state_dict()`.
+            nest: arrays, numbers and strings in dicts with keys of type `str`, lists, tuples and named tuples, at most
+                1 GB. Tensors may have gradients and be on any device. Or `bytes`, such as `torch.save` writes. Or a
+                PyTorch module or another object with `state_dict()`.
 
         Returns:
             The version's number. The number of a failed call is not used again: a server may have that version.
@@ -178,8 +180,8 @@ class Variables:
         deadline = Deadline(self._timeout_s)
         if not self._last_number:  # this machine's clock may be behind the clock of the last publisher
             newest = max(newest, self._look({}, deadline).version)
-        leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
-        num_bytes = sum(leaf.nbytes for leaf in leaves)
+        leaves = _arrays(nest)
+        num_bytes = sum(sum(map(len, leaf.flat)) if leaf.dtype == object else leaf.nbytes for leaf in leaves)
         if num_bytes > _MAX_BYTES:
             raise StructureError(f"a nest of {num_bytes} bytes, expected at most {_MAX_BYTES}. Publish it in parts.")
         encoded = encode_spec(tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves]))
@@ -387,3 +389,22 @@ class Variables:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _arrays(nest: Any) -> list[Array]:
+    """Return the leaves of a nest as arrays; raise StructureError with the path of another leaf."""
+    arrays = []
+    for path, leaf in zip(*named_leaves(nest, "a version"), strict=True):
+        array = host_array(leaf)
+        others = (
+            {type(one).__name__ for one in array.flat if not isinstance(one, str | bytes)}
+            if array.dtype == object
+            else ()
+        )
+        if others:
+            raise StructureError(
+                f"{at_leaf('a version', path)}: {', '.join(sorted(others))}, expected an array, a number or a string. "
+                "Leave it out, or publish the `bytes` of a file, such as `torch.save` writes."
+            )
+        arrays.append(array)
+    return arrays

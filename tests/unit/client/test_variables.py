@@ -95,6 +95,31 @@ def test_module_in_a_nest_is_refused_with_what_to_publish(server: rw.LocalServer
         assert learner.version == 0
 
 
+@pytest.mark.parametrize("blob", [b"PK\x00\x00", "text\x00", b"\x00\x00", b""])
+def test_bytes_and_strings_arrive_whole(server: rw.LocalServer, blob: bytes | str) -> None:
+    with rw.Variables(server, "weights") as learner, rw.Variables(server, "weights") as actor:
+        expected = blob if isinstance(blob, bytes) else blob.encode()
+        learner.publish(blob)
+        assert actor.latest() == expected
+        learner.publish({"files": [blob, "b"], "step": 3})
+        assert actor.latest() == {"files": [expected, b"b"], "step": 3}
+
+
+@pytest.mark.parametrize(
+    ("nest", "place"),
+    [
+        ({"groups": [{"lr": 0.1, "foreach": None}]}, "a version, leaf `groups/0/foreach`: NoneType, expected"),
+        ({"w": np.zeros(2), "f": {"g": object()}}, "a version, leaf `f/g`: object, expected an array, a number"),
+        (None, "a version: NoneType, expected an array"),
+    ],
+)
+def test_leaf_that_is_no_array_is_named_by_its_path(server: rw.LocalServer, nest: object, place: str) -> None:
+    with rw.Variables(server, "weights") as learner:
+        with pytest.raises(rw.errors.StructureError, match=place):
+            learner.publish(nest)
+        assert learner.poll("nothing") == "nothing"
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_end_of_a_run_keeps_its_last_weights(server: rw.LocalServer, published: bool) -> None:
     with rw.Variables(server, "weights", timeout_s=60) as learner, rw.Variables(server, "weights") as actor:
