@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -93,6 +95,48 @@ def test_module_in_a_nest_is_refused_with_what_to_publish(server: rw.LocalServer
         with pytest.raises(rw.errors.StructureError, match=r"a nest with a Module, .* `state_dict\(\)`"):
             learner.publish({"actor": Module(), "critic": Module()})
         assert learner.version == 0
+
+
+_LEARNER = """
+import sys
+import reverb_writer as rw
+address, *priorities = sys.argv[1:]
+with rw.Client(address) as client, rw.Variables(client, "weights") as weights:
+    for priority in priorities:
+        client.mutate_priorities("replay", {1: float(priority)})  # the server ignores keys that it does not have
+    if not priorities:
+        client.reset("replay")
+    weights.publish([0.0])
+"""
+
+
+def test_largest_priority_of_a_learner_in_another_process_travels_with_its_weights() -> None:
+    tables = [
+        rw.TableConfig.variables("weights"),
+        rw.TableConfig("replay", 10, sampler="lifo"),
+        rw.TableConfig("other"),
+    ]
+    with rw.LocalServer(tables) as server, rw.Variables(server.address, "weights") as weights:
+
+        def learner(*priorities: str) -> None:
+            subprocess.run([sys.executable, "-c", _LEARNER, server.address, *priorities], check=True, timeout=60)
+            weights.wait(timeout_s=10.0)
+
+        def priority_of_a_new_item(table: str = "replay") -> float:
+            with rw.TrajectoryObserver(server.address, table, 1, priority="max") as actor:
+                actor({"x": np.zeros(2)})
+            with rw.Client(server.address) as client:
+                (sample,) = client.sample(table, 1)
+            return sample.info.priority
+
+        assert priority_of_a_new_item() == 1.0
+        learner("7.5", "50", "2")
+        assert priority_of_a_new_item() == 50.0
+        assert priority_of_a_new_item("other") == 1.0
+        learner("3")  # a learner that starts again
+        assert priority_of_a_new_item() == 3.0
+        learner()  # it empties the table
+        assert priority_of_a_new_item() == 1.0
 
 
 @pytest.mark.parametrize("blob", [b"PK\x00\x00", "text\x00", b"\x00\x00", b""])
