@@ -317,6 +317,7 @@ class Service:
         while process.alive() and not self._stop.is_set() and not monitor.wait(_PAUSE_S):
             state.work_runs()
         if monitor.wait(0):
+            self._figures = monitor.latest()  # so that the first line of figures has rates
             if started.restored is not None:
                 held = ", ".join(f"{name} {info.current_size:,}" for name, info in monitor.latest().tables.items())
                 _logger.info(
