@@ -28,7 +28,7 @@ _TICK_S = 0.5  # on Windows, the main thread notices Ctrl-C only between two wai
     type=click.IntRange(min=1),
     default=1_000_000,
     show_default=True,
-    help="Items in each table; a queue that has so many blocks inserts.",
+    help="Items in each table; a full queue blocks inserts.",
 )
 @click.option("--port", "-p", type=click.IntRange(1, 65535), default=8000, show_default=True, help="On 127.0.0.1 only.")
 @click.option("--max-bytes", type=click.IntRange(min=1), help="Memory for data; by default a quarter of the machine's.")

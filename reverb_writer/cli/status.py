@@ -223,7 +223,7 @@ def _figures(table: TableInfo, inserts: float, samples: float) -> Table:
 
 
 def _would_wait(state: ServerState) -> list[str]:
-    """Return the sides of tables that a rate limiter blocks, although nobody may be waiting."""
+    """Return the sides of tables that a rate limiter blocks, also if no client waits."""
     found = []
     for table in state.now.tables.values():
         blocks = {"inserts": table.blocks_inserts(), "samples": table.blocks_samples()}
