@@ -50,9 +50,8 @@ class WindowObserver(Observer):
             stride_length: S, steps between the starts of two windows, >= 1.
             priority: number for each item, finite and >= 0; or a function of the window (a nest of arrays [L, ...]),
                 called with the mask [L] of real steps if it has a parameter `mask`; or "max", the largest priority that
-                this process, or the learner whose `Variables` it reads, has set so far in the tables, 1.0 at first. The
-                observer's own thread calls the function when it encodes the window; if the function fails, the window
-                is lost and counted. The first is logged.
+                this process has set so far in the tables, 1.0 at first. The observer's own thread calls the function
+                when it encodes the window; if the function fails, the window is lost and counted. The first is logged.
             end_of_episode: treatment of the last steps of an episode, see `EndOfEpisode`.
             windows: further kinds of windows from the stream, each step stored once: a `WindowSpec` per table, or a
                 `WindowTarget` per name, with its own tables and priority. May replace the arguments above.

@@ -24,8 +24,7 @@ Priority = float | Callable[..., float] | Literal["max"]
 """A number, finite and >= 0; a function that computes it from a window, a nest of arrays [L, ...]; or "max".
 
 A function with a parameter `mask` gets it by name: [L] bool, True for real steps and False for padding. "max" is the
-largest priority that this process, or the learner whose `Variables` it reads, has set so far in the tables, at first
-1.0.
+largest priority that this process has set so far in the tables, at first 1.0.
 """
 
 NEVER = 1 << 62
