@@ -47,13 +47,13 @@ def play(client: rw.Client, seed: int | None) -> None:
             max_in_flight_items=8,
             until=lambda: variables.finished,
         ) as replay,
-        rw.TrajectoryObserver(client, "episodes", 1, until=lambda: variables.finished) as episodes,
+        rw.EpisodeReturns(client, "returns") as episode_returns,
     ):
         env = rw.environments.record(gymnasium.make("CartPole-v1"), replay)
         network.weights = variables.latest()
         while not variables.finished:
             observation, _ = env.reset(seed=seed if num_steps == 0 else None)
-            is_over, episode_return, episode_length = False, 0.0, 0
+            is_over, episode_return = False, 0.0
             while not is_over:
                 network.weights = variables.poll(network.weights)
                 if rng.random() < max(EXPLORATION, 1 - num_steps / EXPLORING_STEPS):
@@ -62,10 +62,9 @@ def play(client: rw.Client, seed: int | None) -> None:
                     action = int(network(observation).argmax())
                 observation, reward, terminated, truncated, _ = env.step(action)
                 is_over = terminated or truncated
+                episode_returns.add(reward, is_over)
                 episode_return += float(reward)
-                episode_length += 1
                 num_steps += 1
-            episodes((episode_return, episode_length), end_of_episode=True)
             num_episodes += 1
             returns.append(episode_return)
             if time.monotonic() >= next_line_at:

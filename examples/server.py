@@ -6,7 +6,7 @@
 | ----------- | ---------- | ------- | ---------------------------------------------------- |
 | `cartpole`  | actors     | learner | a window of steps                                    |
 | `variables` | learner    | actors  | the newest weights of the Q-network                  |
-| `episodes`  | actors     | demo    | return and length of an episode; each is read once   |
+| `returns`   | actors     | demo    | return and length of an episode; each is read once   |
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RATIO = SampleToInsertRatio(samples_per_insert=48, min_size=50, error_buffer=480
 TABLES = [
     TableConfig("cartpole", max_size=5_000, rate_limiter=RATIO),
     TableConfig.variables("variables"),
-    TableConfig("episodes", max_size=1_000, sampler="fifo", max_times_sampled=1),
+    TableConfig.returns("returns"),
 ]
 
 

@@ -24,15 +24,17 @@ def main() -> None:
     parser.add_argument("folder", help="folder of the run, for `tensorboard --logdir`")
     writer = Writer(parser.parse_args().folder)
     with (
-        rw.LocalServer([rw.TableConfig("replay", max_size=10_000)]) as server,
+        rw.LocalServer([rw.TableConfig("replay", max_size=10_000), rw.TableConfig.returns("returns")]) as server,
         rw.Client(server.address) as client,
         rw.TrajectoryObserver(client, "replay", sequence_length=10, stride_length=5) as observer,
+        rw.EpisodeReturns(client, "returns") as returns,
         rw.ReplayDataset(client, "replay", batch_size=32) as dataset,
     ):
         env = rw.environments.record(gymnasium.make("CartPole-v1"), observer)
         env.reset(seed=1)
         for step in range(1, NUM_STEPS + 1):
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            returns.add(reward, terminated or truncated)
             if terminated or truncated:
                 env.reset()
             if step % LOG_STEPS == 0:
@@ -41,6 +43,7 @@ def main() -> None:
                     **observer.stats().as_scalars("actor/"),
                     **dataset.stats().as_scalars("learner/"),
                     **client.server_info()["replay"].as_scalars("table/"),
+                    **returns.as_scalars("episodes/"),  # from all actors, also of other processes
                 }
                 for name, value in scalars.items():
                     writer.add_scalar(name, value, step)

@@ -71,8 +71,10 @@ def zeros(dtype: np.dtype[Any], shape: Shape) -> Any:
 def host_array(value: Any) -> Array:
     """Convert numbers of any framework to NumPy; PyTorch tensors may have a gradient and be on any device.
 
-    NumPy has no bfloat16, so short floats of PyTorch become float32.
+    NumPy has no bfloat16, so short floats of PyTorch become float32. A string becomes an array of `object`.
     """
+    if isinstance(value, str | bytes):
+        return _string(value)
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if value.is_floating_point() and value.element_size() < 4:  # noqa: PLR2004  # bytes of a float32
@@ -98,9 +100,13 @@ def mismatch(
     return StructureError(f"{where}: {got} {got_shape}, expected {expected} {shape} {like}.{action and ' ' + action}")
 
 
+def _string(value: str | bytes) -> Array:
+    return np.array(value, object)  # NumPy's fixed-width strings drop NUL characters at the end
+
+
 def _read(value: Any, where: str, *, copy: bool = False) -> Array:
     if isinstance(value, str | bytes):
-        return np.array(value, object)  # NumPy's fixed-width strings drop NUL characters at the end
+        return _string(value)
     try:
         try:
             return np.array(value) if copy else np.asarray(value)

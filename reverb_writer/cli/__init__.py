@@ -19,6 +19,7 @@ _MODULE_OF = {
     "ray": "ray_commands",
     "reset": "reset",
     "status": "status",
+    "tables": "program_tables",
 }
 
 

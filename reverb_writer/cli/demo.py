@@ -5,7 +5,6 @@ The processes run the scripts of `examples/`. All processes end with the demo.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import importlib.util
@@ -86,7 +85,8 @@ class _Progress:
     def __init__(self) -> None:
         self._started_at = time.monotonic()
         self._numbers = dict.fromkeys(("steps", "items", "samples", "weights published", "episodes"), 0)
-        self._returns: collections.deque[float] = collections.deque(maxlen=_NUM_LAST)
+        self._episodes: rw.EpisodeReturns | None = None  # None before the server runs
+        self._mean_return = float("nan")
 
     @property
     def seconds(self) -> float:
@@ -95,16 +95,15 @@ class _Progress:
     @property
     def mean_return(self) -> float:
         """Mean return of the last 20 episodes; NaN before 20 episodes have ended."""
-        return sum(self._returns) / _NUM_LAST if len(self._returns) == _NUM_LAST else float("nan")
+        return self._mean_return if self._numbers["episodes"] >= _NUM_LAST else float("nan")
 
     def update(self, client: rw.Client) -> None:
         info = client.server_info(timeout_s=2)
-        if size := info["episodes"].current_size:
-            for sample in client.sample("episodes", size, timeout_s=2):
-                (episode_return,), (length,) = sample.data
-                self._returns.append(float(episode_return))
-                self._numbers["episodes"] += 1
-                self._numbers["steps"] += int(length)
+        if self._episodes is None:
+            self._episodes = rw.EpisodeReturns(client, "returns", timeout_s=2, num_last=_NUM_LAST)
+        found = self._episodes.as_scalars()
+        self._numbers["episodes"], self._numbers["steps"] = int(found["episodes"]), int(found["episode_steps"])
+        self._mean_return = found.get("mean_return", self._mean_return)
         windows = info["cartpole"].rate_limiter
         self._numbers["items"], self._numbers["samples"] = windows.num_inserts, windows.num_samples
         self._numbers["weights published"] = info["variables"].rate_limiter.num_inserts

@@ -23,9 +23,18 @@ _TICK_S = 0.5  # on Windows, the main thread notices Ctrl-C only between two wai
 
 
 @click.command("local")
-@click.option("--table", "-t", "tables", multiple=True, default=["replay"], show_default=True, help="May be repeated.")
 @click.option(
-    "--max-size", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Items in each table."
+    "--table", "-t", "tables", multiple=True, help="May be repeated; `replay` if neither a table nor a queue is given."
+)
+@click.option(
+    "--queue", "-q", "queues", multiple=True, help="A table that gives each item once, oldest first. May be repeated."
+)
+@click.option(
+    "--max-size",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="Items in each table; a full queue blocks inserts.",
 )
 @click.option("--port", "-p", type=click.IntRange(1, 65535), default=8000, show_default=True, help="On 127.0.0.1 only.")
 @click.option("--checkpoints", type=click.Path(file_okay=False), help="Folder to restore from and to save to.")
@@ -34,6 +43,7 @@ _TICK_S = 0.5  # on Windows, the main thread notices Ctrl-C only between two wai
 @sampler_options
 def command(
     tables: tuple[str, ...],
+    queues: tuple[str, ...],
     max_size: int,
     port: int,
     checkpoints: str | None,
@@ -47,6 +57,7 @@ def command(
     With --checkpoints, it restores the newest save of the folder with its tables, saves every --every seconds and at
     its end. Observers keep the items that no save has, and send them to the restarted server.
     """
+    tables = tables or (() if queues else ("replay",))
     with socket.socket() as trial:  # checked first, because gRPC would print its own line
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -57,7 +68,10 @@ def command(
             ) from error
     stopping = threading.Event()
     with report_errors(), contextlib.ExitStack() as stack:
-        configs = table_configs(tables, max_size, sampler, sampler_exponent)
+        configs = [
+            *table_configs(tables, max_size, sampler, sampler_exponent),
+            *(TableConfig.queue(name, max_size) for name in queues),
+        ]
         server = stack.enter_context(_start(checkpoints, configs, port, max_bytes))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())

@@ -182,8 +182,10 @@ def _summary(states: _States) -> Iterator[Text]:
         else:
             for one in state.standstills:
                 yield Text(f"shard {address} blocks: table `{one.table}`, {one.side}", style="bold red")
+    answers = [state for state in states.values() if isinstance(state, ServerState)]
     if not any(map(_code, states.values())):
-        yield Text(f"healthy: none of {len(states)} shards is blocked", style="green")
+        is_free = not any(_would_wait(state) for state in answers)
+        yield Text(f"{'healthy: ' if is_free else ''}none of {len(states)} shards is blocked", style="green")
 
 
 def _page(address: str, state: ServerState | NoAnswer, *, why: bool) -> RenderableType:
@@ -194,7 +196,9 @@ def _page(address: str, state: ServerState | NoAnswer, *, why: bool) -> Renderab
         lines += [Text(table.name), _figures(table, *state.rates(table.name))]
     lines.append(Text())
     lines += [Text(str(standstill), style="bold red") for standstill in state.standstills]
-    if not state.standstills:
+    if not state.standstills and (sides := _would_wait(state)):
+        lines.append(Text(f"no inserts or samples are blocked now, but new ones would wait: {', '.join(sides)}"))
+    elif not state.standstills:
         lines.append(Text("healthy: no inserts or samples are blocked", style="green"))
     if why:
         lines += [Text(f"table `{table.name}`: {_rooms(table)}") for table in state.now.tables.values()]
@@ -216,6 +220,15 @@ def _figures(table: TableInfo, inserts: float, samples: float) -> Table:
     grid.add_row("  may insert", _or_dash(shown["insert_room"], "{:,.0f}", "any"))
     grid.add_row("  may sample", _or_dash(shown["sample_room"], "{:,.0f}", "any"))
     return grid
+
+
+def _would_wait(state: ServerState) -> list[str]:
+    """Return the sides of tables that a rate limiter blocks, also if no client waits."""
+    found = []
+    for table in state.now.tables.values():
+        blocks = {"inserts": table.blocks_inserts(), "samples": table.blocks_samples()}
+        found += [f"{side} of `{table.name}`" for side, is_blocked in blocks.items() if is_blocked]
+    return found
 
 
 def _rooms(table: TableInfo) -> str:

@@ -4,8 +4,8 @@ A learner that lacks samples makes the observers of its process send the complet
 for these. When the interpreter ends, observers deliver for up to two seconds. In a forked child they refuse steps.
 
 `priority="max"` gives new items the largest priority that this process has set in their tables, at least 1. It never
-falls until `Client.reset` empties the table. Updates of other processes do not change it: an actor in another process
-than its learner computes priorities, or uses a number that the learner publishes.
+falls until `Client.reset` empties the table. An actor in another process than its learner hears the learner's largest
+priorities with each version of `Variables` that it reads from the same addresses.
 
 Source: Schaul et al. 2016, Prioritized Experience Replay, algorithm 1.
 """
@@ -19,7 +19,7 @@ import queue
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reverb_writer.transport import loop  # before `atexit.register` below, so that observers deliver before it ends
@@ -31,6 +31,7 @@ _SLACK_S = 0.5  # time to wait after the time-out of a sender
 # when another thread adds to it.
 _senders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _largest: dict[tuple[str, str], float] = {}  # by address and table
+_heard: dict[str, dict[str, float]] = {}  # the same of a learner in another process; by address, then by table
 
 
 def add_sender(sender: Any) -> None:
@@ -81,8 +82,25 @@ def note_priority(address: str, table: str, priority: float) -> None:
 def forget_priorities(address: str, table: str) -> None:
     """Forget the largest priority because the table is empty."""
     _largest.pop((address, table), None)
+    _heard[address] = {name: priority for name, priority in _heard.get(address, {}).items() if name != table}
 
 
 def largest_priority(address: str, tables: Sequence[str]) -> float:
-    """Return the largest noted priority of all given tables."""
-    return max(_largest.get((address, table), _FIRST_PRIORITY) for table in tables)
+    """Return the largest known priority of all given tables."""
+    heard = _heard.get(address, {})
+    return max(max(_largest.get((address, table), _FIRST_PRIORITY), heard.get(table, 0.0)) for table in tables)
+
+
+def priorities_set(addresses: Sequence[str]) -> dict[str, float]:
+    """Return the largest priorities that this process has set on servers, by table; without tables at the first one."""
+    found: dict[str, float] = {}
+    for (address, table), priority in [*_largest.items()]:
+        if address in addresses:
+            found[table] = max(priority, found.get(table, priority))
+    return found
+
+
+def hear_priorities(addresses: Sequence[str], priorities: Mapping[str, float]) -> None:
+    """Take the largest priorities that a learner in another process knows, in place of what it knew before."""
+    for address in addresses:
+        _heard[address] = dict(priorities)

@@ -3,8 +3,8 @@
     learner: publish(nest) -> the table's only item -> actors: poll() at every step, latest() and wait() to wait
              finish()
 
-The first column of an item holds the nest's structure, the version's number, and a mark if the version is the last.
-So an actor needs no configuration.
+An item describes itself (`version_items`), so an actor needs no configuration. With each version travels the largest
+priority that the learner has set in each table, for actors with `priority="max"`.
 
 One server gets a version: the first that answers, in the rendezvous order of the table's name. Readers read a server
 only if its count of inserts has changed since they last read it.
@@ -21,31 +21,26 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import tree
 
 from reverb_writer.arguments import check_timeout, check_wait, integer
 from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.client import as_client
+from reverb_writer.client.same_process import hear_priorities, priorities_set
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.server_set import answering, first_that_answers, logged, on_each
 from reverb_writer.client.targets import rank_shards
+from reverb_writer.client.version_items import Version, columns_of, encode_nest, read_version
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import (
     FinishedError,
-    FormatError,
     ReplayTimeoutError,
     ServerUnavailableError,
     StructureError,
 )
-from reverb_writer.leaves import host_array
-from reverb_writer.protocol.signatures import ArraySpec, decode_spec, encode_spec
 
 _LOG = logging.getLogger(__package__)
 _PAUSE_S = 0.1  # between two questions of a waiting call
-_LAST = b"last"  # marks the last version
-
-_MAX_BYTES = 1_000_000_000  # of a nest
 
 _Count = tuple[int, int]
 """A server's state id and its number of inserts: each publication and each restart changes it."""
@@ -68,8 +63,9 @@ class Variables:
     `TableConfig.variables(name)` makes such a table: `max_size` 1, and items that may be sampled any number of times.
 
     A version is a number that grows with each publication, also when the learner or a server starts again: the first
-    number of a publisher is the time in milliseconds since 1970, and each further number is larger by one. Readers take
-    only versions with larger numbers than their own. So a table must have one publisher at a time.
+    number of a publisher is the time in milliseconds since 1970, or larger by one than the table's number if a clock
+    was set back, and each further number is larger by one. Readers take only versions with larger numbers than their
+    own. So a table must have one publisher at a time.
 
     One of several servers gets a version: the first that is up and answers, in an order that depends only on the
     table's name. Readers look at all servers.
@@ -145,14 +141,16 @@ class Variables:
         """Make a nest the newest version; return when the server has it.
 
         Args:
-            nest: arrays in dicts with keys of type `str`, lists, tuples and named tuples, at most 1 GB. Tensors may
-                have gradients and be on any device. Or a PyTorch module or another object with `state_dict()`.
+            nest: arrays, numbers and strings in dicts with keys of type `str`, lists, tuples and named tuples, at most
+                1 GB. Tensors may have gradients and be on any device. Or `bytes`, such as `torch.save` writes. Or a
+                PyTorch module or another object with `state_dict()`.
 
         Returns:
             The version's number. The number of a failed call is not used again: a server may have that version.
 
         Raises:
             StructureError: Reverb cannot store the nest, or it is too large. Nothing changed.
+            FormatError: the table's item was not written by `publish`. Nothing changed.
             ReplayTimeoutError: not confirmed in time.
         """
         return self._publish(nest.state_dict() if hasattr(nest, "state_dict") else nest)
@@ -170,29 +168,26 @@ class Variables:
         self._publish(() if news.nest is None else news.nest, newest=news.version, is_last=True)
 
     def _publish(self, nest: Any, *, newest: int = 0, is_last: bool = False) -> int:
-        modules = [type(leaf).__name__ for leaf in tree.flatten(nest) if hasattr(leaf, "state_dict")]
-        if modules:
-            raise StructureError(f"a nest with a {modules[0]}, expected arrays. Publish its `state_dict()` instead.")
-        leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
-        num_bytes = sum(leaf.nbytes for leaf in leaves)
-        if num_bytes > _MAX_BYTES:
-            raise StructureError(f"a nest of {num_bytes} bytes, expected at most {_MAX_BYTES}. Publish it in parts.")
-        encoded = encode_spec(tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves]))
+        encoded, deadline = encode_nest(nest), Deadline(self._timeout_s)
+        if not self._last_number:  # this machine's clock may be behind the clock of the last publisher
+            newest = max(newest, self._look({}, deadline).version)
         with self._lock:  # the number is used up even if this fails, because a server may have the version
             first = 0 if self._last_number else time.time_ns() // 1_000_000
             version = self._last_number = max(newest + 1, self._last_number + 1, self.version + 1, first)
-        structure = np.array([encoded, str(version).encode(), *([_LAST] if is_last else [])], object)
-        deadline = Deadline(self._timeout_s)
+        columns = columns_of(encoded, version, priorities_set(self._addresses()), is_last=is_last)
         shards = {shard.name: shard for shard in self._client.connections.in_state("up")}
         chosen = first_that_answers([shards[name] for name in rank_shards(self._table, shards)], deadline)
         if self._publishes_to not in (None, chosen.name):
             _LOG.warning("table `%s`: publications now go to %s.", self._table, chosen.name)
         self._publishes_to = chosen.name
-        chosen.insert([structure, *(leaf[None] for leaf in leaves)], {self._table: 1.0}, deadline)
+        chosen.insert(columns, {self._table: 1.0}, deadline)
         with self._lock:
             self.version = max(self.version, version)
             self._news = _News(self._news.seen, self.version, is_last=is_last)
         return version
+
+    def _addresses(self) -> list[str]:
+        return [shard.address for shard in self._client.connections.in_state("up", "draining")]
 
     def latest(self, timeout_s: float | None = None) -> Any:
         """Return the newest version; wait for the first one.
@@ -350,23 +345,16 @@ class Variables:
         if failed and not read:
             raise next(iter(failed.values()))
         now_seen = {**seen, **{shard.name: changed[shard] for shard in read}}
-        return max(read.values(), key=lambda news: news.version, default=_News({}))._replace(seen=now_seen)
+        if not read:
+            return _News(now_seen)
+        newest = max(read.values(), key=lambda version: version.number)
+        hear_priorities(self._addresses(), newest.priorities)
+        return _News(now_seen, newest.number, newest.nest, newest.is_last)
 
-    def _read(self, shard: Server, deadline: Deadline) -> _News:
+    def _read(self, shard: Server, deadline: Deadline) -> Version:
         """Return the version on a server."""
         (sample,) = shard.sample(self._table, 1, deadline)
-        structure, *leaves = tree.flatten(sample.data)
-        encoded, number, *mark = structure.tolist() if structure.shape in ((2,), (3,)) else (b"", b"")
-        if not isinstance(encoded, bytes) or not isinstance(number, bytes) or not number.isdigit():
-            raise FormatError(
-                f"table `{self._table}`: an item that `publish` has not written. Give it a table of its own."
-            )
-        spec = decode_spec(encoded)
-        if len(tree.flatten(spec)) != len(leaves):
-            raise FormatError(f"table `{self._table}`: {len(leaves)} arrays, expected {len(tree.flatten(spec))}.")
-        is_last = mark == [_LAST]
-        nest = None if is_last and not leaves else tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
-        return _News({}, int(number), nest, is_last)
+        return read_version(tree.flatten(sample.data), self._table)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make an equal object in another process, which has read no version."""

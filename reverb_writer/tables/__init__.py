@@ -272,6 +272,11 @@ class TableConfig:
         return cls(name, max_size=1)
 
     @classmethod
+    def returns(cls, name: str = "returns", max_size: int = 10_000) -> TableConfig:
+        """Return a table for `EpisodeReturns`: it gives each episode once; a full table drops the oldest ones."""
+        return cls(name, max_size, "fifo", "fifo", max_times_sampled=1)
+
+    @classmethod
     def queue(cls, name: str, size: int, signature: Any = None) -> TableConfig:
         """Return a queue of `size` >= 1 items: each is sampled once, oldest first; writers wait while it is full.
 

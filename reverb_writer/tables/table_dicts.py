@@ -10,8 +10,9 @@ sequence_length               number of steps of an item, the first axis of each
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from reverb_writer.tables import (
 )
 
 _LEAF = re.compile(r"(?P<dtype>\w+)\s*(?:\[(?P<shape>[\d?,\s]*)\])?")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SET_BY_QUEUE = ("sampler", "remover", "max_times_sampled", "min_size", "samples_per_insert", "error_buffer")
 
 
@@ -107,6 +109,36 @@ def table_to_dict(table: TableConfig) -> dict[str, Any]:
         (length,) = lengths or {None}
         values |= {"signature": described} if length is None else {"sequence_length": length, "signature": described}
     return values
+
+
+def tables_to_toml(tables: Iterable[TableConfig]) -> str:
+    """Return tables as text in TOML, for the configuration of a server.
+
+    >>> print(tables_to_toml([TableConfig.queue("queue", 10)]), end="")
+    [tables.queue]
+    max_size = 10
+    rate_limiter = "queue"
+
+    Raises:
+        SpecError: as `table_to_dict`.
+    """
+    sections = []
+    for table in tables:
+        lines = [f"{key} = {_toml(value)}" for key, value in table_to_dict(table).items()]
+        sections.append("\n".join([f"[tables.{_toml_key(table.name)}]", *lines, ""]))
+    return "\n".join(sections)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml_key(key)} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
 
 
 def read_signature(nest: Any, sequence_length: int | None, path: str = "signature") -> Any:

@@ -68,8 +68,8 @@ def serve(config: Path | None, names: Sequence[str], end_with_input: bool, claim
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped by request, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last
-    checkpoint failed, 6 ended itself because it was not alive, 7 ended because another server has claimed its
-    checkpoints.
+    checkpoint failed, 6 ended itself because it, or a table, was not alive, 7 ended because another server has
+    claimed its checkpoints.
     """
     from reverb_writer_server import signals
 
@@ -157,6 +157,8 @@ def inspect(paths: Sequence[Path]) -> None:
                 f"  table `{table.table_name}`: {found.items[table.table_name]:,} of {table.max_size:,} items\n"
                 f"    {counts.insert_count:,} inserts, {counts.sample_count:,} samples, {counts.delete_count:,} deletes"
             )
+            if refused := found.refused.get(table.table_name):
+                click.echo(f"    {refused:,} items with a priority that is NaN or negative: a server leaves them out")
             for name, rule in rules_of(table).items():
                 click.echo(f"    {name}: {rule}")
     sys.exit(faulty)

@@ -7,8 +7,9 @@
 Two threads: the main thread answers signals and touches no disk; the other thread does all other work.
 
 Exit codes: 0 stopped by request, with the last checkpoint on disk; 1 cannot start as configured; 3 cannot restore; 4
-the Reverb process has died; 5 the last checkpoint failed; 6 ended itself because it was not alive; 128 + signal:
-stopped at once by a signal; 7 another server has claimed its checkpoints. (2 is wrong usage of the command line.)
+the Reverb process has died; 5 the last checkpoint failed; 6 ended itself because it, or a table, was not alive; 128 +
+signal: stopped at once by a signal; 7 another server has claimed its checkpoints. (2 is wrong usage of the command
+line.)
 """
 
 from __future__ import annotations
@@ -130,6 +131,15 @@ class Service:
         if self._state.phase == "serving" and not process.alive():
             self._died_at = self._died_at or now
             return DIED if now - self._died_at > _END_TIMEOUT_S else None
+        if process.table_fault is not None and not self._stop.is_set():
+            _logger.error(
+                "the server ends itself, because a table has stopped for good, and only a restart helps. Reverb's "
+                "reason: %s The last checkpoint leaves the item out. Find the writer that sent it: a writer that sends "
+                "it again stops the table again.",
+                process.table_fault,
+            )
+            self._ends_itself = True
+            self._stop.set()
         if self._stop.is_set():
             if not self._state.work_hangs():
                 return None
@@ -315,6 +325,7 @@ class Service:
         while process.alive() and not self._stop.is_set() and not monitor.wait(_PAUSE_S):
             state.work_runs()
         if monitor.wait(0):
+            self._figures = monitor.latest()  # so that the first line of figures has rates
             if started.restored is not None:
                 held = ", ".join(f"{name} {info.current_size:,}" for name, info in monitor.latest().tables.items())
                 _logger.info(

@@ -9,8 +9,10 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import reverb_writer as rw
+from reverb_writer.files.saved_replay import SavedReplay
 from reverb_writer.tables.saves import saves_table
 from reverb_writer_server.checkpoints.contents import Checkpoint, differences
 from reverb_writer_server.checkpoints.convert import Target, convert
@@ -68,25 +70,34 @@ class Start:
         self.state.phase, self.state.detail = "restoring", f"{checkpoint.name} is read"
         try:
             checkpoint.check()
-            return self._start(checkpoint)
+            try:
+                return self._start(checkpoint)
+            except UnrestorableError:
+                mended = self.folder.mended(checkpoint.path)  # saved by an earlier version, or by another server
+                if mended is None:
+                    raise
+                try:
+                    return self._start(checkpoint, mended)
+                finally:
+                    shutil.rmtree(mended, ignore_errors=True)
         except (UnrestorableError, rw.errors.FormatError):
             self.state.damaged = (*self.state.damaged, checkpoint.name)
             self.folder.damaged.add(checkpoint.name)
             raise
 
-    def _start(self, restore: Checkpoint | None) -> Started:
-        """Start Reverb with a checkpoint, or empty."""
+    def _start(self, restore: Checkpoint | None, mended: Path | None = None) -> Started:
+        """Start Reverb with a checkpoint, whose files may be a `mended` copy of it, or empty."""
         config, folder = self.config, self.folder
         tables = tables_to_serve(config, restore)
         started_at = time.monotonic()
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as copy:
             process = self.new_process()
             undo.callback(process.kill)
-            path = None if restore is None else restore.path
-            if restore is not None and folder is not None and config.checkpoints_on_mismatch == "config":
-                path = folder.fitted
+            path = mended if mended is not None or restore is None else restore.path
+            if path is not None and folder is not None and config.checkpoints_on_mismatch == "config":
+                source, path = SavedReplay(path), folder.fitted
                 copy.callback(shutil.rmtree, path, ignore_errors=True)
-                left_out = convert([restore], [Target(path, {table.name: table for table in (*tables, saves_table())})])
+                left_out = convert([source], [Target(path, {table.name: table for table in (*tables, saves_table())})])
                 for name, count in left_out.items():
                     about = "items of the checkpoint do not fit the configuration and are left out"
                     _logger.warning("table `%s`: %d %s", name, count, about)

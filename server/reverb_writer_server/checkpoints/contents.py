@@ -19,6 +19,7 @@ from reverb_writer.files.tfrecord import DONE, FILES, read_file
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.tables import SAVES, Prioritized, Selector, TableConfig
 from reverb_writer.tables.table_messages import read_balance, read_selector, write_table
+from reverb_writer_server.checkpoints.refused import refused_items
 
 MANIFEST = "MANIFEST.json"  # size and checksum of each file; the size shows a short file without reading it
 
@@ -106,6 +107,7 @@ class Contents:
     items: dict[str, int]  # number of items of each table
     chunks: int  # number of chunks
     steps: int  # number of steps in the chunks
+    refused: dict[str, int]  # number of items of each table that Reverb refuses to restore; {} without such items
 
 
 def checked(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
@@ -157,7 +159,8 @@ def inspect(checkpoint: Checkpoint) -> Contents:
         raise FormatError(
             f"{checkpoint.path}: {len(needed)} chunks that items refer to are missing; the checkpoint has {chunks}."
         )
-    return Contents(tables, {name: items[name] for name in sorted(names - {SAVES})}, chunks, steps)
+    of_tables = {name: items[name] for name in sorted(names - {SAVES})}
+    return Contents(tables, of_tables, chunks, steps, refused_items(checkpoint))
 
 
 def differences(tables: Sequence[TableConfig], saved: Iterable[Any]) -> list[str]:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +26,7 @@ from reverb_writer.tables import SAVES, Queue, TableConfig
 from reverb_writer.tables.table_messages import read_balance, write_table
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, finished_in
 from reverb_writer_server.checkpoints.owner import CheckpointError
+from reverb_writer_server.checkpoints.refused import link
 from reverb_writer_server.config.keys import ConfigError
 from reverb_writer_server.config.schema import load
 
@@ -206,7 +205,7 @@ def _table(config: TableConfig, before: Sequence[Any], num_items: int, share: fl
 
 def _write_chunks(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> None:
     if len(sources) == len(targets) == 1:
-        _link(sources[0].path / CHUNKS, targets[0].path / CHUNKS)
+        link(sources[0].path / CHUNKS, targets[0].path / CHUNKS)
         return
     missing = [set[int]().union(*(item.chunks for items in one.items.values() for item in items)) for one in targets]
     with contextlib.ExitStack() as files:
@@ -220,10 +219,3 @@ def _write_chunks(sources: Sequence[SavedReplay], targets: Sequence[Target]) -> 
     for needed in missing:
         if needed:
             raise FormatError(f"{len(needed)} chunks that items refer to are in none of {len(sources)} checkpoints.")
-
-
-def _link(file: Path, target: Path) -> None:
-    try:
-        os.link(file, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(file, target)

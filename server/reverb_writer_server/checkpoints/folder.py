@@ -30,10 +30,11 @@ from reverb_writer.files.saved_replay import KEPT, NAME, OWNER, PARTIAL, checkpo
 from reverb_writer.files.tfrecord import DONE
 from reverb_writer_server.checkpoints.contents import MANIFEST, Checkpoint, checked, rules_of
 from reverb_writer_server.checkpoints.owner import CheckpointError, OwnerFile, UnrestorableError, advice_on_room
+from reverb_writer_server.checkpoints.refused import copy_without_refused
 
 _logger = logging.getLogger(__name__)
 _INCOMING = "incoming"
-_FITTED = f"{PARTIAL}fitted"  # never adopted, and cleared with the other leftovers
+_FITTED, _MENDED = f"{PARTIAL}fitted", f"{PARTIAL}mended"  # never adopted, and cleared with the other leftovers
 _T = TypeVar("_T")
 
 
@@ -102,6 +103,7 @@ class Kept(NamedTuple):
     newest: str | None = None  # name of the newest one
     size_bytes: int = 0  # size of the newest one
     written_at: float | None = None  # Unix time at which the newest one was finished
+    left_out: int = 0  # items that Reverb saved or the server restored last, and that Reverb refuses to restore
 
 
 class CheckpointFolder:
@@ -116,6 +118,7 @@ class CheckpointFolder:
         self.directory = directory
         self.incoming = directory / _INCOMING  # Reverb writes here
         self.fitted = directory / KEPT / _FITTED  # place of a copy for other tables
+        self._left_out: dict[str, int] = {}  # by table, from the checkpoint that was mended last
         self.keep = keep
         self.damaged: set[str] = set()  # names of checkpoints that look complete but could not be restored
         self._kept = directory / KEPT
@@ -164,6 +167,27 @@ class CheckpointFolder:
             self.prune(self.keep)
         return adopted
 
+    def mended(self, path: Path) -> Path | None:
+        """Write a copy of a checkpoint without the items that Reverb refuses to restore; None if it refuses none.
+
+        Raises:
+            FormatError: the checkpoint is damaged.
+        """
+        self._kept.mkdir(exist_ok=True)
+        copy = self._kept / _MENDED
+        _remove(copy)  # of a server that was killed
+        left_out = copy_without_refused(Checkpoint(path), copy)
+        before, self._left_out = self._left_out, left_out
+        for name, count in left_out.items() if left_out != before else ():  # such an item is in each later save
+            _logger.error(
+                "checkpoint %s, table `%s`: %d items have a priority that is NaN or negative, and are left out, "
+                "because Reverb refuses to restore them. Find the writer that sends such priorities.",
+                path.name,
+                name,
+                count,
+            )
+        return copy if left_out else None
+
     def prune(self, keep: int) -> int:
         """Delete checkpoints older than the newest `keep` sound ones; return the number of deleted checkpoints.
 
@@ -196,9 +220,10 @@ class CheckpointFolder:
 
     def kept(self) -> Kept:
         """Return the facts about the sound checkpoints."""
-        sound = list(self._sound())
-        newest = [(one.name, one.size_bytes, one.written_at.timestamp()) for one in sound[:1]]
-        return Kept(len(sound), *(newest[0] if newest else ()))
+        sound, left_out = list(self._sound()), sum(self._left_out.values())
+        if not sound:
+            return Kept(left_out=left_out)
+        return Kept(len(sound), sound[0].name, sound[0].size_bytes, sound[0].written_at.timestamp(), left_out)
 
     def close(self) -> None:
         """Unlock the folder, so that another server can use it. Idempotent."""
@@ -219,11 +244,15 @@ class CheckpointFolder:
         return one.name not in self.damaged and one.fault() is None
 
     def _adopt(self, path: Path) -> Checkpoint:
-        """Read a checkpoint to its end, write its manifest, sync both to disk, and move the checkpoint."""
+        """Read a checkpoint to its end, write its manifest, sync both to disk, and move the checkpoint.
+
+        Items that Reverb refuses to restore are left out, so each kept checkpoint can be restored.
+        """
+        for table in Checkpoint(path).tables():
+            rules_of(table)  # raises an error if the table could not be restored
+        original, path = path, self.mended(path) or path
         one = Checkpoint(path)
         manifest = checked(one)
-        for table in one.tables():
-            rules_of(table)  # raises an error if the table could not be restored
         try:
             (path / MANIFEST).write_text(json.dumps(manifest))
         except OSError as error:  # a full disk: the checkpoint itself exists
@@ -235,9 +264,10 @@ class CheckpointFolder:
         number = 1 + max(
             [self.owner.mark.sequence, *(kept.sequence for kept in _kept_in(self.directory))],
         )
-        self._kept.mkdir(exist_ok=True)
         target = self._kept / checkpoint_name(number, one.written_at)
         path.rename(target)
+        if original != path:
+            _remove(original)
         _sync(self._kept)
         self.owner.update(sequence=number)
         return Checkpoint(target)

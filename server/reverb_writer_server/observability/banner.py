@@ -85,16 +85,21 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
 
 
 def figures_line(state: ServiceState, before: ServerSnapshot) -> str:
-    """Return a line with the sizes of the tables and their rates since `before`, or with the reason why it has none."""
+    """Return a line with the sizes of the tables and their rates since `before`, or with the reason why it has none.
+
+    A rate is left out if it is unknown, because `before` has no figures of the table or is the same snapshot.
+    """
     assert state.monitor is not None  # noqa: S101  # the service calls it while it serves
     if not state.monitor.answers():
         return str(state.monitor.fault())
     snapshot, parts = state.monitor.latest(), []
     for name, table in snapshot.tables.items():
         seconds = snapshot.at - before.at
-        inserts, samples = rates(before.tables[name], table, seconds) if name in before.tables else (0.0, 0.0)
-        size = f"{table.current_size:,}/{table.max_size:,}"
-        parts.append(f"{name} {size} +{inserts:,.0f}/s -{samples:,.0f}/s")
+        part = f"{name} {table.current_size:,}/{table.max_size:,}"
+        if name in before.tables and seconds > 0:
+            inserts, samples = rates(before.tables[name], table, seconds)
+            part += f" +{inserts:,.0f}/s -{samples:,.0f}/s"
+        parts.append(part)
     memory = f"memory {format_bytes(used_bytes(state.process_ids))} of {format_bytes(available_bytes())}"
     return "; ".join([*parts, memory, *(str(one) for one in snapshot.standstills)])
 

@@ -100,6 +100,10 @@ def _of_service(state: ServiceState) -> dict[str, tuple[str, float | None]]:
         ),
         "checkpoints_kept": ("complete checkpoints on disk", kept.number),
         "checkpoints_damaged": ("checkpoints that could not be restored at this start", len(state.damaged)),
+        "checkpoint_items_left_out": (
+            "items that the newest checkpoint, or the restore, lacks because Reverb refuses to restore them",
+            kept.left_out,
+        ),
         "checkpoint_interval_seconds": ("time between checkpoints", state.checkpoint_every_s or None),
         "checkpoint_timestamp_seconds": ("newest complete checkpoint, Unix time", kept.written_at),
         "checkpoint_bytes": ("size of the newest complete checkpoint", kept.size_bytes if kept.number else None),

@@ -125,6 +125,7 @@ class ServiceState:
                 "failures": self.failures["checkpoint"],
                 "on_disk": self.keeps_checkpoints,
                 "damaged": self.damaged,
+                "left_out": kept.left_out,
             },
             "job_failures": dict(self.failures),
             "tables": [

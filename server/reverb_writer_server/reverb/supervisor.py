@@ -32,6 +32,9 @@ _ANSWER_TIMEOUT_S = 60.0
 _NUM_LAST_LINES = 20
 _PRELOAD = "LD_PRELOAD"
 
+# Reverb 0.14, table.cc: a table's thread ends for good, and each later insert and sample waits for ever. It does so for
+# a priority that is NaN or negative, if the table is prioritized.
+_FATAL = "Table worker encountered a fatal error: "
 # gRPC and TensorFlow write the level of each log line. Reverb 0.14 writes no levels: in three of its files all messages
 # are information, and all other messages are errors.
 _INFO = re.compile(
@@ -39,7 +42,8 @@ _INFO = re.compile(
     r"|[ID]\d{4} |\S+ \S+: I \S+\.cc:|WARNING: All log messages before absl"
 )
 _ERROR = re.compile(
-    r"[EF]\d{4} |\S+ \S+: [EF] \S+\.cc:|\[reverb/cc/\S+\] (Check failed|\S+\(\) failed)|Fatal Python error"
+    r"[EF]\d{4} |\S+ \S+: [EF] \S+\.cc:|Fatal Python error"
+    rf"|\[reverb/cc/\S+\] (Check failed|\S+\(\) failed|{_FATAL})"
 )
 _EXPECTED_WHEN_DRAINING = "Failed accept4: Invalid argument"  # gRPC logs this when its listener is shut down
 
@@ -76,6 +80,7 @@ class ReverbProcess:
         self._pause = threading.Event()  # never set; `Event.wait` does not depend on the wall clock
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._drains = False
+        self.table_fault: str | None = None  # the error that has ended the thread of a table
         self._num_oom_kills = num_oom_kills()
         self._listener = threading.Thread(target=self._listen, name="reverb-log", daemon=True)
         self._listener.start()
@@ -225,6 +230,8 @@ class ReverbProcess:
             for raw in log:
                 line = raw.decode(errors="replace").rstrip()
                 self._last_lines.append(line)
+                if _FATAL in line:
+                    self.table_fault = line.partition(_FATAL)[2]
                 _logger.log(level_of(line, drains=self._drains), "%s", line)
 
 

@@ -45,17 +45,27 @@ def blocked_writer(address: str, table: str) -> Iterator[None]:
         list(client.sample(table, 1))  # lets it in
 
 
-def test_healthy_server_is_shown_with_exit_code_0(serve: Serve) -> None:
+def test_server_at_which_nobody_waits_is_shown_with_exit_code_0(serve: Serve) -> None:
     client = serve(rw.TableConfig("replay", 50, rate_limiter=rw.MinSize(5)))
     client.insert(np.zeros(1), {"replay": 1.0})
     done = status(client.address, "--why")
     assert done.exit_code == 0, done.stderr
     assert "1 / 50" in done.stdout
-    assert "healthy: no inserts or samples are blocked" in done.stdout
+    assert "no inserts or samples are blocked now, but new ones would wait: samples of `replay`" in words_of(done)
+    assert "healthy" not in done.stdout
     assert (
         "Inserts never wait. Samples would wait now. Table `replay` has 1 items; its rate limiter waits for 4 more "
         "(min_size_to_sample 5). 4 inserts"
     ) in words_of(done)
+
+
+def test_server_that_blocks_nothing_is_healthy(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay", 50))
+    client.insert(np.zeros(1), {"replay": 1.0})
+    done = status(client.address, "--why")
+    assert done.exit_code == 0, done.stderr
+    assert "healthy: no inserts or samples are blocked" in done.stdout
+    assert "would wait" not in done.stdout
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
@@ -158,4 +168,4 @@ def test_shard_that_blocks_is_named(lone_server: StartServer) -> None:
         assert f"shard {lost.address} is unreachable" in words_of(done)
     done = status(free.address, blocked.address)
     assert done.exit_code == 0
-    assert "healthy: none of 2 shards is blocked" in words_of(done)
+    assert "none of 2 shards is blocked" in words_of(done)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +56,22 @@ def test_versions_begin_with_the_time_and_grow_by_one(server: rw.LocalServer, mo
             assert other.publish(WEIGHTS) == first + 4
 
 
+def test_learner_whose_clock_is_behind_publishes_weights_that_actors_take(
+    server: rw.LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rw.Variables(server, "weights") as learner, rw.Variables(server, "weights") as actor:
+        first = learner.publish([np.arange(3)])
+        assert actor.wait()[0].tolist() == [0, 1, 2]
+        monkeypatch.setattr("time.time_ns", lambda: 1_000_000_000)  # on another machine, 1 s after 1970
+        with rw.Variables(server, "weights") as later:
+            assert [later.publish([np.arange(3, 6)]), later.publish([np.arange(3)])] == [first + 1, first + 2]
+        assert actor.wait(timeout_s=10.0)[0].tolist() == [0, 1, 2]
+        assert actor.version == first + 2
+        with rw.Variables(server, "weights") as last:
+            last.finish()
+        assert actor.wait(timeout_s=10.0) is None
+
+
 def test_variables_may_be_sent_to_another_process(server: rw.LocalServer) -> None:
     with rw.Variables(server, "weights", timeout_s=60) as learner:
         learner.publish(WEIGHTS)
@@ -77,6 +95,73 @@ def test_module_in_a_nest_is_refused_with_what_to_publish(server: rw.LocalServer
         with pytest.raises(rw.errors.StructureError, match=r"a nest with a Module, .* `state_dict\(\)`"):
             learner.publish({"actor": Module(), "critic": Module()})
         assert learner.version == 0
+
+
+_LEARNER = """
+import sys
+import reverb_writer as rw
+address, *priorities = sys.argv[1:]
+with rw.Client(address) as client, rw.Variables(client, "weights") as weights:
+    for priority in priorities:
+        client.mutate_priorities("replay", {1: float(priority)})  # the server ignores keys that it does not have
+    if not priorities:
+        client.reset("replay")
+    weights.publish([0.0])
+"""
+
+
+def test_largest_priority_of_a_learner_in_another_process_travels_with_its_weights() -> None:
+    tables = [
+        rw.TableConfig.variables("weights"),
+        rw.TableConfig("replay", 10, sampler="lifo"),
+        rw.TableConfig("other"),
+    ]
+    with rw.LocalServer(tables) as server, rw.Variables(server.address, "weights") as weights:
+
+        def learner(*priorities: str) -> None:
+            subprocess.run([sys.executable, "-c", _LEARNER, server.address, *priorities], check=True, timeout=60)
+            weights.wait(timeout_s=10.0)
+
+        def priority_of_a_new_item(table: str = "replay") -> float:
+            with rw.TrajectoryObserver(server.address, table, 1, priority="max") as actor:
+                actor({"x": np.zeros(2)})
+            with rw.Client(server.address) as client:
+                (sample,) = client.sample(table, 1)
+            return sample.info.priority
+
+        assert priority_of_a_new_item() == 1.0
+        learner("7.5", "50", "2")
+        assert priority_of_a_new_item() == 50.0
+        assert priority_of_a_new_item("other") == 1.0
+        learner("3")  # a learner that starts again
+        assert priority_of_a_new_item() == 3.0
+        learner()  # it empties the table
+        assert priority_of_a_new_item() == 1.0
+
+
+@pytest.mark.parametrize("blob", [b"PK\x00\x00", "text\x00", b"\x00\x00", b""])
+def test_bytes_and_strings_arrive_whole(server: rw.LocalServer, blob: bytes | str) -> None:
+    with rw.Variables(server, "weights") as learner, rw.Variables(server, "weights") as actor:
+        expected = blob if isinstance(blob, bytes) else blob.encode()
+        learner.publish(blob)
+        assert actor.latest() == expected
+        learner.publish({"files": [blob, "b"], "step": 3})
+        assert actor.latest() == {"files": [expected, b"b"], "step": 3}
+
+
+@pytest.mark.parametrize(
+    ("nest", "place"),
+    [
+        ({"groups": [{"lr": 0.1, "foreach": None}]}, "a version, leaf `groups/0/foreach`: NoneType, expected"),
+        ({"w": np.zeros(2), "f": {"g": object()}}, "a version, leaf `f/g`: object, expected an array, a number"),
+        (None, "a version: NoneType, expected an array"),
+    ],
+)
+def test_leaf_that_is_no_array_is_named_by_its_path(server: rw.LocalServer, nest: object, place: str) -> None:
+    with rw.Variables(server, "weights") as learner:
+        with pytest.raises(rw.errors.StructureError, match=place):
+            learner.publish(nest)
+        assert learner.poll("nothing") == "nothing"
 
 
 @pytest.mark.parametrize("published", [False, True])

@@ -264,6 +264,33 @@ def test_the_command_serves_until_it_is_told_to_end() -> None:
         assert process.wait(60) == 0
 
 
+def test_the_command_makes_queues() -> None:
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "reverb_writer.cli",
+        "local",
+        "--queue",
+        "q",
+        "--max-size",
+        "2",
+        "--port",
+        str(port),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert f"serving q at 127.0.0.1:{port}" in process.stdout.readline()
+        with rw.Client(f"127.0.0.1:{port}") as client:
+            for number in range(2):
+                client.insert(np.array([number]), {"q": 1.0})
+            with pytest.raises(rw.errors.ReplayTimeoutError, match="blocks inserts"):
+                client.insert(np.array([2]), {"q": 1.0}, timeout_s=0.5)
+            assert [int(np.squeeze(sample.data)) for sample in client.sample("q", 2)] == [0, 1]
+        process.terminate()
+        assert process.wait(60) == 0
+
+
 @pytest.mark.parametrize("asked", [[], ["--reverb-writer-server"], ["-o", "reverb_writer_server=true"]], ids=str)
 def test_the_fixture_is_there_if_asked_for(tmp_path: Path, asked: list[str]) -> None:
     (tmp_path / "test_mine.py").write_text(

@@ -66,7 +66,7 @@ def test_reverb_process_has_it_loaded_and_this_one_has_not(monkeypatch: pytest.M
         ("[reverb/cc/reverb_service_impl.cc:164] Stored checkpoint to /data/incoming/2026-08-01", logging.DEBUG),
         ("2026-11-22 05:34:12.862515: I tensorflow/core/platform/cpu_feature_guard.cc:182] This", logging.DEBUG),
         ("I1122 05:34:12.862515734   32492 server_builder.cc:70] hello", logging.DEBUG),
-        ("[reverb/cc/table.cc:517] Table worker encountered a fatal error: INTERNAL", logging.WARNING),
+        ("[reverb/cc/table.cc:517] Table worker encountered a fatal error: INTERNAL", logging.ERROR),
         ("[reverb/cc/chunker.cc:71] something that no version has said yet", logging.WARNING),
         ("2026-11-22 05:34:12.862515: W tensorflow/core/x.cc:182] beware", logging.WARNING),
         ("terminate called after throwing an instance of 'std::bad_alloc'", logging.WARNING),
