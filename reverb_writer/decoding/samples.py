@@ -119,7 +119,7 @@ class BatchInfo(Record):
         members = self.keys * 0 if self.members is None else self.members
         for member in range(int(members.max()) + 1 if len(self) else 0):
             chosen = members == member
-            if chosen.any():  # a mixed batch from `take` may lack a dataset
+            if chosen.any():  # a mixed batch from `poll` may lack a dataset
                 weights[chosen] = unscaled[chosen] / unscaled[chosen].max()
         return weights
 

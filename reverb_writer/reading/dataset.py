@@ -118,7 +118,7 @@ class Dataset(Views):
             raise StopIteration
         return batch
 
-    def take(self, timeout_s: float = 0.0) -> Batch | None:
+    def poll(self, timeout_s: float = 0.0) -> Batch | None:
         """Return a batch of the samples that have arrived, which may be a smaller one; None if none have arrived.
 
         It ends no iteration, and raises no error because a server is slow or unreachable. It does not wait for the

@@ -81,10 +81,10 @@ class MixedDataset(Views):
                 self._held[number] = next(dataset)
         return self._mixed()
 
-    def take(self, timeout_s: float = 0.0) -> Batch | None:
+    def poll(self, timeout_s: float = 0.0) -> Batch | None:
         """Return the samples of each dataset that have arrived, at most a batch; None if none have arrived.
 
-        It ends no iteration; see `ReplayDataset.take`.
+        It ends no iteration; see `ReplayDataset.poll`.
 
         Args:
             timeout_s: time to wait for a full batch, in seconds, >= 0.
@@ -92,7 +92,7 @@ class MixedDataset(Views):
         end = time.monotonic() + check_wait(timeout_s)
         for number, dataset in enumerate(self.datasets):
             if number not in self._held:
-                batch = dataset.take(max(end - time.monotonic(), 0.0))
+                batch = dataset.poll(max(end - time.monotonic(), 0.0))
                 if batch is not None:
                     self._held[number] = batch
         return self._mixed() if self._held else None

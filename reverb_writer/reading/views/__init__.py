@@ -93,7 +93,7 @@ class Views:
 
 
 class TransitionsView(Views):
-    """The result of `dataset.transitions()`: the same dataset, whose `next` and `take` return transitions.
+    """The result of `dataset.transitions()`: the same dataset, whose `next` and `poll` return transitions.
 
     Each `NStepTransitions` has its `batch`, for `update_priorities(transitions.batch, ...)` and the weights of its
     `info`. All other attributes are the dataset's.
@@ -116,9 +116,9 @@ class TransitionsView(Views):
         """Return the transitions of the next batch; errors are as in the dataset and in `rw.to_transitions`."""
         return self._make(next(self._dataset))
 
-    def take(self, timeout_s: float = 0.0) -> NStepTransitions | None:
-        """Return transitions of the samples that have arrived, or None; see `take` of the dataset."""
-        batch = self._dataset.take(timeout_s)
+    def poll(self, timeout_s: float = 0.0) -> NStepTransitions | None:
+        """Return transitions of the samples that have arrived, or None; see `poll` of the dataset."""
+        batch = self._dataset.poll(timeout_s)
         return None if batch is None else self._make(batch)
 
     def as_torch(self, device: Any = None) -> Any:

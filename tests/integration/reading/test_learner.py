@@ -82,9 +82,9 @@ def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: P
             write(place.client, "a", range(2))
             eventually(lambda: dataset.stats().ready_samples == 2)
             with pytest.raises(KeyboardInterrupt):
-                dataset.take()
+                dataset.poll()
             assert dataset.stats().ready_samples == 2
-            batch = dataset.take()
+            batch = dataset.poll()
             assert batch is not None
             assert batch.data["n"].tolist() == [[0, 0], [2, 2]]
             write(place.client, "a", range(4))
@@ -118,7 +118,7 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place, kind: str)
     found: list[list[int]] = []
 
     def takes_all() -> bool:
-        if (batch := dataset.take(timeout_s=0)) is not None:
+        if (batch := dataset.poll(timeout_s=0)) is not None:
             found.append(batch.data["n"].ravel()[::2].tolist())
         return sum(map(len, found)) == 6
 
@@ -128,8 +128,8 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place, kind: str)
         else rw.SliceDataset(place.client, "a", 4, 2, pool_size=2)
     )
     with dataset:
-        assert dataset.take() is None
-        assert dataset.take(timeout_s=0.05) is None
+        assert dataset.poll() is None
+        assert dataset.poll(timeout_s=0.05) is None
         write(place.client, "a", range(6))
         if kind == "windows":
             eventually(lambda: dataset.stats().ready_samples == 6)
@@ -138,14 +138,14 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place, kind: str)
         assert sorted(itertools.chain(*found)) == [*range(6)]
         if kind == "windows":
             assert found == [[0, 1, 2, 3], [4, 5]]
-        assert dataset.take() is None
+        assert dataset.poll() is None
         write(place.client, "a", [7])
-        batch = eventually(lambda: dataset.take(timeout_s=0.5))
+        batch = eventually(lambda: dataset.poll(timeout_s=0.5))
         assert batch.data["n"].ravel().tolist() == [7, 7]
         write(place.client, "a", range(4))
         assert sorted(next(dataset).data["n"].ravel()[::2].tolist()) == [0, 1, 2, 3]
         with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
-            dataset.take(-1)
+            dataset.poll(-1)
 
 
 def test_a_batch_that_is_made_keeps_no_one_waiting(place: Place) -> None:
@@ -164,7 +164,7 @@ def test_a_batch_that_is_made_keeps_no_one_waiting(place: Place) -> None:
             told = "its samples have arrived, and the batch is being made"
             with pytest.raises(rw.errors.ReplayTimeoutError, match=told):
                 next(dataset)
-            assert dataset.take() is None
+            assert dataset.poll() is None
         finally:
             may_end.set()
         dataset.timeout_s = 60
@@ -285,7 +285,7 @@ def test_take_waits_for_the_structure_of_the_table_as_long_as_for_its_samples(re
     server = replay_server(fifo("queue"))
     write(server.address, "queue", range(2))
     with CallForwarder(server.port, delay_s=0.2) as slow, rw.ReplayDataset(slow.address, "queue", 2) as dataset:
-        batch = dataset.take(timeout_s=60)
+        batch = dataset.poll(timeout_s=60)
     assert batch is not None
     assert firsts(batch) == [0, 1]
 
@@ -294,13 +294,13 @@ def test_mixture_goes_on_after_a_time_out_and_take_returns_what_has_arrived_of_e
     client = serve(fifo("online"), fifo("offline"))
     online, offline = (rw.ReplayDataset(client, table, 2) for table in ("online", "offline"))
     with rw.MixedDataset([online, offline]) as dataset:
-        assert dataset.take() is None
-        assert dataset.take(timeout_s=0.05) is None
+        assert dataset.poll() is None
+        assert dataset.poll(timeout_s=0.05) is None
         write(client, "online", range(3))
         found: list[list[int]] = []
 
         def takes(total: int) -> bool:
-            if (batch := dataset.take()) is not None:
+            if (batch := dataset.poll()) is not None:
                 assert np.asarray(batch.info.members).tolist() == (batch.data["n"][:, 0] >= 100).tolist()
                 found.append(firsts(batch))
             return sum(map(len, found)) == total
@@ -314,9 +314,9 @@ def test_mixture_goes_on_after_a_time_out_and_take_returns_what_has_arrived_of_e
             next(dataset)
         offline.timeout_s = 30.0
         write(client, "offline", range(100, 104))
-        batch = dataset.take(timeout_s=60)  # waits for the whole shares
+        batch = dataset.poll(timeout_s=60)  # waits for the whole shares
         assert batch is not None
         assert firsts(batch) == [3, 4, 100, 101]
         assert firsts(next(dataset)) == [5, 6, 102, 103]
         with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
-            dataset.take(-1)
+            dataset.poll(-1)

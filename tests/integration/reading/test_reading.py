@@ -102,7 +102,7 @@ def test_queue_gives_everything_once_and_the_rest_when_it_is_taken_or_after_clos
     assert first_numbers(next(dataset)) == [3, 4, 5]
     with pytest.raises(rw.errors.ReplayTimeoutError, match="1 of 3 samples have arrived"):
         next(dataset)
-    batch = dataset.take()
+    batch = dataset.poll()
     assert batch is not None
     assert first_numbers(batch) == [6]
     assert dataset.stats().ready_samples == 0

@@ -132,7 +132,7 @@ def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
         eventually(lambda: waits_for_room(dataset))
         file.tell(client, a)
         batches = []
-        while (batch := dataset.take(1.0)) is not None:
+        while (batch := dataset.poll(1.0)) is not None:
             batches.append(batch)
         of_b = sum(number > 0 for batch in batches for number in first_numbers(batch))
         assert of_b > 8

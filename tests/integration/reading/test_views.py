@@ -329,7 +329,7 @@ def test_windows_give_their_first_transitions(played: rw.Client, n: int, gamma: 
         dataset.flush_priorities()
         assert view.stats().priority_updates > 0
         assert found.batch.info.importance_weights().shape == (64,)
-        again = view.take(30.0)
+        again = view.poll(30.0)
         assert again is not None
         check(again, n, gamma)
         check(next(iter(view)), n, gamma)

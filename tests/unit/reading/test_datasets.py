@@ -39,7 +39,7 @@ def test_part_of_a_batch_is_taken_without_a_wait() -> None:
         with rw.ReplayDataset(server, "queue", 4, timeout_s=60) as dataset:
             iter(dataset)
             eventually(lambda: dataset.stats().ready_samples == 2)
-            taken = dataset.take()
+            taken = dataset.poll()
         assert taken is not None
         assert first_numbers(taken) == [0, 1]
 
@@ -87,10 +87,10 @@ def test_mixed_batch_is_waited_for_and_names_the_member_of_each_sample() -> None
     with rw.LocalServer([QUEUE]) as one, rw.LocalServer([QUEUE]) as other:
         datasets = [rw.ReplayDataset(server, "queue", 2, timeout_s=60) for server in (one, other)]
         with rw.MixedDataset(datasets) as mixed:
-            assert mixed.take() is None
+            assert mixed.poll() is None
             insert_numbers(one.address, "queue", [1, 2])
             with soon(lambda: insert_numbers(other.address, "queue", [3, 4])):
-                batch = mixed.take(60)
+                batch = mixed.poll(60)
     assert batch is not None
     assert (first_numbers(batch), batch.info.members.tolist()) == ([1, 2, 3, 4], [0, 0, 1, 1])
 
