@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 import inspect
 import logging
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
@@ -28,7 +28,7 @@ from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Views
 from reverb_writer.slices.batch import Batch
 from reverb_writer.tables.rate_limits import inserts_until_sample
-from reverb_writer.tables.table_info import ServerInfo, TableInfo
+from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport import process_hooks
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class Dataset(Views):
 
     table: str
     timeout_s: float
-    gives_lists = False  # whether data are lists of samples, by `collate="list"`
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -73,29 +72,49 @@ class Dataset(Views):
                 f"`table` must be the name of one table, got {table!r}. For several tables, make a dataset "
                 "per table and a MixedDataset."
             )
-        self.table, self._pool_size = table, pool_size
+        self.table = table
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
-        self._stats = DatasetStats()
-        parts: list[Any] = []  # the prefetcher and the priorities, once they exist
+        self._stats = DatasetStats()  # of batches, and of earlier passes
+        self._pool_size, self._options, self._maker = pool_size, options, maker
+        self._begins_pass = options.single_pass  # whether the next call for a batch begins a pass
+        self._has_given_all = False  # of a pass
+        parts: list[Any] = [None, None]  # the priorities and the prefetcher, once they exist
+        self._parts = parts
         # A dataset that was not closed, or whose opening was interrupted, must not hang the interpreter's end.
         owned_client = self._client if self._owns_client else None
         self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
         try:
-            infos, info, rule = _open_table(self._client, table, options, self._client.timeout_s)
-            self._updates = PriorityUpdates(self._client, info)
-            parts.append(self._updates)
-            mixer = self._mixer = rule(self._client, infos, info, pool_size, options, self._updates.remember_owner)
-            self._updates.lost_servers = lambda: mixer.lost_servers
-            self._prefetcher = Prefetcher(mixer, maker, pool_size, options, TableStructure(table, info.signature))
-            parts.append(self._prefetcher)
+            infos = _request_infos(self._client, table, self._client.timeout_s, needs_all=options.single_pass)
+            _check_table(infos, table, options)
+            self._updates = parts[0] = PriorityUpdates(self._client, next(iter(infos.values())).tables[table])
+            self._prepare(infos)
         except BaseException:
             self._finalizer()
             raise
 
+    def _prepare(self, infos: Mapping[str, ServerInfo]) -> None:
+        """Prepare to fetch from servers with these tables, by name of the shard; `_begin` begins."""
+        tables = [info.tables[self.table] for info in infos.values()]
+        is_exact = (
+            self._client.connections.may_have_several
+            and not self._options.single_pass
+            and {table.sampler for table in tables} <= EXACT
+        )
+        rule, remember = ByMass if is_exact else Mixer, self._updates.remember_owner
+        mixer = rule(self._client, infos, tables[0], self._pool_size, self._options, remember)
+        structure = TableStructure(self.table, tables[0].signature)
+        self._mixer, self._updates.lost_servers = mixer, lambda: mixer.lost_servers
+        self._prefetcher = Prefetcher(mixer, self._maker, self._pool_size, self._options, structure)
+        self._parts[1] = self._prefetcher
+
     def __iter__(self) -> Iterator[Batch]:
-        """Begin to fetch, and return the dataset itself. A later iteration continues where the last one stopped."""
-        self._prefetcher.start()
+        """Begin to fetch, and return the dataset itself. A later iteration continues where the last one stopped.
+
+        After the end of a single pass, the next one begins: it returns the items that are in the table now.
+        """
+        self._begins_pass |= self._has_given_all
+        self._begin()
         return self
 
     def __next__(self) -> Batch:
@@ -115,6 +134,7 @@ class Dataset(Views):
         """
         batch = self._next_batch(time.monotonic(), self.timeout_s, extends=True)
         if batch is None:
+            self._has_given_all = self._options.single_pass
             raise StopIteration
         return batch
 
@@ -131,14 +151,23 @@ class Dataset(Views):
             UnsafeDataError, FormatError, StructureError, ClosedError: as `next`.
         """
         start, timeout_s = time.monotonic(), check_wait(timeout_s)
-        if timeout_s > 0:
-            with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError, IncompleteError):
+        try:
+            if timeout_s > 0:
                 return self._next_batch(start, timeout_s)
-        self._begin()
+            self._begin()
+        except (ReplayTimeoutError, ServerUnavailableError, IncompleteError):
+            if self._begins_pass:
+                return None
         return self._counted(self._prefetcher.pop() or self._prefetcher.pop_rest(), start)
 
     def _begin(self) -> None:
+        """Begin to fetch; of a single pass, the items that the servers have now."""
         process_hooks.claim()
+        if self._begins_pass and self._finalizer.alive:  # it ends with `close`
+            infos = _request_infos(self._client, self.table, self.timeout_s, needs_all=True)
+            past = dataclasses.replace(self.stats(), in_flight_samples=0, left_out_servers=0)
+            self._prepare(infos)
+            self._stats, self._begins_pass, self._has_given_all = past, False, False
         self._prefetcher.start()
 
     def _next_batch(self, start: float, timeout_s: float, *, extends: bool = False) -> Batch | None:
@@ -311,29 +340,24 @@ def _shut_down(parts: list[Any], client: Client | None) -> None:
 
 
 def _end(parts: list[Any], client: Client | None) -> None:
-    for prefetcher in parts[1:]:
+    updates, prefetcher = parts
+    if prefetcher is not None:
         prefetcher.stop(discards=True)
         prefetcher.join(_STOP_S)
-    if parts:
-        parts[0].close(1.0)  # the priorities
+    if updates is not None:
+        updates.close(1.0)
     if client is not None:
         client.close()
 
 
-def _open_table(
-    client: Client, table: str, options: ReadOptions, timeout_s: float
-) -> tuple[dict[str, ServerInfo], TableInfo, type[Mixer]]:
-    """Return the tables of the servers by name of the shard, the table on the first server, and the class of mixer."""
-    infos = _request_infos(client, table, timeout_s, needs_all=options.has_end)
-    tables = [info.tables[table] for info in infos.values()]
-    for one in tables if options.single_pass else ():
+def _check_table(infos: Mapping[str, ServerInfo], table: str, options: ReadOptions) -> None:
+    """Check that the table on all servers allows these options."""
+    for one in [info.tables[table] for info in infos.values()] if options.single_pass else ():
         if not {one.sampler, one.remover} <= _ORDERED or one.max_times_sampled != 1:
             raise SpecError(
                 "`single_pass` needs a table whose sampler and remover are 'fifo', 'max_heap' or 'min_heap', and whose "
                 f"`max_times_sampled` is 1: `{table}` has {one.sampler!r}, {one.remover!r} and {one.max_times_sampled}."
             )
-    is_exact = client.connections.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
-    return infos, tables[0], ByMass if is_exact else Mixer
 
 
 def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:

@@ -55,8 +55,6 @@ class MixedDataset(Views):
         """
         if not isinstance(datasets, Sequence) or not datasets or not all(isinstance(one, Dataset) for one in datasets):
             raise SpecError(f"`datasets` must be a list of ReplayDatasets and SliceDatasets, got {datasets!r}.")
-        if any(dataset.gives_lists for dataset in datasets):
-            raise SpecError("`collate='list'` gives no arrays to mix. Mix SliceDatasets, or pass `collate='pad'`.")
         self.datasets = tuple(datasets)
         self._held: dict[int, Batch] = {}  # batches of some datasets, by number, until all datasets have one
 

@@ -23,7 +23,7 @@ from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
-from reverb_writer.transport.sample_stream import Limit, SampleStream
+from reverb_writer.transport.sample_stream import SampleStream
 
 
 class Source:
@@ -96,7 +96,6 @@ class Mixer:
         self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
         self.changed, self._remember = Flag(), remember
         self._may_have_several = client.connections.may_have_several
-        self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
         self._shards: Sequence[Server] = ()
         self._sources: dict[str, Any] = {}  # `Source`s by name; replaced as a whole, because other threads read it
         self._leaving: list[Any] = []  # have left the target, and have samples that would otherwise be lost
@@ -267,17 +266,17 @@ class Mixer:
 
     def _begin(self, server: Server, info: ServerInfo | None, now: float) -> Any:
         """Start to read a server; `info` has its tables, if it has answered."""
-        single_pass = None
+        max_total = None
         if self._options.single_pass:
-            single_pass = Limit(0 if info is None else info.tables[self._table.name].current_size)
+            max_total = 0 if info is None else info.tables[self._table.name].current_size
         stream = SampleStream(
             server.channel,
             self._table.name,
             info,
             changed=self.changed.set,
             removes_items=self.removes_items,
-            limits=self._limits,
-            single_pass=single_pass,
+            max_total=max_total,
+            single_pass=self._options.single_pass,
             needs_table=self._makes_one_server,
         )
         return self._source(server, stream, now)

@@ -152,9 +152,9 @@ class Prefetcher:
         is_lost = self.has_ended and not self._mixer.removes_items  # no one will get the waiting samples
         stats.ready_samples = self._num_held() + (0 if is_lost else self._mixer.num_waiting)
         stats.cache_bytes = self._assembler.cache_bytes
-        stats.decoded_chunks = self._assembler.num_decoded_chunks
-        stats.foreign_items = self._assembler.num_foreign
-        stats.skipped_samples = self._num_skipped
+        stats.decoded_chunks += self._assembler.num_decoded_chunks
+        stats.foreign_items += self._assembler.num_foreign
+        stats.skipped_samples += self._num_skipped
 
     def stop(self, max_silence_s: float = 0.0, until: float = -math.inf, *, discards: bool = False) -> None:
         """Request no more samples and have the thread end, without waiting for it. Idempotent.

@@ -26,7 +26,7 @@ from reverb_writer.slices.batch import Batch
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Collate = Literal["error", "pad", "list"]
+Collate = Literal["error", "pad"]
 
 
 class ReplayDataset(Dataset):
@@ -59,8 +59,8 @@ class ReplayDataset(Dataset):
             table: name of the table.
             batch_size: B, samples in a batch, >= 1.
             collate: treatment of samples of different lengths. "error" raises; "pad" appends zeros up to the longest
-                sample, with `info.mask`; "list" gives a list of B nests [T_i, ...]. For whole trajectories end to end,
-                use a `SliceDataset` whose `slice_len` is the length of the longest trajectory.
+                sample, with `info.mask`. For whole trajectories end to end, use a `SliceDataset` whose `slice_len` is
+                the length of the longest trajectory.
             **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`.
 
         Raises:
@@ -69,29 +69,24 @@ class ReplayDataset(Dataset):
             ServerUnavailableError: a server does not answer within the time-out.
         """
         read_options = options_of(ReadOptions, options, self)
-        if collate not in ("error", "pad", "list"):
-            raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', got {collate!r}.")
-        batch_size = integer("batch_size", batch_size, minimum=1)
-        self.batch_size, self.gives_lists = batch_size, collate == "list"
-        self._open(replay, table, batch_size, read_options, WholeSamples(collate))
+        if collate not in ("error", "pad"):
+            raise SpecError(f"`collate` must be 'error' or 'pad', got {collate!r}.")
+        self.batch_size = integer("batch_size", batch_size, minimum=1)
+        self._open(replay, table, self.batch_size, read_options, WholeSamples(pads=collate == "pad"))
 
 
 class WholeSamples(BatchMaker):
     """Makes a batch of whole samples."""
 
-    def __init__(self, collate: Collate) -> None:
-        """Set the `collate` of `ReplayDataset`."""
-        self._collate = collate
+    def __init__(self, *, pads: bool) -> None:
+        """Set whether samples of different lengths are padded, with a mask; otherwise they are an error."""
+        self._pads = pads
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield one batch; see `BatchMaker`."""
         columns, info = assembler.take()
-        if self._collate == "list":
-            data: Any = list(map(assembler.pack, zip(*[column.split() for column in columns], strict=True)))
-        else:
-            pads = self._collate == "pad"
-            data = assembler.pack([_stacked(column, pads=pads) for column in columns])
-        mask = np.arange(info.lengths.max()) < info.lengths[:, None] if self._collate == "pad" else None
+        data = assembler.pack([_stacked(column, pads=self._pads) for column in columns])
+        mask = np.arange(info.lengths.max()) < info.lengths[:, None] if self._pads else None
         if server or mask is not None:
             info = dataclasses.replace(info, mask=mask, server=server)
         yield Batch(data, info), True
@@ -108,7 +103,7 @@ def _stacked(column: Column, *, pads: bool) -> Any:
     if not pads:
         raise StructureError(
             f"samples of {lengths.min()} to {longest} rows in one batch, expected equal lengths. Write windows "
-            "of one length, or pass `collate='pad'` or 'list'."
+            "of one length, or pass `collate='pad'`."
         )
     padded = np.full((len(lengths), longest, *rows.shape[1:]), b"" if rows.dtype.kind == "O" else 0, rows.dtype)
     padded[np.arange(longest) < lengths[:, None]] = rows

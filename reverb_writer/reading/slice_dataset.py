@@ -91,7 +91,7 @@ class SliceDataset(Dataset):
             with_next: whether to return `batch.next`, the row after each slice, to bootstrap where a slice was cut.
             seed: seed of the draws; None for new draws in each run.
             **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`. Here
-                `max_in_flight_batches` counts pools, and `max_samples` counts items.
+                `max_in_flight_batches` counts pools.
 
         Raises:
             SpecError: an argument can never work. Other errors are those of `ReplayDataset`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_fraction, integer
+from reverb_writer.errors import IncompleteError
 from reverb_writer.lazy import needs
 from reverb_writer.slices.batch import Batch
 from reverb_writer.transitions import NStepTransitions, n_step, to_transitions
@@ -77,7 +77,12 @@ class Views:
     def as_tf(self) -> Any:
         """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.
 
-        With `with_next` it has triples, whose third element is `batch.next`.
+        With `with_next` it has triples, whose third element is `batch.next`. Each iteration of a `single_pass` has the
+        items of its beginning, and the first one the items of this call.
+
+        Raises:
+            IncompleteError: the dataset has ended, as at an empty table with `single_pass`. Other errors are as in
+                `next`.
         """
         return _tf_dataset(self, self._num_open_sizes)
 
@@ -173,8 +178,20 @@ def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
     with needs("`as_tf`", "tensorflow"):
         import tensorflow as tf  # noqa: PLC0415
 
-    first = next(dataset)
-    batches = itertools.chain([first], dataset)
+    try:
+        first = next(dataset)
+    except StopIteration:
+        raise IncompleteError(
+            "`as_tf` learns the structure of the batches from the first one, and there is none. Call it when the table "
+            "has items."
+        ) from None
+    held = [first]
+
+    def elements() -> Iterator[Any]:
+        batches = iter(dataset)
+        while held:
+            yield _element(held.pop())
+        yield from map(_element, batches)
 
     def spec(array: Any) -> Any:
         dtype = tf.string if array.dtype == np.object_ else tf.as_dtype(array.dtype)
@@ -182,7 +199,7 @@ def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
         return tf.TensorSpec((None,) * open_sizes + array.shape[open_sizes:], dtype)
 
     signature = tree.map_structure(spec, _element(first))
-    return tf.data.Dataset.from_generator(lambda: map(_element, batches), output_signature=signature)
+    return tf.data.Dataset.from_generator(elements, output_signature=signature)
 
 
 def _element(batch: Any) -> Any:

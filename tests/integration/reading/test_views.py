@@ -14,6 +14,7 @@ import pytest
 from certificates import OPENSSL, make_identity, server_context
 from forwarder import Forwarder
 from kinds import contents
+from numbered import insert_numbers
 from reading import Serve
 from server_process import StartServer
 
@@ -256,6 +257,21 @@ def test_tensorflow_gets_the_data_their_markers_and_what_follows(sliced: rw.Clie
         assert len(after) == with_next
         for nest in after:
             np.testing.assert_array_equal(nest["row"], wanted.next["row"])
+
+
+def test_tensorflow_iterates_again_over_the_items_of_each_beginning(serve: Serve) -> None:
+    tensorflow()
+    client = serve(rw.TableConfig.queue("queue", 100))
+    with rw.ReplayDataset(client, "queue", 2, single_pass=True) as dataset:
+        with pytest.raises(rw.errors.IncompleteError, match="learns the structure of the batches from the first one"):
+            dataset.as_tf()
+        insert_numbers(client.address, "queue", range(3))
+        pairs = dataset.as_tf()
+        passes = [[data[0].numpy()[:, 0].tolist() for data, _ in pairs]]
+        for numbers in (range(3, 6), range(0), range(6, 7)):
+            insert_numbers(client.address, "queue", numbers)
+            passes.append([data[0].numpy()[:, 0].tolist() for data, _ in pairs])
+    assert passes == [[[0, 1], [2]], [[3, 4], [5]], [], [[6]]]
 
 
 def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: rw.Client) -> None:

@@ -52,7 +52,6 @@ def test_part_of_a_batch_is_taken_without_a_wait() -> None:
         ({"timeout_s": 0}, "timeout_s"),
         ({"collate": "stack"}, "collate"),
         ({"max_cache_bytes": 0}, "max_cache_bytes"),
-        ({"max_samples": 0}, "max_samples"),
         ({"table": ["queue", "other"]}, r"`table` must be the name of one table, got \['queue', 'other'\]"),
         ({"table": None}, "`table` must be the name of one table, got None"),
         ({"table": "nothing"}, r"table `nothing` is not on the server .*`queue`"),
