@@ -179,7 +179,7 @@ def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
         import tensorflow as tf  # noqa: PLC0415
 
     try:
-        first = next(dataset)
+        first = next(iter(dataset))
     except StopIteration:
         raise IncompleteError(
             "`as_tf` learns the structure of the batches from the first one, and there is none. Call it when the table "
