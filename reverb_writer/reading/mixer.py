@@ -22,6 +22,7 @@ from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.tables.rate_limits import inserts_until_sample
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_stream import SampleStream
 
@@ -131,6 +132,27 @@ class Mixer:
     def is_done(self) -> bool:
         """Whether nothing is in flight, and nothing more will be requested."""
         return all(source.stream.is_done for source in self.sources)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no server can be reached."""
+        losses = [(source.server.channel, source.stream.loss) for source in self.sources]
+        return all(loss is not None and not channel.is_silent(loss) for channel, loss in losses)
+
+    def inserts_missing(self) -> dict[str, int]:
+        """Return by server how many inserts its next sample lacks."""
+        tables = [(source.server.name, source.stream.table) for source in self.sources]
+        return {name: inserts_until_sample(table) for name, table in tables if table is not None}
+
+    def look(self, now: float, since: float) -> None:
+        """Have the servers asked for the cause of a wait that began at `since`."""
+        for source in self.sources:
+            source.stream.look(now, since)
+
+    def explain(self, since: float) -> str:
+        """Return why no samples have arrived since a time, for each server that has not ended."""
+        streams = [source.stream for source in self.sources]
+        return " ".join(stream.explain(since) for stream in streams if not stream.is_done)
 
     def count(self, stats: DatasetStats) -> None:
         """Add the counters of the servers."""

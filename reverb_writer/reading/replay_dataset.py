@@ -9,7 +9,6 @@ Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `Trajector
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -82,14 +81,14 @@ class WholeSamples(BatchMaker):
         """Set whether samples of different lengths are padded, with a mask; otherwise they are an error."""
         self._pads = pads
 
-    def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
-        """Yield one batch; see `BatchMaker`."""
-        columns, info = assembler.take()
-        data = assembler.pack([_stacked(column, pads=self._pads) for column in columns])
+    def make(self, samples: BatchAssembler, server: str) -> list[Batch]:
+        """Return one batch; see `BatchMaker`."""
+        columns, info = samples.take()
+        data = samples.pack([_stacked(column, pads=self._pads) for column in columns])
         mask = np.arange(info.lengths.max()) < info.lengths[:, None] if self._pads else None
         if server or mask is not None:
             info = dataclasses.replace(info, mask=mask, server=server)
-        yield Batch(data, info), True
+        return [Batch(data, info)]
 
 
 def _stacked(column: Column, *, pads: bool) -> Any:

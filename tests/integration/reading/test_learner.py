@@ -24,6 +24,7 @@ from threads import our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.reading import views
 
 
 def write(address: Any, table: str, numbers: Any, length: int = 2) -> None:
@@ -59,6 +60,66 @@ def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(plac
     assert [firsts(batch) for batch in batches] == [[0, 2], [4, 6], [8, 10], [12]]
     assert set(threads) == {"reverb-writer-prefetch"}
     assert dataset.stats().samples == 7
+
+
+def test_transform_may_return_anything_but_none(place: Place) -> None:
+    write(place.client, "a", range(5))
+    with rw.ReplayDataset(place.client, "a", 2, transform=firsts, single_pass=True) as dataset:
+        assert list(dataset) == [[0, 1], [2, 3], [4]]
+        assert (dataset.stats().batches, dataset.stats().samples) == (3, 5)
+        write(place.client, "a", [5])
+        with pytest.raises(rw.errors.SpecError, match="`transitions` needs a Batch, and `transform` returned list"):
+            next(iter(dataset.transitions()))
+        assert next(dataset, None) is None
+
+
+def test_transitions_are_made_in_the_thread_that_fetches_once_they_are_asked_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers: list[str] = []
+
+    def noted(*args: Any) -> Any:
+        makers.append(threading.current_thread().name)
+        return rw.n_step(*args)
+
+    monkeypatch.setattr(views, "n_step", noted)
+    client = serve(rw.TableConfig("replay"))
+    with rw.TrajectoryObserver(client, "replay", 2) as observer:
+        for t in range(9):
+            step = {"observation": np.float32(t), "action": np.int32(t), "reward": np.float32(t % 8)}
+            observer({**step, "is_first": t == 0, "is_last": t == 8, "is_terminal": t == 8})
+    with rw.ReplayDataset(client, "replay", 4) as dataset:
+        batch = next(dataset)
+        assert batch.data["observation"].shape == (4, 2)
+        assert makers == []
+        view = dataset.transitions()
+        found = [next(view) for _ in range(8)]
+        of_learner = makers.count(threading.current_thread().name)
+        assert of_learner <= 3  # two batches and one that was being made were ahead as batches
+        assert set(makers) == {"reverb-writer-prefetch", *[threading.current_thread().name] * of_learner}
+        for transitions in found:
+            np.testing.assert_array_equal(transitions.next_observation, transitions.observation + 1)
+            np.testing.assert_array_equal(transitions.batch.data["observation"][:, 0], transitions.observation)
+        assert next(dataset).data["observation"].shape == (4, 2)  # also of those that are ready as transitions
+        assert next(dataset.transitions()).observation.shape == (4,)
+
+
+def test_priorities_are_set_by_transitions(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay", 100, rw.Prioritized(1.0)))
+    step = {"observation": np.zeros((2, 3)), "action": np.zeros(2), "reward": np.ones(2), "discount": np.array([1.0, 0.0])}
+    client.insert({name: np.asarray(leaf) for name, leaf in step.items()}, {"replay": 1.0})
+    with rw.ReplayDataset(client, "replay", 4) as dataset:
+        view = dataset.transitions()
+        found = next(view)
+        view.update_priorities(found, np.full(4, 7.0))
+        view.flush_priorities()
+        assert next(client.sample("replay", 1)).info.priority == 7.0
+        with pytest.raises(rw.errors.SpecError, match="these transitions have lost their batch"):
+            dataset.update_priorities(found._replace(reward=0), np.ones(4))
+        with rw.MixedDataset([dataset]) as mixed:
+            mixed.update_priorities(next(mixed.transitions()), np.full(4, 9.0))
+            mixed.flush_priorities()
+            assert next(client.sample("replay", 1)).info.priority == 9.0
 
 
 def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: Place) -> None:

@@ -205,6 +205,24 @@ def test_pickled_dataset_is_opened_anew(serve: Serve) -> None:
         assert len(next(of_slices).markers.slices.lengths) == 2
 
 
+class Numbers(rw.ReplayDataset):
+    """A dataset with a constructor of its own."""
+
+    def __init__(self, where: Any, *, size: int) -> None:
+        super().__init__(where, "replay", size)
+
+
+def test_subclass_with_a_constructor_of_its_own_is_pickled_as_such(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay"))
+    insert_numbers(client.address, "replay", [3])
+    server = types.SimpleNamespace(address=client.address, lock=threading.Lock())
+    with Numbers(server, size=2) as dataset:
+        stored = pickle.dumps(dataset)
+    with pickle.loads(stored) as copied:  # noqa: S301  # our own bytes
+        assert type(copied) is Numbers
+        assert first_numbers(next(copied)) == [3, 3]
+
+
 WEIGHTS_BYTES = int(os.environ.get("REVERB_WRITER_WEIGHTS_BYTES", str(100 << 20)))  # `make fuzz` takes 1 GB
 
 

@@ -20,6 +20,7 @@ from threads import our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.tables import Selector, SelectorName
 
 SIZES = (1, 10, 100)
@@ -102,7 +103,7 @@ def queues_of_1_and_50(replay_server: StartServer) -> list[HostedServer]:
 
 def waits_for_room(dataset: rw.ReplayDataset) -> bool:
     """Return whether samples have come of which the first batch is ready, and others wait for their turn."""
-    stats = dataset.stats()
+    stats: DatasetStats = dataset.stats()
     return stats.in_flight_samples == 0 and stats.ready_samples > 8
 
 

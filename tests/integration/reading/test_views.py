@@ -392,7 +392,12 @@ def test_frameworks_get_transitions_of_windows_and_slices(played: rw.Client, fra
             for found in (next(arrays), next(iter(arrays))):
                 assert type(found.mask).__module__.startswith(framework)
                 check(found, n, 0.5)
-                each.update_priorities(found.batch, np.ones(len(found.batch.info)))
+                assert type(found.batch.info.keys).__module__.startswith("torch" if framework == "torch" else "numpy")
+                arrays.update_priorities(found, np.ones(len(found.batch.info)))
+                assert arrays.poll(30.0) is not None
+            arrays.flush_priorities()
+            assert arrays.stats().priority_updates == each.stats().priority_updates > 0
+            assert arrays.stats().failed_priority_updates == 0
 
 
 def test_tensorflow_gets_pairs(played: rw.Client) -> None:
