@@ -129,6 +129,11 @@ class Mixer:
         return sum(len(source.waiting) for source in (*self._leaving, *self.sources))
 
     @property
+    def num_for_batch(self) -> int:
+        """Samples that have arrived for the next batches, of the server with the most."""
+        return max((len(source.waiting) for source in self.sources), default=0)
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing is in flight, and nothing more will be requested."""
         return all(source.stream.is_done for source in self.sources)

@@ -161,8 +161,7 @@ class Prefetcher:
     @property
     def num_for_batch(self) -> int:
         """Samples that have arrived for the next batch, at most the size of a batch."""
-        waiting = max((len(source.waiting) for source in self._mixer.sources), default=0)
-        return min(self._assembler.num_samples + waiting, self._batch_size)
+        return min(self._assembler.num_samples + self._mixer.num_for_batch, self._batch_size)
 
     @property
     def is_making(self) -> bool:

@@ -106,7 +106,12 @@ def test_transitions_are_made_in_the_thread_that_fetches_once_they_are_asked_for
 
 def test_priorities_are_set_by_transitions(serve: Serve) -> None:
     client = serve(rw.TableConfig("replay", 100, rw.Prioritized(1.0)))
-    step = {"observation": np.zeros((2, 3)), "action": np.zeros(2), "reward": np.ones(2), "discount": np.array([1.0, 0.0])}
+    step = {
+        "observation": np.zeros((2, 3)),
+        "action": np.zeros(2),
+        "reward": np.ones(2),
+        "discount": np.array([1.0, 0.0]),
+    }
     client.insert({name: np.asarray(leaf) for name, leaf in step.items()}, {"replay": 1.0})
     with rw.ReplayDataset(client, "replay", 4) as dataset:
         view = dataset.transitions()

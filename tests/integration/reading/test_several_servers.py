@@ -79,6 +79,7 @@ def test_a_dataset_and_a_client_sample_servers_of_1_10_and_100_items_as_one(clus
         batches = [next(dataset) for _ in range(150)]
     items = np.stack([batch.data[0][:, 0] for batch in batches])
     check_frequencies(items.ravel(), due)
+    check_frequencies(items[:, :128].ravel(), due)  # also each half of a batch, such as a micro-batch
     assert {len({int(np.searchsorted(np.cumsum(SIZES), item, "right")) for item in batch}) for batch in items} <= {2, 3}
     for batch in batches:
         np.testing.assert_allclose(batch.info.probabilities, due[batch.data[0][:, 0]], rtol=1e-9)
