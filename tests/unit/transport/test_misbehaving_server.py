@@ -182,7 +182,7 @@ def test_sample_that_has_no_end_is_refused_however_little_it_brings(
 def test_samples_in_flight_are_read_when_a_dataset_is_closed(
     misbehaving: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reverb_writer.reading.dataset._MAX_SILENCE_S", 30.0)
+    monkeypatch.setattr("reverb_writer.reading.table_reader._MAX_SILENCE_S", 30.0)
     may_come = threading.Event()
 
     def answer(requests: Iterator[bytes]) -> Iterator[bytes]:
