@@ -20,6 +20,7 @@ from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
+from reverb_writer.reading.first_item import FirstItem
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.tables.rate_limits import inserts_until_sample
@@ -100,6 +101,7 @@ class Mixer:
         self._shards: Sequence[Server] = ()
         self._sources: dict[str, Any] = {}  # `Source`s by name; replaced as a whole, because other threads read it
         self._leaving: list[Any] = []  # have left the target, and have samples that would otherwise be lost
+        self._first_item = FirstItem(table)
         self._past = DatasetStats()  # of servers that have left, and of arrived samples
         self._is_ending = False
         self._turn = 0
@@ -199,6 +201,7 @@ class Mixer:
                 continue
             if samples:
                 self.heard_at = now
+                self._first_item.see(samples)
                 self._past.received_samples += len(samples)
                 source.waiting = Samples.joined([source.waiting, samples])
                 self._note_samples(source, samples, now)

@@ -157,7 +157,7 @@ def _check_alike(batches: Sequence[Batch]) -> None:
 
 
 def _pinned(tensor: Any) -> Any:
-    return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings are lists or bytes
+    return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings stay NumPy arrays
 
 
 def _whereabouts(data: Any, name: str) -> str:

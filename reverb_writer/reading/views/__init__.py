@@ -25,6 +25,8 @@ from reverb_writer.transitions import NStepTransitions, n_step, to_transitions
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_64_BITS = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
+
 Form = tuple[Callable[[Any], Any], ...]
 """Functions of a batch, each of the result of the one before it. Forms are equal if they give equal results."""
 
@@ -134,12 +136,17 @@ class View:
     def as_jax(self, device: Any = None) -> View:
         """Return this dataset as an iterator over JAX arrays on `device`; None for JAX's default.
 
-        Strings and info stay NumPy arrays. JAX makes 64-bit numbers 32-bit ones unless `jax_enable_x64` is set.
+        Strings and info stay NumPy arrays. JAX makes 64-bit numbers 32-bit ones unless `jax_enable_x64` is set; a
+        warning names such leaves.
         """
         with needs("`as_jax`", "reverb-writer[jax]"):
             import jax  # noqa: PLC0415
 
-        return View(self.reader, (*self._form, ToJax(jax.device_put, device)), self._num_open_sizes)
+        return View(
+            self.reader,
+            (*self._form, ToJax(jax.device_put, device, bool(jax.config.jax_enable_x64))),
+            self._num_open_sizes,
+        )
 
     def as_tf(self) -> Any:
         """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.
@@ -232,14 +239,32 @@ class ToJax:
 
     put: Callable[[Any, Any], Any]  # JAX's `device_put`
     device: Any
+    keeps_64_bits: bool
 
     def __call__(self, found: Any) -> Any:
         """Return a batch, transitions or a nest with arrays of JAX."""
+        if not self.keeps_64_bits:
+            _warn_of_64_bits(found.data if isinstance(found, Batch) else found)
         return converted(found, self._put)
 
     def _put(self, array: Any) -> Any:
         is_number = isinstance(array, np.ndarray | np.generic) and array.dtype.kind != "O"
         return self.put(array, self.device) if is_number else array
+
+
+def _warn_of_64_bits(nest: Any) -> None:
+    """Warn of leaves with 64-bit numbers; Python shows each such warning once."""
+    if any(getattr(leaf, "dtype", None) in _64_BITS for leaf in tree.flatten(nest)):
+        leaves = [
+            f"`{'/'.join(map(str, path))}` {leaf.dtype}"
+            for path, leaf in tree.flatten_with_path(nest)
+            if getattr(leaf, "dtype", None) in _64_BITS
+        ]
+        warnings.warn(
+            f"JAX keeps 32 bits of the numbers of {', '.join(leaves)}. To keep 64 bits, call "
+            "`jax.config.update('jax_enable_x64', True)`; or store these leaves in 32 bits.",
+            stacklevel=2,
+        )
 
 
 def converted(found: Any, convert: Callable[[Any], Any], convert_info: Callable[[Any], Any] | None = None) -> Any:

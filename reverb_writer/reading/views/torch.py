@@ -22,7 +22,7 @@ _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype
 
 
 class TensorConverter:
-    """Converts batches to tensors on one device; strings become lists.
+    """Converts arrays to tensors on one device; strings stay NumPy arrays.
 
     On the CPU, tensors share the arrays' memory where PyTorch has the dtype. Unsigned integers that PyTorch cannot
     compute with get the next wider dtype.
@@ -59,11 +59,11 @@ class TensorConverter:
         return self.tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
 
     def tensor(self, array: Any) -> Any:
-        """Return an array, or a transform's tensor, as a tensor on the device; an array of strings as a list."""
+        """Return an array, or a transform's tensor, as a tensor on the device; strings and other leaves as they are."""
         if isinstance(array, torch.Tensor):
             return array if self._device is None else array.to(self._device)
-        if array.dtype.kind == "O":
-            return array.tolist()
+        if not isinstance(array, np.ndarray) or array.dtype.kind == "O":
+            return array
         if array.dtype.name == "bfloat16":
             tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:

@@ -79,7 +79,7 @@ def test_a_view_goes_on_after_an_error(serve: Serve, framework: str) -> None:
         view = dataset.as_torch() if framework == "torch" else dataset.as_jax()
         with pytest.raises(rw.errors.ReplayTimeoutError):
             next(view)
-        client.insert({"x": np.arange(3)}, {"replay": 1.0})
+        client.insert({"x": np.arange(3, dtype=np.int32)}, {"replay": 1.0})
         dataset.timeout_s = 30.0
         assert np.asarray(next(view).data["x"]).tolist() == [[0, 1, 2]]
 
@@ -100,6 +100,59 @@ def test_pytorch_workers_bring_the_client_s_certificates_and_token(
     ):
         batch = next(iter(in_workers(dataset.as_torch())))
     assert batch.data[0].tolist() == [[0, 1, 2]] * 2
+
+
+def test_jax_says_which_leaves_lose_bits(serve: Serve) -> None:
+    jax = pytest.importorskip("jax")
+    client = serve(rw.TableConfig("replay"))
+    leaves = {"a": np.zeros(2, np.float32), "wide": {"b": np.array([2**40, 1]), "c": np.zeros(2)}}
+    client.insert(leaves, {"replay": 1.0})
+    with rw.ReplayDataset(client, "replay", 2) as dataset:
+        with pytest.warns(
+            UserWarning, match="32 bits of the numbers of `wide/b` int64, `wide/c` float64.*jax_enable_x64"
+        ):
+            assert next(dataset.as_jax()).data["wide"]["b"].dtype == np.int32
+        jax.config.update("jax_enable_x64", True)
+        try:
+            assert next(dataset.as_jax()).data["wide"]["b"].tolist() == [[2**40, 1]] * 2  # and there is no warning
+        finally:
+            jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize("place", ["observation", "extras"])
+def test_strings_stay_arrays_among_tensors_and_go_through_all_functions(serve: Serve, place: str) -> None:
+    torch = pytest.importorskip("torch")
+    client = serve(rw.TableConfig("windows"), rw.TableConfig("episodes"))
+    with (
+        rw.TrajectoryObserver(client, "windows", 4) as windows,
+        rw.EpisodeObserver(client, "episodes", 50) as episodes,
+    ):
+        for t in range(8):
+            step: dict[str, Any] = {"observation": {"x": np.float32(t)}, "action": np.float32(t), "extras": {}}
+            step[place]["text"] = f"go to {t}"
+            step |= {"reward": np.float32(t < 7), "is_first": t == 0, "is_last": t == 7, "terminated": t == 7}
+            windows(step)
+            episodes(step)
+
+    def texts(found: Any) -> Any:
+        return found.observation["text"] if place == "observation" else found.extras["extras"]["text"]
+
+    def expected(found: Any) -> list[bytes]:
+        return [f"go to {int(x)}".encode() for x in found.observation["x"].ravel()]
+
+    with rw.ReplayDataset(client, "windows", 16) as dataset, rw.SliceDataset(client, "episodes", 4, 3) as slices:
+        batch = next(dataset.as_torch())
+        found = rw.to_transitions(batch)
+        assert texts(found).shape == (16, 3)
+        assert texts(found).ravel().tolist() == expected(found)
+        first = next(dataset.transitions(2, 0.9).as_torch())
+        assert texts(first).shape == (16,)
+        assert texts(first).tolist() == expected(first)
+        warm, trained = rw.burn_in(batch, 1)
+        assert (warm.data[place]["text"].shape, trained.data[place]["text"].shape) == ((16, 1), (16, 3))
+        assert rw.returns.gae(batch, torch.zeros(16, 4), gamma=0.9, lambda_=0.9).advantages.shape == (16, 3)
+        of_slices = rw.to_transitions(next(slices.as_torch()))
+        assert texts(of_slices).tolist() == expected(of_slices)
 
 
 def test_pytorch_without_cuda_says_so_at_once(linear: rw.Client) -> None:

@@ -140,6 +140,30 @@ def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "num_items", "num_told"),
+    [
+        (rw.TableConfig("replay", sampler="fifo"), 2, 1),
+        (rw.TableConfig("replay", sampler="fifo"), 1, 0),  # a table of one item, as that of weights
+        (rw.TableConfig("replay", sampler="fifo", max_times_sampled=2000), 2, 0),
+        (rw.TableConfig("replay", sampler="lifo"), 2, 0),
+    ],
+)
+def test_first_item_that_is_given_for_ever_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, config: rw.TableConfig, num_items: int, num_told: int
+) -> None:
+    with rw.LocalServer([config]) as server:
+        insert_numbers(server.address, "replay", range(num_items))
+        with rw.ReplayDataset(server, "replay", 100, timeout_s=60) as dataset:
+            for _ in range(9):
+                next(dataset)
+            for _ in range(11):
+                last = next(dataset)
+    assert len(set(last.info.keys.tolist())) == 1
+    text = f"samples are all one item of {num_items}, because a table with the sampler 'fifo'"
+    assert len([message for message in caplog.messages if text in message]) == num_told
+
+
+@pytest.mark.parametrize(
     ("keys", "priorities", "message"),
     [
         ([-1, 2], [1.0, 1.0], r"`keys` must be \[n\] integers as in `info.keys`, got int64 \(2,\)"),
