@@ -36,8 +36,9 @@ class ReadOptions:
         single_pass: each iteration returns the items that are in the table at its beginning, once and in order, then
             stops. The table's sampler and remover must be "fifo" or a heap, and its `max_times_sampled` 1.
         skip_unsafe: skip and count samples and messages that raise UnsafeDataError or FormatError, instead of raising.
-        max_cache_bytes: memory limit of the cache of decoded chunks, in bytes. A quarter more is used for row ranges of
-            items.
+        max_cache_bytes: memory limit of the cache of decoded chunks, in bytes, for each of at most four layouts of
+            columns: four times as much if writers differ in the columns of their chunks. A quarter more is used for
+            row ranges of items.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.
         transform: function from a `Batch` to the `Batch` that the learner gets: decode images, stack frames, normalise.
             The thread that fetches calls it, so it runs while the learner trains. If it raises, `next` raises the error

@@ -45,7 +45,7 @@ def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Cal
 
     Raises:
         SpecError: `k` is out of range. The transform raises SpecError if windows are too short to drop rows, or if rows
-            of slices would be dropped. It raises StructureError if the leaf does not exist, or the batch is a list, or
+            of slices would be dropped. It raises StructureError if the leaf does not exist, or the batch is
             flat without markers.
     """
     return functools.partial(_stacked, k=integer("k", k, minimum=1), leaf=leaf, drop=drop)
@@ -58,8 +58,8 @@ def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
         starts = np.tile(np.arange(shape[1]) == 0, shape[0])
     else:
         shape, starts = markers.done.shape, markers.slices.starts
-    flat = tree.map_structure(lambda leaf: leaf.reshape(-1, *leaf.shape[len(shape) :]), batch.data)
     numbers = np.arange(len(starts))
+    flat = tree.map_structure(lambda leaf: leaf.reshape(len(starts), *leaf.shape[len(shape) :]), batch.data)
     first = np.maximum.accumulate(np.where(starts | first_rows(read_markers(flat), len(starts)), numbers, 0))
     rows = np.maximum(numbers[:, None] - np.arange(k)[::-1], first[:, None])  # rows of the frames of each stack
     leaf_at(steps, leaf)  # raises an error that names the leaves

@@ -51,6 +51,14 @@ def test_stack_does_not_cross_episodes_inside_a_window(flags: Any) -> None:
     assert stacks == [[10, 10, 10], [10, 10, 11], [30, 30, 30], [30, 30, 31], [30, 31, 32]]
 
 
+def test_leaves_of_size_0_are_no_obstacle() -> None:
+    batch = windows([[1, 2, 3]], nothing=np.zeros((1, 3, 0)), is_first=[[1, 0, 0]])
+    found = rw.frame_stack(2, "observation/rgb")(batch)
+    assert found.data["observation"]["rgb"].tolist() == [[[1, 1], [1, 2], [2, 3]]]
+    assert found.data["nothing"].shape == (1, 3, 0)
+    assert rw.frame_stack(2, "nothing")(batch).data["nothing"].shape == (1, 3, 2, 0)
+
+
 @given(st.integers(1, 5), st.lists(st.booleans(), min_size=1, max_size=12), st.booleans(), st.booleans(), st.booleans())
 def test_stacks_are_those_of_a_deque_over_each_episode(
     k: int, first: list[bool], drop: bool, are_images: bool, has_mask: bool
