@@ -26,7 +26,7 @@ from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterEr
 from reverb_writer.leaves import host_array
 from reverb_writer.slices.batch import Batch
 from reverb_writer.tables.table_info import TableInfo
-from reverb_writer.transitions import NStepTransitions
+from reverb_writer.transitions import Transitions
 from reverb_writer.transport import process_hooks
 
 _LOG = logging.getLogger(__package__)
@@ -175,12 +175,14 @@ class PriorityUpdates:
 
 def info_of(batch_or_keys: Any) -> Any:
     """Return the info of a `Batch` or of transitions of one; anything else is returned unchanged."""
-    if isinstance(batch_or_keys, NStepTransitions) and batch_or_keys.batch is None:
-        raise SpecError(
-            "these transitions have lost their batch, as by `_replace`. Pass the `batch` of the transitions that the "
-            "dataset returned."
-        )
-    batch = batch_or_keys.batch if isinstance(batch_or_keys, NStepTransitions) else batch_or_keys
+    batch = batch_or_keys
+    if isinstance(batch_or_keys, Transitions):
+        batch = getattr(batch_or_keys, "batch", None)
+        if batch is None:
+            raise SpecError(
+                "these transitions have no batch, which only transitions of `dataset.transitions` have, and which "
+                "`_replace` loses. Pass the batch that they are from."
+            )
     return batch.info if isinstance(batch, Batch) else batch
 
 

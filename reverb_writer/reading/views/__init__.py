@@ -99,8 +99,8 @@ class View:
 
         Each window gives its first transition, so write windows of n + 1 steps; a warning says if they have fewer.
         Slices give a transition from each row, with a mask. The target of values is `reward + gamma * discount *
-        value(next_observation)` for every n. `update_priorities` takes the transitions, too; their `batch` has the
-        `info`.
+        value(next_observation)` for every n. `update_priorities` also takes transitions; the `info` of their
+        `batch` has keys and weights.
 
         Args:
             n: steps of a transition, >= 1; fewer at the end of an episode.
@@ -187,7 +187,7 @@ class View:
         self.reader.flush_priorities(timeout_s)
 
     def stats(self) -> Any:
-        """Return the counters so far, `DatasetStats`; a list of them from a `MixedDataset`, in its order."""
+        """Return the counters so far, `DatasetStats`; a `MixedDataset` returns a list with those of each dataset."""
         return self.reader.stats()
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -119,8 +119,9 @@ def test_priorities_are_set_by_transitions(serve: Serve) -> None:
         view.update_priorities(found, np.full(4, 7.0))
         view.flush_priorities()
         assert next(client.sample("replay", 1)).info.priority == 7.0
-        with pytest.raises(rw.errors.SpecError, match="these transitions have lost their batch"):
-            dataset.update_priorities(found._replace(reward=0), np.ones(4))
+        for without in (found._replace(reward=0), rw.to_transitions(found.batch)):
+            with pytest.raises(rw.errors.SpecError, match="these transitions have no batch"):
+                dataset.update_priorities(without, np.ones(4))
         with rw.MixedDataset([dataset]) as mixed:
             mixed.update_priorities(next(mixed.transitions()), np.full(4, 9.0))
             mixed.flush_priorities()
