@@ -294,8 +294,10 @@ class Prefetcher:
         except Exception as error:  # noqa: BLE001  # may come from a user's function; the reader raises it
             self._ready.append(Ready(num_samples, _raisable(error, "`row_priority_fn`")))
         else:
-            # The samples keep their room until the last of their batches is given out.
-            self._made += [(batch, 0) for batch in batches[:-1]] + [(batch, num_samples) for batch in batches[-1:]]
+            for batch in batches:  # a batch of slices frees as much room as it has slices, and the last one the rest
+                num_freed = num_samples if batch is batches[-1] else min(len(batch.info), num_samples)
+                self._made.append((batch, num_freed))
+                num_samples -= num_freed
         finally:
             self._is_full = self._is_busy = False
             self._assembler.begin_next()
