@@ -117,7 +117,7 @@ def learn(client: rw.Client, over: threading.Event) -> None:
     """Sample items, slowly in odd phases."""
     with rw.ReplayDataset(client, "replay", batch_size=4, max_in_flight_batches=1) as dataset:
         while not over.is_set():
-            if dataset.take(timeout_s=0.2) is not None:
+            if dataset.poll(timeout_s=0.2) is not None:
                 pause(slow_phase=1)
 
 

@@ -32,9 +32,8 @@ def q_network() -> Any:
     return nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
 
 
-def td_errors(network: Any, target: Any, batch: rw.Batch) -> Any:
-    """Return [B] errors of the first transition of each window, over n steps or up to the episode's end."""
-    first = rw.n_step(rw.to_transitions(batch), N_STEP, GAMMA).first()
+def td_errors(network: Any, target: Any, first: rw.NStepTransitions) -> Any:
+    """Return [B] errors of transitions over n steps or up to the episode's end."""
     values = network(first.observation).gather(1, first.action[:, None])[:, 0]
     with torch.no_grad():
         best = network(first.next_observation).argmax(1, keepdim=True)
@@ -58,7 +57,7 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         rw.ReplayDataset(address, "replay", BATCH_SIZE, max_in_flight_batches=1) as dataset,
     ):
         env = rw.environments.record(gymnasium.make("CartPole-v1"), observer)
-        batches = iter(dataset.as_torch())
+        transitions = dataset.transitions(N_STEP, GAMMA).as_torch()
         observation, _ = env.reset(seed=seed)
         length = 0
         for step in range(1, num_steps + 1):
@@ -74,14 +73,14 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
                 yield step, sum(lengths) / len(lengths)
                 (observation, _), length = env.reset(), 0
             if step >= WARM_UP and step % UPDATE_EVERY == 0:
-                batch = next(batches)
-                errors = td_errors(network, target, batch)
+                found = next(transitions)
+                errors = td_errors(network, target, found)
                 beta = np.interp(step, (0, num_steps), (0.4, 1.0))
                 loss = nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")
                 optimizer.zero_grad()
-                (batch.info.importance_weights(beta) * loss).mean().backward()
+                (found.batch.info.importance_weights(beta) * loss).mean().backward()
                 optimizer.step()
-                dataset.update_priorities(batch, errors.abs() + 1e-3)
+                dataset.update_priorities(found, errors.abs() + 1e-3)
             if step % TARGET_EVERY == 0:
                 target.load_state_dict(network.state_dict())
         env.close()

@@ -52,11 +52,10 @@ class Agent:
         squashed = 2 * (np.log(2) - drawn - nn.functional.softplus(-2 * drawn))
         return LIMIT * torch.tanh(drawn), normal.log_prob(drawn) - squashed - np.log(LIMIT)
 
-    def train(self, batch: rw.Batch) -> None:
+    def train(self, step: rw.NStepTransitions) -> None:
         """Update all networks once."""
-        step = rw.to_transitions(batch)
-        observations, actions, following = (x[:, 0] for x in (step.observation, step.action, step.next_observation))
-        rewards, discounts = step.reward[:, :1] / 10, step.discount[:, :1]
+        observations, actions, following = step.observation, step.action, step.next_observation
+        rewards, discounts = step.reward[:, None] / 10, step.discount[:, None]
         alpha = self.log_alpha.exp().detach()
         with torch.no_grad():
             next_actions, next_log_prob = self.act(following)
@@ -95,7 +94,7 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         rw.ReplayDataset(address, "replay", BATCH_SIZE, max_in_flight_batches=1) as dataset,
     ):
         env = rw.environments.record(gymnasium.make("Pendulum-v1"), observer)
-        batches = iter(dataset.as_torch())
+        transitions = dataset.transitions().as_torch()
         observation, _ = env.reset(seed=seed)
         total = 0.0
         for step in range(1, num_steps + 1):
@@ -111,7 +110,7 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
                 yield step, sum(returns) / len(returns)
                 (observation, _), total = env.reset(), 0.0
             if step >= WARM_UP:
-                agent.train(next(batches))
+                agent.train(next(transitions))
         env.close()
 
 

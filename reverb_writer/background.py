@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import _thread
 import collections
-import queue
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -24,12 +24,16 @@ _T = TypeVar("_T")
 
 
 class Flag:
-    """A `threading.Event` without a lock: an interrupt of the main thread in a method does no harm."""
+    """A `threading.Event` without a shared lock: an interrupt of the main thread in a method does no harm.
+
+    Each wait has a lock of its own, which `set` releases. Before CPython 3.13, `queue.SimpleQueue.get` loses its
+    time-out if a signal arrives at that moment; `acquire` of a lock does not.
+    """
 
     def __init__(self) -> None:
         """Start unset."""
         self._is_set = False
-        self._waiters: collections.deque[queue.SimpleQueue[None]] = collections.deque()
+        self._waiters: collections.deque[_thread.LockType] = collections.deque()  # held
 
     def is_set(self) -> bool:
         """Return whether the flag is set."""
@@ -39,7 +43,8 @@ class Flag:
         """Set the flag, and wake all waiting threads."""
         self._is_set = True
         for waiter in self._waiters.copy():
-            waiter.put(None)
+            with contextlib.suppress(RuntimeError):  # another thread has released it
+                waiter.release()
 
     def clear(self) -> None:
         """Unset the flag."""
@@ -49,17 +54,18 @@ class Flag:
         """Wait at most `timeout_s` seconds, None for ever, until the flag is set; return whether it is."""
         if self._is_set:
             return True
-        waiter: queue.SimpleQueue[None] = queue.SimpleQueue()
+        waiter = _thread.allocate_lock()
+        waiter.acquire()
         self._waiters.append(waiter)
         try:
             if self._is_set:
                 return True
-            waiter.get(timeout=None if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
-        except queue.Empty:
-            return self._is_set
+            is_released = waiter.acquire(
+                timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+            )
         finally:
             self._waiters.remove(waiter)
-        return True
+        return is_released or self._is_set
 
 
 class Outcome(Flag, Generic[_T]):

@@ -34,7 +34,7 @@ from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_t
 from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.transport.sample_stream import Limit, SampleStream
+from reverb_writer.transport.sample_stream import SampleStream
 from reverb_writer.transport.single_request import insert_items
 
 _LOG = logging.getLogger(__package__)
@@ -148,9 +148,9 @@ class Server:
         check_tables_exist([table], info, self.address)
         signature = info.tables[table].signature
         removes_items = info.tables[table].max_times_sampled > 0
-        changed, limits = Flag(), [Limit(num_samples)]
+        changed = Flag()
         stream = SampleStream(
-            self.channel, table, info, changed=changed.set, removes_items=removes_items, limits=limits
+            self.channel, table, info, changed=changed.set, removes_items=removes_items, max_total=num_samples
         )
         assembler = self._assemblers.pop(table, None) or BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
         is_whole = True  # an interrupt may leave the assembler half changed

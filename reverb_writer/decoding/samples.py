@@ -78,7 +78,6 @@ class BatchInfo(Record):
         lengths: [B] int64, rows of the sample; rows of the longest leaf if leaves differ in length.
         received_at: `time.monotonic()` in seconds, when the first of the samples arrived.
         server: address of the server; "" if the samples come from several servers.
-        mask: [B, T] bool, True for real rows; with `collate="pad"` only, else None.
         members: [B] int64, number of the dataset that the sample is from; with a `MixedDataset` only, else None.
     """
 
@@ -90,7 +89,6 @@ class BatchInfo(Record):
     lengths: npt.NDArray[np.int64] = field(metadata=axes.SAMPLES)
     received_at: float
     server: str = ""
-    mask: npt.NDArray[np.bool_] | None = field(default=None, metadata=axes.SAMPLES)
     members: npt.NDArray[np.int64] | None = field(default=None, metadata=axes.SAMPLES)
 
     def __len__(self) -> int:
@@ -119,13 +117,13 @@ class BatchInfo(Record):
         members = self.keys * 0 if self.members is None else self.members
         for member in range(int(members.max()) + 1 if len(self) else 0):
             chosen = members == member
-            if chosen.any():  # a mixed batch from `take` may lack a dataset
+            if chosen.any():  # a mixed batch from `poll` may lack a dataset
                 weights[chosen] = unscaled[chosen] / unscaled[chosen].max()
         return weights
 
     @classmethod
     def concatenate(cls, infos: Sequence[BatchInfo]) -> BatchInfo:
-        """Return the information about the samples of several batches, `infos`, in order; masks have equal lengths."""
+        """Return the information about the samples of several batches, `infos`, in order."""
         servers = {info.server for info in infos}
         server = servers.pop() if len(servers) == 1 else ""
         return axes.joined(infos, received_at=min(info.received_at for info in infos), server=server)

@@ -100,9 +100,9 @@ class RolloutFileBase:
         Args:
             device: device of the tensors; None for the CPU. Workers of a data loader should use the CPU.
         """
-        from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
+        from reverb_writer.reading.views.torch import TensorConverter, TorchDataset  # noqa: PLC0415  # brings PyTorch
 
-        return TorchDataset(self._open_share, self.device if device is None else device)
+        return TorchDataset(self._open_share, TensorConverter(self.device if device is None else device))
 
     def _open_share(self, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:
         """Return a copy that reads one share of the trajectories, as arrays."""

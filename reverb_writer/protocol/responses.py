@@ -91,7 +91,7 @@ class Samples:
         """Return the entries."""
         return iter(self.entries)
 
-    def __getitem__(self, index: slice | Sequence[int]) -> Samples:
+    def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[np.int64]) -> Samples:
         """Return the selected samples."""
         entries = self.entries[index].copy()  # a view would keep all entries, and each keeps its whole response
         return Samples(entries, *[numbers[index] for numbers in self.numbers])

@@ -2,7 +2,8 @@
 
 For each sample, a server is drawn with the probability of its share of the mass. Samples of each server are requested
 ahead, in proportion to its share. So the samples of a batch are independent of each other, and each item has the
-probability that it would have on one server with all items (`client.weights`). If a drawn server sends nothing for
+probability that it would have on one server with all items (`client.weights`). A batch is in random order, so each part
+of it is sampled in the same way. If a drawn server sends nothing for
 0.1 s, it owes its samples: other servers give samples meanwhile, until a whole batch is owed.
 
 A server's share is left out, and its debt forgiven, while it cannot give samples:
@@ -82,14 +83,35 @@ class ByMass(Mixer):
         self._exponent = self._table.sampler_exponent
         self._unknown_mean = 1.0 if self._exponent is None else None
         self._drops_stale = not self.removes_items and self._exponent is not None
+        self._drawn = NO_SAMPLES  # samples of a batch that is not complete, in the order of their arrival
         self._share_of: dict[_Shard, float] = {}
         self._num_items = 0  # on all servers that are not left out
 
-    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:  # noqa: ARG002  # all drawn samples
-        """Return the samples of the drawn servers that have arrived; see `Mixer`."""
+    @property
+    def num_waiting(self) -> int:
+        """Samples that have arrived and were not taken."""
+        return super().num_waiting + len(self._drawn)
+
+    @property
+    def num_for_batch(self) -> int:
+        """Samples that have arrived for the present batch: at most those of the server with the most, and the drawn."""
+        return super().num_for_batch + len(self._drawn)
+
+    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> Samples:
+        """Return `num_samples` samples of the drawn servers in random order, or none if fewer have arrived.
+
+        With `any_server`, return the samples that have arrived.
+        """
         shards = self.sources
-        if len(shards) == 1 and not self._leaving:
+        if len(shards) == 1 and not (self._leaving or self._drawn):
             return self._taken(shards[0], num_samples)
+        drawn = Samples.joined([self._drawn, self._arrived(shards, num_samples - len(self._drawn), now)])
+        is_enough = any_server or len(drawn) >= num_samples
+        self._drawn = NO_SAMPLES if is_enough else drawn
+        return drawn[self._rng.permutation(len(drawn))] if is_enough and drawn else NO_SAMPLES
+
+    def _arrived(self, shards: Sequence[_Shard], num_samples: int, now: float) -> Samples:
+        """Return at most `num_samples` samples of the drawn servers that have arrived, one server after the other."""
         parts: list[Samples] = []
         num_missing = num_samples
         for source in [*self._leaving, *(shards if self._is_ending and self.removes_items else ())]:

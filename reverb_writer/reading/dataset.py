@@ -1,49 +1,22 @@
-"""The common part of all datasets of a replay table: opening, iteration, counters, the end, pickling."""
+"""The common part of all datasets of a replay table: their arguments, and how another process opens an equal one."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
-import logging
-import time
-import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from reverb_writer.arguments import check_timeout, check_wait
-from reverb_writer.background import in_background, may_be_interrupted
-from reverb_writer.client import server_set
-from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.client import Client
 from reverb_writer.client.targets import source_of
-from reverb_writer.client.weights import EXACT
-from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.reading.by_mass import ByMass
-from reverb_writer.reading.mixer import Mixer
-from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher
-from reverb_writer.reading.priority_updates import PriorityUpdates
+from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.stats import DatasetStats
-from reverb_writer.reading.views import Views
-from reverb_writer.slices.batch import Batch
-from reverb_writer.tables.rate_limits import inserts_until_sample
-from reverb_writer.tables.table_info import ServerInfo, TableInfo
-from reverb_writer.transport import process_hooks
+from reverb_writer.reading.table_reader import TableReader
+from reverb_writer.reading.views import View
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_LOG = logging.getLogger(__package__)
 
-_ORDERED = {"fifo", "max_heap", "min_heap"}
-_LOOK_EVERY_S = 0.2  # interval of questions for the cause of a wait
-_END_S = 5.0  # time for which the main thread waits for the end of a dataset that was not closed
-_STOP_S = 3.0  # time for the thread to end
-_MAX_SILENCE_S = 0.25  # at the end, wait for samples in flight until none has arrived for this time
-
-
-class Dataset(Views):
+class Dataset(View):
     """An endless iterator over batches. One thread at a time may iterate; all other methods are thread-safe.
 
     Attributes:
@@ -51,9 +24,6 @@ class Dataset(Views):
         timeout_s: time-out of a batch, in seconds.
     """
 
-    table: str
-    timeout_s: float
-    gives_lists = False  # whether data are lists of samples, by `collate="list"`
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -62,294 +32,36 @@ class Dataset(Views):
         dataset._arguments = args, kwargs
         return dataset
 
-    def _open(self, client: Any, table: str, pool_size: int, options: ReadOptions, maker: BatchMaker) -> None:
-        """Connect to the servers; if that fails, stop all started threads.
+    def _open(self, replay: Any, table: str, pool_size: int, options: ReadOptions, maker: BatchMaker) -> None:
+        """Connect to the servers. The `maker` makes batches of `pool_size` samples together."""
+        self.table = table
+        self._opening = _opening(type(self), *self._arguments, replay)
+        super().__init__(TableReader(replay, table, pool_size, options, maker, self._opening))
 
-        The `maker` makes batches of `pool_size` samples together. It must not refer to the dataset: the thread refers
-        to the maker, and would keep the dataset from being collected.
-        """
-        if not isinstance(table, str):
-            raise SpecError(
-                f"`table` must be the name of one table, got {table!r}. For several tables, make a dataset "
-                "per table and a MixedDataset."
-            )
-        self.table, self._pool_size = table, pool_size
-        self._client, self._owns_client = as_client(client, options.timeout_s)
-        self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
-        self._stats = DatasetStats()
-        parts: list[Any] = []  # the prefetcher and the priorities, once they exist
-        # A dataset that was not closed, or whose opening was interrupted, must not hang the interpreter's end.
-        owned_client = self._client if self._owns_client else None
-        self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
-        try:
-            infos, info, rule = _open_table(self._client, table, options, self._client.timeout_s)
-            self._updates = PriorityUpdates(self._client, info)
-            parts.append(self._updates)
-            mixer = self._mixer = rule(self._client, infos, info, pool_size, options, self._updates.remember_owner)
-            self._updates.lost_servers = lambda: mixer.lost_servers
-            self._prefetcher = Prefetcher(mixer, maker, pool_size, options, TableStructure(table, info.signature))
-            parts.append(self._prefetcher)
-        except BaseException:
-            self._finalizer()
-            raise
+    @property
+    def timeout_s(self) -> float:
+        """Time-out of a batch, in seconds."""
+        timeout_s: float = self.reader.timeout_s
+        return timeout_s
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Begin to fetch, and return the dataset itself. A later iteration continues where the last one stopped."""
-        self._prefetcher.start()
-        return self
-
-    def __next__(self) -> Batch:
-        """Return the next batch; after `close()` or a single pass, a last batch of the remaining samples, then stop.
-
-        The first call begins to fetch. The time-out starts again whenever less is missing than ever before in this
-        call: samples of the batch, or inserts that a rate limiter waits for.
-
-        Raises:
-            ReplayTimeoutError: no batch within the time-out; names the cause with its numbers. No sample is lost.
-            ServerUnavailableError: no batch within the time-out, and no server can be reached.
-            UnsafeDataError, FormatError: a sample must not or cannot be decoded. It is skipped; call again.
-            StructureError: samples differ in length or shape, which the dataset does not allow; or the table no longer
-                exists.
-            IncompleteError: all trajectories that arrived within the time-out are too short for a slice.
-            ClosedError: in a forked child.
-        """
-        batch = self._next_batch(time.monotonic(), self.timeout_s, extends=True)
-        if batch is None:
-            raise StopIteration
-        return batch
-
-    def take(self, timeout_s: float = 0.0) -> Batch | None:
-        """Return a batch of the samples that have arrived, which may be a smaller one; None if none have arrived.
-
-        It ends no iteration, and raises no error because a server is slow or unreachable. It does not wait for the
-        `transform` of another batch.
-
-        Args:
-            timeout_s: time to wait for a full batch, in seconds, >= 0.
-
-        Raises:
-            UnsafeDataError, FormatError, StructureError, ClosedError: as `next`.
-        """
-        start, timeout_s = time.monotonic(), check_wait(timeout_s)
-        if timeout_s > 0:
-            with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError, IncompleteError):
-                return self._next_batch(start, timeout_s)
-        self._begin()
-        return self._counted(self._prefetcher.pop() or self._prefetcher.pop_rest(), start)
-
-    def _begin(self) -> None:
-        process_hooks.claim()
-        self._prefetcher.start()
-
-    def _next_batch(self, start: float, timeout_s: float, *, extends: bool = False) -> Batch | None:
-        """Return the next batch; None at the end. The time-out counts from `start`, of `time.monotonic()`.
-
-        While it waits, the servers are asked for the cause, and the cause is logged every ten seconds. If it `extends`,
-        the time-out starts again whenever less is missing than ever before in this wait.
-        """
-        self._begin()
-        woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
-        deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
-        missing: dict[str, int] = {}
-        while True:
-            woken.clear()
-            has_ended = self._prefetcher.has_ended  # read first: after the end nothing arrives
-            batch = self._counted(self._prefetcher.pop(waits=True), start)
-            if batch is not None:
-                return batch
-            if not has_ended and woken.wait(min(deadline, look_at) - time.monotonic()):
-                continue
-            now = time.monotonic()
-            if has_ended or now >= deadline:
-                self._stats.wait_s += now - start
-                too_short, self._prefetcher.too_short = self._prefetcher.too_short, None
-                if has_ended and too_short is None:
-                    return None
-                raise too_short or self._too_late(start, deadline - start)
-            if now >= look_at:
-                look_at, log_at = now + pause_s, self._look(now, start, log_at)
-                for name, number in (self._missing() if extends else {}).items():
-                    if number < missing.setdefault(name, number):
-                        missing[name], deadline = number, now + timeout_s
-
-    def _counted(self, found: Batch | Exception | None, called_at: float) -> Batch | None:
-        """Count and return a batch, or raise the error in its place."""
-        now = time.monotonic()
-        if found is not None:
-            self._stats.wait_s += now - called_at
-        if isinstance(found, Exception):
-            raise found
-        if found is not None:
-            self._stats.batches += 1
-            self._stats.samples += len(found.info)
-            self._stats.last_age_s = now - found.info.received_at
-        return found
-
-    def _missing(self) -> dict[str, int]:
-        """Return how many samples the next batch lacks, and by server how many inserts its next sample lacks."""
-        missing = {"": self._pool_size - self._prefetcher.num_for_batch}
-        for source in self._mixer.sources:
-            if (table := source.stream.table) is not None:
-                missing[source.server.name] = inserts_until_sample(table)
-        return missing
-
-    def _look(self, now: float, start: float, log_at: float) -> float:
-        """Have servers asked for the cause of a wait, and log the cause at `log_at`; return the next time to log it."""
-        for source in self._mixer.sources:
-            source.stream.look(now, start)
-        if now < log_at:
-            return log_at
-        _LOG.warning("table `%s`: no batch for %.0f s. %s", self.table, now - start, self._why(start))
-        return now + server_set.LOG_EVERY_S
-
-    def _why(self, since: float) -> str:
-        """Return why no samples arrive, for each server that has not ended."""
-        streams = [source.stream for source in self._mixer.sources]
-        return " ".join(stream.explain(since) for stream in streams if not stream.is_done)
-
-    def _too_late(self, start: float, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
-        stats = self.stats()
-        advice = f"`Client.reset` table `{self.table}`, or open the dataset again"
-        foreign = f"{stats.foreign_items} of another structure were left out: {advice}. " if stats.foreign_items else ""
-        unsafe = f"{stats.skipped_samples} were unsafe or damaged, and skipped. " if stats.skipped_samples else ""
-        losses = [(source.server.channel, source.stream.loss) for source in self._mixer.sources]
-        is_gone = all(loss is not None and not channel.is_silent(loss) for channel, loss in losses)
-        num_come = self._prefetcher.num_for_batch
-        what = (
-            f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{self._why(start)}"
-            if not self._prefetcher.is_making
-            else "its samples have arrived, and the batch is being made. Make `transform` faster or raise `timeout_s`."
-        )
-        return (ServerUnavailableError if is_gone else ReplayTimeoutError)(
-            f"table `{self.table}`: no batch within {timeout_s:.1f} s, {what}"
-        )
-
-    def update_priorities(self, batch_or_keys: Any, priorities: Any) -> None:
-        """Set priorities of items, soon: the learner does not wait for the server.
-
-        Args:
-            batch_or_keys: a batch of this dataset or a view of it, its info, or keys, [n] integers. The server ignores
-                keys of items that it has removed.
-            priorities: [n], finite and >= 0, of any framework: tensors may have gradients and be on any device. If a
-                key has several priorities, the last one counts. A batch of slices has a key for each slice.
-
-        Raises:
-            SpecError: a priority is out of range, or keys and priorities differ in number. Nothing changed.
-            ClosedError: after `close()`.
-        """
-        self._updates.put(batch_or_keys, priorities)
-
-    def flush_priorities(self, timeout_s: float | None = None) -> None:
-        """Wait until all priorities given so far are set, or are counted as not set.
-
-        The counters are `failed_priority_updates` and `gone_priority_updates` of `stats()`.
-
-        Raises:
-            ReplayTimeoutError: not within `timeout_s` seconds, or the dataset's time-out.
-        """
-        self._updates.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
-
-    def stats(self) -> DatasetStats:
-        """Return the counters so far."""
-        stats = DatasetStats(**vars(self._stats))
-        self._prefetcher.count(stats)
-        stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
-        stats.gone_priority_updates = self._updates.num_gone
-        return stats
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Stop fetching, and set the remaining priorities. Idempotent.
-
-        The iteration can still return the samples that have arrived (`ready_samples` of `stats()`); the last batch may
-        be smaller. If sampling removes items from a table, the samples in flight are read first.
-
-        Args:
-            timeout_s: time-out of the whole call, in seconds: at most half of it for samples in flight, and the rest
-                for priorities that are not set yet. None for the dataset's time-out.
-        """
-        timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        # The finalizer stays alive until the end of this method, which may be interrupted.
-        if not self._finalizer.alive or process_hooks.is_forked():
-            return
-        began_at = time.monotonic()
-        deadline = began_at + timeout_s
-        lost = self._updates.lost_servers()  # read before `stop` ends the other streams
-        self._updates.lost_servers = lambda: lost
-        self._prefetcher.stop(_MAX_SILENCE_S, began_at + timeout_s / 2)
-        self._prefetcher.join(min(timeout_s, timeout_s / 2 + _STOP_S))
-        self._updates.close(max(deadline - time.monotonic(), 0.0))
-        if self._owns_client:
-            self._client.close()
-        self._finalizer.detach()
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self.reader.timeout_s = timeout_s
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to open an equal dataset in another process; fetched samples stay in this process."""
-        args, kwargs = self._arguments
-        given = inspect.signature(type(self)).bind(*args, **kwargs)
-        replay = given.arguments["replay"]
-        if not isinstance(replay, Client):  # a client is picklable, and a server is not
-            given.arguments["replay"] = source_of(replay)
-        return functools.partial(type(self), *given.args, **given.kwargs), ()
+        return self._opening, ()
 
     def __repr__(self) -> str:
-        stats = self.stats()
-        counts = f"{stats.batches} batches, {stats.ready_samples} samples ready"
-        return f"<{type(self).__name__} of {self.table} at {self._client.address}: {counts}>"
+        return f"<{type(self).__name__} of {self.reader}>"
 
 
-def _shut_down(parts: list[Any], client: Client | None) -> None:
-    """End the threads of a dataset, and close `client` if the dataset owns one. Does nothing in a forked child.
+def _opening(
+    kind: type[Dataset], args: tuple[Any, ...], kwargs: dict[str, Any], replay: Any
+) -> functools.partial[Dataset]:
+    """Return a picklable function that opens an equal dataset; `replay` may be a server, which is not picklable."""
 
-    The garbage collector may call this in any thread, even in a thread that must end here or that holds a needed lock.
-    So another thread does the work. Only the main thread waits for it, because it may be about to end the process.
-    """
-    if process_hooks.is_forked():
-        return
-    ended = in_background(functools.partial(_end, parts, client))
-    if may_be_interrupted() and ended.wait(_END_S):
-        ended.result()
+    def portable(argument: Any) -> Any:
+        return source_of(argument) if argument is replay and not isinstance(argument, Client | str) else argument
 
-
-def _end(parts: list[Any], client: Client | None) -> None:
-    for prefetcher in parts[1:]:
-        prefetcher.stop(discards=True)
-        prefetcher.join(_STOP_S)
-    if parts:
-        parts[0].close(1.0)  # the priorities
-    if client is not None:
-        client.close()
-
-
-def _open_table(
-    client: Client, table: str, options: ReadOptions, timeout_s: float
-) -> tuple[dict[str, ServerInfo], TableInfo, type[Mixer]]:
-    """Return the tables of the servers by name of the shard, the table on the first server, and the class of mixer."""
-    infos = _request_infos(client, table, timeout_s, needs_all=options.has_end)
-    tables = [info.tables[table] for info in infos.values()]
-    for one in tables if options.single_pass else ():
-        if not {one.sampler, one.remover} <= _ORDERED or one.max_times_sampled != 1:
-            raise SpecError(
-                "`single_pass` needs a table whose sampler and remover are 'fifo', 'max_heap' or 'min_heap', and whose "
-                f"`max_times_sampled` is 1: `{table}` has {one.sampler!r}, {one.remover!r} and {one.max_times_sampled}."
-            )
-    is_exact = client.connections.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
-    return infos, tables[0], ByMass if is_exact else Mixer
-
-
-def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:
-    """Ask all servers at once for their tables, by name of the shard; log the missing servers every ten seconds.
-
-    Servers that the target calls lost are not asked. With `needs_all`, a server that does not answer is an error.
-    Otherwise it is left out after two seconds if another server answers, and read as soon as it answers.
-    """
-    present = client.connections.in_state("up", "draining")
-    addresses = ", ".join(shard.address for shard in present)
-    with server_set.logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
-        try:
-            infos = server_set.answering(present, timeout_s, [table], needs_all=needs_all)
-        except (ReplayTimeoutError, ServerUnavailableError) as error:
-            raise error from None  # without gRPC's error: the message names the cause
-    for shard in present:
-        if shard not in infos:
-            _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
-    return {shard.name: info for shard, info in infos.items()}
+    return functools.partial(kind, *map(portable, args), **{name: portable(value) for name, value in kwargs.items()})

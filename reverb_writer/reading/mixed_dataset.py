@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,13 @@ from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
 from reverb_writer.reading.dataset import Dataset
-from reverb_writer.reading.priority_updates import checked_updates
+from reverb_writer.reading.priority_updates import checked_updates, info_of
 from reverb_writer.reading.stats import DatasetStats
-from reverb_writer.reading.views import Views
+from reverb_writer.reading.views import Form, View, in_form
 from reverb_writer.slices.batch import Batch
 
 
-class MixedDataset(Views):
+class MixedDataset(View):
     """An iterator over batches that consist of one batch of each of several datasets.
 
     It ends when any dataset ends. Samples of a batch are in the order of the datasets; `info.members`, and for slices
@@ -56,94 +56,89 @@ class MixedDataset(Views):
         """
         if not isinstance(datasets, Sequence) or not datasets or not all(isinstance(one, Dataset) for one in datasets):
             raise SpecError(f"`datasets` must be a list of ReplayDatasets and SliceDatasets, got {datasets!r}.")
-        if any(dataset.gives_lists for dataset in datasets):
-            raise SpecError("`collate='list'` gives no arrays to mix. Mix SliceDatasets, or pass `collate='pad'`.")
         self.datasets = tuple(datasets)
-        self._held: dict[int, Batch] = {}  # batches of some datasets, by number, until all datasets have one
+        super().__init__(Members(self.datasets))
 
     def __repr__(self) -> str:
-        return f"<MixedDataset of {', '.join(map(repr, self.datasets))}>"
+        return f"<MixedDataset of {self.reader}>"
 
-    def __iter__(self) -> Iterator[Batch]:
-        for dataset in self.datasets:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MixedDataset, (self.datasets,)
+
+
+class Members:
+    """The datasets of a mixture, as the reader of its views. Forms are made in the thread that calls."""
+
+    def __init__(self, datasets: Sequence[Dataset]) -> None:
+        """Start without batches."""
+        self._datasets = datasets
+        self._held: dict[int, Batch] = {}  # batches of some datasets, by number, until all datasets have one
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Members, (self._datasets,)
+
+    def __str__(self) -> str:
+        return ", ".join(map(repr, self._datasets))
+
+    @property
+    def is_prioritized(self) -> bool:
+        """Whether the table of any dataset is sampled by priority."""
+        return any(dataset.reader.is_prioritized for dataset in self._datasets)
+
+    def begin(self, form: Form) -> None:  # noqa: ARG002  # of the members' batches together
+        """Begin to fetch."""
+        for dataset in self._datasets:
             iter(dataset)
-        return self
 
-    def __next__(self) -> Batch:
-        """Return the next batch.
-
-        Raises:
-            StructureError: the datasets differ in structure, dtypes or shapes; names the leaf.
-            ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as the datasets. No
-                sample is lost.
-        """
-        for number, dataset in enumerate(self.datasets):
+    def next(self, form: Form) -> Any:
+        """Return the next batch in a form; raises as the datasets, and StructureError if the batches differ."""
+        for number, dataset in enumerate(self._datasets):
             if number not in self._held:
                 self._held[number] = next(dataset)
-        return self._mixed()
+        return in_form(self._mixed(), form)
 
-    def take(self, timeout_s: float = 0.0) -> Batch | None:
-        """Return the samples of each dataset that have arrived, at most a batch; None if none have arrived.
-
-        It ends no iteration; see `ReplayDataset.take`.
-
-        Args:
-            timeout_s: time to wait for a full batch, in seconds, >= 0.
-        """
+    def poll(self, timeout_s: float, form: Form) -> Any:
+        """Return the samples of each dataset that have arrived, at most a batch; None if none have arrived."""
         end = time.monotonic() + check_wait(timeout_s)
-        for number, dataset in enumerate(self.datasets):
+        for number, dataset in enumerate(self._datasets):
             if number not in self._held:
-                batch = dataset.take(max(end - time.monotonic(), 0.0))
+                batch = dataset.poll(max(end - time.monotonic(), 0.0))
                 if batch is not None:
                     self._held[number] = batch
-        return self._mixed() if self._held else None
+        return in_form(self._mixed(), form) if self._held else None
 
     def _mixed(self) -> Batch:
         """Return the held batches as one batch."""
         numbers, self._held, held = sorted(self._held), {}, self._held
         batches = [held[number] for number in numbers]
+        for number, batch in zip(numbers, batches, strict=True):
+            if not isinstance(batch, Batch):
+                raise SpecError(f"`transform` of dataset {number} of a mixture must return a Batch, got {type(batch)}.")
         batch = Batch.concatenate(batches, numbers)
         members = np.repeat(numbers, [len(one.info) for one in batches])
         return dataclasses.replace(batch, info=dataclasses.replace(batch.info, members=members))
 
-    def update_priorities(self, batch: Batch, priorities: Any) -> None:
-        """Set the priorities of the items of a batch, each in its own table.
-
-        Args:
-            batch: a batch of this dataset or of a view of it, or its info.
-            priorities: [B], or one for each slice, finite and >= 0, of any framework.
-
-        Raises:
-            SpecError: a priority is out of range, samples and priorities differ in number, or another dataset made the
-                batch.
-            ClosedError: after `close()`.
-        """
-        info = batch.info if isinstance(batch, Batch) else batch
+    def update_priorities(self, batch: Any, priorities: Any) -> None:
+        """Set the priorities of the items of a batch of this mixture, each in its own table."""
+        info = info_of(batch)
         if not isinstance(info, BatchInfo) or info.members is None:
             raise SpecError(f"`batch` must come from this dataset, got {type(batch).__name__} without `info.members`.")
-        keys, priorities = checked_updates(batch, priorities)
+        keys, priorities = checked_updates(info, priorities)
         members = host_array(info.members)
-        for member, dataset in enumerate(self.datasets):
+        for member, dataset in enumerate(self._datasets):
             dataset.update_priorities(keys[members == member], priorities[members == member])
 
-    def flush_priorities(self, timeout_s: float | None = None) -> None:
-        """Wait at most `timeout_s` seconds until all priorities given so far are set; see `ReplayDataset`."""
-        for dataset in self.datasets:
+    def flush_priorities(self, timeout_s: float | None) -> None:
+        """Wait at most `timeout_s` seconds for each dataset."""
+        for dataset in self._datasets:
             dataset.flush_priorities(timeout_s)
 
     def stats(self) -> list[DatasetStats]:
         """Return the counters of each dataset; samples that wait here for their batch count as delivered."""
-        return [dataset.stats() for dataset in self.datasets]
+        return [dataset.stats() for dataset in self._datasets]
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """Close the datasets. Idempotent.
-
-        Args:
-            timeout_s: time-out of the whole call, in seconds; None for each dataset's own time-out.
-        """
+    def close(self, timeout_s: float | None) -> None:
+        """Close the datasets, within `timeout_s` seconds together; None for each dataset's own time-out."""
         end = None if timeout_s is None else time.monotonic() + check_timeout(timeout_s)
-        for dataset in self.datasets:
+        for dataset in self._datasets:
             dataset.close(None if end is None else max(end - time.monotonic(), LEAST_S))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MixedDataset, (self.datasets,)

@@ -20,10 +20,12 @@ from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError
 from reverb_writer.protocol.responses import NO_SAMPLES, Samples
+from reverb_writer.reading.first_item import FirstItem
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.tables.rate_limits import inserts_until_sample
 from reverb_writer.tables.table_info import ServerInfo, TableInfo
-from reverb_writer.transport.sample_stream import Limit, SampleStream
+from reverb_writer.transport.sample_stream import SampleStream
 
 
 class Source:
@@ -96,10 +98,10 @@ class Mixer:
         self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
         self.changed, self._remember = Flag(), remember
         self._may_have_several = client.connections.may_have_several
-        self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
         self._shards: Sequence[Server] = ()
         self._sources: dict[str, Any] = {}  # `Source`s by name; replaced as a whole, because other threads read it
         self._leaving: list[Any] = []  # have left the target, and have samples that would otherwise be lost
+        self._first_item = FirstItem(table)
         self._past = DatasetStats()  # of servers that have left, and of arrived samples
         self._is_ending = False
         self._turn = 0
@@ -129,9 +131,35 @@ class Mixer:
         return sum(len(source.waiting) for source in (*self._leaving, *self.sources))
 
     @property
+    def num_for_batch(self) -> int:
+        """Samples that have arrived for the next batches, of the server with the most."""
+        return max((len(source.waiting) for source in self.sources), default=0)
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing is in flight, and nothing more will be requested."""
         return all(source.stream.is_done for source in self.sources)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no server can be reached."""
+        losses = [(source.server.channel, source.stream.loss) for source in self.sources]
+        return all(loss is not None and not channel.is_silent(loss) for channel, loss in losses)
+
+    def inserts_missing(self) -> dict[str, int]:
+        """Return by server how many inserts its next sample lacks."""
+        tables = [(source.server.name, source.stream.table) for source in self.sources]
+        return {name: inserts_until_sample(table) for name, table in tables if table is not None}
+
+    def look(self, now: float, since: float) -> None:
+        """Have the servers asked for the cause of a wait that began at `since`."""
+        for source in self.sources:
+            source.stream.look(now, since)
+
+    def explain(self, since: float) -> str:
+        """Return why no samples have arrived since a time, for each server that has not ended."""
+        streams = [source.stream for source in self.sources]
+        return " ".join(stream.explain(since) for stream in streams if not stream.is_done)
 
     def count(self, stats: DatasetStats) -> None:
         """Add the counters of the servers."""
@@ -173,6 +201,7 @@ class Mixer:
                 continue
             if samples:
                 self.heard_at = now
+                self._first_item.see(samples)
                 self._past.received_samples += len(samples)
                 source.waiting = Samples.joined([source.waiting, samples])
                 self._note_samples(source, samples, now)
@@ -267,17 +296,17 @@ class Mixer:
 
     def _begin(self, server: Server, info: ServerInfo | None, now: float) -> Any:
         """Start to read a server; `info` has its tables, if it has answered."""
-        single_pass = None
+        max_total = None
         if self._options.single_pass:
-            single_pass = Limit(0 if info is None else info.tables[self._table.name].current_size)
+            max_total = 0 if info is None else info.tables[self._table.name].current_size
         stream = SampleStream(
             server.channel,
             self._table.name,
             info,
             changed=self.changed.set,
             removes_items=self.removes_items,
-            limits=self._limits,
-            single_pass=single_pass,
+            max_total=max_total,
+            single_pass=self._options.single_pass,
             needs_table=self._makes_one_server,
         )
         return self._source(server, stream, now)

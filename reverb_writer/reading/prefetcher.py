@@ -1,6 +1,6 @@
 """The thread of a dataset, which fetches batches ahead of their use.
 
-    Mixer -> BatchAssembler -> BatchMaker -> batches that are ready -> pop(), which frees room for more
+    Mixer -> BatchAssembler -> BatchMaker -> transform -> form of the reader's last call -> pop(), which frees room
 
 At most `max_in_flight_batches` batches are in flight, being assembled, or ready. The thread does all work on samples,
 and also calls user functions. The reader of a batch takes no lock and does not wait for this work.
@@ -15,8 +15,8 @@ import collections
 import logging
 import math
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
@@ -26,6 +26,7 @@ from reverb_writer.errors import FormatError, IncompleteError, ReverbWriterError
 from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.reading.views import Form, in_form
 from reverb_writer.slices.batch import Batch
 
 _LOG = logging.getLogger(__package__)
@@ -34,10 +35,10 @@ _LOG = logging.getLogger(__package__)
 class BatchMaker:
     """Makes batches of assembled samples, in the thread that fetches."""
 
-    def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
-        """Yield batches of all samples that an assembler holds, each on request, and whether the batch is the last one.
+    def make(self, samples: BatchAssembler, server: str) -> list[Batch]:
+        """Return the batches of all assembled samples, none if they fill no batch; `server` is their server's address.
 
-        The last one is None if the samples fill no batch. Then the assembler has begun its next batch.
+        The caller begins the next batch.
         """
         raise NotImplementedError
 
@@ -46,11 +47,31 @@ class BatchMaker:
         return None
 
 
-class _Entry(NamedTuple):
-    """A batch, or an error in its place, and the number of samples that are delivered with it; 0 for a message."""
+@dataclass(frozen=True)
+class Ready:
+    """A batch for the reader, or an error in its place.
 
-    item: Batch | Exception
+    Attributes:
+        num_samples: samples that are delivered with it; 0 for the error of a message.
+        error: None for a batch.
+        batch: the result of `transform`.
+        batch_size: samples, or slices, of the batch before the transform.
+        received_at: `time.monotonic()` when the first of its samples arrived.
+        form: the form of `made`.
+        made: the batch in this form.
+    """
+
     num_samples: int
+    error: Exception | None = None
+    batch: Any = None
+    batch_size: int = 0
+    received_at: float = 0.0
+    form: Form = ()
+    made: Any = None
+
+    def in_form(self, form: Form) -> Any:
+        """Return the batch in a form; it is made now if another form was made ahead."""
+        return self.made if form == self.form else in_form(self.batch, form)
 
 
 class Prefetcher:
@@ -68,16 +89,16 @@ class Prefetcher:
         self._mixer, self._maker, self._batch_size = mixer, maker, batch_size
         self._table = structure.table
         self._transform = options.transform
-        self._calls_user = options.transform is not None
         self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
         self._assembler = BatchAssembler(options.max_cache_bytes, options.max_sample_bytes, structure=structure)
         self._changed, self.woken = mixer.changed, Flag()
         self.too_short: IncompleteError | None = None
         self._failure: Exception | None = None  # has ended the thread
         self._says_too_short = True
-        self._ready: collections.deque[_Entry] = collections.deque()
-        self._num_making: int | None = None  # samples whose batches are being made; None if no batch is being made
-        self._batches: Iterator[tuple[Batch | None, bool]] = iter(())
+        self._ready: collections.deque[Ready] = collections.deque()
+        self._is_full = False  # whether the samples of the next batches are assembled
+        self._made: collections.deque[tuple[Batch, int]] = collections.deque()  # to be transformed; see `Ready`
+        self._form: Form = ()
         self._num_skipped = 0
         self._num_too_short = 0  # samples that were left out since the reader's last call: they keep their room
         self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not request
@@ -90,12 +111,13 @@ class Prefetcher:
 
     # ------------------------------------------------------------------------------------- for the reader
 
-    def start(self) -> None:
-        """Start to fetch, if it has not started; it may be called again after an interrupt."""
+    def start(self, form: Form) -> None:
+        """Start to fetch, if it has not started, and make batches in this form ahead. Also after an interrupt."""
+        self._form = form
         if self._end is None:
             self._thread.start()
 
-    def pop(self, *, waits: bool = False) -> Batch | Exception | None:
+    def pop(self, *, waits: bool = False) -> Ready | None:
         """Return the next batch if it is ready, or the error in its place.
 
         If no batch is ready and the reader `waits`, the observers of this process send their windows at once. First the
@@ -105,13 +127,14 @@ class Prefetcher:
         self._is_awaited = waits and not self._ready
         self._num_too_short = 0
         try:
-            return self._ready.popleft().item
+            return self._ready.popleft()
         except IndexError:
-            return self._failure  # each time: an iteration that ends without an error looks complete
+            # Each time: an iteration that ends without an error looks complete.
+            return None if self._failure is None else Ready(0, self._failure)
         finally:
             self._changed.set()  # also without a batch, because an interrupt may have skipped this in an earlier call
 
-    def pop_rest(self) -> Batch | Exception | None:
+    def pop_rest(self) -> Ready | None:
         """Return the next batch, or a smaller one of the samples that have arrived; None if none have arrived.
 
         Waits for the batches that the thread makes, but not for a batch that a user's function already works on.
@@ -135,13 +158,12 @@ class Prefetcher:
     @property
     def num_for_batch(self) -> int:
         """Samples that have arrived for the next batch, at most the size of a batch."""
-        waiting = max((len(source.waiting) for source in self._mixer.sources), default=0)
-        return min(self._assembler.num_samples + waiting, self._batch_size)
+        return min(self._assembler.num_samples + self._mixer.num_for_batch, self._batch_size)
 
     @property
     def is_making(self) -> bool:
         """Whether a batch is being made of its samples."""
-        return self._num_making is not None
+        return self._is_full or bool(self._made)
 
     def count(self, stats: DatasetStats) -> None:
         """Add the counters so far."""
@@ -149,9 +171,9 @@ class Prefetcher:
         is_lost = self.has_ended and not self._mixer.removes_items  # no one will get the waiting samples
         stats.ready_samples = self._num_held() + (0 if is_lost else self._mixer.num_waiting)
         stats.cache_bytes = self._assembler.cache_bytes
-        stats.decoded_chunks = self._assembler.num_decoded_chunks
-        stats.foreign_items = self._assembler.num_foreign
-        stats.skipped_samples = self._num_skipped
+        stats.decoded_chunks += self._assembler.num_decoded_chunks
+        stats.foreign_items += self._assembler.num_foreign
+        stats.skipped_samples += self._num_skipped
 
     def stop(self, max_silence_s: float = 0.0, until: float = -math.inf, *, discards: bool = False) -> None:
         """Request no more samples and have the thread end, without waiting for it. Idempotent.
@@ -201,7 +223,7 @@ class Prefetcher:
                 began_to_end_at = min(began_to_end_at, now)
             next_at = math.inf
             # Nothing is read until the error of a message is taken, so that damage costs little.
-            if end is not None or all(num or isinstance(item, Batch) for item, num in self._ready.copy()):
+            if end is not None or all(one.num_samples or one.error is None for one in self._ready.copy()):
                 next_at, errors = self._mixer.proceed(now, self._num_held() + self._num_too_short)
                 for error in errors:
                     self._refuse(error, 0)
@@ -234,52 +256,56 @@ class Prefetcher:
 
         With `rest`, make a batch that the samples do not fill. Without `bounded`, work even if enough are ready.
         """
-        if self._num_making is not None:
+        if self._is_full or self._made:
             if bounded and len(self._ready) >= self._max_ready:
                 return False
-            self._make(self._num_making)
+            if self._made:
+                self._transform_next()
+            else:
+                self._make()
             return True
         assembler = self._assembler
         samples = self._mixer.take(self._batch_size - assembler.num_samples, now, any_server=rest)
         for error in assembler.add(samples) if samples else ():
             self._refuse(error, 1)
         num_samples = assembler.num_samples
-        if num_samples >= self._batch_size or (num_samples and not samples and (rest or self._mixer.is_starved)):
-            self._num_making = num_samples
-            self._batches = self._maker.make(assembler, self._mixer.end_batch())
-            return True
-        return bool(samples)
+        self._is_full = num_samples >= self._batch_size or (
+            num_samples > 0 and not samples and (rest or self._mixer.is_starved)
+        )
+        return self._is_full or bool(samples)
 
-    def _make(self, num_samples: int) -> None:
-        """Make the next batch of the samples that were assembled and are in no batch yet."""
-        if self._calls_user and self._request is None:
-            self._is_busy = True
-        item: Batch | Exception | None = None
-        num_left = 0
+    def _make(self) -> None:
+        """Make the batches of the assembled samples."""
+        num_samples = self._assembler.num_samples
         try:
-            batch, is_last = next(self._batches)
+            batches = self._maker.make(self._assembler, self._mixer.end_batch())
+        except IncompleteError as error:  # the reader raises it if it times out before other samples arrive
+            if self._says_too_short:
+                _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
+            self.too_short, self._says_too_short = error, False
+            self._num_too_short += num_samples
+            if (request := self._request) is not None:  # the next samples may be too short, too, without an end
+                self._put_rest()
+                request.set()
         except Exception as error:  # noqa: BLE001  # may come from a user's function; the reader raises it
-            is_last = True
-            if isinstance(error, IncompleteError):  # the reader raises it if it times out before other samples arrive
-                if self._says_too_short:
-                    _LOG.warning("Table `%s`: %s Such samples are left out.", self._table, error)
-                self.too_short, self._says_too_short = error, False
-                self._num_too_short += num_samples
-                if (request := self._request) is not None:  # the next samples may be too short, too, without an end
-                    self._put_rest()
-                    request.set()
-            else:
-                item = error
-            if self._assembler.num_samples:
-                self._assembler.begin_next()
+            self._ready.append(Ready(num_samples, _raisable(error, "`row_priority_fn`")))
         else:
-            if batch is not None:
-                num_left, self.too_short = 0 if is_last else max(num_samples - len(batch.info), 0), None
-                item = self._transformed(batch)
-        self._is_busy = False
-        self._num_making = None if is_last else num_left
-        if item is not None:
-            self._ready.append(_Entry(item, num_samples - num_left))
+            for batch in batches:  # a batch of slices frees as much room as it has slices, and the last one the rest
+                num_freed = num_samples if batch is batches[-1] else min(len(batch.info), num_samples)
+                self._made.append((batch, num_freed))
+                num_samples -= num_freed
+        finally:
+            self._is_full = False
+            self._assembler.begin_next()
+            self.woken.set()
+
+    def _transform_next(self) -> None:
+        """Have the next batch transformed and brought into the reader's form."""
+        self._is_busy = self._transform is not None and self._request is None
+        ready = self._transformed(*self._made[0])
+        self._is_busy, self.too_short = False, None
+        self._made.popleft()
+        self._ready.append(ready)
         self.woken.set()
 
     def _refuse(self, error: ReverbWriterError, num_samples: int) -> None:
@@ -287,33 +313,44 @@ class Prefetcher:
         if self._skip_unsafe and isinstance(error, UnsafeDataError | FormatError):
             self._num_skipped += 1
         else:
-            self._ready.append(_Entry(error, num_samples))
+            self._ready.append(Ready(num_samples, error))
             self.woken.set()
 
     def _put_rest(self) -> None:
         batch = self._maker.rest()
         if batch is not None:
-            self._ready.append(_Entry(self._transformed(batch), len(batch.info)))
+            self._ready.append(self._transformed(batch, len(batch.info)))
             self.woken.set()
 
-    def _transformed(self, batch: Batch) -> Batch | Exception:
-        """Return the result of the learner's `transform` of a batch, or the error that it raises."""
-        if self._transform is None:
-            return batch
+    def _transformed(self, batch: Batch, num_samples: int) -> Ready:
+        """Return a batch as the reader wants it, or the error of the learner's `transform` in its place."""
+        result: Any = batch
+        error: Exception | None = None
+        if self._transform is not None:
+            try:
+                result = self._transform(batch)
+            except Exception as raised:  # noqa: BLE001  # the reader raises it
+                error = _raisable(raised, "`transform`")
+            else:
+                if result is None:
+                    error = SpecError("`transform` returned None. Return a batch, or whatever the learner needs of it.")
+        if error is not None:
+            return Ready(num_samples, error)
+        form = self._form
         try:
-            found = self._transform(batch)
-        except StopIteration:  # it would end the reader's loop
-            return RuntimeError("`transform` raised StopIteration. To stop early, end the loop over the dataset.")
-        except Exception as error:  # noqa: BLE001  # the reader raises it
-            return error
-        if isinstance(found, Batch):
-            return found
-        return SpecError(
-            f"`transform` must return a Batch, such as `dataclasses.replace(batch, data=...)`, got "
-            f"{type(found).__name__}."
-        )
+            made = in_form(result, form)
+        except Exception:  # noqa: BLE001  # the reader makes it again, and gets the error
+            form, made = (), result
+        return Ready(num_samples, None, result, len(batch.info), batch.info.received_at, form, made)
 
     def _num_held(self) -> int:
         """Return the number of samples that were taken from the mixer and not popped, errors included."""
-        num_making = self._assembler.num_samples if self._num_making is None else self._num_making
-        return num_making + sum(entry.num_samples for entry in self._ready.copy())
+        num_made = sum(num_samples for _, num_samples in self._made.copy())
+        return self._assembler.num_samples + num_made + sum(ready.num_samples for ready in self._ready.copy())
+
+
+def _raisable(error: Exception, name: str) -> Exception:
+    """Return the error of a user's function of this name; StopIteration would end the reader's loop."""
+    if not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"{name} raised StopIteration. To stop early, end the loop over the dataset.")

@@ -26,6 +26,7 @@ from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterEr
 from reverb_writer.leaves import host_array
 from reverb_writer.slices.batch import Batch
 from reverb_writer.tables.table_info import TableInfo
+from reverb_writer.transitions import Transitions
 from reverb_writer.transport import process_hooks
 
 _LOG = logging.getLogger(__package__)
@@ -172,9 +173,22 @@ class PriorityUpdates:
         return set()
 
 
+def info_of(batch_or_keys: Any) -> Any:
+    """Return the info of a `Batch` or of transitions of one; anything else is returned unchanged."""
+    batch = batch_or_keys
+    if isinstance(batch_or_keys, Transitions):
+        batch = getattr(batch_or_keys, "batch", None)
+        if batch is None:
+            raise SpecError(
+                "these transitions have no batch, which only transitions of `dataset.transitions` have, and which "
+                "`_replace` loses. Pass the batch that they are from."
+            )
+    return batch.info if isinstance(batch, Batch) else batch
+
+
 def checked_updates(batch_or_keys: Any, priorities: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
-    """Return keys, from a `Batch`, its info or an array, and their priorities, both [n]; may raise SpecError."""
-    info = batch_or_keys.info if isinstance(batch_or_keys, Batch) else batch_or_keys
+    """Return keys [n], from a batch, its transitions or info, or an array, and checked priorities [n]."""
+    info = info_of(batch_or_keys)
     given = info.keys if isinstance(info, BatchInfo) else info
     keys, priorities = host_array(given), host_array(priorities).astype(np.float64)
     if hasattr(given, "detach") and keys.dtype == np.int64:  # `as_torch` hands out unsigned keys with the same bits

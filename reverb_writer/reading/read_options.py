@@ -17,7 +17,6 @@ class ReadKeywords(TypedDict, total=False):
     max_in_flight_batches: int
     timeout_s: float | None
     single_pass: bool
-    max_samples: int | None
     skip_unsafe: bool
     max_cache_bytes: int
     max_sample_bytes: int
@@ -34,14 +33,12 @@ class ReadOptions:
             or samples of as many batches per server may wait for their turn.
         timeout_s: time-out of a batch, in seconds; progress starts it again in `next`. None for the client's time-out,
             which is also the constructor's.
-        single_pass: return each item that is in the table now, once and in order, then stop. The table's sampler and
-            remover must be "fifo" or a heap, and its `max_times_sampled` 1.
-        max_samples: number of samples, from all servers together, after which the iteration stops, >= 1; None for no
-            end. Samples that `skip_unsafe` skips count. A dataset that is opened again, as in the worker processes of a
-            `DataLoader`, takes the same number again.
+        single_pass: each iteration returns the items that are in the table at its beginning, once and in order, then
+            stops. The table's sampler and remover must be "fifo" or a heap, and its `max_times_sampled` 1.
         skip_unsafe: skip and count samples and messages that raise UnsafeDataError or FormatError, instead of raising.
-        max_cache_bytes: memory limit of the cache of decoded chunks, in bytes. A quarter more is used for row ranges of
-            items.
+        max_cache_bytes: memory limit of the cache of decoded chunks, in bytes, for each of at most four layouts of
+            columns: four times as much if writers differ in the columns of their chunks. A quarter more is used for
+            row ranges of items.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.
         transform: function from a `Batch` to the `Batch` that the learner gets: decode images, stack frames, normalise.
             The thread that fetches calls it, so it runs while the learner trains. If it raises, `next` raises the error
@@ -54,7 +51,6 @@ class ReadOptions:
     max_in_flight_batches: int = 2
     timeout_s: float | None = None
     single_pass: bool = False
-    max_samples: int | None = None
     skip_unsafe: bool = False
     max_cache_bytes: int = 256 << 20
     max_sample_bytes: int = MAX_SAMPLE_BYTES
@@ -65,12 +61,5 @@ class ReadOptions:
             object.__setattr__(self, "timeout_s", check_timeout(self.timeout_s))
         if self.transform is not None and not callable(self.transform):
             raise SpecError(f"`transform` must be a function of a batch, got {type(self.transform).__name__}.")
-        for name in ("max_in_flight_batches", "max_samples", "max_cache_bytes", "max_sample_bytes"):
-            value = getattr(self, name)
-            if value is not None or name != "max_samples":
-                object.__setattr__(self, name, integer(name, value, minimum=1))
-
-    @property
-    def has_end(self) -> bool:
-        """Whether the iteration ends by itself."""
-        return self.single_pass or self.max_samples is not None
+        for name in ("max_in_flight_batches", "max_cache_bytes", "max_sample_bytes"):
+            object.__setattr__(self, name, integer(name, getattr(self, name), minimum=1))

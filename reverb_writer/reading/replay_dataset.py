@@ -9,7 +9,6 @@ Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `Trajector
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,7 +26,7 @@ from reverb_writer.slices.batch import Batch
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Collate = Literal["error", "pad", "list"]
+Collate = Literal["error", "pad"]
 
 
 class ReplayDataset(Dataset):
@@ -67,8 +66,8 @@ class ReplayDataset(Dataset):
             table: name of the table.
             batch_size: B, samples in a batch, >= 1.
             collate: treatment of samples of different lengths. "error" raises; "pad" appends zeros up to the longest
-                sample, whose `batch.mask` is False; "list" gives a list of B nests [T_i, ...]. For whole trajectories
-                end to end, use a `SliceDataset` whose `slice_len` is the length of the longest trajectory.
+                sample, where `batch.mask` is False. For whole trajectories end to end, use a `SliceDataset` whose
+                `slice_len` is the length of the longest trajectory.
             last_row: whose row the flags of an end stand on, "boundary" or "action", in items of other writers whose
                 leaves do not show it; see `reverb_writer.rows`. With "action" the last row of a terminated episode is a
                 transition, whose next observation repeats its own.
@@ -80,33 +79,34 @@ class ReplayDataset(Dataset):
             ServerUnavailableError: a server does not answer within the time-out.
         """
         read_options = options_of(ReadOptions, options, self)
-        if collate not in ("error", "pad", "list"):
-            raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', got {collate!r}.")
-        batch_size = integer("batch_size", batch_size, minimum=1)
-        self.batch_size, self.gives_lists = batch_size, collate == "list"
-        self._open(replay, table, batch_size, read_options, WholeSamples(collate, checked_last_row(last_row)))
+        if collate not in ("error", "pad"):
+            raise SpecError(f"`collate` must be 'error' or 'pad', got {collate!r}.")
+        self.batch_size = integer("batch_size", batch_size, minimum=1)
+        self._open(
+            replay,
+            table,
+            self.batch_size,
+            read_options,
+            WholeSamples(checked_last_row(last_row), pads=collate == "pad"),
+        )
 
 
 class WholeSamples(BatchMaker):
     """Makes a batch of whole samples."""
 
-    def __init__(self, collate: Collate, last_row: LastRow | None) -> None:
-        """Set the `collate` and the `last_row` of `ReplayDataset`."""
-        self._collate, self._last_row = collate, last_row
+    def __init__(self, last_row: LastRow | None, *, pads: bool) -> None:
+        """Set the `last_row` of `ReplayDataset`, and whether samples of different lengths are padded or an error."""
+        self._last_row, self._pads = last_row, pads
 
-    def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
-        """Yield one batch; see `BatchMaker`."""
-        columns, info, kinds = assembler.take()
-        if self._collate == "list":
-            data: Any = list(map(assembler.pack, zip(*[column.split() for column in columns], strict=True)))
-        else:
-            pads = self._collate == "pad"
-            data = assembler.pack([_stacked(column, pads=pads) for column in columns])
-            if kinds is not None:
-                kinds = _stacked(Column(kinds, info.lengths, is_scalar=False), pads=pads, padding=PADDING)
+    def make(self, samples: BatchAssembler, server: str) -> list[Batch]:
+        """Return one batch; see `BatchMaker`."""
+        columns, info, kinds = samples.take()
+        data = samples.pack([_stacked(column, pads=self._pads) for column in columns])
+        if kinds is not None:
+            kinds = _stacked(Column(kinds, info.lengths, is_scalar=False), pads=self._pads, padding=PADDING)
         if server:
             info = dataclasses.replace(info, server=server)
-        yield Batch(data, info, row_kinds=kinds, last_row=self._last_row), True
+        return [Batch(data, info, row_kinds=kinds, last_row=self._last_row)]
 
 
 def _stacked(column: Column, *, pads: bool, padding: int = 0) -> Any:
@@ -120,7 +120,7 @@ def _stacked(column: Column, *, pads: bool, padding: int = 0) -> Any:
     if not pads:
         raise StructureError(
             f"samples of {lengths.min()} to {longest} rows in one batch, expected equal lengths. Write windows "
-            "of one length, or pass `collate='pad'` or 'list'."
+            "of one length, or pass `collate='pad'`."
         )
     value = b"" if rows.dtype.kind == "O" else padding
     padded = np.full((len(lengths), longest, *rows.shape[1:]), value, rows.dtype)

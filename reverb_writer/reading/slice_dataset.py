@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,7 +94,7 @@ class SliceDataset(Dataset):
             last_row: as in `ReplayDataset`, for items of other writers.
             seed: seed of the draws; None for new draws in each run.
             **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`. Here
-                `max_in_flight_batches` counts pools, and `max_samples` counts items.
+                `max_in_flight_batches` counts pools.
 
         Raises:
             SpecError: an argument can never work. Other errors are those of `ReplayDataset`.
@@ -137,19 +137,18 @@ class SlicesOfPools(BatchMaker):
         self._num_trajectories = 0  # of earlier pools
         self._left: list[Batch] = []  # slices that do not fill a batch yet
 
-    def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
-        """Yield batches of the remaining slices of earlier pools, then of the next pool; see `BatchMaker`."""
-        pool = self._drawn(assembler.rows(), assembler.pack, server)
+    def make(self, samples: BatchAssembler, server: str) -> list[Batch]:
+        """Return batches of the remaining slices of earlier pools, then of this pool; see `BatchMaker`."""
+        pool = self._drawn(samples.rows(), samples.pack, server)
+        batches: list[Batch] = []
         stop, num_slices, size = 0, len(pool.items), self.sampler.num_slices
         while stop < num_slices:
             num_left = sum(len(batch.info) for batch in self._left)
             first, stop = stop, min(stop + size - num_left, num_slices)
             self._left.append(self._copy(pool, first, stop))
-            is_last = stop == num_slices
-            if is_last:
-                assembler.begin_next()
-            if is_last or num_left + stop - first == size:
-                yield self.rest() if num_left + stop - first == size else None, is_last
+            if num_left + stop - first == size and (batch := self.rest()) is not None:
+                batches.append(batch)
+        return batches
 
     def rest(self) -> Batch | None:
         """Return the slices that do not fill a batch; None if none remain."""

@@ -33,7 +33,7 @@ class DatasetStats(Scalars):
             may have sampled all of these samples, or none.
         reconnects: lost connections that were made again.
         server_restarts: reconnections to a server that was restarted.
-        batches: batches that `next` and `take` returned.
+        batches: batches that `next` and `poll` returned.
         samples: samples in these batches.
         wait_s: seconds that the learner has waited for batches.
         last_age_s: seconds between the arrival of the first sample of the last batch and the return of that batch.

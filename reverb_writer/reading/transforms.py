@@ -42,8 +42,8 @@ def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Cal
 
     Raises:
         SpecError: `k` is out of range. The transform raises SpecError if windows are too short to drop rows, or if rows
-            of slices would be dropped. It raises StructureError if the leaf does not exist, the batch is a list, or no
-            leaf shows where episodes end.
+            of slices would be dropped. It raises StructureError if the leaf does not exist, or no leaf
+            shows where episodes end.
     """
     return functools.partial(_stacked, k=integer("k", k, minimum=1), leaf=leaf, drop=drop)
 

@@ -35,7 +35,7 @@ class Batch:
     """A batch of samples, which can be unpacked: `data, info = batch`. Its `repr` shows shapes instead of numbers.
 
     Attributes:
-        data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...], or as its `collate` says. From a
+        data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]. From a
             `SliceDataset` or `slices.gather`, leaves [N, ...]: slices laid end to end. Rows of padding, which exist
             only with `short="pad"`, repeat the last real row.
         info: `BatchInfo`: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a
@@ -196,7 +196,7 @@ def _joined_kinds(batches: Sequence[Batch]) -> dict[str, Any]:
 
 
 def _pinned(tensor: Any) -> Any:
-    return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings are lists or bytes
+    return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings stay NumPy arrays
 
 
 def _whereabouts(data: Any, name: str) -> str:

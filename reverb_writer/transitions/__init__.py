@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from reverb_writer.transitions.n_step import n_step
+from reverb_writer.transitions.n_step import n_step, one_per_window
 from reverb_writer.transitions.pairing import to_transitions
 from reverb_writer.transitions.records import NStepTransitions, Transitions
 
-__all__ = ["NStepTransitions", "Transitions", "n_step", "to_transitions"]
+__all__ = ["NStepTransitions", "Transitions", "n_step", "one_per_window", "to_transitions"]

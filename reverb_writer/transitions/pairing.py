@@ -227,7 +227,7 @@ def steps_fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
     if fields is None:
         raise StructureError(
             f"steps must be a dict or a named tuple of leaves [B, T, ...], got a {type(data).__name__}. A table "
-            "without a stored spec gives columns without names, and `collate='list'` gives a list of items."
+            "without a stored spec gives columns without names."
         )
     if "next_observation" in fields:
         text = "the steps have a `next_observation`, so they already are transitions. Use `batch.data` as it is."

@@ -2,8 +2,8 @@
 
     any thread --submit, PendingCall--> the loop's thread: grpc.aio, timers, time-outs --> a queue or a function
 
-The loop carries bytes: no function that it calls waits or takes long. Callers wait at a `queue.SimpleQueue`, which
-Ctrl-C cannot leave locked. When the interpreter ends, all calls end before any object of gRPC is deleted. A forked
+The loop carries bytes: no function that it calls waits or takes long. Callers wait at a `Flag`, which Ctrl-C
+cannot leave locked. When the interpreter ends, all calls end before any object of gRPC is deleted. A forked
 child cannot use the loop.
 """
 

@@ -19,8 +19,7 @@ import collections
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from reverb_writer.errors import (
     ClosedError,
@@ -54,13 +53,6 @@ _PAUSE_S = (0.002, 0.5)
 _PAUSE_SHARE = 0.1
 
 
-@dataclass
-class Limit:
-    """Number of samples that may still be requested; several streams may share a limit."""
-
-    remaining: int
-
-
 class SampleStream:
     """Samples of one table on one server. For one thread, except for the counters.
 
@@ -82,16 +74,16 @@ class SampleStream:
         *,
         changed: Callable[[], object],
         removes_items: bool,
-        limits: Sequence[Limit] = (),
-        single_pass: Limit | None = None,
+        max_total: int | None = None,
+        single_pass: bool = False,
         needs_table: bool = False,
     ) -> None:
         """Prepare the stream; the first `proceed` begins. It does not close the channel.
 
         `info` has the server's tables, None if it has not answered yet. Any thread calls `changed` when `read` or
-        `proceed` has work; it must not wait. `removes_items` is whether sampling removes items. Each request lowers all
-        `limits` and the limit `single_pass`, which is also lowered to the number of items in the table when nothing is
-        in flight. A server without the table counts as lost if `needs_table`; otherwise this is an error.
+        `proceed` has work; it must not wait. `removes_items` is whether sampling removes items. `max_total` limits the
+        samples that are requested in all; with a `single_pass`, the number of items in the table also limits them when
+        nothing is in flight. A server without the table counts as lost if `needs_table`; otherwise this is an error.
         """
         self.info = self.answer = info
         self.loss: ReverbWriterError | None = ServerUnavailableError("no answer yet") if info is None else None
@@ -101,7 +93,7 @@ class SampleStream:
         ) = 0
         self._channel, self._name, self._changed = channel, table, changed
         self._removes_items = removes_items
-        self._limits = [*limits] if single_pass is None else [*limits, single_pass]
+        self._num_left = 1 << 62 if max_total is None else max_total  # samples that may still be requested
         self._single_pass, self._needs_table = single_pass, needs_table
         self._stream: ByteStream | None = None
         self._reassembler = SampleReassembler()
@@ -255,16 +247,15 @@ class SampleStream:
     # ------------------------------------------------------------------------------------------------- how it is done
 
     def _max_request(self) -> int:
-        """Return how many samples the limits allow."""
-        return 0 if self._is_ending else min((limit.remaining for limit in self._limits), default=1 << 62)
+        """Return how many samples may still be requested."""
+        return 0 if self._is_ending else self._num_left
 
     def _request(self, num_samples: int) -> None:
-        """Request samples within the limits. Requests are not joined: their first samples would be late."""
+        """Request samples within the limit. Requests are not joined: their first samples would be late."""
         num_samples = min(num_samples, self._max_request())
         if num_samples <= 0 or self._stream is None:
             return
-        for limit in self._limits:
-            limit.remaining -= num_samples
+        self._num_left -= num_samples
         self.num_in_flight += num_samples
         request = messages.SampleStreamRequest(table=self._name, num_samples=num_samples)
         self._stream.send(request.SerializeToString())
@@ -275,8 +266,7 @@ class SampleStream:
             stream.close()
         self.num_lost += self.num_in_flight
         if not self._is_ending:
-            for limit in self._limits:
-                limit.remaining += self.num_in_flight
+            self._num_left += self.num_in_flight
         self.num_in_flight = self._num_ready = 0
         self._reassembler = SampleReassembler()
 
@@ -335,9 +325,9 @@ class SampleStream:
             self._ask_at = self._found_at = now
         if not self._removes_items or self.table is None:
             return
-        if self._single_pass is not None and self._num_in_flight_then == 0:
+        if self._single_pass and self._num_in_flight_then == 0:
             # Samples may have been lost, or other learners may have sampled them.
-            self._single_pass.remaining = min(self._single_pass.remaining, self.table.current_size)
+            self._num_left = min(self._num_left, self.table.current_size)
         self._num_ready = self.table.num_ready() - self._num_in_flight_then
         if self._num_ready > 0:
             self._found_at = self._ask_at = now

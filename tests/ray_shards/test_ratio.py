@@ -46,7 +46,7 @@ def test_samples_per_insert_stays_in_its_bounds_when_a_shard_is_lost(start: Star
         read(dataset, lambda: limiters_of(cluster)[first].num_samples > restored + 100)
         may_end.set()
         while any(actor.is_alive() for actor in actors):  # their last items wait for samples
-            dataset.take(0.1)
+            dataset.poll(0.1)
     found = limiters_of(cluster).values()
     assert (sum(one.min_diff for one in found), sum(one.max_diff for one in found)) == (8.0, 72.0)
     assert 8 <= sum(2 * one.num_inserts - one.num_samples for one in found) <= 72

@@ -125,7 +125,8 @@ def read(place: Place, **options: Any) -> rw.Batch | None:
     if not size:
         return None
     with rw.ReplayDataset(place.client, "a", size, max_in_flight_batches=1, timeout_s=60, **options) as dataset:
-        return next(iter(dataset))
+        batch: rw.Batch = next(iter(dataset))
+        return batch
 
 
 def read_slices(place: Place, num_items: int, slice_len: int, **options: Any) -> rw.Batch:
@@ -140,7 +141,8 @@ def read_slices(place: Place, num_items: int, slice_len: int, **options: Any) ->
         max_in_flight_batches=1,
         **options,
     ) as dataset:
-        return next(dataset)
+        batch: rw.Batch = next(dataset)
+        return batch
 
 
 def pairs_of(found: rw.Transitions) -> list[list[Pair]]:

@@ -275,7 +275,8 @@ def read_batch(replay: Any, last_row: Any) -> rw.Batch | None:
     with rw.ReplayDataset(
         replay, "a", size, collate="pad", last_row=last_row, max_in_flight_batches=1, timeout_s=60
     ) as dataset:
-        return next(dataset)
+        found: rw.Batch = next(dataset)
+        return found
 
 
 def _has_pairs(batch: rw.Batch | None, last_row: Any) -> TypeGuard[rw.Batch]:

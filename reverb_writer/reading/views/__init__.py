@@ -1,53 +1,130 @@
-"""Datasets as iterators of a framework's arrays; a framework is imported at the first call that needs it."""
+"""A dataset's batches as transitions, or as the arrays of a framework, which the call that needs it imports.
+
+    batch  ->  Transitions(n)  ->  Tensors(device)  ->  the learner     a form: functions, applied in this order
+
+The thread that fetches applies them to each batch ahead of its use.
+"""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tree
 
 from reverb_writer.arguments import check_fraction, integer
+from reverb_writer.errors import IncompleteError
 from reverb_writer.lazy import needs
+from reverb_writer.nests import map_present
+from reverb_writer.reading.views.window_transitions import ToTransitions
 from reverb_writer.slices.batch import Batch
-from reverb_writer.transitions import NStepTransitions, n_step, to_transitions
+from reverb_writer.transitions import NStepTransitions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_64_BITS = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64, np.complex128)))
 
-class Views:
-    """An iterator over batches, with its views for PyTorch, JAX and TensorFlow."""
+Form = tuple[Callable[[Any], Any], ...]
+"""Functions of a batch, each of the result of the one before it. Forms are equal if they give equal results."""
+
+
+def in_form(batch: Any, form: Form) -> Any:
+    """Return a batch in a form."""
+    for function in form:
+        batch = function(batch)
+    return batch
+
+
+class View:
+    """An iterator over the batches of a reader, in a form. A context manager, which closes the reader.
+
+    One thread at a time may iterate over the views of a dataset; all other methods are thread-safe.
+
+    Attributes:
+        reader: a `TableReader`, or the datasets of a `MixedDataset`; views of a dataset share it.
+    """
 
     _num_open_sizes = 2  # leading dimensions of leaves that may differ from batch to batch: B and T
 
-    def transitions(self, n: int = 1, gamma: float = 0.99) -> Any:
+    def __init__(self, reader: Any, form: Form = (), num_open_sizes: int | None = None) -> None:
+        """Take a reader, the form of the batches, and the number of their first dimensions that may differ."""
+        self.reader, self._form = reader, form
+        if num_open_sizes is not None:
+            self._num_open_sizes = num_open_sizes
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin to fetch, and return the object itself. A later iteration continues where the last one stopped.
+
+        After the end of a single pass, the next one begins: it returns the items that are in the table now.
+        """
+        self.reader.begin(self._form)
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch; after `close()` or a single pass, a last batch of the remaining samples, then stop.
+
+        The first call begins to fetch. The time-out starts again whenever less is missing than ever before in this
+        call: samples of the batch, or inserts that a rate limiter waits for.
+
+        Raises:
+            ReplayTimeoutError: no batch within the time-out; names the cause with its numbers. No sample is lost.
+            ServerUnavailableError: no batch within the time-out, and no server can be reached.
+            UnsafeDataError, FormatError: a sample must not or cannot be decoded. It is skipped; call again.
+            StructureError: samples differ in length or shape, which the dataset does not allow; or the table no longer
+                exists. From `transitions`, also as in `rw.to_transitions`.
+            IncompleteError: all trajectories that arrived within the time-out are too short for a slice.
+            ClosedError: in a forked child.
+        """
+        return self.reader.next(self._form)
+
+    def poll(self, timeout_s: float = 0.0) -> Any:
+        """Return a batch of the samples that have arrived, which may be a smaller one; None if none have arrived.
+
+        It ends no iteration, and raises no error because a server is slow or unreachable. It does not wait for the
+        `transform` of another batch. A `MixedDataset` returns the samples that have arrived of each dataset.
+
+        Args:
+            timeout_s: time to wait for a full batch, in seconds, >= 0.
+
+        Raises:
+            UnsafeDataError, FormatError, StructureError, ClosedError: as `next`.
+        """
+        return self.reader.poll(timeout_s, self._form)
+
+    def transitions(self, n: int = 1, gamma: float = 0.99) -> View:
         """Return this dataset as an iterator over transitions over n steps, `NStepTransitions` with leaves [B, ...].
 
-        Each window gives its first transition, so write windows of n + 1 steps; a warning says if they have fewer.
-        Slices give a transition from each row, with a mask. The target of values is `reward + gamma * discount *
-        value(next_observation)` for every n.
+        A window of n + 1 rows gives its first transition. A longer window gives the transition from one of its rows,
+        each equally likely, whose n steps are in the window or end with the episode; rows near the ends of an episode
+        are in fewer windows. If the table is sampled by priority, windows must have n + 1 rows, because a priority
+        belongs to a window. A warning says if windows have fewer. Slices give a transition from each row, with a mask.
+        The target of values is `reward + gamma * discount * value(next_observation)` for every n. `update_priorities`
+        also takes transitions; the `info` of their `batch` has keys and weights.
 
         Args:
             n: steps of a transition, >= 1; fewer at the end of an episode.
             gamma: the agent's discount, in [0, 1]; not used with n = 1.
 
         Raises:
-            SpecError: a number is out of range.
+            SpecError: a number is out of range. The iteration raises SpecError if windows are too long for a
+                prioritized table.
 
         Example:
             for transitions in dataset.transitions(n=3, gamma=0.99):
                 errors = train(transitions, transitions.batch.info.importance_weights(0.6))
-                dataset.update_priorities(transitions.batch, errors)
+                dataset.update_priorities(transitions, errors)
         """
-        return TransitionsView(self, n, gamma)
+        form = ToTransitions(integer("n", n, minimum=1), check_fraction("gamma", gamma), self.reader.is_prioritized)
+        return View(self.reader, (*self._form, form), 1)
 
     def as_torch(self, device: Any = None) -> Any:
-        """Return a `torch.utils.data.IterableDataset` of batches of tensors; see `views.torch`.
+        """Return this dataset as an iterator over tensors, which is a `torch.utils.data.IterableDataset`.
+
+        Leaves of strings stay NumPy arrays.
 
         Args:
             device: device of the tensors; None for the CPU. For a CUDA device memory is pinned.
@@ -56,35 +133,79 @@ class Views:
         worker process opens an equal dataset, with a client of the same servers, certificates and token. Close this
         dataset then, because it also fetches.
         """
-        from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
+        from reverb_writer.reading.views.torch import TensorConverter, TorchView  # noqa: PLC0415  # brings PyTorch
 
-        return replay_view(self, device)
+        return TorchView(self.reader, (*self._form, TensorConverter(device)), self._num_open_sizes)
 
-    def as_jax(self, device: Any = None) -> Iterator[Batch]:
-        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default. Strings stay NumPy arrays.
+    def as_jax(self, device: Any = None) -> View:
+        """Return this dataset as an iterator over JAX arrays on `device`; None for JAX's default.
 
-        JAX makes 64-bit numbers 32-bit ones unless `jax_enable_x64` is set.
+        Strings and info stay NumPy arrays. JAX makes 64-bit numbers 32-bit ones unless `jax_enable_x64` is set; a
+        warning names such leaves.
         """
         with needs("`as_jax`", "reverb-writer[jax]"):
             import jax  # noqa: PLC0415
 
-        def put(array: Any) -> Any:
-            return array if array.dtype.kind == "O" else jax.device_put(array, device)
-
-        # An error would end a generator, and the next batch is still there.
-        return iter(lambda: next(self).map_arrays(put), None)  # type: ignore[call-overload]  # every view is an iterator
+        return View(
+            self.reader,
+            (*self._form, ToJax(jax.device_put, device, bool(jax.config.jax_enable_x64))),
+            self._num_open_sizes,
+        )
 
     def as_tf(self) -> Any:
         """Return a `tf.data.Dataset` of pairs: data, and a dict of the info's arrays; waits for the first batch.
 
-        The dict has `kinds` if the table has them, and for slices the arrays of `batch.slices` under `slices`. With
-        `with_next` it has triples, whose third element is `batch.next`.
+        The dict also has `kinds` if the table has them, and for slices the arrays of `batch.slices` under `slices`.
+        With `with_next` it has triples, whose third element is `batch.next`. The data of transitions are a dict of
+        their fields. Each iteration of a `single_pass` has the items of its beginning, and the first one the items of
+        this call.
+
+        Raises:
+            IncompleteError: the dataset has ended, as at an empty table with `single_pass`. Other errors are as in
+                `next`.
         """
         return _tf_dataset(self, self._num_open_sizes)
 
-    def close(self) -> None:
-        """Stop fetching, and close all resources."""
-        raise NotImplementedError
+    def update_priorities(self, batch_or_keys: Any, priorities: Any) -> None:
+        """Set priorities of items, soon: the learner does not wait for the server.
+
+        Args:
+            batch_or_keys: a batch of this dataset or its transitions, in any framework, or a batch's info, or keys, [n]
+                integers, except of a `MixedDataset`. The server ignores keys of items that it has removed.
+            priorities: [n], finite and >= 0, of any framework: tensors may have gradients and be on any device. If a
+                key has several priorities, the last one counts. A batch of slices has a key for each slice.
+
+        Raises:
+            SpecError: a priority is out of range, or keys and priorities differ in number. Nothing changed.
+            ClosedError: after `close()`.
+        """
+        self.reader.update_priorities(batch_or_keys, priorities)
+
+    def flush_priorities(self, timeout_s: float | None = None) -> None:
+        """Wait until all priorities given so far are set, or are counted as not set.
+
+        The counters are `failed_priority_updates` and `gone_priority_updates` of `stats()`.
+
+        Raises:
+            ReplayTimeoutError: not within `timeout_s` seconds, or the dataset's time-out.
+        """
+        self.reader.flush_priorities(timeout_s)
+
+    def stats(self) -> Any:
+        """Return the counters so far, `DatasetStats`; a `MixedDataset` returns a list with those of each dataset."""
+        return self.reader.stats()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop fetching, and set the remaining priorities. Idempotent.
+
+        The iteration can still return the samples that have arrived (`ready_samples` of `stats()`); the last batch may
+        be smaller. If sampling removes items from a table, the samples in flight are read first.
+
+        Args:
+            timeout_s: time-out of the whole call, in seconds: at most half of it for samples in flight, and the rest
+                for priorities that are not set yet. None for the dataset's time-out.
+        """
+        self.reader.close(timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -92,81 +213,59 @@ class Views:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-class TransitionsView(Views):
-    """The result of `dataset.transitions()`: the same dataset, whose `next` and `take` return transitions.
-
-    Each `NStepTransitions` has its `batch`, for `update_priorities(transitions.batch, ...)` and the weights of its
-    `info`. All other attributes are the dataset's.
-    """
-
-    def __init__(self, dataset: Any, n: int, gamma: float) -> None:
-        """Wrap a dataset; arguments and errors are as in its method `transitions`."""
-        self._dataset = dataset
-        self._arguments = integer("n", n, minimum=1), check_fraction("gamma", gamma)
-        self._make = functools.partial(_transitions_of, n=self._arguments[0], gamma=self._arguments[1])
-
     def __repr__(self) -> str:
-        return f"<transitions over {self._arguments[0]} steps of {self._dataset!r}>"
-
-    def __iter__(self) -> Iterator[NStepTransitions]:
-        iter(self._dataset)
-        return self
-
-    def __next__(self) -> NStepTransitions:
-        """Return the transitions of the next batch; errors are as in the dataset and in `rw.to_transitions`."""
-        return self._make(next(self._dataset))
-
-    def take(self, timeout_s: float = 0.0) -> NStepTransitions | None:
-        """Return transitions of the samples that have arrived, or None; see `take` of the dataset."""
-        batch = self._dataset.take(timeout_s)
-        return None if batch is None else self._make(batch)
-
-    def as_torch(self, device: Any = None) -> Any:
-        """Return a `torch.utils.data.IterableDataset` of transitions on `device`; see `as_torch` of the dataset."""
-        from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
-
-        return replay_view(self._dataset, device, self._make)
-
-    def as_jax(self, device: Any = None) -> Iterator[Any]:
-        """Return an iterator over transitions of JAX arrays on `device`; see `as_jax` of the dataset."""
-        return map(self._make, self._dataset.as_jax(device))
-
-    def as_tf(self) -> Any:
-        """Return a `tf.data.Dataset` of pairs: the fields of transitions, and the second element of the dataset's."""
-
-        def batches() -> Iterator[Batch]:
-            for found in self:
-                yield Batch(found._asdict(), found.batch.info, found.batch.slices)
-
-        return _tf_dataset(batches(), 1)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # `__init__` may not have run, as in a copy
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def close(self, *args: Any, **kwargs: Any) -> None:
-        """Close the dataset."""
-        self._dataset.close(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return TransitionsView, (self._dataset, *self._arguments)
+        return f"<{', '.join(map(repr, self._form))} of {self.reader}>"
 
 
-def _transitions_of(batch: Batch, *, n: int, gamma: float) -> NStepTransitions:
-    """Return transitions over n steps: the first one of each window, or one from each row of slices."""
-    found = n_step(to_transitions(batch), n, gamma)
-    if found.mask.ndim > 1:
-        if (most := found.mask.shape[1]) < n:
-            text = f"windows of {most + 1} rows give transitions over at most {most} steps, not {n}. Write windows"
-            warnings.warn(f"{text} of n + 1 rows.", stacklevel=2)
-        found = found.first()
-    found.batch = batch
-    return found
+@dataclass(frozen=True)
+class ToJax:
+    """Puts arrays on a device of JAX, except strings and the info of a batch."""
+
+    put: Callable[[Any, Any], Any]  # JAX's `device_put`
+    device: Any
+    keeps_64_bits: bool
+
+    def __call__(self, found: Any) -> Any:
+        """Return a batch, transitions or a nest with arrays of JAX."""
+        if not self.keeps_64_bits:
+            _warn_of_64_bits(found.data if isinstance(found, Batch) else found)
+        return converted(found, self._put)
+
+    def _put(self, array: Any) -> Any:
+        is_number = isinstance(array, np.ndarray | np.generic) and array.dtype.kind != "O"
+        return self.put(array, self.device) if is_number else array
 
 
-def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
+def _warn_of_64_bits(nest: Any) -> None:
+    """Warn of leaves with 64-bit numbers; Python shows each such warning once."""
+    if any(getattr(leaf, "dtype", None) in _64_BITS for leaf in tree.flatten(nest)):
+        leaves = [
+            f"`{'/'.join(map(str, path))}` {leaf.dtype}"
+            for path, leaf in tree.flatten_with_path(nest)
+            if getattr(leaf, "dtype", None) in _64_BITS
+        ]
+        warnings.warn(
+            f"JAX keeps 32 bits of the numbers of {', '.join(leaves)}. To keep 64 bits, call "
+            "`jax.config.update('jax_enable_x64', True)`; or store these leaves in 32 bits.",
+            stacklevel=2,
+        )
+
+
+def converted(found: Any, convert: Callable[[Any], Any], convert_info: Callable[[Any], Any] | None = None) -> Any:
+    """Return a batch, transitions or a nest with converted arrays; None stays None.
+
+    `convert_info` converts the arrays of the info of a batch, None keeps them. The batch of transitions keeps its data,
+    because the transitions have them.
+    """
+    if isinstance(found, Batch):
+        return found.map_arrays(convert, convert_info)
+    result = map_present(convert, found)
+    if isinstance(found, NStepTransitions) and found.batch is not None:
+        result.batch = found.batch.map_arrays(lambda array: array, convert_info)
+    return result
+
+
+def _tf_dataset(dataset: View, num_open: int) -> Any:
     """Return a `tf.data.Dataset` with the element spec of the first batch, except the first `num_open` sizes.
 
     These sizes are None because the last batch may be smaller. Lists become tuples, as `tf.data` requires.
@@ -174,8 +273,20 @@ def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
     with needs("`as_tf`", "tensorflow"):
         import tensorflow as tf  # noqa: PLC0415
 
-    first = next(dataset)
-    batches = itertools.chain([first], dataset)
+    try:
+        first = next(iter(dataset))
+    except StopIteration:
+        raise IncompleteError(
+            "`as_tf` learns the structure of the batches from the first one, and there is none. Call it when the table "
+            "has items."
+        ) from None
+    held = [first]
+
+    def elements() -> Iterator[Any]:
+        batches = iter(dataset)
+        while held:
+            yield _element(held.pop())
+        yield from map(_element, batches)
 
     def spec(array: Any) -> Any:
         dtype = tf.string if array.dtype == np.object_ else tf.as_dtype(array.dtype)
@@ -183,15 +294,17 @@ def _tf_dataset(dataset: Any, num_open: int = 2) -> Any:
         return tf.TensorSpec((None,) * open_sizes + array.shape[open_sizes:], dtype)
 
     signature = tree.map_structure(spec, _element(first))
-    return tf.data.Dataset.from_generator(lambda: map(_element, batches), output_signature=signature)
+    return tf.data.Dataset.from_generator(elements, output_signature=signature)
 
 
-def _element(batch: Any) -> Any:
+def _element(found: Any) -> Any:
+    is_batch = isinstance(found, Batch)
+    batch, data = (found, found.data) if is_batch else (found.batch, found._asdict())
     about = _arrays(batch.info)
     about |= _arrays({"kinds": batch.row_kinds, "next_kinds": batch.next_kinds})
     about |= {} if batch.slices is None else {"slices": _arrays(batch.slices)}
-    pair = _tuples(batch.data), about
-    return pair if batch.next is None else (*pair, _tuples(batch.next))
+    pair = _tuples(data), about
+    return (*pair, _tuples(batch.next)) if is_batch and batch.next is not None else pair
 
 
 def _arrays(record: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from threads import our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.reading import views
 
 
 def write(address: Any, table: str, numbers: Any, length: int = 2) -> None:
@@ -61,6 +62,72 @@ def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(plac
     assert dataset.stats().samples == 7
 
 
+def test_transform_may_return_anything_but_none(place: Place) -> None:
+    write(place.client, "a", range(5))
+    with rw.ReplayDataset(place.client, "a", 2, transform=firsts, single_pass=True) as dataset:
+        assert list(dataset) == [[0, 1], [2, 3], [4]]
+        assert (dataset.stats().batches, dataset.stats().samples) == (3, 5)
+        write(place.client, "a", [5])
+        with pytest.raises(rw.errors.SpecError, match="`transitions` needs a Batch, and `transform` returned list"):
+            next(iter(dataset.transitions()))
+        assert next(dataset, None) is None
+
+
+def test_transitions_are_made_in_the_thread_that_fetches_once_they_are_asked_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers: list[str] = []
+
+    def noted(*args: Any) -> Any:
+        makers.append(threading.current_thread().name)
+        return rw.n_step(*args)
+
+    monkeypatch.setattr(views, "n_step", noted)
+    client = serve(rw.TableConfig("replay"))
+    with rw.TrajectoryObserver(client, "replay", 2) as observer:
+        for t in range(9):
+            step = {"observation": np.float32(t), "action": np.int32(t), "reward": np.float32(t % 8)}
+            observer({**step, "is_first": t == 0, "is_last": t == 8, "is_terminal": t == 8})
+    with rw.ReplayDataset(client, "replay", 4) as dataset:
+        batch = next(dataset)
+        assert batch.data["observation"].shape == (4, 2)
+        assert makers == []
+        view = dataset.transitions()
+        found = [next(view) for _ in range(8)]
+        of_learner = makers.count(threading.current_thread().name)
+        assert of_learner <= 3  # two batches and one that was being made were ahead as batches
+        assert set(makers) == {"reverb-writer-prefetch", *[threading.current_thread().name] * of_learner}
+        for transitions in found:
+            np.testing.assert_array_equal(transitions.next_observation, transitions.observation + 1)
+            np.testing.assert_array_equal(transitions.batch.data["observation"][:, 0], transitions.observation)
+        assert next(dataset).data["observation"].shape == (4, 2)  # also of those that are ready as transitions
+        assert next(dataset.transitions()).observation.shape == (4,)
+
+
+def test_priorities_are_set_by_transitions(serve: Serve) -> None:
+    client = serve(rw.TableConfig("replay", 100, rw.Prioritized(1.0)))
+    step = {
+        "observation": np.zeros((2, 3)),
+        "action": np.zeros(2),
+        "reward": np.ones(2),
+        "discount": np.array([1.0, 0.0]),
+    }
+    client.insert({name: np.asarray(leaf) for name, leaf in step.items()}, {"replay": 1.0})
+    with rw.ReplayDataset(client, "replay", 4) as dataset:
+        view = dataset.transitions()
+        found = next(view)
+        view.update_priorities(found, np.full(4, 7.0))
+        view.flush_priorities()
+        assert next(client.sample("replay", 1)).info.priority == 7.0
+        for without in (found._replace(reward=0), rw.to_transitions(found.batch)):
+            with pytest.raises(rw.errors.SpecError, match="these transitions have no batch"):
+                dataset.update_priorities(without, np.ones(4))
+        with rw.MixedDataset([dataset]) as mixed:
+            mixed.update_priorities(next(mixed.transitions()), np.full(4, 9.0))
+            mixed.flush_priorities()
+            assert next(client.sample("replay", 1)).info.priority == 9.0
+
+
 def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: Place) -> None:
     main, seen = threading.main_thread().ident, threading.Event()
     assert main is not None
@@ -82,9 +149,9 @@ def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: P
             write(place.client, "a", range(2))
             eventually(lambda: dataset.stats().ready_samples == 2)
             with pytest.raises(KeyboardInterrupt):
-                dataset.take()
+                dataset.poll()
             assert dataset.stats().ready_samples == 2
-            batch = dataset.take()
+            batch = dataset.poll()
             assert batch is not None
             assert batch.data["n"].tolist() == [[0, 0], [2, 2]]
             write(place.client, "a", range(4))
@@ -118,7 +185,7 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place, kind: str)
     found: list[list[int]] = []
 
     def takes_all() -> bool:
-        if (batch := dataset.take(timeout_s=0)) is not None:
+        if (batch := dataset.poll(timeout_s=0)) is not None:
             found.append(batch.data["n"].ravel()[::2].tolist())
         return sum(map(len, found)) == 6
 
@@ -128,8 +195,8 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place, kind: str)
         else rw.SliceDataset(place.client, "a", 4, 2, pool_size=2)
     )
     with dataset:
-        assert dataset.take() is None
-        assert dataset.take(timeout_s=0.05) is None
+        assert dataset.poll() is None
+        assert dataset.poll(timeout_s=0.05) is None
         write(place.client, "a", range(6))
         if kind == "windows":
             eventually(lambda: dataset.stats().ready_samples == 6)
@@ -138,14 +205,14 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place, kind: str)
         assert sorted(itertools.chain(*found)) == [*range(6)]
         if kind == "windows":
             assert found == [[0, 1, 2, 3], [4, 5]]
-        assert dataset.take() is None
+        assert dataset.poll() is None
         write(place.client, "a", [7])
-        batch = eventually(lambda: dataset.take(timeout_s=0.5))
+        batch = eventually(lambda: dataset.poll(timeout_s=0.5))
         assert batch.data["n"].ravel().tolist() == [7, 7]
         write(place.client, "a", range(4))
         assert sorted(next(dataset).data["n"].ravel()[::2].tolist()) == [0, 1, 2, 3]
         with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
-            dataset.take(-1)
+            dataset.poll(-1)
 
 
 def test_a_batch_that_is_made_keeps_no_one_waiting(place: Place) -> None:
@@ -164,7 +231,7 @@ def test_a_batch_that_is_made_keeps_no_one_waiting(place: Place) -> None:
             told = "its samples have arrived, and the batch is being made"
             with pytest.raises(rw.errors.ReplayTimeoutError, match=told):
                 next(dataset)
-            assert dataset.take() is None
+            assert dataset.poll() is None
         finally:
             may_end.set()
         dataset.timeout_s = 60
@@ -272,10 +339,8 @@ def test_steps_that_are_lists_are_mixed_and_what_does_not_match_is_refused(two: 
         pytest.raises(rw.errors.StructureError, match=other_length),
     ):
         next(dataset)
-    online, as_list = rw.ReplayDataset(two, "online", 1), rw.ReplayDataset(two, "rated", 1, collate="list")
-    with online, as_list:
-        with pytest.raises(rw.errors.SpecError, match="`collate='list'` gives no arrays to mix"):
-            rw.MixedDataset([online, as_list])
+    online = rw.ReplayDataset(two, "online", 1)
+    with online:
         for wrong in ([], online, ["online"], {online: 1}):
             with pytest.raises(rw.errors.SpecError, match="`datasets` must"):
                 rw.MixedDataset(wrong)  # type: ignore[arg-type]
@@ -285,7 +350,7 @@ def test_take_waits_for_the_structure_of_the_table_as_long_as_for_its_samples(re
     server = replay_server(fifo("queue"))
     write(server.address, "queue", range(2))
     with CallForwarder(server.port, delay_s=0.2) as slow, rw.ReplayDataset(slow.address, "queue", 2) as dataset:
-        batch = dataset.take(timeout_s=60)
+        batch = dataset.poll(timeout_s=60)
     assert batch is not None
     assert firsts(batch) == [0, 1]
 
@@ -294,13 +359,13 @@ def test_mixture_goes_on_after_a_time_out_and_take_returns_what_has_arrived_of_e
     client = serve(fifo("online"), fifo("offline"))
     online, offline = (rw.ReplayDataset(client, table, 2) for table in ("online", "offline"))
     with rw.MixedDataset([online, offline]) as dataset:
-        assert dataset.take() is None
-        assert dataset.take(timeout_s=0.05) is None
+        assert dataset.poll() is None
+        assert dataset.poll(timeout_s=0.05) is None
         write(client, "online", range(3))
         found: list[list[int]] = []
 
         def takes(total: int) -> bool:
-            if (batch := dataset.take()) is not None:
+            if (batch := dataset.poll()) is not None:
                 assert np.asarray(batch.info.members).tolist() == (batch.data["n"][:, 0] >= 100).tolist()
                 found.append(firsts(batch))
             return sum(map(len, found)) == total
@@ -314,9 +379,9 @@ def test_mixture_goes_on_after_a_time_out_and_take_returns_what_has_arrived_of_e
             next(dataset)
         offline.timeout_s = 30.0
         write(client, "offline", range(100, 104))
-        batch = dataset.take(timeout_s=60)  # waits for the whole shares
+        batch = dataset.poll(timeout_s=60)  # waits for the whole shares
         assert batch is not None
         assert firsts(batch) == [3, 4, 100, 101]
         assert firsts(next(dataset)) == [5, 6, 102, 103]
         with pytest.raises(rw.errors.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
-            dataset.take(-1)
+            dataset.poll(-1)

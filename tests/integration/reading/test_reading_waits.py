@@ -208,9 +208,9 @@ def test_empty_queue_is_asked_less_and_less_often_by_a_dataset_that_waits_for_ev
         CallForwarder(replay_server(QUEUE).port) as server,
         rw.ReplayDataset(server.address, "queue", 4, timeout_s=float("inf")) as dataset,
     ):
-        assert dataset.take(6.0) is None
+        assert dataset.poll(6.0) is None
         before = num_asked([server])
-        assert dataset.take(2.0) is None
+        assert dataset.poll(2.0) is None
         assert num_asked([server]) - before < 20  # 40 if it were asked 20 times a second
         with soon(lambda: insert_numbers(server.address, "queue", range(4))):
             assert first_numbers(next(dataset)) == list(range(4))

@@ -20,6 +20,7 @@ from threads import our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
+from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.tables import Selector, SelectorName
 
 SIZES = (1, 10, 100)
@@ -78,6 +79,7 @@ def test_a_dataset_and_a_client_sample_servers_of_1_10_and_100_items_as_one(clus
         batches = [next(dataset) for _ in range(150)]
     items = np.stack([batch.data[0][:, 0] for batch in batches])
     check_frequencies(items.ravel(), due)
+    check_frequencies(items[:, :128].ravel(), due)  # also each half of a batch, such as a micro-batch
     assert {len({int(np.searchsorted(np.cumsum(SIZES), item, "right")) for item in batch}) for batch in items} <= {2, 3}
     for batch in batches:
         np.testing.assert_allclose(batch.info.probabilities, due[batch.data[0][:, 0]], rtol=1e-9)
@@ -102,7 +104,7 @@ def queues_of_1_and_50(replay_server: StartServer) -> list[HostedServer]:
 
 def waits_for_room(dataset: rw.ReplayDataset) -> bool:
     """Return whether samples have come of which the first batch is ready, and others wait for their turn."""
-    stats = dataset.stats()
+    stats: DatasetStats = dataset.stats()
     return stats.in_flight_samples == 0 and stats.ready_samples > 8
 
 
@@ -132,7 +134,7 @@ def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
         eventually(lambda: waits_for_room(dataset))
         file.tell(client, a)
         batches = []
-        while (batch := dataset.take(1.0)) is not None:
+        while (batch := dataset.poll(1.0)) is not None:
             batches.append(batch)
         of_b = sum(number > 0 for batch in batches for number in first_numbers(batch))
         assert of_b > 8

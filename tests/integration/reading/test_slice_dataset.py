@@ -168,7 +168,7 @@ def test_episodes_that_are_all_too_short_are_left_out_and_an_error_in_the_end(
     client = serve(EPISODES)
     write_episodes(client.address, "episodes", [2, 3])
     with rw.SliceDataset(client, "episodes", 2, 9, short="skip", timeout_s=3.0) as dataset:
-        assert dataset.take(0.1) is None  # although such episodes arrive without an end
+        assert dataset.poll(0.1) is None  # although such episodes arrive without an end
         with pytest.raises(rw.errors.IncompleteError, match="no trajectory is long enough"):
             next(dataset)
         before = client.server_info()["episodes"].rate_limiter.num_samples

@@ -14,6 +14,7 @@ import pytest
 from certificates import OPENSSL, make_identity, server_context
 from forwarder import Forwarder
 from kinds import contents
+from numbered import insert_numbers
 from reading import Serve
 from server_process import StartServer
 
@@ -79,7 +80,7 @@ def test_a_view_goes_on_after_an_error(serve: Serve, framework: str) -> None:
         view = dataset.as_torch() if framework == "torch" else dataset.as_jax()
         with pytest.raises(rw.errors.ReplayTimeoutError):
             next(view)
-        client.insert({"x": np.arange(3)}, {"replay": 1.0})
+        client.insert({"x": np.arange(3, dtype=np.int32)}, {"replay": 1.0})
         dataset.timeout_s = 30.0
         assert np.asarray(next(view).data["x"]).tolist() == [[0, 1, 2]]
 
@@ -102,6 +103,59 @@ def test_pytorch_workers_bring_the_client_s_certificates_and_token(
     assert batch.data[0].tolist() == [[0, 1, 2]] * 2
 
 
+def test_jax_says_which_leaves_lose_bits(serve: Serve) -> None:
+    jax = pytest.importorskip("jax")
+    client = serve(rw.TableConfig("replay"))
+    leaves = {"a": np.zeros(2, np.float32), "wide": {"b": np.array([2**40, 1]), "c": np.zeros(2)}}
+    client.insert(leaves, {"replay": 1.0})
+    with rw.ReplayDataset(client, "replay", 2) as dataset:
+        with pytest.warns(
+            UserWarning, match="32 bits of the numbers of `wide/b` int64, `wide/c` float64.*jax_enable_x64"
+        ):
+            assert next(dataset.as_jax()).data["wide"]["b"].dtype == np.int32
+        jax.config.update("jax_enable_x64", True)
+        try:
+            assert next(dataset.as_jax()).data["wide"]["b"].tolist() == [[2**40, 1]] * 2  # and there is no warning
+        finally:
+            jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize("place", ["observation", "extras"])
+def test_strings_stay_arrays_among_tensors_and_go_through_all_functions(serve: Serve, place: str) -> None:
+    torch = pytest.importorskip("torch")
+    client = serve(rw.TableConfig("windows"), rw.TableConfig("episodes"))
+    with (
+        rw.TrajectoryObserver(client, "windows", 4) as windows,
+        rw.EpisodeObserver(client, "episodes", 50) as episodes,
+    ):
+        for t in range(8):
+            step: dict[str, Any] = {"observation": {"x": np.float32(t)}, "action": np.float32(t), "extras": {}}
+            step[place]["text"] = f"go to {t}"
+            step |= {"reward": np.float32(t < 7), "is_first": t == 0, "is_last": t == 7, "terminated": t == 7}
+            windows(step)
+            episodes(step)
+
+    def texts(found: Any) -> Any:
+        return found.observation["text"] if place == "observation" else found.extras["extras"]["text"]
+
+    def expected(found: Any) -> list[bytes]:
+        return [f"go to {int(x)}".encode() for x in found.observation["x"].ravel()]
+
+    with rw.ReplayDataset(client, "windows", 16) as dataset, rw.SliceDataset(client, "episodes", 4, 3) as slices:
+        batch = next(dataset.as_torch())
+        found = rw.to_transitions(batch)
+        assert texts(found).shape == (16, 3)
+        assert texts(found).ravel().tolist() == expected(found)
+        first = next(dataset.transitions(2, 0.9).as_torch())
+        assert texts(first).shape == (16,)
+        assert texts(first).tolist() == expected(first)
+        warm, trained = rw.burn_in(batch, 1)
+        assert (warm.data[place]["text"].shape, trained.data[place]["text"].shape) == ((16, 1), (16, 3))
+        assert rw.returns.gae(batch, torch.zeros(16, 4), gamma=0.9, lambda_=0.9).advantages.shape == (16, 3)
+        of_slices = rw.to_transitions(next(slices.as_torch()))
+        assert texts(of_slices).tolist() == expected(of_slices)
+
+
 def test_pytorch_without_cuda_says_so_at_once(linear: rw.Client) -> None:
     torch = pytest.importorskip("torch")
     with rw.ReplayDataset(linear, "replay", 2) as dataset:
@@ -113,7 +167,7 @@ def test_pytorch_without_cuda_says_so_at_once(linear: rw.Client) -> None:
                 dataset.as_torch("cuda")
 
 
-def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(serve: Serve) -> None:
+def test_pytorch_mask_info_and_weights_are_tensors_on_the_device(serve: Serve) -> None:
     torch = pytest.importorskip("torch")
     client = serve(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
     client.insert([np.arange(2.0)], {"table": 1.0})
@@ -123,12 +177,12 @@ def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(serve: Serve) -
         info = batch.info
         assert info.keys.dtype == torch.int64
         assert info.probabilities.dtype == info.priorities.dtype == torch.float32
-        assert info.mask.dtype == torch.bool
+        assert batch.mask.dtype == torch.bool
         lengths = info.lengths.tolist()
         # Two items of priorities 1 and 3: probabilities 1/4 and 3/4, weights 2 * 1/4 and 2 * 3/4 to the power of -1.
         expected = torch.tensor([2.0 if length == 2 else 2 / 3 for length in lengths])
         torch.testing.assert_close(info.importance_weights(1.0), expected / expected.max())
-        assert info.mask.sum(1).tolist() == lengths
+        assert batch.mask.sum(1).tolist() == lengths
         # A loss stays float32, and priorities may have gradients.
         errors = (batch.data[0].sum(1).float() * torch.ones(16, requires_grad=True)) * info.importance_weights(0.5)
         assert errors.dtype == torch.float32
@@ -265,6 +319,21 @@ def test_tensorflow_gets_the_data_their_kinds_and_what_follows(sliced: rw.Client
             np.testing.assert_array_equal(nest["row"], wanted.next["row"])
 
 
+def test_tensorflow_iterates_again_over_the_items_of_each_beginning(serve: Serve) -> None:
+    tensorflow()
+    client = serve(rw.TableConfig.queue("queue", 100))
+    with rw.ReplayDataset(client, "queue", 2, single_pass=True) as dataset:
+        with pytest.raises(rw.errors.IncompleteError, match="learns the structure of the batches from the first one"):
+            dataset.as_tf()
+        insert_numbers(client.address, "queue", range(3))
+        pairs = dataset.as_tf()
+        passes = [[data[0].numpy()[:, 0].tolist() for data, _ in pairs]]
+        for numbers in (range(3, 6), range(0), range(6, 7)):
+            insert_numbers(client.address, "queue", numbers)
+            passes.append([data[0].numpy()[:, 0].tolist() for data, _ in pairs])
+    assert passes == [[[0, 1], [2]], [[3, 4], [5]], [], [[6]]]
+
+
 def test_pytorch_data_loader_workers_sample_slices_by_themselves(sliced: rw.Client) -> None:
     pytest.importorskip("torch")
     with open_slices(sliced, "other") as dataset:
@@ -336,7 +405,7 @@ def test_windows_give_their_first_transitions(played: rw.Client, n: int, gamma: 
         dataset.flush_priorities()
         assert view.stats().priority_updates > 0
         assert found.batch.info.importance_weights().shape == (64,)
-        again = view.take(30.0)
+        again = view.poll(30.0)
         assert again is not None
         check(again, n, gamma)
         check(next(iter(view)), n, gamma)
@@ -383,7 +452,12 @@ def test_frameworks_get_transitions_of_windows_and_slices(played: rw.Client, fra
             for found in (next(arrays), next(iter(arrays))):
                 assert type(found.mask).__module__.startswith(framework)
                 check(found, n, 0.5)
-                each.update_priorities(found.batch, np.ones(len(found.batch.info)))
+                assert type(found.batch.info.keys).__module__.startswith("torch" if framework == "torch" else "numpy")
+                arrays.update_priorities(found, np.ones(len(found.batch.info)))
+                assert arrays.poll(30.0) is not None
+            arrays.flush_priorities()
+            assert arrays.stats().priority_updates == each.stats().priority_updates > 0
+            assert arrays.stats().failed_priority_updates == 0
 
 
 def test_tensorflow_gets_pairs(played: rw.Client) -> None:

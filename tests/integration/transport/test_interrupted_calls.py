@@ -112,8 +112,8 @@ def test_interrupt_at_any_moment_of_a_take_loses_no_room_for_samples(serve: Serv
         for _ in interrupt:
             insert_numbers(address, "queue", range(3))
             eventually(lambda: dataset.stats().ready_samples == 3)
-            interrupt(dataset.take)
-            dataset.take()
+            interrupt(dataset.poll)
+            dataset.poll()
             assert dataset.stats().ready_samples == 0
         insert_numbers(address, "queue", range(8))
         eventually(lambda: dataset.stats().ready_samples == 8)

@@ -111,7 +111,7 @@ def test_silent_connection_is_given_up_by_client_and_dataset_after_a_late_call(
         rw.Client(forwarder.address, timeout_s=60) as client,
         rw.ReplayDataset(client, "replay", 1, timeout_s=60) as dataset,
     ):
-        dataset.take()  # begins to fetch
+        dataset.poll()  # begins to fetch
         forwarder.mute()
         with pytest.raises(rw.errors.ReplayTimeoutError, match=r"did not answer within 1\.0 s"):
             client.server_info(timeout_s=1)

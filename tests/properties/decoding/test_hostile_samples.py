@@ -50,7 +50,7 @@ def receive(message: bytes, assembler: BatchAssembler) -> None:
         for error in assembler.add(SampleReassembler().feed(message)):
             assert isinstance(error, (FormatError, UnsafeDataError))
         if assembler.num_samples:
-            next(WholeSamples("list", None).make(assembler, ""))
+            WholeSamples(None, pads=True).make(assembler, "")
     except (FormatError, StructureError):
         pass
 

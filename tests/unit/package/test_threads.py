@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from waiting import eventually
 
-from reverb_writer.background import LateThread, in_background, may_be_interrupted, start_thread
+from reverb_writer.background import Flag, LateThread, in_background, may_be_interrupted, start_thread
 from reverb_writer.client.same_process import add_sender, send_due
 from reverb_writer.transport import delivery
 
@@ -28,6 +29,39 @@ def test_outcome_is_what_the_work_returns_or_raises() -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             failed.result()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no interval timers")
+def test_time_out_of_a_wait_comes_although_signals_arrive_at_that_moment() -> None:
+    """Before CPython 3.13, a wait at a `queue.SimpleQueue` with these signals hangs within some hundred time-outs."""
+    former = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        assert not any(Flag().wait(0.002) for _ in range(1500))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def test_flag_wakes_all_that_wait_and_may_be_set_by_many_at_once() -> None:
+    flag, begun = Flag(), queue.SimpleQueue[None]()
+
+    def wait() -> bool:
+        begun.put(None)
+        return flag.wait(END_WITHIN_S)
+
+    for _ in range(20):
+        flag.clear()
+        waiting = [in_background(wait) for _ in range(4)]
+        for _ in waiting:
+            begun.get(timeout=END_WITHIN_S)
+        for setting in [in_background(flag.set) for _ in range(4)]:
+            setting.result()
+        assert all(one.result() for one in waiting)
+    assert flag.wait(0)
+    flag.clear()
+    assert not flag.wait(0)
+    assert not flag.wait(-1.0)
 
 
 def test_work_that_takes_long_keeps_no_other_waiting() -> None:

@@ -33,6 +33,14 @@ class Draws:
         self.seen.append((num_samples, [*shares]))
         return np.array(self.next.pop(0))
 
+    def permutation(self, num_samples: int) -> npt.NDArray[np.int64]:
+        return np.arange(num_samples)[::-1]
+
+
+def take(mixer: ByMass, num_samples: int) -> Any:
+    """Take the samples that have arrived."""
+    return mixer.take(num_samples, NOW, any_server=True)
+
 
 @contextlib.contextmanager
 def mixed(
@@ -67,39 +75,54 @@ def mixed(
 def test_drawn_samples_are_due_until_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     with mixed(monkeypatch, UNIFORM, 3, 1) as (mixer, (one, other), draws):
         draws.next = [[3, 1], [3, 1]]
-        first = mixer.take(4, NOW)
+        first = take(mixer, 4)
         assert draws.seen == [(4, [0.75, 0.25])]
         assert first.probabilities.tolist() == [0.25] * 4
         assert first.table_sizes.tolist() == [4] * 4
         # Twice the 8 samples that are held, by the share: 12 and 4; and two deviations and one more.
         assert (one.max_samples, other.max_samples) == (20, 9)
-        assert len(mixer.take(4, NOW)) == 2  # `one` has only one of its three
+        assert len(take(mixer, 4)) == 2  # `one` has only one of its three
         assert (one.due, other.due, len(one.waiting), len(other.waiting)) == (2, 0, 0, 2)
         one.waits_since = NOW - 0.05
-        assert len(mixer.take(2, NOW)) == 0  # it is not slow yet, so both are awaited
+        assert len(take(mixer, 2)) == 0  # it is not slow yet, so both are awaited
         one.waits_since = NOW - 0.2
         draws.next = [[0, 2]]
-        assert len(mixer.take(2, NOW)) == 2  # others give samples in its place, and it still owes them
+        assert len(take(mixer, 2)) == 2  # others give samples in its place, and it still owes them
         assert (one.due, other.due) == (2, 0)
         draws.next = [[2, 0]]
-        assert len(mixer.take(4, NOW)) == 0  # no more than a batch is owed
+        assert len(take(mixer, 4)) == 0  # no more than a batch is owed
         assert (draws.seen[-1][0], one.due, other.due) == (2, 4, 0)
-        assert len(mixer.take(4, NOW)) == 0
+        assert len(take(mixer, 4)) == 0
         assert len(draws.seen) == 4
+
+
+def test_batch_is_given_when_it_is_whole_and_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mixed(monkeypatch, UNIFORM, 3, 1) as (mixer, (one, other), draws):
+        missing = one.take(9)[:3]
+        draws.next = [[3, 1]]
+        assert len(mixer.take(4, NOW)) == 0  # the sample of `other` is drawn, and three of `one` have not arrived
+        assert (one.due, other.due, len(other.waiting)) == (3, 0, 3)
+        assert (mixer.num_waiting, mixer.num_for_batch) == (4, 4)  # three of `other` wait for another draw
+        one.waiting = missing
+        of_one = missing.keys.tolist()
+        found = mixer.take(4, NOW).keys.tolist()
+        assert found[:3] == of_one[::-1]  # `Draws` reverses the order
+        assert found[3] not in of_one
+        assert (len(mixer._drawn), one.due, other.due) == (0, 0, 0)
 
 
 def test_slow_server_is_drawn_once_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with mixed(monkeypatch, UNIFORM, 2, 2) as (mixer, (one, _), draws):
         one.take(9)
         one.waits_since, draws.next = NOW - 0.2, [[1, 0]]
-        assert len(mixer.take(1, NOW)) == 0
+        assert len(take(mixer, 1)) == 0
         assert (one.due, len(draws.seen)) == (1, 1)
 
 
 def test_no_more_samples_than_wanted_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with mixed(monkeypatch, UNIFORM, 2, 2) as (mixer, (one, other), draws):
         one.due = other.due = 2
-        assert [len(mixer.take(1, NOW)) for _ in range(4)] == [1] * 4
+        assert [len(take(mixer, 1)) for _ in range(4)] == [1] * 4
         assert (one.due, other.due, len(one.waiting), len(other.waiting)) == (0, 0, 2, 2)
         assert draws.seen == []
 
@@ -107,23 +130,23 @@ def test_no_more_samples_than_wanted_are_taken(monkeypatch: pytest.MonkeyPatch) 
 def test_late_and_lost_servers_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with mixed(monkeypatch, UNIFORM, 2, 2) as (mixer, (one, other), draws):
         other.is_late = True
-        assert len(mixer.take(4, NOW)) == 4
+        assert len(take(mixer, 4)) == 4
         assert (len(one.waiting), len(other.waiting), draws.seen) == (0, 4, [])
 
 
 def test_servers_without_items_and_servers_of_unknown_mass(monkeypatch: pytest.MonkeyPatch) -> None:
     with mixed(monkeypatch, PRIORITIZED, 2, 0) as (mixer, _, draws):
-        assert len(mixer.take(4, NOW)) == 4
+        assert len(take(mixer, 4)) == 4
         assert draws.seen == []
     with mixed(monkeypatch, PRIORITIZED, 2, 2) as (mixer, (one, other), draws):
         other.mean = None
-        assert len(mixer.take(4, NOW)) == 0
+        assert len(take(mixer, 4)) == 0
         assert (one.due, other.due, draws.seen) == (0, 0, [])
     with mixed(monkeypatch, UNIFORM, 2, 0) as (mixer, _, draws):
         draws.next = [[4, 0]]
-        assert len(mixer.take(4, NOW)) == 4
+        assert len(take(mixer, 4)) == 4
     with mixed(monkeypatch, UNIFORM, 0, 0) as (mixer, _, draws):
-        assert len(mixer.take(4, NOW)) == 0
+        assert len(take(mixer, 4)) == 0
         assert draws.seen == []
 
 
@@ -142,7 +165,7 @@ def test_old_sample_makes_room_for_one_that_tells_the_mass(
     with mixed(monkeypatch, config, 2, 2) as (mixer, (one, other), draws):
         draws.next, other.is_late = [[1, 0]], is_late
         one.told_at = NOW - age_s
-        assert len(mixer.take(1, NOW)) == 1
+        assert len(take(mixer, 1)) == 1
         assert (one.num_dropped, other.num_dropped, len(one.waiting)) == (num_dropped, 0, 3 - num_dropped)
 
 
@@ -170,15 +193,15 @@ def test_mean_of_a_server_that_has_started_again_is_unknown(monkeypatch: pytest.
 def test_samples_that_no_one_else_gets_are_taken_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with mixed(monkeypatch, READ_ONCE, 3, 2) as (mixer, _, draws):
         mixer.stop_requests()
-        assert [len(mixer.take(4, NOW)) for _ in range(3)] == [4, 1, 0]
+        assert [len(take(mixer, 4)) for _ in range(3)] == [4, 1, 0]
         assert draws.seen == []
     with mixed(monkeypatch, UNIFORM, 3, 2) as (mixer, (one, other), draws):
         mixer.stop_requests()
-        assert len(mixer.take(4, NOW)) == 0
+        assert len(take(mixer, 4)) == 0
         assert (len(one.waiting), len(other.waiting), draws.seen) == (4, 4, [])
 
 
 def test_the_only_server_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with mixed(monkeypatch, UNIFORM, 3, num_waiting=8) as (mixer, (one,), draws):
-        assert [len(mixer.take(5, NOW)) for _ in range(2)] == [5, 3]
+        assert [len(take(mixer, 5)) for _ in range(2)] == [5, 3]
         assert (draws.seen, one.due) == ([], 0)

@@ -39,7 +39,7 @@ def test_part_of_a_batch_is_taken_without_a_wait() -> None:
         with rw.ReplayDataset(server, "queue", 4, timeout_s=60) as dataset:
             iter(dataset)
             eventually(lambda: dataset.stats().ready_samples == 2)
-            taken = dataset.take()
+            taken = dataset.poll()
         assert taken is not None
         assert first_numbers(taken) == [0, 1]
 
@@ -52,7 +52,6 @@ def test_part_of_a_batch_is_taken_without_a_wait() -> None:
         ({"timeout_s": 0}, "timeout_s"),
         ({"collate": "stack"}, "collate"),
         ({"max_cache_bytes": 0}, "max_cache_bytes"),
-        ({"max_samples": 0}, "max_samples"),
         ({"table": ["queue", "other"]}, r"`table` must be the name of one table, got \['queue', 'other'\]"),
         ({"table": None}, "`table` must be the name of one table, got None"),
         ({"table": "nothing"}, r"table `nothing` is not on the server .*`queue`"),
@@ -87,10 +86,10 @@ def test_mixed_batch_is_waited_for_and_names_the_member_of_each_sample() -> None
     with rw.LocalServer([QUEUE]) as one, rw.LocalServer([QUEUE]) as other:
         datasets = [rw.ReplayDataset(server, "queue", 2, timeout_s=60) for server in (one, other)]
         with rw.MixedDataset(datasets) as mixed:
-            assert mixed.take() is None
+            assert mixed.poll() is None
             insert_numbers(one.address, "queue", [1, 2])
             with soon(lambda: insert_numbers(other.address, "queue", [3, 4])):
-                batch = mixed.take(60)
+                batch = mixed.poll(60)
     assert batch is not None
     assert (first_numbers(batch), batch.info.members.tolist()) == ([1, 2, 3, 4], [0, 0, 1, 1])
 
@@ -133,11 +132,35 @@ def test_error_of_a_transform_is_raised_in_the_place_of_its_batch() -> None:
             assert first_numbers(next(dataset)) == [0, 1]
             with pytest.raises(ZeroDivisionError):
                 next(dataset)
-            with pytest.raises(rw.errors.SpecError, match=r"`transform` must return a Batch, .* got NoneType"):
+            with pytest.raises(rw.errors.SpecError, match="`transform` returned None"):
                 next(dataset)
             with pytest.raises(RuntimeError, match="`transform` raised StopIteration"):
                 next(dataset)
             assert first_numbers(next(dataset)) == [8, 9]
+
+
+@pytest.mark.parametrize(
+    ("config", "num_items", "num_told"),
+    [
+        (rw.TableConfig("replay", sampler="fifo"), 2, 1),
+        (rw.TableConfig("replay", sampler="fifo"), 1, 0),  # a table of one item, as that of weights
+        (rw.TableConfig("replay", sampler="fifo", max_times_sampled=2000), 2, 0),
+        (rw.TableConfig("replay", sampler="lifo"), 2, 0),
+    ],
+)
+def test_first_item_that_is_given_for_ever_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, config: rw.TableConfig, num_items: int, num_told: int
+) -> None:
+    with rw.LocalServer([config]) as server:
+        insert_numbers(server.address, "replay", range(num_items))
+        with rw.ReplayDataset(server, "replay", 100, timeout_s=60) as dataset:
+            for _ in range(9):
+                next(dataset)
+            for _ in range(11):
+                last = next(dataset)
+    assert len(set(last.info.keys.tolist())) == 1
+    text = f"samples are all one item of {num_items}, because a table with the sampler 'fifo'"
+    assert len([message for message in caplog.messages if text in message]) == num_told
 
 
 @pytest.mark.parametrize(

@@ -28,17 +28,13 @@ def rows_of(*columns: Any, lengths: list[int], kinds: list[int] | None = None) -
 
 
 class Pool:
-    """Stands for the assembler of a pool: has its rows until the next one begins."""
+    """Stands for the assembler of a pool."""
 
     def __init__(self, rows: SampleRows, pack: Callable[[Any], Any]) -> None:
-        self._rows: SampleRows | None = rows
-        self.pack = pack
+        self._rows, self.pack = rows, pack
 
     def rows(self) -> Any:
         return self._rows
-
-    def begin_next(self) -> None:
-        self._rows = None
 
 
 def two_items() -> SampleRows:
@@ -51,15 +47,14 @@ def pack(leaves: Any) -> dict[str, Any]:
 
 def test_slices_that_do_not_fill_a_batch_wait_for_the_next_pool() -> None:
     maker: Any = SlicesOfPools(SliceSampler(3, 2), np.random.default_rng(0), slices_per_item=2)
-    made = [pair for _ in range(3) for pair in maker.make(Pool(two_items(), pack), "")]  # of four slices each
-    sizes = [(None if batch is None else len(batch.info), is_last) for batch, is_last in made]
-    assert sizes == [(3, False), (None, True), (3, False), (None, True), (3, False), (3, True)]
+    made = [maker.make(Pool(two_items(), pack), "") for _ in range(3)]  # of four slices each
+    assert [[len(batch.info) for batch in batches] for batches in made] == [[3], [3], [3, 3]]
     assert maker.rest() is None
 
 
 def test_each_trajectory_has_its_slices_and_a_number_that_no_other_pool_has() -> None:
     maker: Any = SlicesOfPools(SliceSampler(4, 2, by="trajectory"), np.random.default_rng(0), slices_per_item=2)
-    batches = [batch for _ in range(2) for batch, _ in maker.make(Pool(two_items(), pack), "")]
+    batches = [batch for _ in range(2) for batch in maker.make(Pool(two_items(), pack), "")]
     assert [batch.slices.trajectories.tolist() for batch in batches] == [[0, 1, 0, 1], [2, 3, 2, 3]]
 
 
@@ -71,10 +66,10 @@ def test_pool_is_freed_without_the_collector(slices_per_item: int) -> None:
     gc.disable()
     try:
         alive, pool = weakref.ref(rows), Pool(rows, pack)
-        del rows
         maker: Any = SlicesOfPools(SliceSampler(2, 2), np.random.default_rng(0), slices_per_item)
         batches = maker.make(pool, "")
-        assert [len(batch.slices.rows) for batch, _ in batches] == [4] * slices_per_item
+        del rows, pool
+        assert [len(batch.slices.rows) for batch in batches] == [4] * slices_per_item
         del batches
         assert alive() is None
     finally:
@@ -88,8 +83,7 @@ def made(rows: SampleRows, pack: Callable[[Any], Any], slice_len: int, **options
     """Return a batch of two slices of a pool."""
     sampler = SliceSampler(2, slice_len, **options.pop("how", {}))
     maker = SlicesOfPools(sampler, np.random.default_rng(0), **options)
-    ((batch, _),) = maker.make(Pool(rows, pack), "")  # type: ignore[arg-type]  # stands for an assembler
-    assert batch is not None
+    (batch,) = maker.make(Pool(rows, pack), "")  # type: ignore[arg-type]  # stands for an assembler
     return batch
 
 

@@ -71,13 +71,13 @@ def test_rows_after_a_shorter_item_are_padding() -> None:
 
 
 def test_memory_is_pinned_of_tensors_and_not_of_strings() -> None:
-    """`as_torch` makes lists of strings: their leaves are bytes."""
     tensor = SimpleNamespace(pin_memory=lambda: "pinned")
-    data = {"observation": tensor, "name": [[b"a", b"b"], [b"c", b"d"]]}
-    pinned = Batch(data, converted(info_of(0), lambda _: tensor), next={"name": [b"a"]}).pin_memory()
+    names, after = np.array([[b"a", b"b"], [b"c", b"d"]], object), np.array([b"a"], object)
+    data = {"observation": tensor, "name": names}
+    pinned = Batch(data, converted(info_of(0), lambda _: tensor), next={"name": after}).pin_memory()
     assert pinned.data["observation"] == "pinned"
-    assert pinned.data["name"] == [[b"a", b"b"], [b"c", b"d"]]
-    assert pinned.next == {"name": [b"a"]}
+    assert pinned.data["name"] is names
+    assert pinned.next["name"] is after
 
 
 def test_leaf_that_is_looked_for_on_the_batch_is_said_to_be_in_its_data() -> None:

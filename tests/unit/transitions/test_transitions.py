@@ -198,7 +198,7 @@ STEPS = recorded("terminated")
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ([STEPS], "got a list. .* `collate='list'`"),
+        ([STEPS], "got a list. A table without a stored spec"),
         ((1, 2, 3), "got a tuple"),
         (without(STEPS, "action"), "the steps lack `action`; found 'observation', 'reward'"),
         ({**STEPS, "next_observation": 1}, "already are transitions. Use `batch.data` as it is"),

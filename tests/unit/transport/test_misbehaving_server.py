@@ -209,7 +209,7 @@ def test_sample_that_has_no_end_is_refused_however_little_it_brings(
 def test_samples_in_flight_are_read_when_a_dataset_is_closed(
     misbehaving: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reverb_writer.reading.dataset._MAX_SILENCE_S", 30.0)
+    monkeypatch.setattr("reverb_writer.reading.table_reader._MAX_SILENCE_S", 30.0)
     may_come = threading.Event()
 
     def answer(requests: Iterator[bytes]) -> Iterator[bytes]:
@@ -221,7 +221,7 @@ def test_samples_in_flight_are_read_when_a_dataset_is_closed(
     with rw.ReplayDataset(misbehaving.address, "replay", 1, timeout_s=60) as dataset:
         iter(dataset)
         eventually(lambda: dataset.stats().in_flight_samples == 1)
-        dataset._prefetcher._mixer.heard_at -= 60  # the silence counts from the end on
+        dataset.reader._prefetcher._mixer.heard_at -= 60  # the silence counts from the end on
         with soon(may_come.set):
             dataset.close()
         assert [first_numbers(batch) for batch in dataset] == [[5]]

@@ -1,0 +1,313 @@
+"""The reader of one table: opening, waits and their causes, counters, the end.
+
+TableReader -> Prefetcher   batches, made ahead in a thread
+            -> PriorityUpdates   new priorities, sent in another thread
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from reverb_writer.arguments import check_timeout, check_wait
+from reverb_writer.background import in_background, may_be_interrupted
+from reverb_writer.client import server_set
+from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.weights import EXACT
+from reverb_writer.decoding.table_structure import TableStructure
+from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.reading.by_mass import ByMass
+from reverb_writer.reading.mixer import Mixer
+from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher, Ready
+from reverb_writer.reading.priority_updates import PriorityUpdates
+from reverb_writer.reading.read_options import ReadOptions
+from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.reading.views import Form
+from reverb_writer.tables.table_info import ServerInfo
+from reverb_writer.transport import process_hooks
+
+_LOG = logging.getLogger(__package__)
+
+_ORDERED = {"fifo", "max_heap", "min_heap"}
+_LOOK_EVERY_S = 0.2  # interval of questions for the cause of a wait
+_END_S = 5.0  # time for which the main thread waits for the end of a reader that was not closed
+_STOP_S = 3.0  # time for the thread to end
+_MAX_SILENCE_S = 0.25  # at the end, wait for samples in flight until none has arrived for this time
+
+
+class TableReader:
+    """Fetches the batches of one table. All but `begin`, `next` and `poll`, which one thread calls, is thread-safe.
+
+    The views of a dataset share it. It closes itself when nothing refers to it any more.
+
+    Attributes:
+        timeout_s: time-out of a batch, in seconds.
+        is_prioritized: whether the table is sampled by priority.
+    """
+
+    def __init__(
+        self,
+        replay: Any,
+        table: str,
+        pool_size: int,
+        options: ReadOptions,
+        maker: BatchMaker,
+        opening: Callable[[], Any],
+    ) -> None:
+        """Connect to the servers; if that fails, stop all started threads.
+
+        The `maker` makes batches of `pool_size` samples together. It must not refer to the reader: the thread refers to
+        the maker, and would keep the reader from being collected. `opening` opens an equal dataset, and is picklable.
+        """
+        if not isinstance(table, str):
+            raise SpecError(
+                f"`table` must be the name of one table, got {table!r}. For several tables, make a dataset "
+                "per table and a MixedDataset."
+            )
+        self._table, self._opening = table, opening
+        self._client, self._owns_client = as_client(replay, options.timeout_s)
+        self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
+        self._stats = DatasetStats()  # of batches, and of earlier passes
+        self._pool_size, self._options, self._maker = pool_size, options, maker
+        self._begins_pass = options.single_pass  # whether the next call for a batch begins a pass
+        self._has_given_all = False  # of a pass
+        parts: list[Any] = [None, None]  # the priorities and the prefetcher, once they exist
+        self._parts = parts
+        # A reader that was not closed, or whose opening was interrupted, must not hang the interpreter's end.
+        owned_client = self._client if self._owns_client else None
+        self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
+        try:
+            infos = _request_infos(self._client, table, self._client.timeout_s, needs_all=options.single_pass)
+            _check_table(infos, table, options)
+            self._updates = parts[0] = PriorityUpdates(self._client, next(iter(infos.values())).tables[table])
+            self._prepare(infos)
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def _prepare(self, infos: Mapping[str, ServerInfo]) -> None:
+        """Prepare to fetch from servers with these tables, by name of the shard; `_begin` begins."""
+        tables = [info.tables[self._table] for info in infos.values()]
+        self.is_prioritized = any(table.sampler == "prioritized" for table in tables)
+        is_exact = (
+            self._client.connections.may_have_several
+            and not self._options.single_pass
+            and {table.sampler for table in tables} <= EXACT
+        )
+        rule, remember = ByMass if is_exact else Mixer, self._updates.remember_owner
+        mixer = rule(self._client, infos, tables[0], self._pool_size, self._options, remember)
+        structure = TableStructure(self._table, tables[0].signature)
+        self._mixer, self._updates.lost_servers = mixer, lambda: mixer.lost_servers
+        self._prefetcher = Prefetcher(mixer, self._maker, self._pool_size, self._options, structure)
+        self._parts[1] = self._prefetcher
+
+    def begin(self, form: Form) -> None:
+        """Begin to fetch batches in a form; after the end of a single pass, the next one begins."""
+        self._begins_pass |= self._has_given_all
+        self._begin(form)
+
+    def next(self, form: Form) -> Any:
+        """Return the next batch in a form; raise StopIteration at the end; see `View.__next__`."""
+        batch = self._next_batch(time.monotonic(), self.timeout_s, form, extends=True)
+        if batch is None:
+            self._has_given_all = self._options.single_pass
+            raise StopIteration
+        return batch
+
+    def poll(self, timeout_s: float, form: Form) -> Any:
+        """Return a batch of the samples that have arrived; see `View.poll`."""
+        start, timeout_s = time.monotonic(), check_wait(timeout_s)
+        try:
+            if timeout_s > 0:
+                return self._next_batch(start, timeout_s, form)
+            self._begin(form)
+        except (ReplayTimeoutError, ServerUnavailableError, IncompleteError):
+            if self._begins_pass:
+                return None
+        return self._given(self._prefetcher.pop() or self._prefetcher.pop_rest(), start, form)
+
+    def _begin(self, form: Form) -> None:
+        """Begin to fetch batches in a form; of a single pass, the items that the servers have now."""
+        process_hooks.claim()
+        if self._begins_pass and self._finalizer.alive:  # it ends with `close`
+            infos = _request_infos(self._client, self._table, self.timeout_s, needs_all=True)
+            past = dataclasses.replace(self.stats(), in_flight_samples=0, left_out_servers=0)
+            self._prepare(infos)
+            self._stats, self._begins_pass, self._has_given_all = past, False, False
+        self._prefetcher.start(form)
+
+    def _next_batch(self, start: float, timeout_s: float, form: Form, *, extends: bool = False) -> Any:
+        """Return the next batch in a form; None at the end. The time-out counts from `start`, of `time.monotonic()`.
+
+        While it waits, the servers are asked for the cause, and the cause is logged every ten seconds. If it `extends`,
+        the time-out starts again whenever less is missing than ever before in this wait.
+        """
+        self._begin(form)
+        woken, pause_s = self._prefetcher.woken, min(_LOOK_EVERY_S, timeout_s / 4)
+        deadline, log_at, look_at = start + timeout_s, start + server_set.LOG_EVERY_S, time.monotonic() + pause_s
+        missing: dict[str, int] = {}
+        while True:
+            woken.clear()
+            has_ended = self._prefetcher.has_ended  # read first: after the end nothing arrives
+            batch = self._given(self._prefetcher.pop(waits=True), start, form)
+            if batch is not None:
+                return batch
+            if not has_ended and woken.wait(min(deadline, look_at) - time.monotonic()):
+                continue
+            now = time.monotonic()
+            if has_ended or now >= deadline:
+                self._stats.wait_s += now - start
+                too_short, self._prefetcher.too_short = self._prefetcher.too_short, None
+                if has_ended and too_short is None:
+                    return None
+                raise too_short or self._too_late(start, deadline - start)
+            if now >= look_at:
+                look_at, log_at = now + pause_s, self._look(now, start, log_at)
+                for name, number in (self._num_missing() if extends else {}).items():
+                    if number < missing.setdefault(name, number):
+                        missing[name], deadline = number, now + timeout_s
+
+    def _given(self, ready: Ready | None, called_at: float, form: Form) -> Any:
+        """Count a batch and return it in a form, or raise the error in its place."""
+        if ready is None:
+            return None
+        now = time.monotonic()
+        self._stats.wait_s += now - called_at
+        if ready.error is not None:
+            raise ready.error
+        self._stats.batches += 1
+        self._stats.samples += ready.batch_size
+        self._stats.last_age_s = now - ready.received_at
+        return ready.in_form(form)
+
+    def _num_missing(self) -> dict[str, int]:
+        """Return how many samples the next batch lacks, and by server how many inserts its next sample lacks."""
+        return {"": self._pool_size - self._prefetcher.num_for_batch, **self._mixer.inserts_missing()}
+
+    def _look(self, now: float, start: float, log_at: float) -> float:
+        """Have servers asked for the cause of a wait, and log the cause at `log_at`; return the next time to log it."""
+        self._mixer.look(now, start)
+        if now < log_at:
+            return log_at
+        _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - start, self._mixer.explain(start))
+        return now + server_set.LOG_EVERY_S
+
+    def _too_late(self, start: float, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
+        stats = self.stats()
+        advice = f"`Client.reset` table `{self._table}`, or open the dataset again"
+        foreign = f"{stats.foreign_items} of another structure were left out: {advice}. " if stats.foreign_items else ""
+        unsafe = f"{stats.skipped_samples} were unsafe or damaged, and skipped. " if stats.skipped_samples else ""
+        num_come = self._prefetcher.num_for_batch
+        what = (
+            f"{num_come} of {self._pool_size} samples have arrived. {foreign}{unsafe}{self._mixer.explain(start)}"
+            if not self._prefetcher.is_making
+            else "its samples have arrived, and the batch is being made. Make `transform` faster or raise `timeout_s`."
+        )
+        return (ServerUnavailableError if self._mixer.is_gone else ReplayTimeoutError)(
+            f"table `{self._table}`: no batch within {timeout_s:.1f} s, {what}"
+        )
+
+    def update_priorities(self, batch_or_keys: Any, priorities: Any) -> None:
+        """Set priorities soon; see `View.update_priorities`."""
+        self._updates.put(batch_or_keys, priorities)
+
+    def flush_priorities(self, timeout_s: float | None) -> None:
+        """Wait until all priorities are set; see `View.flush_priorities`."""
+        self._updates.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
+
+    def stats(self) -> DatasetStats:
+        """Return the counters so far."""
+        stats = DatasetStats(**vars(self._stats))
+        self._prefetcher.count(stats)
+        stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
+        stats.gone_priority_updates = self._updates.num_gone
+        return stats
+
+    def close(self, timeout_s: float | None) -> None:
+        """Stop fetching, and set the remaining priorities; see `View.close`."""
+        timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        # The finalizer stays alive until the end of this method, which may be interrupted.
+        if not self._finalizer.alive or process_hooks.is_forked():
+            return
+        began_at = time.monotonic()
+        deadline = began_at + timeout_s
+        lost = self._updates.lost_servers()  # read before `stop` ends the other streams
+        self._updates.lost_servers = lambda: lost
+        self._prefetcher.stop(_MAX_SILENCE_S, began_at + timeout_s / 2)
+        self._prefetcher.join(min(timeout_s, timeout_s / 2 + _STOP_S))
+        self._updates.close(max(deadline - time.monotonic(), 0.0))
+        if self._owns_client:
+            self._client.close()
+        self._finalizer.detach()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to open an equal reader in another process; fetched samples stay in this process."""
+        return _reader_of, (self._opening,)
+
+    def __str__(self) -> str:
+        stats = self.stats()
+        counts = f"{stats.batches} batches, {stats.ready_samples} samples ready"
+        return f"{self._table} at {self._client.address}: {counts}"
+
+
+def _reader_of(opening: Callable[[], Any]) -> TableReader:
+    reader: TableReader = opening().reader
+    return reader
+
+
+def _shut_down(parts: list[Any], client: Client | None) -> None:
+    """End the threads of a reader, and close `client` if the reader owns one. Does nothing in a forked child.
+
+    The garbage collector may call this in any thread, even in a thread that must end here or that holds a needed lock.
+    So another thread does the work. Only the main thread waits for it, because it may be about to end the process.
+    """
+    if process_hooks.is_forked():
+        return
+    ended = in_background(functools.partial(_end, parts, client))
+    if may_be_interrupted() and ended.wait(_END_S):
+        ended.result()
+
+
+def _end(parts: list[Any], client: Client | None) -> None:
+    updates, prefetcher = parts
+    if prefetcher is not None:
+        prefetcher.stop(discards=True)
+        prefetcher.join(_STOP_S)
+    if updates is not None:
+        updates.close(1.0)
+    if client is not None:
+        client.close()
+
+
+def _check_table(infos: Mapping[str, ServerInfo], table: str, options: ReadOptions) -> None:
+    """Check that the table on all servers allows these options."""
+    for one in [info.tables[table] for info in infos.values()] if options.single_pass else ():
+        if not {one.sampler, one.remover} <= _ORDERED or one.max_times_sampled != 1:
+            raise SpecError(
+                "`single_pass` needs a table whose sampler and remover are 'fifo', 'max_heap' or 'min_heap', and whose "
+                f"`max_times_sampled` is 1: `{table}` has {one.sampler!r}, {one.remover!r} and {one.max_times_sampled}."
+            )
+
+
+def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:
+    """Ask all servers at once for their tables, by name of the shard; log the missing servers every ten seconds.
+
+    Servers that the target calls lost are not asked. With `needs_all`, a server that does not answer is an error.
+    Otherwise it is left out after two seconds if another server answers, and read as soon as it answers.
+    """
+    present = client.connections.in_state("up", "draining")
+    addresses = ", ".join(shard.address for shard in present)
+    with server_set.logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
+        try:
+            infos = server_set.answering(present, timeout_s, [table], needs_all=needs_all)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            raise error from None  # without gRPC's error: the message names the cause
+    for shard in present:
+        if shard not in infos:
+            _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
+    return {shard.name: info for shard, info in infos.items()}
