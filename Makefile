@@ -123,8 +123,9 @@ test-frameworks = REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/
 docker: .venv/.made  ## the images and the compose file, with a real engine
 	.venv/bin/pytest tests/docker
 
-soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts and forks; the books balance
+soak: .venv/.made  ## twenty minutes of random kills, pauses, restarts, interrupts and forks; the books balance
 	PYTHONPATH=tests:tests/support .venv/bin/python -m soak --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED))
+	PYTHONPATH=tests:tests/support .venv/bin/python -m soak.kills --kills $(or $(KILLS),50) $(addprefix --seed ,$(SEED))
 
 docs: .venv-docs/.made  ## build the documentation site, with warnings as errors, and open all of it in a browser
 	rm -rf docs/_build

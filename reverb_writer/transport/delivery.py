@@ -54,6 +54,7 @@ _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
 _LOG_EVERY_S = 10.0
 _LONGEST = 10  # bound of every wait, as a multiple of the time-out
+_REFUSALS = 5  # failures in a row after which refused items that were confirmed before are given up
 _SAVES_EVERY_S = 1.0  # interval of questions for the kept requests that a checkpoint has
 
 
@@ -155,10 +156,7 @@ class Delivery:
         if num_uncovered := self.flight.again + self.kept.close():
             self._counts["uncovered_items"] += num_uncovered
             if self.kept.saves is not None:
-                text = (
-                    "%s: the observer ends with %d confirmed items that are in no checkpoint yet. They are lost if the "
-                    "server is killed before its next checkpoint."
-                )
+                text = "%s: the observer ends with %d confirmed items that are in no checkpoint of the server yet."
                 _LOG.info(text, self.channel.address, num_uncovered)
         return self.flight.drop_all()
 
@@ -234,6 +232,10 @@ class Delivery:
             _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
         self.loss = error
         self._counts["resent_items"] += self.flight.requeue()
+        # New items must not wait for refused ones for ever; an expired token may be replaced within seconds.
+        if is_refusal and self._failures >= _REFUSALS and (num_refused := self.flight.drop_again()):
+            self._counts["uncovered_items"] += num_refused
+            _LOG.error("%s: refuses %d confirmed items that it has lost: %s", self.channel.address, num_refused, error)
         # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.
         longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self._failures, 16))
         self._retry_at = time.monotonic() + random.uniform(longest_s / 2, longest_s)  # noqa: S311  # no secret
@@ -246,9 +248,9 @@ class Delivery:
         if self.kept.add(request) and not self._has_released and self.kept.saves is not None and self.kept.saves.begun:
             self._has_released = True
             text = (
-                "%s: more than `max_kept_bytes` = %d bytes of confirmed items are in no checkpoint yet. The oldest are "
-                "released, counted in `stats().uncovered_items`, and lost if the server is killed before its next "
-                "checkpoint. Raise `max_kept_bytes`, or lower `checkpoints.every_s` of the server."
+                "%s: more than `max_kept_bytes` = %d bytes of confirmed items are in no checkpoint. The oldest are lost "
+                "if the server is killed now, and counted in `stats().uncovered_items`. Raise `max_kept_bytes`, or lower "
+                "`checkpoints.every_s` of the server."
             )
             _LOG.warning(text, self.channel.address, self.kept.max_bytes)
 

@@ -228,6 +228,13 @@ class InFlight:
                 self._queued.appendleft(request)
         self.progress_at = time.monotonic()
 
+    def drop_again(self) -> int:
+        """Give up the queued requests that were confirmed as a whole; return the number of their pending items."""
+        num_items = sum(request.num_pending for request in self._queued if request.is_again)
+        self._queued = collections.deque(request for request in self._queued if not request.is_again)
+        self.again_bytes = 0
+        return num_items
+
     def drop_oldest(self) -> bool:
         """Give up the oldest unconfirmed request in the queue unless it is the only one; return whether one was."""
         whole = (each for each in self._queued if each.num_new == each.num_items)

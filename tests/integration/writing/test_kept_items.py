@@ -143,6 +143,21 @@ def test_part_of_a_request_that_was_confirmed_comes_back_with_the_rest(tmp_path:
     assert (stats.items, stats.acknowledged_items, stats.pending_items) == (5, 5, 0)
 
 
+def test_items_that_the_restarted_server_refuses_are_given_up_and_counted(server: Restartable) -> None:
+    step = {"number": np.zeros(1000, np.int64)}
+    with observing(server.address) as observer:
+        observer(step, end_of_episode=True)
+        observer.flush()
+        server.server.close()
+        server.server = rw.LocalServer(server.tables, server.port, max_item_bytes=100)
+        eventually(lambda: observer.stats().uncovered_items == 1, "the server refuses the item")
+        assert observer.stats().kept_bytes == 0
+        server.restart()
+        observer(step, end_of_episode=True)
+        observer.flush()
+        assert server.sizes() == {"replay": 1}
+
+
 def test_nothing_is_kept_with_a_bound_of_zero(server: Restartable) -> None:
     with observing(server.address, max_kept_bytes=0) as observer:
         write(observer, *range(5))
@@ -183,7 +198,7 @@ def test_items_that_no_save_has_are_counted_and_logged_at_close(
     write(observer, 1, 2, 3)
     observer.close()
     assert observer.stats().uncovered_items == 3
-    assert "3 confirmed items that are in no checkpoint yet" in caplog.text
+    assert "3 confirmed items that are in no checkpoint of the server yet" in caplog.text
 
 
 def test_table_that_has_removed_an_item_lets_it_go_without_a_save(tmp_path: Path) -> None:
