@@ -248,9 +248,9 @@ class Delivery:
         if self.kept.add(request) and not self._has_released and self.kept.saves is not None and self.kept.saves.begun:
             self._has_released = True
             text = (
-                "%s: more than `max_kept_bytes` = %d bytes of confirmed items are in no checkpoint. The oldest are lost "
-                "if the server is killed now, and counted in `stats().uncovered_items`. Raise `max_kept_bytes`, or lower "
-                "`checkpoints.every_s` of the server."
+                "%s: more than `max_kept_bytes` = %d bytes of confirmed items are in no checkpoint. The oldest are "
+                "lost if the server is killed now; `stats().uncovered_items` counts them. Raise `max_kept_bytes`, or "
+                "lower `checkpoints.every_s` of the server."
             )
             _LOG.warning(text, self.channel.address, self.kept.max_bytes)
 

@@ -187,7 +187,7 @@ def test_items_beyond_the_bound_are_counted_and_named_in_the_log_once(
     assert 0 < stats.kept_bytes <= 2000
     texts = [record.getMessage() for record in caplog.records if "max_kept_bytes" in record.getMessage()]
     assert len(texts) == 1
-    assert "Raise `max_kept_bytes`, or lower `checkpoints.every_s`" in texts[0]
+    assert "Raise `max_kept_bytes`, or lower `checkpoints.every_s` of the server" in texts[0]
 
 
 def test_items_that_no_save_has_are_counted_and_logged_at_close(

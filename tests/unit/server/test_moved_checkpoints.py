@@ -165,7 +165,7 @@ def test_checkpoint_of_several_others_or_of_unknown_rules_is_refused(tmp_path: P
     if name in (TABLES, ITEMS, CHUNKS):
         write_records(folder / name, [b"\xff"] if name == ITEMS else [])
     else:
-        (record,) = read_records(folder / TABLES)
+        record, _ = read_records(folder / TABLES)  # and the reserved one
         table = messages.PriorityTableCheckpoint.FromString(record)
         table.rate_limiter.min_diff, table.rate_limiter.max_diff = 0.0, 1.0
         write_records(folder / TABLES, [table.SerializeToString()])
