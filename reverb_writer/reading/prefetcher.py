@@ -15,8 +15,7 @@ import collections
 import logging
 import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
@@ -47,8 +46,7 @@ class BatchMaker:
         return None
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """A batch for the reader, or an error in its place.
 
     Attributes:
@@ -259,10 +257,10 @@ class Prefetcher:
         if self._is_full or self._made:
             if bounded and len(self._ready) >= self._max_ready:
                 return False
+            if self._is_full:
+                self._make()
             if self._made:
                 self._transform_next()
-            else:
-                self._make()
             return True
         assembler = self._assembler
         samples = self._mixer.take(self._batch_size - assembler.num_samples, now, any_server=rest)
