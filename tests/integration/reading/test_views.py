@@ -136,7 +136,7 @@ def test_strings_stay_arrays_among_tensors_and_go_through_all_functions(serve: S
             episodes(step)
 
     def texts(found: Any) -> Any:
-        return found.observation["text"] if place == "observation" else found.extras["extras"]["text"]
+        return found.observation["text"] if place == "observation" else found.extras["text"]
 
     def expected(found: Any) -> list[bytes]:
         return [f"go to {int(x)}".encode() for x in found.observation["x"].ravel()]
