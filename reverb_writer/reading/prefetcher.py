@@ -15,8 +15,7 @@ import collections
 import logging
 import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
@@ -47,8 +46,7 @@ class BatchMaker:
         return None
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """A batch for the reader, or an error in its place.
 
     Attributes:
@@ -259,10 +257,10 @@ class Prefetcher:
         if self._is_full or self._made:
             if bounded and len(self._ready) >= self._max_ready:
                 return False
+            if self._is_full:
+                self._make()
             if self._made:
                 self._transform_next()
-            else:
-                self._make()
             return True
         assembler = self._assembler
         samples = self._mixer.take(self._batch_size - assembler.num_samples, now, any_server=rest)
@@ -287,8 +285,8 @@ class Prefetcher:
             if (request := self._request) is not None:  # the next samples may be too short, too, without an end
                 self._put_rest()
                 request.set()
-        except Exception as error:  # noqa: BLE001  # may come from a user's function; the reader raises it
-            self._ready.append(Ready(num_samples, _raisable(error, "`row_priority_fn`")))
+        except Exception as error:  # noqa: BLE001  # the reader raises it
+            self._ready.append(Ready(num_samples, error))
         else:
             for batch in batches:  # a batch of slices frees as much room as it has slices, and the last one the rest
                 num_freed = num_samples if batch is batches[-1] else min(len(batch.info), num_samples)
@@ -329,8 +327,10 @@ class Prefetcher:
         if self._transform is not None:
             try:
                 result = self._transform(batch)
+            except StopIteration:  # it would end the reader's loop
+                error = RuntimeError("`transform` raised StopIteration. To stop early, end the loop over the dataset.")
             except Exception as raised:  # noqa: BLE001  # the reader raises it
-                error = _raisable(raised, "`transform`")
+                error = raised
             else:
                 if result is None:
                     error = SpecError("`transform` returned None. Return a batch, or whatever the learner needs of it.")
@@ -347,10 +347,3 @@ class Prefetcher:
         """Return the number of samples that were taken from the mixer and not popped, errors included."""
         num_made = sum(num_samples for _, num_samples in self._made.copy())
         return self._assembler.num_samples + num_made + sum(ready.num_samples for ready in self._ready.copy())
-
-
-def _raisable(error: Exception, name: str) -> Exception:
-    """Return the error of a user's function of this name; StopIteration would end the reader's loop."""
-    if not isinstance(error, StopIteration):
-        return error
-    return RuntimeError(f"{name} raised StopIteration. To stop early, end the loop over the dataset.")

@@ -24,7 +24,7 @@ from threads import our_threads, soon
 from waiting import eventually
 
 import reverb_writer as rw
-from reverb_writer.reading import views
+from reverb_writer.reading.views import window_transitions
 
 
 def write(address: Any, table: str, numbers: Any, length: int = 2) -> None:
@@ -78,11 +78,13 @@ def test_transitions_are_made_in_the_thread_that_fetches_once_they_are_asked_for
 ) -> None:
     makers: list[str] = []
 
-    def noted(*args: Any) -> Any:
-        makers.append(threading.current_thread().name)
-        return rw.n_step(*args)
+    make = window_transitions.one_per_window
 
-    monkeypatch.setattr(views, "n_step", noted)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        makers.append(threading.current_thread().name)
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(window_transitions, "one_per_window", noted)
     client = serve(rw.TableConfig("replay"))
     with rw.TrajectoryObserver(client, "replay", 2) as observer:
         for t in range(9):

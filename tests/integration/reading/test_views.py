@@ -136,7 +136,7 @@ def test_strings_stay_arrays_among_tensors_and_go_through_all_functions(serve: S
             episodes(step)
 
     def texts(found: Any) -> Any:
-        return found.observation["text"] if place == "observation" else found.extras["extras"]["text"]
+        return found.observation["text"] if place == "observation" else found.extras["text"]
 
     def expected(found: Any) -> list[bytes]:
         return [f"go to {int(x)}".encode() for x in found.observation["x"].ravel()]
@@ -354,9 +354,10 @@ NUM_STEPS = 12  # of an episode, boundary step included; rewards are 1
 @pytest.fixture
 def played(serve: Serve) -> rw.Client:
     """Four episodes, as windows of four steps and as whole ones. Observations are numbers, 100 for each episode."""
-    client = serve(rw.TableConfig("windows", 1000, rw.Prioritized(1.0)), rw.TableConfig("episodes", 100))
+    tables = rw.TableConfig("windows", 1000, rw.Prioritized(1.0)), rw.TableConfig("uniform", 1000)
+    client = serve(*tables, rw.TableConfig("episodes", 100))
     with (
-        rw.TrajectoryObserver(client, "windows", 4, end_of_episode="tile") as windows,
+        rw.TrajectoryObserver(client, ["windows", "uniform"], 4, end_of_episode="tile") as windows,
         rw.EpisodeObserver(client, "episodes", 100) as episodes,
     ):
         for number in range(4 * NUM_STEPS):
@@ -390,9 +391,9 @@ def check(found: Any, n: int, gamma: float) -> None:
     np.testing.assert_array_equal(np.asarray(found.action)[mask], at % 100)
 
 
-@pytest.mark.parametrize(("n", "gamma"), [(1, 0.99), (3, 0.5)])
-def test_windows_give_their_first_transitions(played: rw.Client, n: int, gamma: float) -> None:
-    with rw.ReplayDataset(played.address, "windows", 64) as dataset:
+@pytest.mark.parametrize(("table", "n", "gamma"), [("uniform", 1, 0.99), ("windows", 3, 0.5)])
+def test_windows_give_a_transition_each(played: rw.Client, table: str, n: int, gamma: float) -> None:
+    with rw.ReplayDataset(played.address, table, 64) as dataset:
         view = dataset.transitions(n=n, gamma=gamma)
         found = next(view)
         assert isinstance(found, rw.NStepTransitions)
@@ -436,8 +437,10 @@ def test_slices_give_the_transitions_of_their_rows(played: rw.Client, with_next:
 def test_mixed_datasets_give_transitions_of_each(played: rw.Client) -> None:
     with rw.ReplayDataset(played, "windows", 6) as one, rw.ReplayDataset(played, "windows", 2) as other:
         mixed = rw.MixedDataset([one, other])
-        found = next(mixed.transitions(n=2, gamma=0.9))
-        check(found, 2, 0.9)
+        found = next(mixed.transitions(n=3, gamma=0.9))
+        check(found, 3, 0.9)
+        with pytest.raises(rw.errors.SpecError, match="a priority belongs to a window"):
+            next(mixed.transitions(n=2))
         assert found.batch.info.members.tolist() == [0] * 6 + [1] * 2
         mixed.update_priorities(found.batch, np.ones(8))
 
