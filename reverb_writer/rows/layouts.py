@@ -135,6 +135,7 @@ def leaves_of_kinds(steps: Any) -> list[Any]:
 def ids_of(steps: Any) -> Any:
     """Return the leaf that has the id of each row's trajectory; None if the steps have no such leaf.
 
+    >>> import numpy as np
     >>> ids_of({"observation": np.zeros(2), "traj_ids": np.array([7, 7])}).tolist()
     [7, 7]
     """
