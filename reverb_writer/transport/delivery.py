@@ -92,7 +92,7 @@ class Delivery:
         """
         self.channel = channel
         self.kept = KeptRequests(max_kept_bytes, counts)
-        self.flight = InFlight(needed, self._keep)
+        self.flight = InFlight(needed)
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: Exception | None = None
         self._post, self._counts, self._max_sent_items, self._info = post, counts, max_sent_items, info
@@ -137,11 +137,6 @@ class Delivery:
         self.channel.examine()
         return _SILENCE_S / 10
 
-    @property
-    def kept_bytes(self) -> int:
-        """Memory of confirmed requests that are kept, or are sent again."""
-        return self.kept.num_bytes + self.flight.again_bytes
-
     def take_over(self, other: Delivery) -> None:
         """Keep the confirmed requests that another delivery to the same server has kept until now."""
         self.kept, other.kept = other.kept, self.kept
@@ -182,13 +177,14 @@ class Delivery:
                 raise info  # noqa: TRY301  # as the error of the check
             if self._state_id not in (None, info.state_id):
                 self._counts["server_restarts"] += 1
+                if self.kept.max_bytes:
+                    self.flight.send_again(self.kept.restarted(info))
+                    self._counts["recovered_items"] += self.flight.again
                 text = (
                     "%s: the server was restarted; its tables are as in the checkpoint that it has restored, or empty. "
                     "%d unconfirmed and %d confirmed items are sent again."
                 )
-                _LOG.warning(text, self.channel.address, self.flight.pending, self.kept.num_items)
-                if self.kept.max_bytes:
-                    self.flight.send_again(self.kept.restarted(info))
+                _LOG.warning(text, self.channel.address, self.flight.pending, self.flight.again)
             elif self._state_id is None:
                 self.kept.seen(info)
             self._state_id = info.state_id
@@ -221,6 +217,7 @@ class Delivery:
             return
         self._failures = 0
         self._counts["acknowledged_items"] += self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
+        self._keep(self.flight.take_finished())
 
     def _lost(self, error: Exception, *, is_gone: bool = False) -> None:
         is_refusal = not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError))
@@ -232,8 +229,9 @@ class Delivery:
             _LOG.warning("%s: insert stream lost: %s The client connects again.", self.channel.address, error)
         self.loss = error
         self._counts["resent_items"] += self.flight.requeue()
-        # New items must not wait for refused ones for ever; an expired token may be replaced within seconds.
-        if is_refusal and self._failures >= _REFUSALS and (num_refused := self.flight.drop_again()):
+        # New items must not wait for refused ones for ever. An expired token may be replaced, a missing table added.
+        is_final = is_refusal and self._failures >= _REFUSALS and not isinstance(error, StructureError)
+        if is_final and (num_refused := self.flight.drop_again()):
             self._counts["uncovered_items"] += num_refused
             _LOG.error("%s: refuses %d confirmed items that it has lost: %s", self.channel.address, num_refused, error)
         # The pause doubles with each failure in a row. It is random, so that clients do not all return at once.
@@ -243,9 +241,10 @@ class Delivery:
 
     # ------------------------------------------------------------------------------------------------ kept requests
 
-    def _keep(self, request: InsertRequest) -> None:
-        """Keep a request that the server has confirmed as a whole."""
-        if self.kept.add(request) and not self._has_released and self.kept.saves is not None and self.kept.saves.begun:
+    def _keep(self, requests: Iterable[InsertRequest]) -> None:
+        """Keep requests that the server has confirmed as a whole."""
+        saves, num_released = self.kept.saves, sum(map(self.kept.add, requests))
+        if num_released and not self._has_released and saves is not None and saves.begun:
             self._has_released = True
             text = (
                 "%s: more than `max_kept_bytes` = %d bytes of confirmed items are in no checkpoint. The oldest are "

@@ -1,6 +1,6 @@
 """Requests in flight, queued or sent, and the chunks that they share. No I/O, no threads.
 
-    add -> queued --take_message--> sent --acknowledge--> removed; `finished` gets the request
+    add -> queued --take_message--> sent --acknowledge--> finished, for `take_finished`
              ^                        |
              +-------- requeue -------+   (the connection was lost)
 
@@ -122,18 +122,10 @@ class InFlight:
         progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending after it, of the next `add`.
     """
 
-    def __init__(
-        self,
-        needed: Callable[[], Iterable[int]] = lambda: (),
-        finished: Callable[[InsertRequest], object] = lambda _: None,
-    ) -> None:
-        """Start with nothing in flight.
-
-        Args:
-            needed: returns the keys of chunks that later windows may refer to.
-            finished: gets each request when its last item is confirmed.
-        """
-        self._needed, self._finished = needed, finished
+    def __init__(self, needed: Callable[[], Iterable[int]] = lambda: ()) -> None:
+        """Start with nothing in flight; `needed` returns the keys of chunks that later windows may refer to."""
+        self._needed = needed
+        self._finished: list[InsertRequest] = []
         self.acknowledged = self.pending = self.pending_bytes = self.again_bytes = 0
         self.progress_at = 0.0
         self._queued: collections.deque[InsertRequest] = collections.deque()
@@ -206,8 +198,13 @@ class InFlight:
                 else:
                     self.pending_bytes -= request.num_bytes
                 self._sent.remove(request)  # nearly always the first
-                self._finished(request)
+                self._finished.append(request)
         return self.acknowledged - before
+
+    def take_finished(self) -> list[InsertRequest]:
+        """Return the requests whose last item was confirmed since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def requeue(self) -> int:
         """Put all sent requests back at the head of the queue, in order; return the number of unconfirmed items."""

@@ -160,7 +160,6 @@ class KeptRequests:
                 self._counts["uncovered_items"] += request.leave_out(name, room)
                 room = max(room - request.count(name), 0)
         for request in requests:
-            self._counts["recovered_items"] += request.num_kept
             for name in request.tables & info.tables.keys():
                 if info.tables[name].max_times_sampled:
                     self._counts["repeatable_items"] += request.count(name)

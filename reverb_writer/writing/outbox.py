@@ -339,7 +339,7 @@ class Outbox:
             **{**counts, "items": counts["items"] + self._cutter.num_unencoded},
             pending_items=self.num_pending,
             pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self._all),
-            kept_bytes=sum(destination.delivery.kept_bytes for destination in self._all),
+            kept_bytes=sum(each.delivery.kept.num_bytes + each.delivery.flight.again_bytes for each in self._all),
             dropped_items=counts["items"] - counts["acknowledged_items"] - num_written,
             dropped_steps=dict(self._books.dropped_steps),
         )

@@ -74,7 +74,7 @@ class Writer:
         self.next_key, self.confirmed = number << 32, list[int]()
         self.counts: collections.Counter[str] = collections.Counter()
         self.kept = KeptRequests(max_bytes, self.counts)
-        self.flight = InFlight(finished=self.kept.add)
+        self.flight = InFlight()
         self.answer: ServerInfo | None = None
 
     def write(self, table: Table, count: int) -> None:
@@ -91,6 +91,8 @@ class Writer:
                 keys = [sent.first_key + int(row) for row in np.flatnonzero(sent._is_pending)]
                 table.insert(keys)
                 self.flight.acknowledge(np.array(keys, np.uint64))
+                for finished in self.flight.take_finished():
+                    self.kept.add(finished)
 
 
 class Restarts(RuleBasedStateMachine):
