@@ -61,7 +61,7 @@ def copy_without_refused(saved: SavedReplay, path: Path) -> dict[str, int]:
 
     path.mkdir()
     write_records(path / ITEMS, restorable())
-    write_records(path / TABLES, (_with_size(table, sizes[table.table_name]) for table in saved.tables()))
+    write_records(path / TABLES, (_with_size(table, sizes[table.table_name]) for table in saved.all_tables()))
     link(saved.path / CHUNKS, path / CHUNKS)
     (path / DONE).touch()
     shutil.copystat(saved.path / DONE, path / DONE)  # the time of the checkpoint

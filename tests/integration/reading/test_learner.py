@@ -25,6 +25,7 @@ from waiting import eventually
 
 import reverb_writer as rw
 from reverb_writer.reading.views import window_transitions
+from reverb_writer.transitions import one_per_window
 
 
 def write(address: Any, table: str, numbers: Any, length: int = 2) -> None:
@@ -78,7 +79,7 @@ def test_transitions_are_made_in_the_thread_that_fetches_once_they_are_asked_for
 ) -> None:
     makers: list[str] = []
 
-    make = window_transitions.one_per_window
+    make = one_per_window
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         makers.append(threading.current_thread().name)
