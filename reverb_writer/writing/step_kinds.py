@@ -192,7 +192,7 @@ class StepKinds:
         leaf = leaves[self._at[path]]
         if self._num_envs is not None:
             return np.asarray(leaf).reshape(self._num_envs)
-        return leaf.item() if hasattr(leaf, "item") else leaf
+        return leaf.item() if hasattr(leaf, "item") else np.asarray(leaf).item()  # TensorFlow's have no `item`
 
     def _flags(self, name: str, given: Any, env_ids: EnvIds) -> Any:
         """Return flags of the caller, False in environments without a row."""
