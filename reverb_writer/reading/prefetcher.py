@@ -17,6 +17,8 @@ import math
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from reverb_writer.background import Flag, LateThread
 from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.batch_assembler import BatchAssembler
@@ -26,6 +28,7 @@ from reverb_writer.reading.mixer import Mixer
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.views import Form, in_form
+from reverb_writer.rows import ACTION, LAST
 from reverb_writer.slices.batch import Batch
 
 _LOG = logging.getLogger(__package__)
@@ -97,7 +100,7 @@ class Prefetcher:
         self._is_full = False  # whether the samples of the next batches are assembled
         self._made: collections.deque[tuple[Batch, int]] = collections.deque()  # to be transformed; see `Ready`
         self._form: Form = ()
-        self._num_skipped = 0
+        self._num_skipped = self._num_masked_ends = 0
         self._num_too_short = 0  # samples that were left out since the reader's last call: they keep their room
         self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not request
         self._is_awaited = False  # whether the reader waits for a batch that is not ready
@@ -171,6 +174,7 @@ class Prefetcher:
         stats.cache_bytes = self._assembler.cache_bytes
         stats.decoded_chunks += self._assembler.num_decoded_chunks
         stats.foreign_items += self._assembler.num_foreign
+        stats.masked_ends += self._num_masked_ends
         stats.skipped_samples += self._num_skipped
 
     def stop(self, max_silence_s: float = 0.0, until: float = -math.inf, *, discards: bool = False) -> None:
@@ -291,6 +295,9 @@ class Prefetcher:
             for batch in batches:  # a batch of slices frees as much room as it has slices, and the last one the rest
                 num_freed = num_samples if batch is batches[-1] else min(len(batch.info), num_samples)
                 self._made.append((batch, num_freed))
+                if batch.row_kinds is not None:
+                    without_next = np.bitwise_and(batch.row_kinds, LAST | ACTION) == LAST | ACTION
+                    self._num_masked_ends += int(np.count_nonzero(without_next))
                 num_samples -= num_freed
         finally:
             self._is_full = False

@@ -23,6 +23,8 @@ class DatasetStats(Scalars):
         skipped_samples: unsafe or damaged samples, and messages that cannot be read, which `skip_unsafe` left out.
         foreign_items: samples that were left out because they do not fit the table's signature, or because their spec
             differs from the spec of the dataset's first item; the log names both structures once.
+        masked_ends: rows of the made batches that end an episode without a final observation: the observer was told
+            `end_of_episode` alone, or `truncated` without `final_observation`. Their action is in no transition.
         unasked_samples: samples that a server sent without a request; they are left out.
         dropped_samples: unread samples that a dataset of several servers dropped, because newer samples show how many
             items a server holds, because the connection was lost, or because the server has left the target.
@@ -50,6 +52,7 @@ class DatasetStats(Scalars):
     decoded_chunks: int = 0
     skipped_samples: int = 0
     foreign_items: int = 0
+    masked_ends: int = 0
     unasked_samples: int = 0
     dropped_samples: int = 0
     forgiven_samples: int = 0
