@@ -27,14 +27,20 @@ def video(effort: Effort) -> Table:
         f"windows, stride {stride}": (functools.partial(_windows, stride=stride), _replay) for stride in (1, 16, 64)
     }
     for number in (1, 8):
-        contenders[f"slices, slices_per_item={number}"] = (_episodes, functools.partial(_slices, slices_per_item=number))
+        contenders[f"slices, slices_per_item={number}"] = (
+            _episodes,
+            functools.partial(_slices, slices_per_item=number),
+        )
     with Server() as windows_1, Server() as windows_16, Server() as windows_64, Server() as episodes:
         servers = [windows_1, windows_16, windows_64, episodes, episodes]
         for number, (server, (write, _)) in enumerate(zip(servers, contenders.values(), strict=True)):
             if number < len(contenders) - 1:
                 write(server.address, images)
         found = [
-            [_read(server.address, read, effort.seconds) for server, (_, read) in zip(servers, contenders.values(), strict=True)]
+            [
+                _read(server.address, read, effort.seconds)
+                for server, (_, read) in zip(servers, contenders.values(), strict=True)
+            ]
             for _ in range(effort.rounds)
         ]
     rows = []
