@@ -36,7 +36,7 @@ class ShuffledTransitions:
 
     @property
     def num_left_out(self) -> int:
-        """Number of actions of the newest iteration that are no transitions, because no row holds the next observation."""
+        """Number of actions of the newest iteration whose next observation no row holds, so they are no transitions."""
         return self._newest.num_left_out
 
     def __repr__(self) -> str:
