@@ -39,6 +39,7 @@ from benchmarks.scaling import actor_processes
 from benchmarks.shards import shards
 from benchmarks.slices import slices
 from benchmarks.vector import write_vector
+from benchmarks.video import video
 from benchmarks.write import write_frames, write_small, write_small_strided
 
 BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
@@ -56,6 +57,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         read_one_by_one,
         read_ahead,
         slices,
+        video,
         learner_processes,
         shards,
         failover,

@@ -3,6 +3,7 @@
     python examples/dqn_split.py
 
     actor --steps--> table `replay` --batches--> learner --weights--> table `variables` --> actor
+    actor --returns of episodes--> table `returns` --> a line per eighth of the run
 
 Each transition is sampled eight times on average. If the learner is late, the actor waits; if the actor is late, the
 learner waits. So the actor plays with weights that are only a few hundred steps old. After its last update the learner
@@ -14,8 +15,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import math
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
@@ -31,20 +33,25 @@ N_STEP, GAMMA, BATCH_SIZE, LEARNING_RATE, TARGET_RATE = 3, 0.99, 64, 1e-3, 0.01
 SAMPLES_PER_STEP = 8
 PUBLISH_EVERY = 10  # updates
 EXPLORING_STEPS, EXPLORATION = 5_000, 0.05  # the share of random actions falls over these steps to this share
-NUM_MEANS = 8  # number of printed means of a run
+NUM_PARTS = 8  # of a run: each prints its mean return
 SIZES = (4, 128, 128, 2)  # layers of the network: an observation, two hidden layers, the values of the actions
 RATIO = rw.SampleToInsertRatio(SAMPLES_PER_STEP, min_size=500, error_buffer=800)
-TABLES = [rw.TableConfig("replay", 50_000, rate_limiter=RATIO), rw.TableConfig.variables("variables")]
+TABLES = [
+    rw.TableConfig("replay", 50_000, rate_limiter=RATIO),
+    rw.TableConfig.variables("variables"),
+    rw.TableConfig.returns("returns"),
+]
 
 
-def act(address: str, seed: int, results: Any) -> None:
-    """Play with the learner's weights until the run ends, and put the return of each episode into `results`."""
+def act(address: str, seed: int) -> None:
+    """Play with the learner's weights until the run ends."""
     rng = np.random.default_rng(seed)
     network = QNetwork(rng)
-    returns, num_steps = [0.0], 0
+    num_steps = 0
     with (
         contextlib.suppress(rw.errors.FinishedError),  # the run has ended while a step waited for the rate limiter
         rw.Variables(address, "variables") as variables,
+        rw.EpisodeReturns(address, "returns") as returns,
         rw.TrajectoryObserver(
             address, "replay", N_STEP + 1, end_of_episode="tile", until=lambda: variables.finished
         ) as observer,
@@ -57,16 +64,14 @@ def act(address: str, seed: int, results: Any) -> None:
             is_random = rng.random() < max(EXPLORATION, 1 - num_steps / EXPLORING_STEPS)
             action = int(rng.integers(2)) if is_random else int(network(observation).argmax())
             observation, reward, terminated, truncated, _ = env.step(action)
-            returns[-1] += float(reward)
+            returns.add(reward, terminated or truncated)
             num_steps += 1
             if terminated or truncated:
-                returns.append(0.0)
                 observation, _ = env.reset()
-    results.put(returns[:-1])
 
 
-def learn(address: str, num_updates: int, seed: int) -> None:
-    """Learn, and publish the weights; then end the run."""
+def learn(address: str, num_updates: int, seed: int) -> Iterator[int]:
+    """Learn, and publish the weights; yield the number of each update. Then end the run."""
     online = QNetwork(np.random.default_rng(seed))
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
@@ -84,26 +89,26 @@ def learn(address: str, num_updates: int, seed: int) -> None:
                 slow[:] += TARGET_RATE * (fast - slow)
             if update % PUBLISH_EVERY == 0:
                 variables.publish(online.weights)
+            yield update
         variables.finish()
 
 
-def run(num_steps: int, seed: int = 0) -> list[float]:
-    """Learn while an actor plays about `num_steps` steps in another process; return the return of each episode."""
+def run(num_steps: int, seed: int = 0) -> Iterator[list[float]]:
+    """Learn while an actor plays about `num_steps` steps in another process.
+
+    Yield the returns of the episodes of each eighth of the run.
+    """
+    num_updates = num_steps * SAMPLES_PER_STEP // BATCH_SIZE
+    ends = {num_updates * part // NUM_PARTS for part in range(1, NUM_PARTS)}
     context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
-    results = context.Queue()
-    with rw.LocalServer(TABLES) as server:
-        actor = context.Process(target=act, args=(server.address, seed, results), daemon=True)
+    with rw.LocalServer(TABLES) as server, rw.EpisodeReturns(server, "returns") as returns:
+        actor = context.Process(target=act, args=(server.address, seed), daemon=True)
         actor.start()
-        learn(server.address, num_steps * SAMPLES_PER_STEP // BATCH_SIZE, seed)
-        returns: list[float] = results.get(timeout=60)  # the actor may fail at its end
+        for update in learn(server.address, num_updates, seed):
+            if update in ends:
+                yield returns.read()[0].tolist()
         actor.join()
-    return returns
-
-
-def means(returns: Sequence[float]) -> list[float]:
-    """Return the mean return in each part of the run; all parts have equally many steps."""
-    parts = np.minimum(np.cumsum(returns) * NUM_MEANS // (sum(returns) + 1), NUM_MEANS - 1).astype(int)
-    return [float(np.mean(np.asarray(returns)[parts == part])) for part in np.unique(parts)]
+        yield returns.read()[0].tolist()
 
 
 class QNetwork:
@@ -176,7 +181,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    print("mean return of each eighth of the run:", *(f"{part:.0f}" for part in means(run(given.steps, given.seed))))
+    for part, returns in enumerate(run(given.steps, given.seed), start=1):
+        mean = sum(returns) / len(returns) if returns else math.nan
+        print(f"part {part} of {NUM_PARTS}: {len(returns)} episodes, mean return {mean:.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def record(folder: str, num_episodes: int, seed: int = 0) -> None:
                 following = push(carts, forces)
                 step = {"observation": carts, "action": forces, "reward": -(following**2).sum(1)}
                 is_over = np.full(NUM_CARTS, t == EPISODE - 1)  # by a time limit, so the final state has a value
-                writer(step, truncated=is_over, final_observation=following if is_over.all() else None)
+                writer(step, truncated=is_over, final_observation=following)
                 carts = following
 
 

@@ -6,7 +6,7 @@ The first observation of an episode is the cue, -1 or 1; all others are 0. An ac
 the cue. One action in five is random, so at best 0.9 of the actions are right; without memory about half are. Episodes
 have 4 to 10 steps and slices at most 5, so most slices begin in the middle of an episode, where only the state contains
 the cue. The actor stores the state before each step. The learner runs over the rows of all slices at once, and takes
-the stored state wherever `is_init` is set.
+the stored state wherever a slice starts.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Network:
         """Return the state after an observation [1] and a state [H]."""
         return np.tanh(observation @ self.a + state @ self.b)
 
-    def run(self, observations: Any, is_init: Any, stored: Any) -> tuple[Any, Any]:
+    def run(self, observations: Any, starts: Any, stored: Any) -> tuple[Any, Any]:
         """Return the states before and after each row, [N, H], of flat rows of any number of slices."""
         before, after = np.empty_like(stored), np.empty_like(stored)
         for row in range(len(stored)):
-            before[row] = stored[row] if is_init[row] else after[row - 1]
+            before[row] = stored[row] if starts[row] else after[row - 1]
             after[row] = self.step(observations[row], before[row])
         return before, after
 
-    def learn(self, observations: Any, is_init: Any, stored: Any, actions: Any, targets: Any) -> None:
+    def learn(self, observations: Any, starts: Any, stored: Any, actions: Any, targets: Any) -> None:
         """Move the values of actions [N] towards targets [N]: gradients go backwards to the first row of each slice."""
-        before, after = self.run(observations, is_init, stored)
+        before, after = self.run(observations, starts, stored)
         slopes = (after @ self.c - targets[:, None]) * (actions[:, None] == np.arange(2)) / len(actions)
         inner, later = np.zeros_like(after), np.zeros(HIDDEN)
         for row in reversed(range(len(after))):
             inner[row] = (slopes[row] @ self.c.T + later) * (1 - after[row] ** 2)
-            later = np.zeros(HIDDEN) if is_init[row] else inner[row] @ self.b.T
+            later = np.zeros(HIDDEN) if starts[row] else inner[row] @ self.b.T
         self.a -= LEARNING_RATE * observations.T @ inner
         self.b -= LEARNING_RATE * before.T @ inner
         self.c -= LEARNING_RATE * after.T @ slopes

@@ -27,6 +27,17 @@ class ShuffledTransitions:
         """Set the arguments; an iteration reads files. `device` is None for NumPy arrays."""
         self._source, self._batch_size, self._device = source, batch_size, device
         self._pool_size = max(pool_size, batch_size)
+        self._newest = source  # the reader of the newest iteration
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Unreadable trajectories of the newest iteration: the reason by name."""
+        return self._newest.skipped
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of actions of the newest iteration whose next observation no row holds, so they are no transitions."""
+        return self._newest.num_left_out
 
     def __repr__(self) -> str:
         return f"<ShuffledTransitions in batches of {self._batch_size}>"
@@ -53,7 +64,7 @@ class ShuffledTransitions:
         return contextlib.nullcontext(ShuffledTransitions(source, self._batch_size, self._pool_size, None))
 
     def _batches(self) -> Iterator[TransitionBatch]:
-        source = copy.copy(self._source)
+        self._newest = source = copy.copy(self._source)
         source.start()
         goes_on = True
         while goes_on:

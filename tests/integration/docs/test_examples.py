@@ -180,7 +180,8 @@ def returns_of(num_steps: int, folder: Path) -> list[float]:
     pytest.importorskip("gymnasium")
     shutil.copy(EXAMPLES / "dqn_split.py", folder)
     program = folder / "run.py"  # a file, because the processes that it spawns import it
-    main = f"if __name__ == '__main__':\n    print(json.dumps(dqn_split.run({num_steps}, seed=0)))\n"
+    each = f"[one for part in dqn_split.run({num_steps}, seed=0) for one in part]"
+    main = f"if __name__ == '__main__':\n    print(json.dumps({each}))\n"
     program.write_text(f"import json, dqn_split\n{main}")
     (line,) = lines_of([sys.executable, str(program)], folder, 1500)
     returns: list[float] = json.loads(line)

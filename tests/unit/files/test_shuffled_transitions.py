@@ -90,6 +90,20 @@ def test_without_a_number_of_loops_it_goes_on_for_ever(data_dir: Path) -> None:
     assert [len({*numbers(batch)}) for batch in batches] == [40] * 5
 
 
+def test_actions_that_are_left_out_and_damaged_files_are_counted(tmp_path: Path) -> None:
+    step = {"observation": np.float32(0), "action": np.float32(0), "reward": np.float32(0)}
+    with rw.files.RolloutWriter(tmp_path) as writer:
+        for t in range(12):
+            writer(step, truncated=t % 3 == 2)  # four episodes, each without a final observation
+    damaged = rw.files.list_trajectories(tmp_path)[0]
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    shuffled = RolloutDataset(tmp_path, 1).shuffled(4)
+    for _ in range(2):  # of the newest iteration
+        assert sum(len(batch.action) for batch in shuffled) == 6
+        assert shuffled.num_left_out == 3
+        assert [*shuffled.skipped] == [damaged.name]
+
+
 def test_texts_and_nests_are_shuffled_too(tmp_path: Path) -> None:
     with rw.files.RolloutWriter(tmp_path) as writer:
         for t in range(4):
