@@ -53,9 +53,9 @@ class ShuffledTransitions:
 
     def as_torch(self, device: Any = None) -> Any:
         """Return a `torch.utils.data.IterableDataset` of the batches, as `RolloutDataset.as_torch` does."""
-        from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
+        from reverb_writer.reading.views.torch import TensorConverter, TorchDataset  # noqa: PLC0415  # brings PyTorch
 
-        return TorchDataset(self._open_share, self._device if device is None else device)
+        return TorchDataset(self._open_share, TensorConverter(self._device if device is None else device))
 
     def _open_share(self, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:
         """Return a copy that reads one share of the trajectories, as arrays."""
