@@ -34,7 +34,7 @@ CLIENT = [
     "cli", "ray", "testing", "tf_agents", "sb3", "instinct_rl", "local", "rollouts", "files", "writing", "reading",
     "accumulator", "client", "transport", "decoding", "environments", "episodes", "tables", "protocol", "slices",
     "transitions", "windows", "steps", "rows", "leaves", "nests", "deadline", "background", "progress", "arguments",
-    "scalars", "arrays", "lazy", "errors",
+    "scalars", "keywords", "arrays", "lazy", "errors",
 ]  # fmt: skip
 SERVER = [
     "cli", "service", "turn", "starting", "saving", "save_numbers", "jobs", "certs", "observability", "reverb",
