@@ -11,28 +11,10 @@ import pytest
 import reverb_writer as rw
 from reverb_writer.keywords import takes
 
-STREAM = [
-    "timeout_s",
-    "max_delay_s",
-    "max_in_flight_items",
-    "max_in_flight_bytes",
-    "max_kept_bytes",
-    "on_block",
-    "chunk_length",
-    "patience_s",
-    "until",
-    "last_row",
-    "store_flags",
-]
-READING = [
-    "max_in_flight_batches",
-    "timeout_s",
-    "single_pass",
-    "skip_unsafe",
-    "max_cache_bytes",
-    "max_sample_bytes",
-    "transform",
-]
+STREAM = ["timeout_s", "max_delay_s", "max_in_flight_items", "max_in_flight_bytes", "max_kept_bytes", "on_block"]
+STREAM += ["chunk_length", "patience_s", "until", "last_row", "store_flags"]
+READING = ["max_in_flight_batches", "timeout_s", "single_pass", "skip_unsafe", "max_cache_bytes", "max_sample_bytes"]
+READING += ["transform"]
 RETURNS = ["rewards", "values", "gamma", "discounts", "continues", "next_values", "time_axis"]
 
 
