@@ -339,7 +339,7 @@ class Sender:
         """Give up pending items, and end the thread; other calls of `close` get the same error."""
         self.ring.granted = -1
         num_left = self._outbox.close()
-        if num_left and isinstance(error, FinishedError):  # nobody needs them
+        if num_left and isinstance(error, FinishedError):  # the learner needs no more items
             _LOG.debug("%s: the run has ended; %d undelivered items are dropped.", self._outbox.addresses, num_left)
         elif num_left:
             text = "%s: the observer has ended with %d undelivered items. `close(timeout_s=...)` waits longer for them."
