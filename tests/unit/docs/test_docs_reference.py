@@ -32,8 +32,8 @@ PACKAGES = (
     *(
         f"reverb_writer.{name}"
         for name in (
-            "environments", "episodes", "errors", "files", "instinct_rl", "local", "ray", "returns", "rollouts", "sb3",
-            "shards", "slices", "tables", "testing", "tf_agents", "windows",
+            "environments", "episodes", "errors", "files", "instinct_rl", "local", "ray", "returns", "rollouts", "rows",
+            "sb3", "shards", "slices", "tables", "testing", "tf_agents", "windows",
         )
     ),
 )  # fmt: skip

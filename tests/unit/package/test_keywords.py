@@ -21,19 +21,18 @@ RETURNS = ["rewards", "values", "gamma", "discounts", "continues", "next_values"
 @pytest.mark.parametrize(
     ("of", "keywords"),
     [
-        (rw.TrajectoryObserver, [*STREAM, "windows"]),
-        (rw.SequenceObserver, STREAM),
-        (rw.EpisodeObserver, [*STREAM, "max_sequence_length"]),
-        (rw.ReplayDataset, [*READING, "collate"]),
-        (rw.SliceDataset, [*READING, "slice_len"]),
+        (rw.TrajectoryObserver.__init__, [*STREAM, "windows"]),
+        (rw.SequenceObserver.__init__, STREAM),
+        (rw.EpisodeObserver.__init__, [*STREAM, "max_sequence_length"]),
+        (rw.ReplayDataset.__init__, [*READING, "collate"]),
+        (rw.SliceDataset.__init__, [*READING, "slice_len"]),
         (rw.returns.gae, [*RETURNS, "lambda_"]),
         (rw.returns.vtrace, [*RETURNS, "lambda_", "max_rho"]),
         (rw.returns.n_step_returns, [*RETURNS, "n"]),
     ],
 )
 def test_help_describes_every_keyword_once(of: Any, keywords: list[str]) -> None:
-    called = of.__init__ if isinstance(of, type) else of
-    text = pydoc.plain(pydoc.render_doc(called))
+    text = pydoc.plain(pydoc.render_doc(of))
     signature = text.splitlines()[2]
     for keyword in keywords:
         assert len(re.findall(rf"^ +{keyword}: \S", text, re.MULTILINE)) == 1, f"`{keyword}`"
