@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from waiting import eventually
 
@@ -129,6 +130,35 @@ def test_wait_that_nothing_has_extended_names_its_time_out(monkeypatch: pytest.M
     while error is None:
         error = wait.proceed(to, 0, 5)
     assert str(error) == "table `a`: 5 items unconfirmed after 0.5 s. It is slow."
+
+
+def test_wait_until_the_run_has_ended_goes_on_while_answers_name_a_rate_limiter(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, silent_from = 0.0, 1_000.0
+    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now))
+    asked: list[float] = []
+    to: Any = SimpleNamespace(
+        flight=SimpleNamespace(tables=lambda: {"a"}),
+        channel=SimpleNamespace(address="HOST:1"),
+        loss=None,
+        explain=lambda: "It does not answer.",
+        ask=lambda **_: asked.append(now),
+        limited_at=lambda: max((at for at in asked if at < silent_from), default=-np.inf),
+        limiter_text=lambda: "It is full.",
+        others_progress=lambda: False,
+    )
+    wait = waits.Wait("room", 30.0, extends=True, outlasts=True)
+    logged = []
+    while (error := wait.proceed(to, 0.0, 5)) is None:
+        logged += [now] * len(caplog.messages)
+        caplog.clear()
+        now += 1.0
+    assert logged[:6] == [10, 30, 70, 150, 310, 630]  # after 10 s, and each time after twice as long
+    assert str(error).endswith("It does not answer.")
+    assert (
+        max(at for at in asked if at < silent_from) + 30 <= now <= silent_from + 30 + 1
+    )  # a question is due each second
 
 
 class Holder:

@@ -107,8 +107,12 @@ def test_sizes_of_the_file_hold_where_no_option_names_them(tmp_path: Path) -> No
 def test_every_key_can_be_set_by_a_variable(key: str) -> None:
     one = KEYS[key]
     value = one.options[-1] if one.options else {int: "7", float: "7", str: "text"}[one.types[-1]]
-    others = {"SHARDS": "8", "SHARD": "3"} if key.startswith("cluster.") else {}  # which are set together
-    environment = {f"REVERB_WRITER__CLUSTER__{name}": other for name, other in others.items()}
+    together = {
+        "cluster.": {"CLUSTER__SHARDS": "8", "CLUSTER__SHARD": "3"},
+        "checkpoints.safe": {"CHECKPOINTS__KEEP": "7"},
+    }
+    others = next((keys for start, keys in together.items() if key.startswith(start)), {})
+    environment = {f"REVERB_WRITER__{name}": other for name, other in others.items()}
     load(None, {**environment, f"REVERB_WRITER__{key.upper().replace('.', '__')}": value})
 
 
