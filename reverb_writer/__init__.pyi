@@ -5,6 +5,7 @@ from reverb_writer import episodes as episodes
 from reverb_writer import errors as errors
 from reverb_writer import files as files
 from reverb_writer import rollouts as rollouts
+from reverb_writer import rows as rows
 from reverb_writer import slices as slices
 from reverb_writer.accumulator.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
 from reverb_writer.client import shards as shards
@@ -24,9 +25,7 @@ from reverb_writer.slices.batch import Batch as Batch
 from reverb_writer.steps import Trajectory as Trajectory
 from reverb_writer.tables import MinSize as MinSize
 from reverb_writer.tables import Prioritized as Prioritized
-from reverb_writer.tables import Queue as Queue
 from reverb_writer.tables import SampleToInsertRatio as SampleToInsertRatio
-from reverb_writer.tables import Stack as Stack
 from reverb_writer.tables import TableConfig as TableConfig
 from reverb_writer.transitions import NStepTransitions as NStepTransitions
 from reverb_writer.transitions import Transitions as Transitions

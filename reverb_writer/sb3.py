@@ -5,6 +5,8 @@
 
     add(obs, next_obs, action, reward, done, infos) ─> one item per environment ─> table ─> sample(batch_size)
 
+    DQN(..., replay_buffer_class=sb3.ReplayBuffer, replay_buffer_kwargs={"replay": "localhost:8000"})          # or this
+
 A transition is an item of one step with both observations, because a program may pass any `next_obs`.
 
 Source: Stable-Baselines3 2.x, `common/buffers.py`.
@@ -12,6 +14,7 @@ Source: Stable-Baselines3 2.x, `common/buffers.py`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,12 +23,15 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.client.client import as_client
+from reverb_writer.errors import SpecError
 from reverb_writer.lazy import needs
 from reverb_writer.reading.replay_dataset import ReplayDataset
 from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL
 from reverb_writer.writing.observers import TrajectoryObserver
 
 __all__ = ["ReplayBuffer", "ReplayBufferSamples"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class ReplayBufferSamples(NamedTuple):
@@ -53,11 +59,23 @@ class ReplayBuffer:
 
     The server sets the table's size, sampler and rate limiter. A program that adds and samples in turn needs a rate
     limiter that never blocks inserts, such as `MinSize`. Other processes may also write to and read from the table.
+
+    A pickle, such as `CheckpointCallback(save_replay_buffer=True)` writes, has no transitions: only a dict with the
+    table's name and the servers' addresses. The first pickle logs where the transitions are.
+
+    Attributes:
+        full: False. Algorithms of Stable-Baselines3 change the newest stored transition if `full` or `pos` is true;
+            here transitions are complete, and need no change.
+        pos: 0.
     """
+
+    full = False
+    pos = 0
 
     def __init__(
         self,
-        replay: Any,
+        buffer_size: Any,
+        /,
         observation_space: Any,
         action_space: Any,
         device: Any = "auto",
@@ -65,19 +83,23 @@ class ReplayBuffer:
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
         *,
+        replay: Any = None,
         table: str = "replay",
         timeout_s: float = 30.0,
     ) -> None:
         """Connect to the replay.
 
         Args:
-            replay: an address or several, a `Client`, or an object with an address, such as a `LocalServer`.
+            buffer_size: the replay: an address or several, a `Client`, or an object with an address, such as a
+                `LocalServer`. With `replay`, any value, because the table has a size of its own: algorithms of
+                Stable-Baselines3 pass their buffer size here.
             observation_space: Gymnasium space of one environment's observations, possibly a `Dict`.
             action_space: Gymnasium space of one environment's actions.
             device: device of the tensors; "auto" for CUDA if PyTorch finds it, otherwise the CPU.
             n_envs: number of environments, >= 1.
-            optimize_memory_usage: ignored; for compatibility.
+            optimize_memory_usage: ignored, because the server stores both observations of each transition.
             handle_timeout_termination: whether `dones` is 0 where `infos` has a true `TimeLimit.truncated`.
+            replay: the replay, as a keyword for `replay_buffer_kwargs`. With an address, `model.save` works.
             table: the table's name.
             timeout_s: time-out of a call, seconds.
 
@@ -90,16 +112,22 @@ class ReplayBuffer:
 
             from reverb_writer.reading.views.torch import TensorConverter  # noqa: PLC0415  # needs the extra
         del optimize_memory_usage
+        if replay is None and isinstance(buffer_size, int | np.integer):
+            raise SpecError(
+                f"`sb3.ReplayBuffer` needs a replay, got the buffer size {buffer_size}. Pass "
+                '`replay_buffer_kwargs={"replay": address}` to the algorithm.'
+            )
         self._spaces = observation_space, action_space
         self._n_envs = integer("n_envs", n_envs, minimum=1)
         self._handles_time_limits = handle_timeout_termination
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else None
         self._to_tensors = TensorConverter(device)
-        self._client, self._owns_client = as_client(replay, timeout_s)
+        self._client, self._owns_client = as_client(buffer_size if replay is None else replay, timeout_s)
         self._table, self._timeout_s = table, timeout_s
         self._observer = TrajectoryObserver(self._client, table, 1, num_envs=self._n_envs, timeout_s=timeout_s)
         self._begins = np.ones(self._n_envs, bool)
+        self._has_named_place = False
         self._dataset: ReplayDataset | None = None
 
     def add(
@@ -182,6 +210,17 @@ class ReplayBuffer:
                 self._dataset.close()
             if self._owns_client:
                 self._client.close()
+
+    def __reduce__(self) -> Any:
+        addresses = [shard.address for shard in self._client.shards]
+        if not self._has_named_place:
+            self._has_named_place = True
+            text = (
+                "The transitions are in table `%s` at %s, and not in the pickled file: it has only these names. A "
+                "checkpoint of the server saves the transitions. To continue, make a ReplayBuffer with this table."
+            )
+            _LOG.warning(text, self._table, ", ".join(addresses))
+        return dict, ({"table": self._table, "addresses": addresses},)
 
     def __enter__(self) -> ReplayBuffer:
         return self

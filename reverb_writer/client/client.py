@@ -79,7 +79,7 @@ class Client:
 
     def __getstate__(self) -> tuple[tuple[Any, ...], Target]:
         """Return the arguments and the target: another process can make a client while the source is unavailable."""
-        return self._arguments, self.target
+        return self._arguments, self.connections.target
 
     def __setstate__(self, state: tuple[tuple[Any, ...], Target]) -> None:
         """Prepare the connections; certificates are read again."""
@@ -95,11 +95,6 @@ class Client:
         self._turns = itertools.count()
 
     @property
-    def target(self) -> Target:
-        """The newest target of the source."""
-        return self.connections.target
-
-    @property
     def shards(self) -> tuple[Server, ...]:
         """The connections to the servers of the target, in its order."""
         return self.connections.shards
@@ -108,11 +103,6 @@ class Client:
     def address(self) -> str:
         """The servers' addresses, as given, separated by commas."""
         return self.connections.address
-
-    @property
-    def server_address(self) -> str:
-        """Same as `address`; `reverb.Client` has this name."""
-        return self.address
 
     def server_info(self, timeout_s: float | None = None) -> dict[str, TableInfo]:
         """Return the server's tables by name.

@@ -44,15 +44,25 @@ class Transferred(NamedTuple):
 
 
 class Journal:
-    """A file of JSON lines: first the purpose of the import, then the paths of confirmed trajectories.
+    """A file of the trajectories that the server has confirmed, so that a repeated import sends only the others.
 
-    Paths are relative to the directory of the trajectories, because it may be moved, and because files of two runs may
-    have the same name. A line that a kill or a full disk cut short is ignored: its trajectory is sent again. `done` has
-    the paths of confirmed trajectories, as `name_of` returns them.
+    The file has JSON lines: first the purpose of the import, then the paths of the trajectories. Paths are relative to
+    the directory of the trajectories, because it may be moved, and because files of two runs may have the same name. A
+    line that a kill or a full disk cut short is ignored: its trajectory is sent again. `done` has the paths of
+    confirmed trajectories, as `name_of` returns them.
     """
 
     def __init__(self, path: Path, purpose: Mapping[str, Any], directory: Path) -> None:
-        """Read the file if it exists; raises SpecError if it belongs to another import or is not a journal."""
+        """Read the file if it exists.
+
+        Args:
+            path: the journal's file; it may be missing.
+            purpose: names and values that tell imports apart, such as the table; JSON can store them.
+            directory: the directory of the trajectories.
+
+        Raises:
+            SpecError: the file belongs to another import, or is not a journal.
+        """
         self._path, self._purpose, self._directory = path, dict(purpose), directory
         self.done: set[str] = set()
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -72,11 +82,11 @@ class Journal:
                 self.done.add(json.loads(line))
 
     def name_of(self, path: Path) -> str:
-        """Return the path of a trajectory relative to the directory."""
+        """Return the `path` of a trajectory relative to the directory."""
         return Path(os.path.relpath(path, self._directory)).as_posix()
 
     def add(self, names: Iterable[str]) -> None:
-        """Add the paths of confirmed trajectories, as `name_of` returns them."""
+        """Add the paths of confirmed trajectories: `names`, as `name_of` returns them."""
         names = list(names)
         with self._path.open("a+b") as file:
             size = file.tell()
@@ -86,6 +96,9 @@ class Journal:
             lines += map(json.dumps, names)
             file.write("\n".join([*lines, ""]).encode())
         self.done.update(names)
+
+    def __repr__(self) -> str:
+        return f"<Journal {self._path} of {len(self.done)} trajectories>"
 
 
 def send_trajectory(trajectory: StoredTrajectory, observer: Any, last_row: LastRow | None = None) -> int:

@@ -24,7 +24,14 @@ class ShuffledTransitions:
     """
 
     def __init__(self, source: TrajectorySource, batch_size: int, pool_size: int, device: Any) -> None:
-        """Set the arguments; an iteration reads files. `device` is None for NumPy arrays."""
+        """Set the arguments; an iteration reads files. `RolloutDataset.shuffled` calls this.
+
+        Args:
+            source: trajectories of one environment.
+            batch_size: B, transitions in a batch, >= 1.
+            pool_size: transitions in memory that a batch is drawn from, at least B.
+            device: device of the tensors; None for NumPy arrays.
+        """
         self._source, self._batch_size, self._device = source, batch_size, device
         self._pool_size = max(pool_size, batch_size)
         self._newest = source  # the reader of the newest iteration

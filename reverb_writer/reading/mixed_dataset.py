@@ -133,9 +133,12 @@ class Members:
         for dataset in self._datasets:
             dataset.flush_priorities(timeout_s)
 
-    def stats(self) -> list[DatasetStats]:
-        """Return the counters of each dataset; samples that wait here for their batch count as delivered."""
-        return [dataset.stats() for dataset in self._datasets]
+    def stats(self) -> DatasetStats:
+        """Return the sums of the datasets' counters; samples that wait here for their batch count as delivered."""
+        each = [dataset.stats() for dataset in self._datasets]
+        sums = {field.name: sum(getattr(one, field.name) for one in each) for field in dataclasses.fields(DatasetStats)}
+        largest = {name: max(getattr(one, name) for one in each) for name in ("batches", "last_age_s")}
+        return DatasetStats(**{**sums, **largest})
 
     def close(self, timeout_s: float | None) -> None:
         """Close the datasets, within `timeout_s` seconds together; None for each dataset's own time-out."""

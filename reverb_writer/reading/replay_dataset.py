@@ -17,6 +17,7 @@ from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import Column
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.keywords import takes
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
@@ -47,6 +48,7 @@ class ReplayDataset(Dataset):
                 dataset.update_priorities(batch, errors)
     """
 
+    @takes(ReadOptions)
     def __init__(
         self,
         replay: Any,

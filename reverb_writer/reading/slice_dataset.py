@@ -21,6 +21,7 @@ from reverb_writer import rows as of_rows
 from reverb_writer.arguments import integer, options_of
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, SampleRows
+from reverb_writer.keywords import takes
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
@@ -54,6 +55,7 @@ class SliceDataset(Dataset):
 
     _num_open_sizes = 1
 
+    @takes(ReadOptions)
     def __init__(
         self,
         replay: Any,

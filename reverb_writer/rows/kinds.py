@@ -39,6 +39,13 @@ class Pairs(NamedTuple):
 def has(kinds: Array, bits: int) -> Array:
     """Return whether each row has one of these bits.
 
+    Args:
+        kinds: uint8 [T], [N] or [B, T].
+        bits: bits, such as `FIRST | LAST`.
+
+    Returns:
+        bool, in the shape of the kinds.
+
     >>> has(np.array([FIRST | ACTION, LAST], np.uint8), FIRST).tolist()
     [True, False]
     """
@@ -84,6 +91,14 @@ def first_rows(kinds: Array, starts: Array | None = None) -> Array:
 
     A trajectory begins at the first row of an item.
 
+    Args:
+        kinds: uint8 [T], [N] or [B, T].
+        starts: bool, in the shape of the kinds: rows with which another item begins; None if each row of [B, T] is one
+            item.
+
+    Returns:
+        bool, in the shape of the kinds.
+
     >>> first_rows(np.array([ACTION, LAST, FIRST | ACTION, ACTION, PADDING], np.uint8)).tolist()
     [True, False, True, False, False]
     """
@@ -94,6 +109,8 @@ def first_rows(kinds: Array, starts: Array | None = None) -> Array:
 
 def last_rows(kinds: Array, starts: Array | None = None) -> Array:
     """Return the real rows at which a trajectory ends: LAST rows, and rows that are cut.
+
+    Arguments and result: `kinds` [T], [N] or [B, T], and `starts` [T], [N] or [B, T], are those of `first_rows`.
 
     >>> last_rows(np.array([ACTION, LAST, FIRST | ACTION, ACTION, PADDING], np.uint8)).tolist()
     [False, True, False, True, False]

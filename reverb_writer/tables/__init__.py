@@ -30,11 +30,9 @@ __all__ = [
     "Balance",
     "MinSize",
     "Prioritized",
-    "Queue",
     "RateLimiter",
     "SampleToInsertRatio",
     "Selector",
-    "Stack",
     "TableConfig",
     "check_tables",
     "check_unique_names",
@@ -239,9 +237,14 @@ class TableConfig:
 
         With it, actors and learners in several processes keep the ratio of such a program in one process.
 
+        The table counts items, and a program counts actions. An item is an action if windows have two rows and stride
+        1, in episodes of any length. An episode of T actions has T + 1 rows. Its windows of L rows with stride 1 are
+        max(T + 2 - L, 0) items, or T + 1 items with `end_of_episode="tile"`. So with longer windows and short episodes,
+        actors play more actions than the numbers say: multiply the three numbers of items by the items per action.
+
         Args:
             name: The table's name.
-            buffer_size: Maximum number of items. With windows at every step (stride 1) an item is a step.
+            buffer_size: Maximum number of items.
             learning_starts: Number of items before the first batch, >= 1.
             batch_size: Samples in a batch, >= 1.
             train_frequency: Items that are inserted per batch, > 0. The program trains once on each batch.

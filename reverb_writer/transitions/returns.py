@@ -20,23 +20,21 @@ The first argument is a batch, `Transitions`, or rewards:
 Arrays are batch-major: [B, T, ...]. With `time_axis=0` they are [T, ...] or [T, B, ...]. `Transitions` of slices are
 [N - 1, ...]; their values are [N]. Where `Transitions.mask` is False, results are 0.
 
-Arguments that the functions share:
-
-    rewards       [B, T, ...] with T >= 1, or `Transitions`, or a `Batch` or its data, which `rw.to_transitions`
-                  converts. A batch only needs the reward and the kinds
-    values        [B, T + 1, ...], the values of the observations of all rows and of the observation after the last
-                  row. With `next_values`: [B, T, ...]. With a batch it may be the name of a leaf, such as
-                  "extras/value", which must include the values of final observations; rows [B, T] give results
-                  [B, T - 1]
-    gamma         the agent's discount, a number in [0, 1]
-    lambda_       a number in [0, 1]
-    discounts     [B, T, ...] or None, d_t: 0, or False, where the action of the row terminated the episode, otherwise
-                  usually 1. Not with `Transitions`, which have it
-    continues     [B, T, ...] or None, flags: False where the next row is not the next step of the same episode, because
-                  the episode ended or the rows are cut. None if all rows are one run. Needs `next_values`. Not with
-                  `Transitions`, which have it
-    next_values   [B, T, ...] or None, v'_t of all rows. None to take the values of the next rows from `values`
-    time_axis     1, or 0
+Args:
+    rewards: [B, T, ...] with T >= 1, or `Transitions`, or a `Batch` or its data, which `rw.to_transitions` converts. A
+        batch only needs the reward and the kinds.
+    values: [B, T + 1, ...], the values of the observations of all rows and of the observation after the last row. With
+        `next_values`: [B, T, ...]. With a batch it may be the name of a leaf, such as "extras/value", which must
+        include the values of final observations; rows [B, T] give results [B, T - 1].
+    gamma: the agent's discount, a number in [0, 1].
+    lambda_: a number in [0, 1].
+    discounts: [B, T, ...] or None, d_t: 0, or False, where the action of the row terminated the episode, otherwise
+        usually 1. Not with `Transitions`, which have it.
+    continues: [B, T, ...] or None, flags: False where the next row is not the next step of the same episode, because
+        the episode ended or the rows are cut. None if all rows are one run. Needs `next_values`. Not with
+        `Transitions`, which have it.
+    next_values: [B, T, ...] or None, v'_t of all rows. None to take the values of the next rows from `values`.
+    time_axis: the axis of time in all arrays: 1, or 0.
 
 No argument takes flags of ends. Some programs write `terminated` on a boundary row, others on the row of the action,
 and an array does not show which row it is. `to_transitions` knows it from the kinds of rows; docs/explanation/steps.md
@@ -63,6 +61,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.arrays import Array, array_namespace, as_array, as_bool, as_float, with_axes
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.keywords import takes
 from reverb_writer.transitions.records import Transitions
 from reverb_writer.transitions.recursion import ReturnInputs, RowKeywords
 
@@ -96,13 +95,16 @@ class VTrace(NamedTuple):
     advantages: Array
 
 
+@takes(ReturnInputs, __doc__)
 def discounted_returns(
     rewards: Array | Transitions, values: Array = None, *, gamma: float, **rows: Unpack[RowKeywords]
 ) -> Array:
     """Return the discounted sum of the rewards from each row on: G_t = r_t + gamma d_t G_{t+1}.
 
-    Arguments and errors: as in `rw.returns`. Only the values at the ends of runs matter. With None, the value after
-    each run is 0, even if the episode continues.
+    Only the values at the ends of runs matter. With None, the value after each run is 0, even if the episode continues.
+
+    Args:
+        **rows: the arguments that all functions share. Errors are those of `rw.returns`.
 
     >>> discounted_returns([[1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 4.0]], gamma=0.5).tolist()
     [[2.25, 2.5, 3.0]]
@@ -113,12 +115,16 @@ def discounted_returns(
     return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(1.0)))
 
 
+@takes(ReturnInputs, __doc__)
 def lambda_returns(
     rewards: Array | Transitions, values: Array, *, gamma: float, lambda_: float, **rows: Unpack[RowKeywords]
 ) -> Array:
     """Return the mean of the n-step returns of all n, weighted by (1 - lambda) lambda^(n-1): the TD(lambda) target.
 
-    Arguments and errors: as in `rw.returns`. `lambda_` is 0 for one-step targets, 1 for discounted returns.
+    `lambda_` is 0 for one-step targets, 1 for discounted returns.
+
+    Args:
+        **rows: the arguments that all functions share. Errors are those of `rw.returns`.
 
     >>> lambda_returns([[1.0, 1.0]], [[2.0, 2.0, 4.0]], gamma=0.5, lambda_=0.5).tolist()
     [[2.25, 3.0]]
@@ -128,6 +134,7 @@ def lambda_returns(
     return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(lambda_)))
 
 
+@takes(ReturnInputs, __doc__)
 def n_step_returns(
     rewards: Array | Transitions, values: Array, n: int, *, gamma: float, **rows: Unpack[RowKeywords]
 ) -> Array:
@@ -135,7 +142,11 @@ def n_step_returns(
 
     Where a run of rows ends earlier, the sum has fewer rewards, and the value after that end.
 
-    Arguments and errors: as in `rw.returns`. `n` is the number of rewards in a sum, >= 1. Work: O(T min(n, T)).
+    Work: O(T min(n, T)).
+
+    Args:
+        n: number of rewards in a sum, >= 1.
+        **rows: the arguments that all functions share. Errors are those of `rw.returns`.
 
     >>> n_step_returns([[1.0, 1.0, 1.0]], [[8.0, 8.0, 8.0, 4.0]], 2, gamma=0.5).tolist()
     [[3.5, 2.5, 3.0]]
@@ -148,12 +159,14 @@ def n_step_returns(
     return inputs.result(returns)
 
 
+@takes(ReturnInputs, __doc__)
 def gae(
     rewards: Array | Transitions, values: Array, *, gamma: float, lambda_: float, **rows: Unpack[RowKeywords]
 ) -> Advantages:
     """Estimate advantages: A_t = delta_t + gamma lambda d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
 
-    Arguments and errors: as in `rw.returns`.
+    Args:
+        **rows: the arguments that all functions share. Errors are those of `rw.returns`.
 
     Returns:
         `advantages`, not normalized, and `returns` (advantages + values), the targets of the values.
@@ -171,6 +184,7 @@ def gae(
     return Advantages(inputs.result(advantages), inputs.result(advantages + inputs.values))
 
 
+@takes(ReturnInputs, __doc__)
 def vtrace(
     rewards: Array | Transitions,
     values: Array,
@@ -184,12 +198,15 @@ def vtrace(
 ) -> VTrace:
     """Correct values and advantages for actions that an older policy chose.
 
-    Other arguments and errors: as in `rw.returns`. The values belong to the policy that learns.
+    The values belong to the policy that learns.
 
-    `ratios`, in the shape of the rewards, are > 0: the probability of each action under the policy that learns, divided
-    by its probability under the policy that acted. `max_rho` > 0 is the upper bound of the ratios rho_t that weigh the
-    TD errors and the advantages; `max_c` > 0 is the upper bound of the ratios c_t that weigh the trace. Both bounds may
-    be infinite; bounds <= 0 raise SpecError.
+    Args:
+        ratios: [B, T, ...], > 0: the probability of each action under the policy that learns, divided by its
+            probability under the policy that acted.
+        max_rho: upper bound of the ratios rho_t that weigh the TD errors and the advantages, > 0, may be infinite.
+        max_c: upper bound of the ratios c_t that weigh the trace, > 0, may be infinite.
+            A bound <= 0 raises SpecError.
+        **rows: the arguments that all functions share. Errors are those of `rw.returns`.
 
     Returns:
         `values`, the targets of the values, and `advantages` for the policy gradient:

@@ -6,8 +6,7 @@
 A `Delivery` has no thread and no lock: its owner calls it from one thread, and there runs the functions that other
 threads give to `post`. After a loss of the connection, all unconfirmed items are sent again with the same keys; after a
 restart of the server, `kept_requests` names confirmed items that are sent before them. The server keeps an item with a
-known key and only sets the new priority, so no item exists twice. A `Wait` is a call that waits for confirmations: its
-end, and its error.
+known key and only sets the new priority, so no item exists twice.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ import collections
 import functools
 import logging
 import math
-import queue
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -50,10 +48,6 @@ _PROBE_TIMEOUT_S = 5.0
 _QUESTION_TIMEOUT_S = 2.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _SILENCE_S = 10.0  # silence after which the connection is examined, if a confirmation is due
-_FIRST_QUESTION_S = 0.2
-_LAST_QUESTION_S = 1.0
-_LOG_EVERY_S = 10.0
-_LONGEST = 10  # bound of every wait, as a multiple of the time-out
 _REFUSALS = 5  # failures in a row after which refused items that were confirmed before are given up
 _SAVES_EVERY_S = 1.0  # interval of questions for the kept requests that a checkpoint has
 
@@ -300,6 +294,10 @@ class Delivery:
         """Return the rate limiter that blocks in the newest answer, with advice; None if no limiter blocks."""
         return explain_limiter(self._answers[-1], self.flight.tables()) if self._answers else None
 
+    def limited_at(self) -> float:
+        """Return `time.monotonic()` of the newest answer if a rate limiter blocks in it; else negative infinity."""
+        return self._answers[-1].at if self.loss is None and self.limiter_text() else -math.inf
+
     def others_progress(self) -> bool:
         """Return whether other streams' inserts progressed between two answers while a rate limiter blocks ours."""
         answers = self._answers
@@ -320,80 +318,3 @@ class Delivery:
             f"The server at {address} is slow: last confirmation {time.monotonic() - self.flight.progress_at:.1f} s "
             "ago. Raise `timeout_s`."
         )
-
-
-class Wait:
-    """A call that waits for room, or until everything is confirmed.
-
-    If `extends`, progress starts the time-out again: a confirmation, or other streams' inserts into a table whose rate
-    limiter blocks ours. Reverb takes inserts in the order of arrival, so these inserts were ahead of ours. The wait
-    ends after at most ten times the time-out. The server is asked twice: when the wait proves long, and shortly before
-    its end. The difference of the answers shows whether actors or learners make progress.
-
-    Attributes:
-        kind: "room" for a step that needs `row` to be granted, "flush", or "close".
-        answer: queue for the outcome: None, or the error to raise.
-        is_abandoned: whether an interrupt has ended the call.
-
-    Source: Reverb 0.14, `table.cc`: one queue of inserts per table, for all streams.
-    """
-
-    def __init__(
-        self, kind: Literal["room", "flush", "close"], timeout_s: float, *, extends: bool = False, row: int = 0
-    ) -> None:
-        """Begin to wait."""
-        self.kind, self.timeout_s, self.extends, self.row = kind, timeout_s, extends, row
-        self.answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        self.is_abandoned = False
-        self._restart()
-        self._began_at = self._logged_at = self._since
-        self._look_at = math.inf
-
-    def proceed(self, delivery: Delivery, progress_at: float, num_pending: int) -> Exception | None:
-        """Ask the server if it is time, log every ten seconds, and return the error at the time-out.
-
-        Progress at `progress_at`, a `time.monotonic()`, may start the time-out again.
-        """
-        if self.extends and progress_at > self._since:
-            self._restart()
-        now = time.monotonic()
-        if now - self._since >= self.timeout_s:
-            may_extend = self.extends and now - self._began_at < _LONGEST * self.timeout_s
-            if not (may_extend and delivery.others_progress()):
-                tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
-                spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
-                text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {delivery.explain()}"
-                is_there = delivery.loss is None or delivery.channel.is_silent(delivery.loss)
-                return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
-            self._restart()
-        if self._ask_at and now >= self._ask_at[0]:
-            delivery.ask(is_first=len(self._ask_at) > 1)
-            del self._ask_at[0]
-        if now - self._logged_at >= _LOG_EVERY_S:
-            self._logged_at = now
-            delivery.ask()
-            text = "%s: writing has waited %.0f s. %s"
-            _LOG.warning(text, delivery.channel.address, self.waited_s, delivery.explain())
-        return None
-
-    def _restart(self) -> None:
-        self._since = time.monotonic()
-        last_s = max(self.timeout_s / 2, self.timeout_s - _LAST_QUESTION_S)
-        self._ask_at = [self._since + min(_FIRST_QUESTION_S, self.timeout_s / 4), self._since + last_s]
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds since the call."""
-        return time.monotonic() - self._began_at
-
-    def had_room_for(self, seconds: float, *, has_room: bool) -> bool:
-        """Return whether there has been room for at least `seconds`; `has_room` is whether there is room now."""
-        now = time.monotonic()
-        self._look_at = min(self._look_at, now + seconds) if has_room else math.inf
-        return now >= self._look_at
-
-    def left_s(self) -> float:
-        """Return the seconds until `proceed` is due."""
-        now = time.monotonic()
-        times = (self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S, self._look_at, *self._ask_at)
-        return max(min(times) - now, 0.0)

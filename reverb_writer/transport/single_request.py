@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.delivery import Delivery, Wait
+from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.in_flight import InsertRequest
+from reverb_writer.transport.wait import Wait
 
 
 def insert_items(channel: Channel, request: InsertRequest, timeout_s: float, info: ServerInfo | None = None) -> None:

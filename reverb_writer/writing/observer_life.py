@@ -20,7 +20,7 @@ from reverb_writer.client.server_set import answering, logged
 from reverb_writer.errors import ClosedError, FinishedError, ReverbWriterError
 from reverb_writer.steps import StepStructure
 from reverb_writer.transport import process_hooks
-from reverb_writer.transport.delivery import Wait
+from reverb_writer.transport.wait import Wait
 from reverb_writer.writing.sender import Sender
 from reverb_writer.writing.step_kinds import StepKinds
 from reverb_writer.writing.step_layout import StepLayout

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_priority, integer
 from reverb_writer.errors import SpecError
+from reverb_writer.keywords import takes
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.observer import Observer
-from reverb_writer.writing.stream_options import StreamKeywords
+from reverb_writer.writing.stream_options import StreamKeywords, StreamOptions
 from reverb_writer.writing.window_kinds import Priority, WindowTarget, window_targets
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 class WindowObserver(Observer):
     """An observer that writes fixed-length windows."""
 
+    @takes(StreamOptions)
     def __init__(
         self,
         replay: Any,
@@ -113,6 +115,7 @@ class EpisodeObserver(Observer):
     counted. Successor of TF-Agents' `ReverbAddEpisodeObserver`.
     """
 
+    @takes(StreamOptions)
     def __init__(
         self,
         replay: Any,

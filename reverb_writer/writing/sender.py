@@ -23,7 +23,8 @@ from reverb_writer.client import same_process
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, FinishedError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.transport import process_hooks
-from reverb_writer.transport.delivery import Delivery, Wait
+from reverb_writer.transport.delivery import Delivery
+from reverb_writer.transport.wait import Wait
 from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.encoders import Encoder
 from reverb_writer.writing.outbox import Outbox
@@ -338,10 +339,11 @@ class Sender:
         """Give up pending items, and end the thread; other calls of `close` get the same error."""
         self.ring.granted = -1
         num_left = self._outbox.close()
-        if num_left:
+        if num_left and isinstance(error, FinishedError):  # the learner needs no more items
+            _LOG.debug("%s: the run has ended; %d undelivered items are dropped.", self._outbox.addresses, num_left)
+        elif num_left:
             text = "%s: the observer has ended with %d undelivered items. `close(timeout_s=...)` waits longer for them."
-            level = logging.INFO if isinstance(error, FinishedError) else logging.ERROR
-            _LOG.log(level, text, self._outbox.addresses, num_left)
+            _LOG.error(text, self._outbox.addresses, num_left)
         self.is_ended = True  # later posts see it; earlier posts are answered here
         self._count()
         while not self._inbox.empty():

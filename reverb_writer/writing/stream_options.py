@@ -56,7 +56,8 @@ class StreamOptions:
             several servers: it drops and counts the unconfirmed items, and sends the next episodes to other servers.
             Infinity for never.
         until: function without arguments that returns whether the run has ended, such as `lambda: variables.finished`.
-            The observer's thread calls it often while a call waits, so it must be quick. When it returns true, a
+            While a rate limiter blocks, a step then waits without a time-out, because the learner may only pause. The
+            observer's thread calls the function often while a call waits, so it must be quick. When it returns true, a
             waiting step or `flush` raises `FinishedError` within about a second, and `close` returns. None to wait for
             the time-out.
         last_row: whose row the ends of episodes stand on where the names of the leaves do not show it: "boundary" for a

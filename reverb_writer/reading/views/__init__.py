@@ -192,7 +192,11 @@ class View:
         self.reader.flush_priorities(timeout_s)
 
     def stats(self) -> Any:
-        """Return the counters so far, `DatasetStats`; a `MixedDataset` returns a list with those of each dataset."""
+        """Return the counters so far, `DatasetStats`.
+
+        A `MixedDataset` returns the sums over its `datasets`, which also have `stats()`. The largest number counts for
+        `batches` and `last_age_s`, because each of its batches has a batch of each dataset.
+        """
         return self.reader.stats()
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -69,7 +69,7 @@ def test_priorities_are_changed_and_items_deleted_by_key_and_unknown_keys_ignore
 
 def test_closed_client_says_so(server: HostedServer) -> None:
     client = rw.Client(server.address)
-    assert client.server_address == client.address == server.address  # by the name that Reverb has for it, too
+    assert client.address == server.address
     client.insert(np.zeros(1), {"a": 1.0})
     client.close()
     client.close()

@@ -61,7 +61,7 @@ def test_a_shard_that_moves_keeps_its_name_and_its_connection(
         servers[1].close()
         file.tell(client, *shard_lines([servers[0], start()]))
         assert client.shards == (first, second)
-        assert client.target.shards[1].address == second.address != servers[1].address
+        assert client.shards[1].address == second.address != servers[1].address
         client.insert(np.zeros(1), {"replay": 1.0})
         client.insert(np.zeros(1), {"replay": 1.0})
         assert sizes(client) == [1, 1]
@@ -151,7 +151,7 @@ def test_targets_are_followed_after_one_that_could_not_be(tmp_path: Path, caplog
         eventually(lambda: is_said("`token` would travel to localhost:1 in plain text"))
         source.answer = None
         eventually(lambda: is_said("must return a `Target`, got None"))
-        assert client.target == rw.shards.Target((near,))
+        assert client.connections.target == rw.shards.Target((near,))
         source.answer = rw.shards.Target((near, other))
         client.connections.refresh_soon()
         eventually(lambda: [shard.name for shard in client.shards] == ["near", "other"])
@@ -166,7 +166,7 @@ def test_a_client_is_unpickled_while_the_source_is_gone(start: Callable[[], rw.L
     with rw.Client(rw.shards.TargetFile(str(path))) as client:
         path.unlink()
         with pickle.loads(pickle.dumps(client)) as copied:  # noqa: S301  # our own bytes
-            assert copied.target == client.target
+            assert copied.connections.target == client.connections.target
             assert sizes(copied) == [0]
     with pytest.raises(rw.errors.ServerUnavailableError, match="cannot be read"):
         rw.Client(f"file:{path}", timeout_s=0.3)

@@ -14,6 +14,7 @@ from episodes import feed
 from reading import Serve
 
 import reverb_writer as rw
+from reverb_writer import instinct_rl
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
     assert repr(rw.files.StoredTrajectory(path)) == f"<StoredTrajectory in {path}: 4 steps>"
     storage = rw.rollouts.RolloutStorage(2, 3, (4,), None, (1,))
     assert repr(storage) == "<RolloutStorage of 3 steps of 2 environments: 0 steps>"
-    pairs = rw.rollouts.ReplayBuffer((4,), 10)
+    pairs = instinct_rl.ReplayBuffer((4,), 10)
     assert repr(pairs) == "<ReplayBuffer of 0 pairs of states, at most 10>"
     accumulator = rw.TrajectoryAccumulator({"step": {"n": np.zeros(3)}, "episode": {"m": np.zeros(())}})
     accumulator.add("step", {"n": 1.0})

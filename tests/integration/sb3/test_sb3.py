@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,3 +100,22 @@ def test_another_batch_size_and_a_normalizer_and_arrays_of_another_size_that_are
     assert {*data.observations[:, 0].tolist()} <= {4.0, 54.0}
     assert {*data.next_observations[:, 0].tolist()} <= {4.5, 54.5}
     assert {*data.rewards[:, 0].tolist()} <= {80.0, 800.0}
+
+
+def test_buffer_is_made_and_read_and_pickled_as_algorithms_do(
+    server: rw.LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`DQN(..., replay_buffer_class=, replay_buffer_kwargs=, optimize_memory_usage=True)` and `CheckpointCallback`."""
+    spaces = BOX, gymnasium.spaces.Discrete(2)
+    options: Any = {"device": "cpu", "n_envs": 2, "optimize_memory_usage": True}
+    with sb3.ReplayBuffer(1_000_000, *spaces, **options, replay=server.address, table="other") as buffer:
+        add(buffer, 0)
+        assert buffer.sample(8).observations.shape == (8, 3)
+        assert (buffer.full, buffer.pos) == (False, 0)  # else the algorithm sets `buffer.dones`
+        saved = [pickle.loads(pickle.dumps(buffer)) for _ in range(2)]  # noqa: S301  # of this test
+    assert saved == [{"table": "other", "addresses": [server.address]}] * 2
+    (line,) = (line for line in caplog.messages if "pickled" in line)
+    assert "table `other`" in line
+    assert server.address in line
+    with pytest.raises(rw.errors.SpecError, match="replay_buffer_kwargs"):
+        sb3.ReplayBuffer(1_000_000, *spaces, **options)

@@ -183,6 +183,32 @@ def test_refused_step_says_why_and_has_changed_nothing(
         assert observer.stats().acknowledged_items == refused + 1
 
 
+def test_step_with_until_outlasts_a_rate_limiter_but_no_silent_server(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = lone_server(rw.TableConfig.queue("queue", ADMITTED))
+    monkeypatch.setattr("reverb_writer.transport.wait._LOG_EVERY_S", 1.0)
+    ended = threading.Event()
+    with observed(server, timeout_s=2.0, until=ended.is_set) as observer:
+        with soon(lambda: take(server, 10), after_s=9.0):  # the learner pauses for several time-outs
+            write_numbers(observer, range(ADMITTED + 101))
+        lines = [line for line in caplog.messages if "writing has waited" in line]
+        assert 2 <= len(lines) <= 4  # after 1 s, 3 s and 7 s
+        assert "samples = 10, max_diff 10" in lines[0]
+        assert "until the run has ended" in lines[0]
+        with pytest.raises(rw.errors.FinishedError), soon(ended.set, after_s=5.0):
+            write_numbers(observer, range(1_000))
+        ended.clear()
+        server.process.pause()
+        try:
+            with pytest.raises(rw.errors.ReplayTimeoutError, match="does not answer"):
+                write_numbers(observer, range(1_000))
+        finally:
+            server.process.resume()
+    with observed(server, timeout_s=1.0) as observer, pytest.raises(rw.errors.ReplayTimeoutError, match="With `until`"):
+        write_numbers(observer, range(1_000))
+
+
 def test_waiting_step_goes_on_as_soon_as_there_is_room(server: HostedServer) -> None:
     with observed(server, timeout_s=LONG_S) as observer:
         with soon(lambda: take(server, 990)):

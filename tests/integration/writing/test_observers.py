@@ -313,3 +313,19 @@ def test_end_of_an_episode_cuts_no_chunk_of_other_environments(place: Place) -> 
         eventually(lambda: observer.stats().acknowledged_items > 0)
         assert (observer.stats().acknowledged_items, observer.stats().pending_items) == (1, 2)
     assert windows_by_env(place) == {env: [[1, 2]] for env in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "num_items"),
+    [(2, {}, 1 + 5 + 20), (8, {}, 0 + 0 + 14), (8, {"end_of_episode": "tile"}, 2 + 6 + 21)],
+)
+def test_items_of_episodes_are_as_many_as_the_table_of_a_program_counts(
+    place: Place, length: int, options: Any, num_items: int
+) -> None:
+    """Episodes of 1, 5 and 20 actions. `TableConfig.replay` and the page on rate limiters have the numbers."""
+    with rw.TrajectoryObserver(place.client, "a", length, **options) as observer:
+        for num_actions in (1, 5, 20):
+            for at in range(1, num_actions + 1):
+                step = {"observation": np.float32(at), "action": np.int64(0), "reward": np.float32(1)}
+                observer(step, terminated=at == num_actions, final_observation=np.float32(0))
+    assert place.client.server_info()["a"].current_size == num_items

@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 import re
 import runpy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -32,8 +33,8 @@ PACKAGES = (
     *(
         f"reverb_writer.{name}"
         for name in (
-            "environments", "episodes", "errors", "files", "instinct_rl", "local", "ray", "returns", "rollouts", "sb3",
-            "shards", "slices", "tables", "testing", "tf_agents", "windows",
+            "environments", "episodes", "errors", "files", "instinct_rl", "local", "ray", "returns", "rollouts", "rows",
+            "sb3", "shards", "slices", "tables", "testing", "tf_agents", "windows",
         )
     ),
 )  # fmt: skip
@@ -88,6 +89,28 @@ def test_every_public_name_has_an_entry_and_an_example(package: str, name: str) 
     in_docstring = ">>> " in (inspect.getdoc(value) or "")
     in_block = any(re.search(rf"\b{name}\b", block) for block in BLOCKS)
     assert in_docstring or in_block, f"{package}.{name} needs an example: a doctest, or a block of a page"
+
+
+# Bases and parts of public classes, which their docstrings describe.
+UNLISTED = {"ClusterSpec", "Dataset", "EpisodeData", "Server", "TrajectorySource", "View"}
+
+
+def test_root_has_few_names() -> None:
+    assert len(pkgutil.resolve_name("reverb_writer").__all__) <= 45
+
+
+@pytest.mark.parametrize(("package", "name"), list(public_names()))
+def test_classes_in_public_signatures_are_public(package: str, name: str) -> None:
+    value = object_of(package, name)
+    functions = [*methods(value).values(), value.__init__] if inspect.isclass(value) else [value]
+    known = {name for _, name in public_names()} | UNLISTED
+    for function in filter(inspect.isfunction, functions):
+        signature, names = inspect.signature(function), vars(sys.modules[function.__module__])
+        kinds = [signature.return_annotation, *(one.annotation for one in signature.parameters.values())]
+        for word in re.findall(r"\w+", " ".join(map(str, kinds))):
+            found = names.get(word)
+            is_ours = inspect.isclass(found) and found.__module__.startswith("reverb_writer")
+            assert not is_ours or word in known, f"{function.__qualname__}: {word}"
 
 
 @pytest.mark.parametrize(("module", "name"), sorted(set(entries())))

@@ -379,4 +379,3 @@ def test_storages_are_of_each_other_and_spelled_as_in_the_original() -> None:
     for kind in (instinct_rl.RolloutStorage, instinct_rl.QueueRolloutStorage, instinct_rl.SarsaRolloutStorage):
         assert issubclass(kind, instinct_rl.RolloutStorage)
         assert kind.reccurent_mini_batch_generator is rw.rollouts.RolloutStorage.recurrent_mini_batch_generator
-    assert instinct_rl.ReplayBuffer is rw.rollouts.ReplayBuffer

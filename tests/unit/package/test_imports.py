@@ -23,6 +23,7 @@ from threads import at_once
 import reverb_writer
 import reverb_writer as rw
 import reverb_writer.rollouts
+from reverb_writer import instinct_rl
 from reverb_writer.arrays import array_namespace
 from reverb_writer.lazy import module_of_names
 from reverb_writer.reading.views import View
@@ -34,7 +35,7 @@ CLIENT = [
     "cli", "ray", "testing", "tf_agents", "sb3", "instinct_rl", "local", "rollouts", "files", "writing", "reading",
     "accumulator", "client", "transport", "decoding", "environments", "episodes", "tables", "protocol", "slices",
     "transitions", "windows", "steps", "rows", "leaves", "nests", "deadline", "background", "progress", "arguments",
-    "scalars", "arrays", "lazy", "errors",
+    "scalars", "keywords", "arrays", "lazy", "errors",
 ]  # fmt: skip
 SERVER = [
     "cli", "service", "turn", "starting", "saving", "save_numbers", "jobs", "certs", "observability", "reverb",
@@ -220,7 +221,11 @@ EXEMPT = {
         ("jax", lambda _: View(None).as_jax(), "reverb-writer[jax]"),
         ("tensorflow", lambda _: View(None).as_tf(), "tensorflow"),
         ("array_api_compat", lambda _: array_namespace(Fraction(1), np.zeros(1)), "reverb-writer[arrays]"),
-        ("array_api_compat", lambda _: rw.rollouts.ReplayBuffer(2, 2, "cpu"), "reverb-writer[arrays,torch]"),
+        (
+            "array_api_compat",
+            lambda _: instinct_rl.ReplayBuffer(2, 2, "cpu"),
+            "reverb-writer[arrays,torch]",
+        ),
     ],
 )
 def test_missing_package_is_named_by_what_installs_it(

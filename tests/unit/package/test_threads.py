@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from waiting import eventually
 
 from reverb_writer.background import Flag, LateThread, in_background, may_be_interrupted, start_thread
 from reverb_writer.client.same_process import add_sender, send_due
-from reverb_writer.transport import delivery
+from reverb_writer.transport import wait as waits
 
 END_WITHIN_S = 30.0
 
@@ -107,8 +108,8 @@ def test_late_thread_begins_once() -> None:
 def test_room_that_is_gone_again_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sender would look for it without a pause, for as long as a rate limiter blocks."""
     now = 100.0
-    monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: now))
-    wait = delivery.Wait("room", 60.0, row=5)
+    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now))
+    wait = waits.Wait("room", 60.0, row=5)
     assert not wait.had_room_for(0.002, has_room=True)
     assert wait.left_s() == pytest.approx(0.002)
     now += 0.01
@@ -121,14 +122,43 @@ def test_room_that_is_gone_again_is_not_looked_for(monkeypatch: pytest.MonkeyPat
 
 def test_wait_that_nothing_has_extended_names_its_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     times = itertools.count(100.0, 0.25)  # no two looks at the clock are the same
-    monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: next(times)))
     flight = SimpleNamespace(tables=lambda: {"a"})
     to: Any = SimpleNamespace(flight=flight, loss=None, explain=lambda: "It is slow.", ask=lambda **_: None)
-    wait = delivery.Wait("flush", 0.5)
+    wait = waits.Wait("flush", 0.5)
     error = None
     while error is None:
         error = wait.proceed(to, 0, 5)
     assert str(error) == "table `a`: 5 items unconfirmed after 0.5 s. It is slow."
+
+
+def test_wait_until_the_run_has_ended_goes_on_while_answers_name_a_rate_limiter(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, silent_from = 0.0, 1_000.0
+    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now))
+    asked: list[float] = []
+    to: Any = SimpleNamespace(
+        flight=SimpleNamespace(tables=lambda: {"a"}),
+        channel=SimpleNamespace(address="HOST:1"),
+        loss=None,
+        explain=lambda: "It does not answer.",
+        ask=lambda **_: asked.append(now),
+        limited_at=lambda: max((at for at in asked if at < silent_from), default=-np.inf),
+        limiter_text=lambda: "It is full.",
+        others_progress=lambda: False,
+    )
+    wait = waits.Wait("room", 30.0, extends=True, outlasts=True)
+    logged = []
+    while (error := wait.proceed(to, 0.0, 5)) is None:
+        logged += [now] * len(caplog.messages)
+        caplog.clear()
+        now += 1.0
+    assert logged[:6] == [10, 30, 70, 150, 310, 630]  # after 10 s, and each time after twice as long
+    assert str(error).endswith("It does not answer.")
+    assert (
+        max(at for at in asked if at < silent_from) + 30 <= now <= silent_from + 30 + 1
+    )  # a question is due each second
 
 
 class Holder:

@@ -13,12 +13,12 @@ from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.rollouts import (
     ActionLabelRollout,
     QueueRolloutStorage,
-    ReplayBuffer,
     RolloutStorage,
     SarsaRolloutStorage,
     split_and_pad_trajectories,
     unpad_trajectories,
 )
+from reverb_writer.rollouts.replay_buffer import ReplayBuffer
 from reverb_writer.slices.batch import Batch
 
 COUNT = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
