@@ -33,7 +33,8 @@ import tree
 
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import stored_dtype, zeros
-from reverb_writer.rows import ACTION, FIRST, FLAGS, LAST, TERMINAL, has
+from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL, has
+from reverb_writer.rows.kinds import FLAGS
 
 Result = TypeVar("Result")
 

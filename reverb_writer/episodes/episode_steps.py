@@ -22,19 +22,8 @@ from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 from reverb_writer.errors import IncompleteError, StructureError
 from reverb_writer.leaves import as_bytes, padded_rows
 from reverb_writer.nests import fields_of, named_leaves
-from reverb_writer.rows import (
-    ACTION,
-    FIRST,
-    LAST,
-    PADDING,
-    TERMINAL,
-    LastRow,
-    checked_last_row,
-    first_rows,
-    has,
-    kinds_of,
-    layout_of,
-)
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL, LastRow, first_rows, has, kinds_of
+from reverb_writer.rows.layouts import checked_last_row, layout_of
 
 Array = npt.NDArray[Any]
 

@@ -12,6 +12,7 @@ from reverb_writer import rows
 from reverb_writer.errors import StructureError
 from reverb_writer.files.manifest import End, Former, end_of
 from reverb_writer.nests import join_paths, named_leaves
+from reverb_writer.rows.layouts import layout_of
 
 Kinds = npt.NDArray[np.uint8]
 
@@ -24,7 +25,7 @@ def kinds_of_episode(
     Raises:
         StructureError: the arguments differ from the leaves; or as for `rows.kinds_of`.
     """
-    layout = rows.layout_of(named_leaves(steps, "`steps`")[0], last_row)
+    layout = layout_of(named_leaves(steps, "`steps`")[0], last_row)
     is_given, ended = (terminated, truncated) != (None, None), bool(terminated or truncated)
     if is_given and (layout is None or not layout.last):
         kinds = np.full(num_rows, rows.ACTION, np.uint8)
@@ -55,7 +56,7 @@ def kinds_by_rule(steps: Any, num_rows: int, former: Former | None, last_row: ro
         StructureError: as for `rows.kinds_of`.
     """
     steps = tree.map_structure(lambda leaf: leaf[:, 0] if np.shape(leaf) == (num_rows, 1) else leaf, steps)
-    layout = rows.layout_of(named_leaves(steps, "steps")[0], last_row)
+    layout = layout_of(named_leaves(steps, "steps")[0], last_row)
     if layout is None:
         return _ended(np.full(num_rows, rows.ACTION, np.uint8), former)
     if not layout.last:

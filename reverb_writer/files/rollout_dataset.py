@@ -27,7 +27,8 @@ from reverb_writer.files.trajectory_source import TrajectorySource
 from reverb_writer.files.transition_fields import Cursor, TransitionBatch, names_of_fields
 from reverb_writer.leaves import zeros
 from reverb_writer.nests import map_present
-from reverb_writer.rows import LastRow, checked_last_row
+from reverb_writer.rows import LastRow
+from reverb_writer.rows.layouts import checked_last_row
 
 
 class RolloutFileBase:

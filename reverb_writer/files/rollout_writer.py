@@ -25,6 +25,8 @@ from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned
 from reverb_writer.leaves import env_flags
 from reverb_writer.nests import common_length, with_texts
 from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.rows.kinds import checked_kinds
+from reverb_writer.rows.layouts import checked_last_row
 from reverb_writer.steps import StepStructure
 from reverb_writer.writing.step_kinds import START, Row, StepKinds
 
@@ -75,7 +77,7 @@ class RolloutWriter:
             self._metadata = json.loads(json.dumps(dict(metadata or {})))
         except (TypeError, ValueError) as error:
             raise SpecError(f"`metadata` must be JSON: {error}") from error
-        self.last_row = rows.checked_last_row(last_row)
+        self.last_row = checked_last_row(last_row)
         self.data_dir = Path(data_dir)
         self.data_dir.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.data_dir)
@@ -152,7 +154,7 @@ class RolloutWriter:
             ReverbWriterError, OSError: as for a call of the writer.
         """
         known, leaves, env_ids = self._examine(step, env_mask)
-        checked = rows.checked_kinds(np.broadcast_to(kinds, len(self._all_envs)), len(self._all_envs))
+        checked = checked_kinds(np.broadcast_to(kinds, len(self._all_envs)), len(self._all_envs))
         self._known = known
         kind = int(checked[0]) if self.num_envs is None else checked
         self._take(leaves, Row(kind, (kind & rows.LAST) != 0), kind, env_ids)
@@ -207,7 +209,7 @@ class RolloutWriter:
         steps = with_texts(steps, "`steps`")
         num_rows = common_length(steps, "`steps`")
         if kinds is not None:
-            found = rows.checked_kinds(kinds, num_rows)
+            found = checked_kinds(kinds, num_rows)
         else:
             found = kinds_of_episode(steps, num_rows, terminated, truncated, last_row or self.last_row)
         return self.save_rows(steps, found, metadata or {})

@@ -22,6 +22,7 @@ import tree
 from reverb_writer import rows
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import fields_of, map_present, shapes_text
+from reverb_writer.rows.kinds import pairs
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
@@ -111,7 +112,7 @@ def read_transitions(
             raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
     has_next = found["next_observation"] is not None
     is_action = rows.has(kinds, rows.ACTION)
-    is_transition, is_terminal, _ = rows.pairs(kinds, last_row="action")
+    is_transition, is_terminal, _ = pairs(kinds, last_row="action")
     is_followed = is_transition & ~rows.has(kinds, rows.LAST)
     chosen = is_action if has_next or repeats_last else is_transition
     at = np.flatnonzero(chosen)

@@ -21,7 +21,8 @@ from reverb_writer.keywords import takes
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
-from reverb_writer.rows import PADDING, LastRow, checked_last_row
+from reverb_writer.rows import PADDING, LastRow
+from reverb_writer.rows.layouts import checked_last_row
 from reverb_writer.slices.batch import Batch
 
 if TYPE_CHECKING:

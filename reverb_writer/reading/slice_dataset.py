@@ -25,6 +25,7 @@ from reverb_writer.keywords import takes
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.prefetcher import BatchMaker
 from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
+from reverb_writer.rows.layouts import checked_last_row, leaves_of_kinds, steps_and_mask
 from reverb_writer.slices import Slices, SliceSampler
 from reverb_writer.slices.axes import Flags, Integers, Kinds, taken
 from reverb_writer.slices.batch import Batch
@@ -103,7 +104,7 @@ class SliceDataset(Dataset):
         """
         read_options = options_of(ReadOptions, options, self)
         sampler = SliceSampler(num_slices, slice_len, by=by, short=short, start=start)
-        last_row = of_rows.checked_last_row(last_row)
+        last_row = checked_last_row(last_row)
         rng = np.random.default_rng(None if seed is None else integer("seed", seed, minimum=0))
         slices_per_item = integer("slices_per_item", slices_per_item, minimum=1)
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
@@ -180,11 +181,11 @@ class SlicesOfPools(BatchMaker):
             if stored is not None:
                 return stored
             no_rows = rows.take(numbers[:0])
-            steps, mask = of_rows.steps_and_mask(pack(no_rows))
-            needed = of_rows.leaves_of_kinds(steps)
+            steps, mask = steps_and_mask(pack(no_rows))
+            needed = leaves_of_kinds(steps)
             shows = [*needed, mask] if mask is not None else needed
             columns = {at for at, column in enumerate(no_rows) if any(column is leaf for leaf in shows)}
-            steps, mask = of_rows.steps_and_mask(pack(rows.take(numbers, columns)))
+            steps, mask = steps_and_mask(pack(rows.take(numbers, columns)))
             if needed:
                 found: Kinds = of_rows.kinds_of(steps, mask=mask, starts=starts, last_row=self.last_row, outcome=False)
                 return found

@@ -23,6 +23,7 @@ from reverb_writer import rows
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import leaf_at, shapes_text
+from reverb_writer.rows.layouts import steps_and_mask
 from reverb_writer.slices.axes import taken
 from reverb_writer.slices.batch import Batch
 
@@ -49,7 +50,7 @@ def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> Cal
 
 
 def _stacked(batch: Batch, *, k: int, leaf: str, drop: bool) -> Batch:
-    steps, column = rows.steps_and_mask(batch.data)
+    steps, column = steps_and_mask(batch.data)
     slices = batch.slices
     shape = _windows_shape(batch, "`frame_stack`") if slices is None else (len(slices.rows),)
     starts = np.broadcast_to(np.arange(shape[-1]) == 0 if slices is None else slices.starts, shape)

@@ -27,6 +27,7 @@ from reverb_writer.leaves import host_array
 from reverb_writer.nests import fields_of, map_present
 from reverb_writer.rollouts.array_nests import Arrays
 from reverb_writer.rollouts.storage_records import Transition
+from reverb_writer.rows.kinds import pairs
 
 
 def read(
@@ -109,7 +110,7 @@ def _shown_by_kinds(arrays: Arrays, batch: Any, found: Mapping[str, Any]) -> dic
 def _ends_of(kinds: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.bool_]]:
     """Return the fields of `Transition` that the kinds show, [batch size, L]."""
     is_action, has_end = rows.has(kinds, rows.ACTION), rows.has(kinds, rows.LAST)
-    followed, terminal = (np.pad(flags, ((0, 0), (0, 1))) for flags in rows.pairs(kinds)[:2])
+    followed, terminal = (np.pad(flags, ((0, 0), (0, 1))) for flags in pairs(kinds)[:2])
     is_boundary = has_end & ~is_action
     ends_next = np.pad(is_boundary[:, 1:], ((0, 0), (0, 1)))
     dones = is_action & (has_end | ~followed | ends_next)

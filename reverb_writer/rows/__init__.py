@@ -26,59 +26,28 @@ Source: RLDS, dm_env and TF-Agents (boundary rows); Gymnasium, TorchRL, D4RL and
 
 from __future__ import annotations
 
-from reverb_writer.rows.inference import follow_ends, kinds_of
+from reverb_writer.rows.inference import kinds_of
 from reverb_writer.rows.kinds import (
     ACTION,
     FIRST,
-    FLAGS,
     LAST,
     PADDING,
     TERMINAL,
     LastRow,
-    Pairs,
-    checked_kinds,
     first_rows,
     has,
     last_rows,
-    pairs,
-)
-from reverb_writer.rows.layouts import (
-    FLAG_NAMES,
-    STEP_FIRST,
-    STEP_LAST,
-    Layout,
-    ambiguous,
-    checked_last_row,
-    ids_of,
-    layout_of,
-    leaves_of_kinds,
-    steps_and_mask,
 )
 
 __all__ = [
     "ACTION",
     "FIRST",
-    "FLAGS",
-    "FLAG_NAMES",
     "LAST",
     "PADDING",
-    "STEP_FIRST",
-    "STEP_LAST",
     "TERMINAL",
     "LastRow",
-    "Layout",
-    "Pairs",
-    "ambiguous",
-    "checked_kinds",
-    "checked_last_row",
     "first_rows",
-    "follow_ends",
     "has",
-    "ids_of",
     "kinds_of",
     "last_rows",
-    "layout_of",
-    "leaves_of_kinds",
-    "pairs",
-    "steps_and_mask",
 ]

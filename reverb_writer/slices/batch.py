@@ -24,6 +24,7 @@ from reverb_writer import rows
 from reverb_writer.arrays import array_like, array_namespace
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import check_same_leaves, fields_of, join_paths, named_leaves, shapes_text
+from reverb_writer.rows.layouts import leaves_of_kinds, steps_and_mask
 from reverb_writer.slices.axes import ROWS, SAMPLES, converted, joined
 from reverb_writer.slices.sampler import Slices
 
@@ -96,7 +97,7 @@ class Batch:
         """
         if self.slices is not None:
             return self.slices.mask
-        has_kinds = self.row_kinds is not None or rows.leaves_of_kinds(self.data)
+        has_kinds = self.row_kinds is not None or leaves_of_kinds(self.data)
         return ~rows.has(self.kinds, rows.PADDING) if has_kinds else self._within_lengths()
 
     def _within_lengths(self) -> Any:
@@ -201,7 +202,7 @@ def _pinned(tensor: Any) -> Any:
 
 def _whereabouts(data: Any, name: str) -> str:
     """Return the end of a message: the place of a leaf that was looked for elsewhere, or the existing leaves."""
-    steps, mask = rows.steps_and_mask(data)
+    steps, mask = steps_and_mask(data)
     fields = fields_of(steps)
     if fields is None:
         return f", only `data`, a {type(data).__name__}, `info`, `slices` and `next`."

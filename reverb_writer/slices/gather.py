@@ -15,6 +15,7 @@ from reverb_writer import rows as of_rows
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import padded_rows
 from reverb_writer.nests import common_length, named_leaves
+from reverb_writer.rows.layouts import ids_of
 from reverb_writer.slices.axes import Flags, Kinds
 from reverb_writer.slices.batch import Batch
 from reverb_writer.slices.boundaries import Trajectories, check_kinds, find_trajectories
@@ -136,7 +137,7 @@ def kinds_of_slices(kinds: Kinds, slices: Slices) -> Kinds:
 
 def with_ids(slices: Slices, data: Any, num_before: int = 0) -> Slices:
     """Return slices with the ids of their trajectories: stored ids, or numbers from `num_before` on."""
-    ids = of_rows.ids_of(data)
+    ids = ids_of(data)
     if ids is None:
         return dataclasses.replace(slices, trajectories=slices.trajectories + num_before)
     return dataclasses.replace(slices, trajectories=ids.reshape(len(slices.rows))[slices.first_rows])

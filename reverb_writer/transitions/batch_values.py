@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from reverb_writer import rows
 from reverb_writer.arrays import any_true
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import fields_of, leaf_at
+from reverb_writer.rows.layouts import steps_and_mask
 from reverb_writer.transitions.pairing import is_record, paired, steps_fields
 from reverb_writer.transitions.records import Transitions
 
@@ -16,7 +16,7 @@ def is_batch(steps: Any) -> bool:
     """Return whether this is a `Batch` or the nest of its data, not transitions or an array."""
     if isinstance(steps, Transitions):
         return False
-    return is_record(steps) or fields_of(rows.steps_and_mask(steps)[0]) is not None
+    return is_record(steps) or fields_of(steps_and_mask(steps)[0]) is not None
 
 
 def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:

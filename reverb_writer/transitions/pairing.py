@@ -25,10 +25,12 @@ from reverb_writer.arrays import (
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array
 from reverb_writer.nests import fields_of, join_paths, named_leaves
+from reverb_writer.rows.kinds import Pairs, pairs
+from reverb_writer.rows.layouts import FLAG_NAMES, steps_and_mask
 from reverb_writer.transitions.records import Transitions, has_rows
 
 _NEEDED = ("observation", "action", "reward")
-_NO_EXTRAS = {*_NEEDED, "discount", *rows.FLAG_NAMES}
+_NO_EXTRAS = {*_NEEDED, "discount", *FLAG_NAMES}
 
 
 def to_transitions(
@@ -112,11 +114,11 @@ def paired(
     if after is not None:
         following, numbers = _rows_after_slices(xp, batch, kinds)
         then = _taken_of_both(xp, observation, read(after)["observation"], numbers)
-        pairs = rows.pairs(kinds, starts, following=following, last_row=last_row)
+        found = pairs(kinds, starts, following=following, last_row=last_row)
     elif last_row == "action":
         numbers = _rows_after(xp, kinds)
         following, then = tree.map_structure(lambda leaf: take_along_time(xp, leaf, numbers), (kinds, observation))
-        pairs = rows.pairs(kinds, starts, last_row="action")
+        found = pairs(kinds, starts, last_row="action")
     else:
         axis, shape = kinds.ndim - 1, tuple(kinds.shape)
         following, then = tree.map_structure(lambda leaf: leaf[:, 1:] if axis else leaf[1:], (kinds, observation))
@@ -126,13 +128,13 @@ def paired(
             return leaf if not has_rows(leaf, shape) else leaf[:, :-1] if axis else leaf[:-1]
 
         fields = tree.map_structure(before, fields)
-        pairs = rows.pairs(kinds, starts)
-    return _transitions(xp, fields, pairs, then), rows.has(following, rows.LAST)
+        found = pairs(kinds, starts)
+    return _transitions(xp, fields, found, then), rows.has(following, rows.LAST)
 
 
-def _transitions(xp: Any, fields: Mapping[str, Any], pairs: rows.Pairs, next_observation: Any) -> Transitions:
+def _transitions(xp: Any, fields: Mapping[str, Any], found: Pairs, next_observation: Any) -> Transitions:
     """Return the transitions of rows whose leaves have the shape of the pairs."""
-    goes_on = pairs.mask & ~pairs.terminal
+    goes_on = found.mask & ~found.terminal
 
     def zero_at_ends(leaf: Array) -> Array:
         return xp.where(with_axes(goes_on, leaf.ndim), leaf, xp.zeros_like(leaf))
@@ -146,8 +148,8 @@ def _transitions(xp: Any, fields: Mapping[str, Any], pairs: rows.Pairs, next_obs
         reward=fields["reward"],
         discount=tree.map_structure(zero_at_ends, stored),
         next_observation=next_observation,
-        mask=pairs.mask,
-        continues=pairs.continues,
+        mask=found.mask,
+        continues=found.continues,
         extras=_extras(fields),
     )
 
@@ -205,7 +207,7 @@ def _kinds_of_next(xp: Any, batch: Any, last: Any) -> Array:
         own = np if isinstance(leaf, np.ndarray) else xp
         return concatenated(own, [take_rows(own, leaf, last)[:, None], after[:, None]], 1)
 
-    steps, after = (rows.steps_and_mask(nest)[0] for nest in (batch.data, batch.next))
+    steps, after = (steps_and_mask(nest)[0] for nest in (batch.data, batch.next))
     cut = array_like(xp, host_array(batch.slices.cut_by_sampler), tree.flatten(after)[0])
     mask = xp.stack([xp.ones_like(cut), cut], 1)  # the next row of another slice repeats its last row
     return rows.kinds_of(tree.map_structure(both, steps, after), mask=mask, last_row=batch.last_row)[:, 1]
@@ -223,7 +225,7 @@ def _taken_of_both(xp: Any, nest: Any, after: Any, numbers: Any) -> Any:
 
 def steps_fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
     """Return the fields of steps by name, without fields of None."""
-    fields = fields_of(rows.steps_and_mask(data)[0])
+    fields = fields_of(steps_and_mask(data)[0])
     if fields is None:
         raise StructureError(
             f"steps must be a dict or a named tuple of leaves [B, T, ...], got a {type(data).__name__}. A table "

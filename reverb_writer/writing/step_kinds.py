@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer import rows
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import env_flags, zeros
 from reverb_writer.nests import fields_of, join_paths
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.rows import ACTION, FIRST, LAST, STEP_FIRST, STEP_LAST, TERMINAL, LastRow
+from reverb_writer.rows import ACTION, FIRST, LAST, TERMINAL, LastRow
+from reverb_writer.rows.layouts import STEP_FIRST, STEP_LAST, ambiguous, layout_of
 from reverb_writer.steps import StepStructure
 
 Kinds = npt.NDArray[np.uint8]
@@ -87,7 +87,7 @@ class StepKinds:
                 f"first step, leaf `{name}`: {dtype} {shape}, expected an integer or a boolean, shape (): it marks the "
                 "end of an episode. Remove a batch dimension, or rename the leaf."
             )
-        layout = rows.layout_of(scalars, last_row)
+        layout = layout_of(scalars, last_row)
         self._ambiguous = layout if layout is not None and layout.last and layout.has_action is None else None
         self._last = layout.last if layout else ()
         self.marks_ends = bool(self._last)
@@ -113,7 +113,7 @@ class StepKinds:
         except (KeyError, TypeError):  # an array cannot be a key
             pass
         if self._ambiguous is not None:
-            raise rows.ambiguous(self._ambiguous)
+            raise ambiguous(self._ambiguous)
         kind: int = self._told(leaves, before) if self.marks_ends else ACTION | FIRST * self._begins(leaves, before)
         if not (self._has_action and self._discount is not None) and len(self._known) < _MAX_KNOWN:
             with contextlib.suppress(TypeError):
@@ -137,7 +137,7 @@ class StepKinds:
         of the others have no meaning.
         """
         if self._ambiguous is not None:
-            raise rows.ambiguous(self._ambiguous)
+            raise ambiguous(self._ambiguous)
         if self.marks_ends:
             if terminated is not None or truncated is not None:
                 raise StructureError(

@@ -7,19 +7,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from reverb_writer import rows
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import join_paths, named_leaves, packer, structure_of
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.signatures import ArraySpec, check_signature, spec_tensor
+from reverb_writer.rows import PADDING
+from reverb_writer.rows.kinds import FLAGS
 from reverb_writer.steps import StepStructure
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.window_kinds import WindowTarget
 
-FLAGS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    **rows.FLAGS,
-    "mask": lambda kinds: (kinds & rows.PADDING) == 0,
-}
+STORED_FLAGS: Final[Mapping[str, Callable[[Any], Any]]] = {**FLAGS, "mask": lambda kinds: (kinds & PADDING) == 0}
 """The leaves that `store_flags` adds, and their values by the kinds of the rows."""
 
 
@@ -35,22 +33,22 @@ class StepLayout:
     """
 
     def __init__(self, structure: StepStructure, *, store_flags: bool) -> None:
-        """Take a structure; add the leaves of `FLAGS` if `store_flags`.
+        """Take a structure; add the leaves of `STORED_FLAGS` if `store_flags`.
 
         Raises:
             StructureError: the flags cannot be added, because a step is no dict or has a leaf of such a name.
         """
         self.structure, self.padding_step = structure, structure.padding_step()
         self.paths, self.dtypes, self.shapes = structure.paths, structure.dtypes, structure.shapes
-        self._flags = FLAGS if store_flags else {}
+        self._flags = STORED_FLAGS if store_flags else {}
         nest = structure.pack(list(map(ArraySpec, self.shapes, self.dtypes)))
         if store_flags:
-            if not isinstance(nest, dict) or FLAGS.keys() & nest.keys():
+            if not isinstance(nest, dict) or STORED_FLAGS.keys() & nest.keys():
                 raise StructureError(
-                    f"`store_flags` adds the leaves {join_paths([*FLAGS])} to each step, so a step must be a dict "
-                    f"without them; got {join_paths(structure.paths)}."
+                    f"`store_flags` adds the leaves {join_paths([*STORED_FLAGS])} to each step, so a step must be a "
+                    f"dict without them; got {join_paths(structure.paths)}."
                 )
-            nest = {**nest, **dict.fromkeys(FLAGS, ArraySpec((), np.dtype(bool)))}
+            nest = {**nest, **dict.fromkeys(STORED_FLAGS, ArraySpec((), np.dtype(bool)))}
             self.paths, specs = named_leaves(nest, "step")
             self.dtypes, self.shapes = tuple(spec.dtype for spec in specs), tuple(spec.shape for spec in specs)
         self.pack = packer(structure_of(nest))

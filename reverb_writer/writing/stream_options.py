@@ -10,7 +10,8 @@ from typing import Literal, TypedDict
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
-from reverb_writer.rows import LastRow, checked_last_row
+from reverb_writer.rows import LastRow
+from reverb_writer.rows.layouts import checked_last_row
 from reverb_writer.scalars import Scalars
 
 OnBlock = Literal["wait", "raise", "drop_oldest"]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from reading import Place
 
 import reverb_writer as rw
-from reverb_writer.rows import STEP_FIRST, STEP_LAST, LastRow
+from reverb_writer.rows import LastRow
+from reverb_writer.rows.layouts import STEP_FIRST, STEP_LAST
 
 GAMMA, LAM, N = 0.9, 0.7, 3
 

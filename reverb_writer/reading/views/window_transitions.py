@@ -12,6 +12,7 @@ import numpy as np
 from reverb_writer import rows
 from reverb_writer.arrays import any_true
 from reverb_writer.errors import SpecError
+from reverb_writer.rows.kinds import pairs
 from reverb_writer.slices.batch import Batch
 from reverb_writer.transitions import NStepTransitions, n_step, one_per_window, to_transitions
 
@@ -33,7 +34,7 @@ class _Seen:
         if self.has_end:
             return False
         kinds, starts = batch.kinds, None if batch.slices is None else batch.slices.starts
-        mask = rows.pairs(kinds, starts).mask
+        mask = pairs(kinds, starts).mask
         self.has_end = any_true(mask & rows.has(kinds[..., 1:], rows.LAST))
         self.has_first = self.has_first or any_true(rows.has(kinds, rows.FIRST))
         before, self.num_transitions = self.num_transitions, self.num_transitions + len(kinds)

@@ -8,18 +8,8 @@ import numpy as np
 import pytest
 
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.rows import (
-    ACTION,
-    FIRST,
-    LAST,
-    PADDING,
-    TERMINAL,
-    checked_kinds,
-    first_rows,
-    kinds_of,
-    last_rows,
-    pairs,
-)
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL, first_rows, kinds_of, last_rows
+from reverb_writer.rows.kinds import checked_kinds, pairs
 
 
 def rows(**columns: list[Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from played import LAYOUTS, Played, laid_out
 
 import reverb_writer as rw
 from reverb_writer import rows
-from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, STEP_FIRST, STEP_LAST, TERMINAL
+from reverb_writer.rows import ACTION, FIRST, LAST, PADDING, TERMINAL
+from reverb_writer.rows.layouts import STEP_FIRST, STEP_LAST
 from reverb_writer.slices import SliceSampler, find_trajectories, gather
 
 ENDS = ("terminated", "truncated", "cut")
